@@ -1,0 +1,1 @@
+"""Capsule networks, capsule routing and attention as one thing: parts that agree on wholes."""

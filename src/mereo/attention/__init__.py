@@ -1,0 +1,1 @@
+"""One file an attention mechanism: wholes that choose among parts."""

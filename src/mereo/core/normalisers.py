@@ -1,0 +1,95 @@
+"""How scores become couplings along one axis: softmax, sparsemax, 1.5-entmax, top-k softmax, sigmoid, none.
+
+Each is a function (scores, dim) -> couplings of the same shape. The first four sum to one along `dim`.
+Sparse ones: sparsemax arXiv:1602.02068; 1.5-entmax arXiv:1905.05702. Their threshold is found by sorting, and its
+derivative is written in closed form (implicit differentiation), so gradients are exact and finite; second derivatives
+of 1.5-entmax are not.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Normaliser = Callable[[Tensor, int], Tensor]
+
+
+def softmax(scores: Tensor, dim: int) -> Tensor:
+    """exp(s_i) / sum_j exp(s_j)."""
+    return scores.softmax(dim)
+
+
+def leaky_softmax(scores: Tensor, dim: int) -> Tensor:
+    """exp(s_i) / (1 + sum_j exp(s_j)): one more receiver, with score zero, takes what fits nobody."""
+    orphan = torch.zeros_like(scores.narrow(dim, 0, 1))
+    return torch.cat((orphan, scores), dim).softmax(dim).narrow(dim, 1, scores.shape[dim])
+
+
+def _with_threshold(z: Tensor, threshold: Tensor, weight: Tensor, dim: int) -> Tensor:
+    """z - threshold, where d threshold / d z = weight / sum(weight) by the implicit function theorem."""
+    weight = weight / weight.sum(dim, keepdim=True)
+    return z - (threshold + ((z - z.detach()) * weight).sum(dim, keepdim=True))
+
+
+def _ranks(z: Tensor, dim: int) -> Tensor:
+    shape = [1] * z.dim()
+    shape[dim] = z.shape[dim]
+    return torch.arange(1, z.shape[dim] + 1, device=z.device, dtype=z.dtype).view(shape)
+
+
+def sparsemax(scores: Tensor, dim: int) -> Tensor:
+    """max(0, s_i - t) with t such that the sum is one: the Euclidean projection on the simplex."""
+    # Entries 1 below the largest are outside the support; the clamp keeps masked scores out of the running sums.
+    z = (scores - scores.amax(dim, keepdim=True)).clamp(min=-4)
+    with torch.no_grad():
+        ordered = z.sort(dim, descending=True).values
+        ranks, total = _ranks(z, dim), ordered.cumsum(dim)
+        size = (1 + ranks * ordered > total).sum(dim, keepdim=True)
+        threshold = (total.gather(dim, size - 1) - 1) / size
+        support = (z > threshold).to(z.dtype)
+    return _with_threshold(z, threshold, support, dim).clamp(min=0)
+
+
+def entmax15(scores: Tensor, dim: int) -> Tensor:
+    """max(0, s_i / 2 - t)^2 with t such that the sum is one: between softmax and sparsemax."""
+    z = ((scores - scores.amax(dim, keepdim=True)) / 2).clamp(min=-4)
+    with torch.no_grad():
+        ordered = z.sort(dim, descending=True).values
+        ranks = _ranks(z, dim)
+        mean = ordered.cumsum(dim) / ranks
+        spread = ranks * (ordered.square().cumsum(dim) / ranks - mean.square())
+        candidates = mean - ((1 - spread) / ranks).clamp(min=0).sqrt()
+        size = (candidates <= ordered).sum(dim, keepdim=True)
+        threshold = candidates.gather(dim, size - 1)
+        root = (z - threshold).clamp(min=0)
+    return _with_threshold(z, threshold, root, dim).clamp(min=0).square()
+
+
+def top_k_softmax(scores: Tensor, dim: int, k: int) -> Tensor:
+    """Softmax over the k largest scores, zero elsewhere; among equals the first found counts."""
+    values, indices = scores.topk(min(k, scores.shape[dim]), dim)
+    return torch.zeros_like(scores).scatter(dim, indices, values.softmax(dim))
+
+
+def sigmoid(scores: Tensor, dim: int) -> Tensor:
+    """1 / (1 + exp(-s)): every pair for itself."""
+    return scores.sigmoid()
+
+
+def none(scores: Tensor, dim: int) -> Tensor:
+    """The scores themselves."""
+    return scores
+
+
+NORMALISERS: dict[str, Normaliser] = {
+    "softmax": softmax,
+    "leaky_softmax": leaky_softmax,
+    "sparsemax": sparsemax,
+    "entmax15": entmax15,
+    "sigmoid": sigmoid,
+    "none": none,
+}
+"""The normalisers without an argument of their own; top_k takes k and is made in `Coupling`."""
+
+SUM_TO_ONE = frozenset({"softmax", "sparsemax", "entmax15", "top_k"})
+"""The normalisers whose couplings sum to one along their axis."""

@@ -1,0 +1,40 @@
+"""The legend of axes, and the shapes that travel between rooms.
+
+Letter  axis        meaning
+B       batch       images of one step
+C       channels    colour or feature channels
+H, W    height, width
+N, D    tokens, dim or pose
+P       heads       independent sets of couplings ("parallel")
+R       receivers   parents, queries, wholes
+S       senders     children, keys, parts
+
+Images are (B, C, H, W); tokens (B, N, D); capsules (B, N, D); couplings and scores (B, heads, R, S).
+Masks are bool and True means "takes part".
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mereo.errors import UsageError
+
+
+class Capsules(NamedTuple):
+    """Poses (batch, capsules, pose) and how present each capsule is (batch, capsules)."""
+
+    pose: Tensor
+    activation: Tensor
+
+
+def image_size(img_size: int | tuple[int, int] | list[int]) -> tuple[int, int]:
+    """Height and width from one number or a pair; UsageError unless both are whole numbers above 0."""
+    sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise UsageError(f"img_size is {img_size!r}; it must be a whole number above 0, or a pair (height, width).")
+    return sides
+
+
+def conv_out(size: int, kernel: int, stride: int = 1, padding: int = 0) -> int:
+    """Side of a convolution's output: floor((size + 2 padding - kernel) / stride) + 1."""
+    return (size + 2 * padding - kernel) // stride + 1

@@ -1,0 +1,54 @@
+"""The two ways in which mereo refuses: the caller was wrong (`UsageError`), or the work failed (`MereoError`)."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """A wrong argument: the message names the argument, what it was and what would do. The command line exits with 2."""
+
+
+class MereoError(RuntimeError):
+    """Work that could not be finished although the call was right. The command line exits with 1."""
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The names in `known` that look most like `name`, the closest first."""
+    lowered = {k.lower(): k for k in known}
+    return [lowered[m] for m in difflib.get_close_matches(name.lower(), list(lowered), n=limit, cutoff=0.5)]
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> UsageError:
+    """The error for a name that is not among `known`: suggests the nearest ones, or lists a short catalogue whole."""
+    names = sorted(known)
+    close = nearest(str(name), names)
+    if close:
+        remedy = "did you mean " + " or ".join(repr(c) for c in close) + "?"
+    elif len(names) <= 12:
+        remedy = "known: " + ", ".join(names) + "."
+    else:
+        remedy = f"{len(names)} are known."
+    return UsageError(f"unknown {kind} {name!r}; {remedy}")
+
+
+def check_choice(argument: str, value: str, choices: Iterable[str]) -> None:
+    """Raise `UsageError` unless `value` is one of `choices`."""
+    names = list(choices)
+    if value not in names:
+        close = nearest(str(value), names)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"{argument} is {value!r}; it must be one of {', '.join(map(repr, names))}.{hint}")
+
+
+def check_positive(**arguments: float) -> None:
+    """Raise `UsageError` for the first keyword argument that is not above zero."""
+    for argument, value in arguments.items():
+        if not value > 0:
+            raise UsageError(f"{argument} is {value}; it must be above 0.")
+
+
+def check_probability(**arguments: float) -> None:
+    """Raise `UsageError` for the first keyword argument outside [0, 1)."""
+    for argument, value in arguments.items():
+        if not 0 <= value < 1:
+            raise UsageError(f"{argument} is {value}; it must be at least 0 and below 1.")

@@ -1,0 +1,114 @@
+"""Cross-agreement routing: fine capsules say how far the coarse capsule above them is to be believed.
+
+Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. No code of the authors was found.
+Cost: one pass. The agreement uses <W^T u, V> = <u, W V>, so votes of the fine capsules are never made; with shared
+weights one product W V per coarse capsule serves all the fine capsules under it.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from mereo.core import Coupling, DenseVotes, mechanism, squash
+from mereo.core.coupling import Over
+from mereo.errors import UsageError, check_positive
+
+
+def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    routing = CrossAgreementRouting(16, 4, 5, 6, 6, 8, dropout=0.1)
+    return routing, (torch.randn(3, 16, 6), torch.randn(3, 4, 6))
+
+
+@mechanism(
+    "cross_agreement",
+    kind="routing",
+    over="receivers",
+    steps=1,
+    says="a vote per pair",
+    update="squash",
+    paper="arXiv:2508.16922",
+    positional=True,
+    example=_example,
+)
+class CrossAgreementRouting(nn.Module):
+    """Fuse fine and coarse capsules into parents: a coarse vote counts as the best fine vote beneath it agrees with it.
+
+    V2_jk = W2_jk^T u2_k,   V1_jkm = W1_j(km)^T u1_km   (W2_jk^T u1_km with shared weights)
+    A_jk  = max_m <V1_jkm, V2_jk> / sqrt(D),   C = softmax(A),   v_j = squash(sum_k C_jk V2_jk)
+
+    Args:
+        fine, coarse, receivers: how many capsules of each; `fine` must be a multiple of `coarse`.
+        fine_dim, coarse_dim, receiver_dim: their pose sizes; sharing needs fine_dim = coarse_dim.
+        share_weights: the fine capsules vote with the matrix of the coarse capsule above them.
+        over: the axis of the softmax, which the paper does not state: see `docs/claims.md` for the measurements.
+        dropout: of the couplings, in training.
+
+    Shapes:
+        fine (batch, fine, fine_dim): the members of coarse capsule k are fine capsules k s to (k + 1) s - 1, where
+        s = fine / coarse; coarse (batch, coarse, coarse_dim) -> (batch, receivers, receiver_dim).
+
+    Reads as: couplings[b, 0, j, k] is how much of coarse capsule k's vote goes into parent j.
+
+    Deviates: Kaiming normal for the routing weights is the page's word; the fan-in is ours (coarse_dim: what one
+        vote sums over).
+
+    Reference: arXiv:2508.16922, section 3.3.
+    """
+
+    def __init__(
+        self,
+        fine: int,
+        coarse: int,
+        receivers: int,
+        fine_dim: int,
+        coarse_dim: int,
+        receiver_dim: int,
+        *,
+        share_weights: bool = True,
+        over: Over = "receivers",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_positive(fine=fine, coarse=coarse, receivers=receivers)
+        check_positive(fine_dim=fine_dim, coarse_dim=coarse_dim, receiver_dim=receiver_dim)
+        if fine % coarse:
+            raise UsageError(
+                f"fine is {fine} and coarse {coarse}; fine must be a multiple of coarse (fine = s coarse)."
+            )
+        if share_weights and fine_dim != coarse_dim:
+            raise UsageError(
+                f"share_weights needs fine and coarse capsules of one size; they are {fine_dim} and {coarse_dim}."
+                " Give equal sizes or share_weights=False."
+            )
+        self.members = fine // coarse
+        self.weight = nn.Parameter(torch.empty(receivers, coarse, coarse_dim, receiver_dim))
+        nn.init.normal_(self.weight, std=(2 / coarse_dim) ** 0.5)
+        self.fine_weight: nn.Parameter | None = None
+        if not share_weights:
+            self.fine_weight = nn.Parameter(torch.empty(receivers, fine, fine_dim, receiver_dim))
+            nn.init.normal_(self.fine_weight, std=(2 / fine_dim) ** 0.5)
+        self.coupling = Coupling(over, dropout=dropout)
+
+    def agreement(self, fine: Tensor, votes: Tensor) -> Tensor:
+        """A_jk: the best inner product of a member's vote with the coarse vote.
+
+        Shapes: fine (batch, fine, fine_dim), votes (batch, receivers, coarse, receiver_dim)
+            -> (batch, receivers, coarse).
+        """
+        members = fine.unflatten(1, (-1, self.members))
+        if self.fine_weight is None:
+            back = torch.einsum("jkde,bjke->bjkd", self.weight, votes)
+            scores = torch.einsum("bkmd,bjkd->bjkm", members, back)
+        else:
+            weight = self.fine_weight.unflatten(1, (-1, self.members))
+            scores = torch.einsum("bkmd,bjkmd->bjkm", members, torch.einsum("jkmde,bjke->bjkmd", weight, votes))
+        return scores.amax(-1) * votes.shape[-1] ** -0.5
+
+    def forward(self, fine: Tensor, coarse: Tensor) -> Tensor:
+        votes = DenseVotes(coarse, self.weight)
+        scores = self.agreement(fine, votes.dense().squeeze(1)).unsqueeze(1)
+        return squash(votes.combine(self.coupling(scores))).squeeze(1)
+
+    def extra_repr(self) -> str:
+        receivers, coarse, coarse_dim, receiver_dim = self.weight.shape
+        shared = self.fine_weight is None
+        return f"{coarse} x {coarse_dim} -> {receivers} x {receiver_dim}, members={self.members}, shared={shared}"

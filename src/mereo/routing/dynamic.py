@@ -1,0 +1,140 @@
+"""Dynamic routing by agreement: children are shared out among the parents that agree with their votes.
+
+Source: Sabour, Frosst, Hinton 2017, arXiv:1710.09829, procedure 1. The variant without routing: arXiv:2209.02567.
+Cost: votes 2 S R d D FLOPs an image, each pass 2 S R D more, twice.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from mereo.core import Coupling, DenseVotes, Votes, mechanism, settle, squash
+from mereo.errors import UsageError, check_choice, check_positive
+
+
+def route_by_agreement(
+    votes: Votes,
+    coupling: Coupling,
+    scores: Tensor,
+    steps: int,
+    *,
+    bias: Tensor | float = 0.0,
+    detach_routing: bool = False,
+) -> Tensor:
+    """The procedure alone: `steps` evaluations of couplings and parents, scores growing by agreement in between.
+
+    Args:
+        votes: what each child says to each parent.
+        coupling: normalises over the parents.
+        scores: the logits to start from, (batch, heads, receivers, senders).
+        steps: number of passes, at least 1.
+        bias: added to each parent before squashing, broadcastable to (batch, heads, receivers, pose).
+        detach_routing: let gradients flow through the last pass alone.
+
+    Shapes: -> (batch, heads, receivers, pose).
+    """
+
+    def parents(scores: Tensor) -> Tensor:
+        return squash(votes.combine(coupling(scores)) + bias)
+
+    def agree(scores: Tensor) -> Tensor:
+        return scores + votes.agree(parents(scores))
+
+    if detach_routing:
+        with torch.no_grad():
+            scores = settle(agree, scores, steps=steps - 1)
+    else:
+        scores = settle(agree, scores, steps=steps - 1)
+    return parents(scores)
+
+
+def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return DynamicRouting(12, 5, 6, 8), (torch.randn(3, 12, 6),)
+
+
+@mechanism(
+    "dynamic",
+    kind="routing",
+    over="receivers",
+    steps=3,
+    says="a vote per pair",
+    update="squash",
+    paper="arXiv:1710.09829",
+    sender_axes={"0": 1, "weight": 1},
+    example=_example,
+)
+class DynamicRouting(nn.Module):
+    """Route children to parents by iterated agreement of their votes.
+
+    b = 0;  `steps` times:  c = softmax_r(b),  v_r = squash(sum_s c_rs W_rs^T u_s),  b_rs += <W_rs^T u_s, v_r>
+
+    Args:
+        senders, receivers: how many children and parents.
+        sender_dim, receiver_dim: their pose sizes.
+        steps: evaluations of the couplings; 0 means no routing, see `coupling`.
+        coupling: the fixed coupling of `steps=0`: "unit" (every vote counts whole) or "uniform" (1 / receivers, which
+            is what one pass does).
+        leaky: softmax over the parents and one more that takes the votes which fit none.
+        learned_prior: start from a learned b, (receivers, senders), instead of 0.
+        bias: add a learned bias to each parent before squashing.
+        detach_routing: gradients through the last pass alone. Not the paper's, and not the true gradient.
+
+    Shapes: children (batch, senders, sender_dim), mask (batch, senders) -> (batch, receivers, receiver_dim).
+
+    Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r.
+
+    Deviates: weights start uniform in +-1 / sqrt(senders), as in reimplementations that train well; the authors' start
+        (truncated normal, 0.1) is `init="official"` of the model.
+
+    Reference: arXiv:1710.09829, procedure 1.
+    """
+
+    def __init__(
+        self,
+        senders: int,
+        receivers: int,
+        sender_dim: int,
+        receiver_dim: int,
+        *,
+        steps: int = 3,
+        coupling: str = "unit",
+        leaky: bool = False,
+        learned_prior: bool = False,
+        bias: bool = False,
+        detach_routing: bool = False,
+    ) -> None:
+        super().__init__()
+        check_positive(senders=senders, receivers=receivers, sender_dim=sender_dim, receiver_dim=receiver_dim)
+        check_choice("coupling", coupling, ("unit", "uniform"))
+        if steps < 0:
+            raise UsageError(f"steps is {steps}; it must be at least 0.")
+        self.steps, self.fixed_coupling, self.detach_routing = steps, coupling, detach_routing
+        self.weight = nn.Parameter(torch.empty(receivers, senders, sender_dim, receiver_dim))
+        nn.init.uniform_(self.weight, -(senders**-0.5), senders**-0.5)
+        self.prior = nn.Parameter(torch.zeros(receivers, senders)) if learned_prior else None
+        self.bias = nn.Parameter(torch.zeros(receivers, receiver_dim)) if bias else None
+        # Without routing the scores are the couplings: they pass through unchanged, so that recording still sees them.
+        unit = steps == 0 and coupling == "unit"
+        normaliser = "none" if unit else "leaky_softmax" if leaky else "softmax"
+        self.coupling = Coupling("receivers", normaliser)
+
+    def forward(self, children: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            children = children.masked_fill(~mask.unsqueeze(-1), 0)
+        batch, (receivers, senders) = children.shape[0], self.weight.shape[:2]
+        votes = DenseVotes(children, self.weight)
+        start = children.new_zeros(receivers, senders) if self.prior is None else self.prior
+        if self.coupling.normaliser == "none":
+            start = start + 1
+        parents = route_by_agreement(
+            votes,
+            self.coupling,
+            start.expand(batch, 1, receivers, senders),
+            max(self.steps, 1),
+            bias=0.0 if self.bias is None else self.bias,
+            detach_routing=self.detach_routing,
+        )
+        return parents.squeeze(1)
+
+    def extra_repr(self) -> str:
+        receivers, senders, sender_dim, receiver_dim = self.weight.shape
+        return f"{senders} x {sender_dim} -> {receivers} x {receiver_dim}, steps={self.steps}"
