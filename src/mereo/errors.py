@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 
 class UsageError(ValueError):
-    """A wrong argument: the message names the argument, what it was and what would do. The command line exits with 2."""
+    """A wrong argument: the message names the argument, what it was and what would do. Exit code 2."""
 
 
 class MereoError(RuntimeError):
-    """Work that could not be finished although the call was right. The command line exits with 1."""
+    """Work that could not be finished although the call was right. Exit code 1."""
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:

@@ -1,15 +1,17 @@
-"""How scores become couplings along one axis: softmax, sparsemax, 1.5-entmax, top-k softmax, sigmoid, none.
+"""How scores become couplings along one axis: softmax, sparsemax, entmax, top-k softmax, sigmoid, none.
 
 Each is a function (scores, dim) -> couplings of the same shape. The first four sum to one along `dim`.
-Sparse ones: sparsemax arXiv:1602.02068; 1.5-entmax arXiv:1905.05702. Their threshold is found by sorting, and its
-derivative is written in closed form (implicit differentiation), so gradients are exact and finite; second derivatives
-of 1.5-entmax are not.
+Sparse ones: sparsemax arXiv:1602.02068; 1.5-entmax arXiv:1905.05702. Their threshold is found by sorting (for
+any alpha, by bisection), and its derivative is written in closed form (implicit differentiation), so gradients are exact
+and finite; second derivatives of 1.5-entmax are not.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from mereo.errors import UsageError
 
 Normaliser = Callable[[Tensor, int], Tensor]
 
@@ -63,6 +65,27 @@ def entmax15(scores: Tensor, dim: int) -> Tensor:
         threshold = candidates.gather(dim, size - 1)
         root = (z - threshold).clamp(min=0)
     return _with_threshold(z, threshold, root, dim).clamp(min=0).square()
+
+
+def entmax(scores: Tensor, dim: int, alpha: float) -> Tensor:
+    """max(0, (alpha - 1) s_i - t)^(1 / (alpha - 1)) with t such that the sum is one, found by bisection.
+
+    `alpha` is above 1 (where it would be softmax) and at most 2 (sparsemax); its second derivatives are not exact.
+    """
+    if not 1 < alpha <= 2:
+        # Above 2 the derivative is infinite where an entry enters the support.
+        raise UsageError(f"alpha is {alpha}; it must be above 1 and at most 2.")
+    power = 1 / (alpha - 1)
+    z = ((scores - scores.amax(dim, keepdim=True)) * (alpha - 1)).clamp(min=-4)
+    with torch.no_grad():
+        low = torch.full_like(z.narrow(dim, 0, 1), -1)
+        width = 1 - float(scores.shape[dim]) ** (1 - alpha)
+        for _ in range(torch.finfo(z.dtype).bits):
+            width /= 2
+            total = (z - (low + width)).clamp(min=0).pow(power).sum(dim, keepdim=True)
+            low = torch.where(total >= 1, low + width, low)
+        slope = (z - low).clamp(min=0).pow(power - 1) * (z > low)
+    return _with_threshold(z, low, slope, dim).clamp(min=0).pow(power)
 
 
 def top_k_softmax(scores: Tensor, dim: int, k: int) -> Tensor:

@@ -8,7 +8,7 @@ The tensor of votes (batch, heads, receivers, senders, pose) is large and rarely
 two linear maps that are adjoint to each other: <combine(C), P> = <C, agree(P)>. Three kinds of vote:
 
     DenseVotes    vote[r, s] = W[r, s]^T u[s]     a transform of its own for every pair (capsules)
-    SharedVotes   vote[r, s] = W[r]^T u[s]        one transform a receiver, shared by all senders (convolutional capsules)
+    SharedVotes   vote[r, s] = W[r]^T u[s]        one transform a receiver, shared by all senders
     SameVotes     vote[r, s] = value[s]           the same to all (attention)
 """
 

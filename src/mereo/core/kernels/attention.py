@@ -21,7 +21,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, coupling: Coupling, mask: Tensor | No
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     if mask is None:
         return out
-    # A receiver with every sender masked out gets zeros by our contract; what the fused call gives depends on its backend.
+    # A receiver with every sender masked out gets zeros by our contract; the backends differ.
     return out.masked_fill(~mask.any(-1, keepdim=True), 0)
 
 

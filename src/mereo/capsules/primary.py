@@ -1,0 +1,83 @@
+"""Primary capsules: a convolution whose channels are read as types of capsules and the atoms of their poses.
+
+Source: Sabour, Frosst, Hinton 2017, arXiv:1710.09829, section 4; the depthwise form: arXiv:2101.12491, section 3.2.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mereo.core import squash, squash_exponential
+
+
+def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Zeros before and after a side so that a convolution gives ceil(size / stride): the odd one goes after."""
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+class PaddedConv2d(nn.Conv2d):
+    """A convolution with zeros written around the image as TensorFlow's SAME does, or none at all.
+
+    Shapes: (batch, in_channels, height, width) -> (batch, out_channels, ceil(height / stride), ceil(width / stride))
+    with `same`, else as nn.Conv2d without padding.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, *, same: bool) -> None:
+        super().__init__(in_channels, out_channels, kernel, stride)
+        self.same = same
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.same:
+            top, bottom = same_padding(input.shape[-2], self.kernel_size[0], self.stride[0])
+            left, right = same_padding(input.shape[-1], self.kernel_size[1], self.stride[1])
+            input = F.pad(input, (left, right, top, bottom))
+        return super().forward(input)
+
+
+class PrimaryCapsules(nn.Module):
+    """Squashed capsules from a convolution.
+
+    Channel type * dim + atom of the convolution is atom `atom` of the capsule of type `type` at that position.
+
+    Shapes: (batch, channels, height, width) -> (batch, types * rows * columns, dim), ordered by type, row, column.
+
+    Reference: arXiv:1710.09829, section 4.
+    """
+
+    def __init__(
+        self, in_channels: int, types: int, dim: int, kernel: int = 9, stride: int = 2, *, same: bool = False
+    ) -> None:
+        super().__init__()
+        self.types, self.dim = types, dim
+        self.conv = PaddedConv2d(in_channels, types * dim, kernel, stride, same=same)
+
+    def forward(self, features: Tensor) -> Tensor:
+        maps = self.conv(features).unflatten(1, (self.types, self.dim))
+        return squash(maps.movedim(2, -1).flatten(1, 3))
+
+
+class DepthwisePrimaryCapsules(nn.Module):
+    """Squashed capsules from one filter a channel that covers the whole map.
+
+        a_c = sum_{y,x} w_c(y, x) f_c(y, x) + bias_c,   capsule n = squash_exponential(a_{n d}, ..., a_{n d + d - 1})
+
+    Where stride leaves a border, the filter covers the top left kernel of the map, as an unpadded convolution does.
+
+    Shapes: (batch, channels, height, width) -> (batch, channels / dim, dim).
+
+    Reference: arXiv:2101.12491, eq. 3.
+    """
+
+    def __init__(self, channels: int, dim: int, kernel: tuple[int, int]) -> None:
+        super().__init__()
+        self.dim = dim
+        self.weight = nn.Parameter(torch.empty(channels, 1, *kernel))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, features: Tensor) -> Tensor:
+        # One number a channel: an inner product over the map, far faster on a CPU than a grouped convolution.
+        rows, columns = self.weight.shape[-2:]
+        atoms = torch.einsum("bchw,chw->bc", features[..., :rows, :columns], self.weight.squeeze(1)) + self.bias
+        return squash_exponential(atoms.unflatten(1, (-1, self.dim)))

@@ -1,0 +1,230 @@
+"""CapsNet: two wide convolutions, capsules, and routing by agreement to one capsule a class.
+
+Source: Sabour, Frosst, Hinton 2017, arXiv:1710.09829, and the authors' code. Without routing: arXiv:2209.02567.
+Cost at 28x28: 201 M multiply-adds an image, 95 % of them in the second convolution.
+"""
+
+from torch import Tensor, nn
+
+from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules
+from mereo.core.shapes import conv_out, image_size
+from mereo.errors import UsageError, check_choice, check_positive
+from mereo.models.base import CapsuleClassifier, check_reset
+from mereo.models.registry import register_model
+from mereo.routing import DynamicRouting
+
+
+class CapsNet(CapsuleClassifier):
+    """Capsules with dynamic routing.
+
+    image -> conv 9x9, ReLU -> conv 9x9 stride 2, squash -> routing -> class capsules; scores are their lengths
+
+    Args:
+        num_classes, in_chans, img_size: as in timm; the image must survive both convolutions (at least 17 without
+            padding).
+        conv_channels: of the first convolution.
+        primary_types, primary_dim: kinds of primary capsules at a position, and their pose size.
+        class_dim: pose size of a class capsule.
+        padding: "valid" or "same".
+        routing_steps: passes of routing; 0 is no routing at all, see `coupling`.
+        coupling: the fixed coupling of `routing_steps=0`, "unit" or "uniform".
+        leaky: let votes go to "none of the above".
+        learned_prior: learn the logits from which routing starts.
+        capsule_bias: a bias for the class capsules, which the authors' code has.
+        detach_routing: gradients through the last pass alone; not the paper's.
+        decoder: have a decoder that rebuilds the image from one class capsule.
+        init: "default" (PyTorch's convolutions, small uniform transforms) or "official" (truncated normal 0.05 and
+            0.1, biases 0.1).
+
+    Shapes: images (batch, in_chans, height, width) -> lengths (batch, num_classes).
+
+    Deviates: nothing in the default; the capsule bias of the authors' code is off, as the counts of the paper are.
+
+    Reference: arXiv:1710.09829, section 4.
+    """
+
+    first_conv = "conv"
+    classifier = "head"
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_chans: int = 1,
+        img_size: int | tuple[int, int] = 28,
+        *,
+        conv_channels: int = 256,
+        primary_types: int = 32,
+        primary_dim: int = 8,
+        class_dim: int = 16,
+        padding: str = "valid",
+        routing_steps: int = 3,
+        coupling: str = "unit",
+        leaky: bool = False,
+        learned_prior: bool = False,
+        capsule_bias: bool = False,
+        detach_routing: bool = False,
+        decoder: bool = True,
+        init: str = "default",
+    ) -> None:
+        super().__init__()
+        check_choice("padding", padding, ("valid", "same"))
+        check_choice("init", init, ("default", "official"))
+        check_positive(conv_channels=conv_channels, primary_types=primary_types, primary_dim=primary_dim)
+        check_positive(class_dim=class_dim)
+        same = padding == "same"
+        self.image_shape = (in_chans, *image_size(img_size))
+        rows, columns = (self._map_side(side, same) for side in self.image_shape[1:])
+        self.senders, self.primary_dim, self.class_dim = primary_types * rows * columns, primary_dim, class_dim
+        self.num_features = self.senders * primary_dim
+        self.init, self.with_decoder = init, decoder
+        self.routing_options = {
+            "steps": routing_steps,
+            "coupling": coupling,
+            "leaky": leaky,
+            "learned_prior": learned_prior,
+            "bias": capsule_bias,
+            "detach_routing": detach_routing,
+        }
+        self.grid = (rows, columns)
+        self.conv = PaddedConv2d(in_chans, conv_channels, 9, same=same)
+        self.primary = PrimaryCapsules(conv_channels, primary_types, primary_dim, same=same)
+        self.reset_classifier(num_classes)
+
+    @staticmethod
+    def _map_side(side: int, same: bool) -> int:
+        if same:
+            return -(-side // 2)
+        first = conv_out(side, 9)
+        if first < 9:
+            raise UsageError(
+                f"img_size has a side of {side}: the first 9x9 convolution leaves {max(first, 0)}, and the second needs"
+                " at least 9; give a side of at least 17, or padding='same'."
+            )
+        return conv_out(first, 9, 2)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        check_reset(num_classes, global_pool)
+        self.num_classes = num_classes
+        self.head: nn.Module = nn.Identity()
+        self.decoder = None
+        if num_classes > 0:
+            self.head = DynamicRouting(
+                self.senders,
+                num_classes,
+                self.primary_dim,
+                self.class_dim,
+                **self.routing_options,  # type: ignore[arg-type]
+            )
+            if self.with_decoder:
+                self.decoder = FullyConnectedDecoder(num_classes * self.class_dim, self.image_shape)
+        if self.init == "official":
+            self._init_official()
+
+    def _init_official(self) -> None:
+        for name, parameter in self.named_parameters():
+            if name.endswith("prior"):
+                nn.init.zeros_(parameter)
+            elif name.endswith("bias"):
+                nn.init.constant_(parameter, 0.1)
+            else:
+                std = 0.05 if name == "conv.weight" else 0.1
+                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """The primary capsules: (batch, types * rows * columns, pose)."""
+        self.check_images(images)
+        return self.primary(self.conv(images).relu())
+
+    def route(self, features: Tensor) -> Tensor:
+        return self.head(features)
+
+
+register_model(
+    "capsnet",
+    CapsNet,
+    "Dynamic routing between capsules, for 28x28 grey images: 6.8 million parameters and a decoder of 1.4.",
+    paper="arXiv:1710.09829",
+    recipe="capsnet_paper",
+)
+register_model(
+    "capsnet_mnist",
+    CapsNet,
+    "The same network as capsnet, under the paper's data set.",
+    paper="arXiv:1710.09829",
+    recipe="capsnet_paper",
+)
+register_model(
+    "capsnet_mnist_r1",
+    CapsNet,
+    "CapsNet with a single pass of routing.",
+    paper="arXiv:1710.09829",
+    recipe="capsnet_paper",
+    routing_steps=1,
+)
+register_model(
+    "capsnet_unrouted",
+    CapsNet,
+    "CapsNet without routing: every vote counts whole.",
+    paper="arXiv:2209.02567",
+    recipe="capsnet_paper",
+    routing_steps=0,
+)
+register_model(
+    "capsnet_multimnist",
+    CapsNet,
+    "CapsNet for two overlaid digits, 36x36.",
+    paper="arXiv:1710.09829",
+    recipe="capsnet_multimnist",
+    img_size=36,
+)
+register_model(
+    "capsnet_32",
+    CapsNet,
+    "CapsNet for 32x32 colour images, the common baseline.",
+    paper="arXiv:1710.09829",
+    recipe="capsnet_paper",
+    in_chans=3,
+    img_size=32,
+)
+register_model(
+    "capsnet_cifar",
+    CapsNet,
+    "The paper's CIFAR-10 network: 24x24 crops, 64 types, padding, leaky routing, no decoder.",
+    paper="arXiv:1710.09829",
+    crop_pct=0.75,
+    recipe="capsnet_cifar",
+    in_chans=3,
+    img_size=24,
+    primary_types=64,
+    padding="same",
+    leaky=True,
+    capsule_bias=True,
+    decoder=False,
+)
+register_model(
+    "capsnet_smallnorb",
+    CapsNet,
+    "CapsNet for smallNORB: two grey views, 32x32 crops of 48x48, five classes.",
+    paper="arXiv:1710.09829",
+    crop_pct=2 / 3,
+    recipe="capsnet_paper",
+    num_classes=5,
+    in_chans=2,
+    img_size=32,
+)
+register_model(
+    "capsnet_svhn",
+    CapsNet,
+    "The paper's smaller network for SVHN: 64 channels, 16 types of 6, class capsules of 8.",
+    paper="arXiv:1710.09829",
+    recipe="capsnet_paper",
+    in_chans=3,
+    img_size=32,
+    conv_channels=64,
+    primary_types=16,
+    primary_dim=6,
+    class_dim=8,
+)

@@ -1,0 +1,159 @@
+"""The catalogue of models: a name, a class, the arguments that make the published network, and where it is from."""
+
+import fnmatch
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mereo.errors import UsageError, check_positive, nearest, unknown
+from mereo.models.base import CapsuleClassifier
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One published network.
+
+    Attributes:
+        name: what `create_model` takes.
+        module: the class.
+        summary: one sentence.
+        arguments: what the preset gives to the constructor, beyond its defaults.
+        paper: where it is from.
+        mean, std: normalisation of inputs in [0, 1].
+        crop_pct: share of the resized image that the central crop keeps.
+        recipe: the published training recipe, a name of `mereo recipes`.
+    """
+
+    name: str
+    module: type[CapsuleClassifier]
+    summary: str
+    arguments: Mapping[str, Any]
+    paper: str
+    mean: float
+    std: float
+    crop_pct: float
+    recipe: str | None
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Every argument of the network with the value it has unless told otherwise."""
+        parameters = inspect.signature(self.module).parameters.values()
+        return {p.name: p.default for p in parameters} | dict(self.arguments)
+
+    def pretrained_cfg(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Preprocessing and provenance under timm's field names."""
+        size, channels = arguments["img_size"], arguments["in_chans"]
+        sides = (size, size) if isinstance(size, int) else tuple(size)
+        return {
+            "architecture": self.name,
+            "num_classes": arguments["num_classes"],
+            "input_size": (channels, *sides),
+            "fixed_input_size": True,
+            "interpolation": "bilinear",
+            "crop_pct": self.crop_pct,
+            "crop_mode": "center",
+            "mean": (self.mean,) * channels,
+            "std": (self.std,) * channels,
+            "first_conv": self.module.first_conv,
+            "classifier": self.module.classifier,
+            "paper_ids": self.paper,
+            "license": "apache-2.0",
+        }
+
+
+MODELS: dict[str, ModelEntry] = {}
+
+
+def register_model(
+    name: str,
+    module: type[CapsuleClassifier],
+    summary: str,
+    *,
+    paper: str,
+    mean: float = 0.0,
+    std: float = 1.0,
+    crop_pct: float = 1.0,
+    recipe: str | None = None,
+    **arguments: Any,
+) -> None:
+    """Add a network to the catalogue: `arguments` is the preset; see `ModelEntry` for the rest."""
+    if name in MODELS:
+        raise UsageError(f"model {name!r} is registered twice.")
+    MODELS[name] = ModelEntry(name, module, summary, arguments, paper, mean, std, crop_pct, recipe)
+
+
+def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
+    """Names of the models that match a shell-style pattern, sorted; none has weights in the package yet."""
+    return [] if pretrained else sorted(fnmatch.filter(MODELS, pattern))
+
+
+def is_model(name: str) -> bool:
+    """Whether `create_model` knows the name."""
+    return name in MODELS
+
+
+def get_model_entry(name: str) -> ModelEntry:
+    """The row of one model; UsageError with the nearest names if there is none."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    return MODELS[name]
+
+
+def create_model(
+    name: str,
+    pretrained: bool = False,
+    *,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    checkpoint_path: str | Path = "",
+    **kwargs: Any,
+) -> CapsuleClassifier:
+    """Make a published network.
+
+    Args:
+        name: one of `list_models()`.
+        pretrained: weights that come with the package; there are none yet, so True is an error that says so.
+        num_classes: how many classes; 0 gives the features instead of scores.
+        in_chans: colour channels of the images.
+        img_size: their side, or (height, width).
+        checkpoint_path: weights saved by mereo for the same architecture.
+        kwargs: any other argument of the network, such as `patch_size` of MSPCaps. None means "the preset's".
+
+    Returns:
+        The model in training mode, with `config` and `pretrained_cfg` set.
+    """
+    entry = get_model_entry(name)
+    if pretrained:
+        raise UsageError(
+            f"pretrained is {pretrained!r}, but no weights for {name!r} come with this version; train them with"
+            f" `mereo train --model {name}` and pass checkpoint_path=, or use mereo.load(path)."
+        )
+    given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **kwargs}
+    given = {argument: value for argument, value in given.items() if value is not None}
+    defaults = entry.defaults
+    for argument in given:
+        if argument not in defaults:
+            close = nearest(argument, defaults) or sorted(defaults)
+            raise UsageError(f"{name} has no argument {argument!r}; it has " + ", ".join(close) + ".")
+    arguments = defaults | given
+    _check_sizes(arguments)
+    model = entry.module(**arguments)
+    model.config = {"model": name, "args": arguments}
+    model.pretrained_cfg = entry.pretrained_cfg(arguments)
+    if checkpoint_path:
+        from mereo.models.weights import load_state
+
+        load_state(model, checkpoint_path)
+    return model
+
+
+def _check_sizes(arguments: Mapping[str, Any]) -> None:
+    for argument, least in (("num_classes", 0), ("in_chans", 1)):
+        value = arguments[argument]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UsageError(f"{argument} is {value!r}; it must be a whole number of at least {least}.")
+    sides = arguments["img_size"]
+    check_positive(img_size=min(sides) if isinstance(sides, tuple | list) else sides)
