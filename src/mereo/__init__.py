@@ -1,1 +1,74 @@
-"""Capsule networks, capsule routing and attention as one thing: parts that agree on wholes."""
+"""Capsule networks, capsule routing and attention as one thing: parts that agree on wholes.
+
+    import mereo
+
+    mereo.list_models("mspcaps*")
+    model = mereo.create_model("mspcaps_tiny", num_classes=10, in_chans=3, img_size=32)
+    with mereo.record(model) as trace:
+        scores = model(images)
+    trace["head.coupling"]          # who listened to whom: (batch, heads, receivers, senders)
+
+Importing mereo imports nothing heavy; what a name needs is imported when it is first used. The models are registered
+with timm too, whichever of the two is imported first.
+"""
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mereo._timm_hook import register_with_timm
+
+if TYPE_CHECKING:
+    from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
+    from mereo.errors import MereoError, UsageError
+    from mereo.models import create_model, is_model, list_models, load, save_weights
+    from mereo.training.engine import train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Capsules": "mereo.core",
+    "MereoError": "mereo.errors",
+    "UsageError": "mereo.errors",
+    "create_model": "mereo.models",
+    "get_mechanism": "mereo.mechanisms",
+    "intervene": "mereo.core",
+    "is_model": "mereo.models",
+    "list_mechanisms": "mereo.mechanisms",
+    "list_models": "mereo.models",
+    "load": "mereo.models",
+    "record": "mereo.core",
+    "save_weights": "mereo.models",
+    "train": "mereo.training.engine",
+}
+
+__all__ = [
+    "Capsules",
+    "MereoError",
+    "UsageError",
+    "create_model",
+    "get_mechanism",
+    "intervene",
+    "is_model",
+    "list_mechanisms",
+    "list_models",
+    "load",
+    "record",
+    "save_weights",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        setattr(sys.modules[__name__], name, value)
+        return value
+    raise AttributeError(f"module 'mereo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
+
+register_with_timm()

@@ -30,7 +30,8 @@ class PatchifyCapsules(nn.Module):
         self.position = nn.Parameter(torch.empty(grid[0] * grid[1], dim))
         self.norm = nn.LayerNorm(dim)
         nn.init.xavier_normal_(self.proj.weight)
-        nn.init.zeros_(self.proj.bias)
+        if self.proj.bias is not None:
+            nn.init.zeros_(self.proj.bias)
         nn.init.normal_(self.position, std=0.02)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ Half precision is computed in float32 and returned in its own type.
     neg_reverse_kl     -KL(q || m)
     neg_symmetric_kl   -(KL(m || q) + KL(q || m)) / 2
 
-Reference: arXiv:2202.04557, section 3. Deviates: the authors' code divides cosine by the length of the whole memory,
+Reference: arXiv:2202.04557. Deviates: the authors' code divides cosine by the length of the whole memory,
 here each pattern by its own; their reciprocals are singular where a query meets a pattern, here eps = 1e-4 bounds
 them; their divergences are reciprocals, here negated. Hamming is written as an inner product, so that it has a
 gradient and reads entries between -1 and 1 as expectations.

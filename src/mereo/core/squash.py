@@ -4,8 +4,8 @@
     squash(s)             = |s|^2 / (1 + |s|^2) * s / |s|  = s |s| / (1 + |s|^2)       arXiv:1710.09829, eq. 1
     squash_exponential(s) = (1 - exp(-|s|)) * s / |s|                                  arXiv:2101.12491, eq. 5
 
-Half-precision input is computed in float32 and returned in its own type. Entries beyond 1e18 are clamped, so that
-their squares stay finite: a capsule that large is a unit vector anyway.
+Half-precision input is computed in float32 and returned in its own type. Entries beyond 1e16 are clamped, so that
+the sum of their squares stays finite: a capsule that large is a unit vector anyway.
 """
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 EPS = 1e-16
 """Added to a squared length before its root: the length of a zero vector is 1e-8 and its gradient 0."""
-_LARGEST = 1e18
+_LARGEST = 1e16
 
 
 def accumulation_type(x: Tensor) -> torch.dtype:

@@ -1,7 +1,9 @@
 """What every capsule classifier shares: the protocol of timm, and capsules beside the scores."""
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -24,7 +26,13 @@ class CapsuleClassifier(nn.Module):
         decoder: rebuilds the image from the class capsules, or None.
         config: {"model": name, "args": arguments}, set by `create_model`.
         pretrained_cfg: preprocessing and provenance under timm's field names, set by `create_model`.
+        class_names: of the scores, in order, set by `load`.
+        metadata: all that was saved beside the weights, set by `load`.
+        first_conv, classifier: names of the modules that depend on in_chans and num_classes.
     """
+
+    first_conv: ClassVar[str]
+    classifier: ClassVar[str]
 
     num_classes: int
     num_features: int
@@ -32,6 +40,8 @@ class CapsuleClassifier(nn.Module):
     decoder: nn.Module | None
     config: dict[str, Any]
     pretrained_cfg: dict[str, Any]
+    class_names: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def default_cfg(self) -> dict[str, Any]:

@@ -107,7 +107,8 @@ class EfficientCapsNet(CapsuleClassifier):
         for kernel, channels, stride in stem:
             conv = nn.Conv2d(in_chans, channels, kernel, stride)
             nn.init.kaiming_normal_(conv.weight)
-            nn.init.zeros_(conv.bias)
+            if conv.bias is not None:
+                nn.init.zeros_(conv.bias)
             activation = nn.LeakyReLU(negative_slope) if negative_slope else nn.ReLU()
             # Keras's epsilon and momentum 0.99, which is 0.01 here.
             normaliser: nn.Module = (

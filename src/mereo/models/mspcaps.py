@@ -75,6 +75,7 @@ class MSPCaps(CapsuleClassifier):
     Reference: arXiv:2508.16922.
     """
 
+    order: Tensor
     first_conv = "blocks.0.entry.0"
     classifier = "head"
 
@@ -146,7 +147,7 @@ class MSPCaps(CapsuleClassifier):
                     f" side), which holds no patch of patch_size {patch_size}; take an image of at least"
                     f" {(patch_size - 1) * 2**i + 1} or a smaller patch_size."
                 )
-        return grids  # type: ignore[return-value]
+        return grids
 
     def _build_cross_agreement(self, dims: tuple[int, ...], mid_dim: int) -> None:
         """Sizes of what goes into the last routing, and the routing before it where there are three scales."""

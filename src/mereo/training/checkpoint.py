@@ -1,0 +1,109 @@
+"""The state of a run in one safetensors file: weights, averages, optimiser, and how far it is.
+
+Optimiser state is flattened to named tensors and one JSON document, so nothing is ever unpickled, and one atomic file
+means that weights and optimiser cannot come from different moments. Built on PyTorch's distributed state dicts, so
+plain, DDP and fully sharded modules are saved and restored alike.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from mereo.errors import UsageError
+from mereo.models.weights import load_tensors, save_tensors
+from mereo.training.averaging import WeightAverage
+
+_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """A tensor whole, also where it was sharded; collective in that case."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def model_state(objective: nn.Module) -> dict[str, Tensor]:
+    """The weights of the model inside an objective, whole and on the CPU, under the model's own names."""
+    state: dict[str, Any] = get_model_state_dict(objective, options=_FULL)
+    return {name.removeprefix("model."): tensor for name, tensor in state.items()}
+
+
+def restore_model(objective: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Put back what `model_state` gave."""
+    named: dict[str, Any] = {f"model.{name}": tensor for name, tensor in state.items()}
+    set_model_state_dict(objective, named, options=_FULL)
+
+
+def flatten_optimizer(
+    objective: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State of the optimiser as named tensors, and the rest of it as plain values."""
+    state: dict[str, Any] = get_optimizer_state_dict(objective, optimizer, options=_FULL)
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {"groups": state["param_groups"], "values": {}}
+    for parameter, entries in state["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{parameter}/{key}"] = value
+            elif value is not None:
+                plain["values"][f"{parameter}/{key}"] = value
+    return tensors, plain
+
+
+def restore_optimizer(
+    objective: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
+) -> None:
+    """Put back what `flatten_optimizer` gave."""
+    state: dict[str, dict[str, Any]] = {}
+    for name, value in {**tensors, **plain["values"]}.items():
+        parameter, _, key = name.rpartition("/")
+        state.setdefault(parameter, {})[key] = value
+    groups = [{k: tuple(v) if k == "betas" else v for k, v in group.items()} for group in plain["groups"]]
+    whole: dict[str, Any] = {"state": state, "param_groups": groups}
+    set_optimizer_state_dict(objective, optimizer, whole, options=_FULL)
+
+
+def save_state(
+    path: Path,
+    objective: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: WeightAverage | None,
+    progress: dict[str, Any],
+    *,
+    write: bool = True,
+) -> None:
+    """Write the whole state atomically; every process must call it, the one with `write` writes."""
+    optimizer_tensors, plain = flatten_optimizer(objective, optimizer)
+    tensors = {f"model/{name}": tensor for name, tensor in model_state(objective).items()}
+    tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer_tensors.items()}
+    if average is not None:
+        tensors |= {f"average/{name}": full_tensor(tensor) for name, tensor in average.average.items()}
+    if write:
+        save_tensors(path, tensors, {"progress": progress, "optimizer": plain})
+
+
+def load_state(
+    path: Path, objective: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None
+) -> dict[str, Any]:
+    """Put a saved state back and return the progress that was saved with it."""
+    tensors, metadata = load_tensors(path)
+    if not {"progress", "optimizer"} <= metadata.keys():
+        raise UsageError(f"{path} is not the state of a run.")
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+    restore_model(objective, part("model/"))
+    restore_optimizer(objective, optimizer, part("optimizer/"), metadata["optimizer"])
+    if average is not None:
+        average.load_average(part("average/"))
+    return dict(metadata["progress"])

@@ -1,0 +1,207 @@
+"""The configuration of a training run: plain values, readable as YAML, settable on the command line.
+
+This module imports no torch, so that `--help` answers at once.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from mereo.errors import UsageError, check_choice, check_positive, check_probability, unknown
+
+OPTIMIZERS = ("adamw", "adam", "sgd")
+SCHEDULES = ("cosine", "exponential", "constant")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a network: a run folder with weights, results and pictures comes out."""
+
+    model: str = "mspcaps_tiny"
+    """Name of the network; `mereo models` lists them."""
+    data: str = "digits"
+    """Name of the data set (`mereo datasets`), or a folder <folder>/{train,val|test}/<class>/*."""
+    data_root: str | None = None
+    """Where data sets lie; else the environment variable MEREO_DATA, else ./data."""
+    recipe: str | None = None
+    """A published recipe (`mereo recipes`) to start from."""
+    model_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the network, as name=value."""
+    img_size: int | None = None
+    """Side to which images are brought; the network's own by default."""
+    in_chans: int | None = None
+    """Colour channels; the data's own by default."""
+
+    epochs: int = 20
+    """Passes over the training images."""
+    batch_size: int = 128
+    """Images of one optimiser step, over all processes and parts."""
+    accumulate: int = 1
+    """Parts in which a batch is worked through, to save memory."""
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    """Optimiser; sgd has Nesterov momentum 0.9."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    weight_decay: float = 1e-4
+    """Weight decay."""
+    schedule: Literal["cosine", "exponential", "constant"] = "cosine"
+    """How the rate falls after the warm-up."""
+    warmup_epochs: float = 1.0
+    """Epochs over which the rate rises linearly to its peak."""
+    warmup_start: float = 0.1
+    """Share of the peak at which the warm-up starts."""
+    min_lr: float = 1e-6
+    """The rate never falls below this."""
+    decay_rate: float = 0.97
+    """Factor of the exponential schedule."""
+    decay_steps: int | None = None
+    """Steps after which the factor has acted once, smoothly; one epoch, at its start, by default."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient."""
+    ema_decay: float | None = None
+    """Keep an exponential moving average of the weights and evaluate and save that."""
+
+    loss: Literal["margin", "cross_entropy"] = "margin"
+    """What is minimised on the scores."""
+    reconstruction_weight: float = 0.0005
+    """Factor of the summed squared error of the decoder, for networks that have one."""
+    augment: tuple[str, ...] = ("auto",)
+    """Augmentation such as rotate=15 crop=4 flip; "auto" suits the data set, "none" is none."""
+    mean: tuple[float, ...] | None = None
+    """Mean of a channel; the network's own by default."""
+    std: tuple[float, ...] | None = None
+    """Standard deviation of a channel; the network's own by default."""
+
+    validation_fraction: float = 0.1
+    """Share of the training images held out to choose the best epoch."""
+    paper_protocol: bool = False
+    """Choose the best epoch on the test images, as the papers do, and say so; nothing is held out."""
+    limit: int | None = None
+    """Use at most so many training images."""
+    strict: bool = False
+    """Stop at an image that cannot be read instead of leaving it out."""
+
+    seed: int = 0
+    """Every random choice follows from it."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps ..."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the network; sums, softmax and squash stay in float32."""
+    compile: bool = False
+    """Compile the training step with torch.compile."""
+    channels_last: bool | None = None
+    """Memory layout of the convolutions; by default what was measured faster on the device."""
+    sync_batchnorm: bool = False
+    """Share batch statistics among processes (CUDA)."""
+
+    name: str | None = None
+    """Name of the run folder; <model>-<data> by default, with a number where that exists."""
+    output: str = "runs"
+    """Folder of the run folders."""
+    weights: str | None = None
+    """Start from these weights."""
+    resume: bool = False
+    """Go on with the run of that name where it was stopped."""
+    checkpoint_seconds: float = 60.0
+    """State is saved after every epoch, and within one when this much time has passed."""
+    tensorboard: bool = True
+    """Write events for TensorBoard where it is installed."""
+    dry_run: bool = False
+    """Print parameters, FLOPs, memory and the time of an epoch, and stop."""
+
+    def check(self) -> None:
+        """UsageError for the first field that cannot be meant."""
+        check_positive(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            accumulate=self.accumulate,
+            lr=self.lr,
+            checkpoint_seconds=self.checkpoint_seconds,
+            decay_rate=self.decay_rate,
+        )
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("loss", self.loss, ("margin", "cross_entropy"))
+        check_choice("precision", self.precision, ("fp32", "bf16", "fp16"))
+        check_probability(validation_fraction=self.validation_fraction)
+        for name in ("weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 0.")
+        for name in ("img_size", "in_chans", "clip_norm", "limit", "decay_steps"):
+            if getattr(self, name) is not None:
+                check_positive(**{name: getattr(self, name)})
+        if self.ema_decay is not None:
+            check_probability(ema_decay=self.ema_decay)
+        if self.batch_size % self.accumulate:
+            raise UsageError(f"accumulate is {self.accumulate}; it must divide batch_size, {self.batch_size}.")
+        if self.std is not None:
+            check_positive(std=min(self.std, default=0))
+        if (self.mean is None) != (self.std is None):
+            raise UsageError("mean and std belong together; give both or neither.")
+        if self.name is not None and (not self.name or Path(self.name).name != self.name):
+            raise UsageError(f"name is {self.name!r}; it must be the name of a folder, without slashes.")
+        if not 0 <= self.seed < 2**31:
+            raise UsageError(f"seed is {self.seed}; it must be between 0 and 2^31 - 1.")
+
+    def replace(self, **changes: Any) -> "TrainConfig":
+        """A copy with some fields changed; UsageError for a field that does not exist or a value of another kind."""
+        return dataclasses.replace(self, **{name: _coerce(name, value) for name, value in changes.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they stand in YAML."""
+        plain = dataclasses.asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
+
+    def to_yaml(self) -> str:
+        """The configuration as text that `from_yaml` reads."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+    @classmethod
+    def from_yaml(cls, path: Path) -> "TrainConfig":
+        """Read a file; UsageError if it is missing, is not YAML or names unknown fields."""
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise UsageError(f"cannot read the configuration {path}: {reason}.") from error
+        except yaml.YAMLError as error:
+            raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+        if not isinstance(content, dict):
+            raise UsageError(f"{path} holds no configuration; it needs lines such as `model: mspcaps_tiny`.")
+        return cls().replace(**{str(k): v for k, v in content.items()})
+
+
+FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig)}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "dict[str, Any]": (dict,),
+}  # fmt: skip
+
+
+def _coerce(name: str, value: Any) -> Any:
+    """A value from YAML as its field wants it: lists become tuples, `1e-4` (text to YAML) a number."""
+    if name not in FIELDS:
+        raise unknown("field of the configuration", name, FIELDS)
+    kind = str(getattr(FIELDS[name].type, "__name__", "") if isinstance(FIELDS[name].type, type) else FIELDS[name].type)
+    if value is None and "None" in kind:
+        return None
+    base = kind.removesuffix(" | None")
+    if base.startswith("tuple["):
+        if not isinstance(value, list | tuple):
+            raise UsageError(f"{name} is {value!r}; it must be a list.")
+        element: Any = float if "float" in base else str
+        try:
+            return tuple(element(v) for v in value)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{name} is {value!r}; its entries must be numbers.") from error
+    if base == "float" and isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise UsageError(f"{name} is {value!r}; it must be a number.") from None
+    allowed = _TYPES.get(base, (str,))
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        raise UsageError(f"{name} is {value!r}; it must be {base if base in _TYPES else 'one of its names'}.")
+    return float(value) if base == "float" else value

@@ -1,0 +1,417 @@
+"""The training engine: one loop for a CPU, one accelerator or several, on Hugging Face Accelerate.
+
+Every random choice is a function of (seed, epoch, step) and the learning rate is a function of the step, so the state
+of a run is its weights, its optimiser and a step number. A run that was killed and resumed computes what an
+uninterrupted one computes, bit for bit on a CPU.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mereo.data import Batch
+from mereo.errors import MereoError, UsageError
+from mereo.models import CapsuleClassifier, save_weights
+from mereo.models.weights import load_tensors, save_tensors, write_atomically
+from mereo.training.averaging import WeightAverage
+from mereo.training.checkpoint import full_tensor, load_state, model_state, restore_model, save_state
+from mereo.training.config import TrainConfig
+from mereo.training.evaluate import Scores, evaluate, found, normalise
+from mereo.training.losses import Objective
+from mereo.training.order import derived_seed, epoch_order, generator
+from mereo.training.pictures import draw_curves, draw_images
+from mereo.training.report import Report, event_writer, reading_progress, write_events, write_history
+from mereo.training.run_folder import RunFolder, check_same, folder_to_resume, new_folder
+from mereo.training.schedule import learning_rate
+from mereo.training.setup import Setup, prepare
+
+FINITE_CHECK_STEPS = {"cpu": 1}
+"""How often the loss is looked at, by device: elsewhere looking stalls the queue of the device, so it is done less."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run gives.
+
+    Attributes:
+        folder: where everything lies.
+        test_best: scores of the weights of the best epoch, None where the best was not chosen.
+        test_last: scores of the weights of the last epoch.
+        results: what stands in results.json.
+        model: the network with the weights of the best epoch, on the device, in eval mode.
+    """
+
+    folder: RunFolder
+    test_best: Scores
+    test_last: Scores
+    results: dict[str, Any]
+    model: CapsuleClassifier
+
+
+def make_optimizer(config: TrainConfig, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimiser of a configuration."""
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay, momentum=0.9, nesterov=True)
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=config.lr, weight_decay=config.weight_decay)
+
+
+def make_accelerator(config: TrainConfig, device: torch.device) -> Any:
+    """An Accelerator for that device and precision."""
+    import os
+
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    if AcceleratorState().initialized if AcceleratorState._shared_state else False:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    if device.index is not None:
+        os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
+    precision = "no" if config.precision == "fp32" else config.precision
+    return Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
+
+
+@contextmanager
+def deterministic_on(device: torch.device) -> Iterator[None]:
+    """Deterministic algorithms on a CPU; elsewhere they would cost speed and are left as they were."""
+    before = torch.are_deterministic_algorithms_enabled()
+    memory: Any = torch.utils.deterministic
+    filling = memory.fill_uninitialized_memory
+    if device.type == "cpu":
+        torch.use_deterministic_algorithms(True)
+        memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        memory.fill_uninitialized_memory = filling
+
+
+class Trainer:
+    """One run, from its setup to its results."""
+
+    def __init__(self, setup: Setup, folder: RunFolder, report: Report) -> None:
+        self.config, self.splits, self.folder, self.report = setup.config, setup.splits, folder, report
+        self.augmentation, self.crop = setup.augmentation, setup.crop
+        self.model, self.cfg = setup.model, setup.model.pretrained_cfg
+        self.accelerator = make_accelerator(self.config, setup.device)
+        self.device, self.rank = self.accelerator.device, self.accelerator.process_index
+        self.processes, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
+        parts = self.processes * self.config.accumulate
+        count = len(self.splits.train)
+        self.batch_size = min(self.config.batch_size, count - count % parts)
+        if self.batch_size < 1 or self.batch_size % parts:
+            raise UsageError(
+                f"batch_size is {self.config.batch_size} for {count} training images; it must be a multiple of the"
+                f" {self.processes} processes times accumulate, {self.config.accumulate}."
+            )
+        self.steps = count // self.batch_size
+        self._prepare_model()
+        self.history: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+        self.seconds = 0.0
+        self._partial = [0.0, 0.0]
+
+    def _prepare_model(self) -> None:
+        channels_last = self.config.channels_last
+        self.memory_format = torch.channels_last if channels_last or channels_last is None else torch.contiguous_format
+        model = self.model.to(memory_format=self.memory_format)
+        if self.config.sync_batchnorm:
+            if self.device.type != "cuda":
+                raise UsageError("sync_batchnorm needs CUDA devices; leave it out.")
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        objective = Objective(model, self.config.loss, self.config.reconstruction_weight)
+        optimizer = make_optimizer(self.config, objective.parameters())
+        self.objective, self.optimizer = self.accelerator.prepare(objective, optimizer)
+        self.step_module: Any = torch.compile(self.objective) if self.config.compile else self.objective
+        self.average = None if self.config.ema_decay is None else WeightAverage(self.model, self.config.ema_decay)
+
+    def batch(self, epoch: int, step: int, order: Tensor, part: int) -> Batch:
+        """This process's share of one part of a batch: a pure function of (seed, epoch, step)."""
+        size = self.batch_size // (self.processes * self.config.accumulate)
+        start = (self.rank * self.config.accumulate + part) * size
+        return self.splits.train.batch(
+            order[step * self.batch_size : (step + 1) * self.batch_size],
+            augmentation=self.augmentation,
+            crop=self.crop,
+            generator=generator(self.config.seed, "augment", epoch, step),
+            share=slice(start, start + size),
+            device=self.device,
+        )
+
+    def optimise(self, epoch: int, step: int, order: Tensor) -> tuple[Tensor, Tensor, float]:
+        """One optimiser step: mean loss, share judged right, and the seconds spent on making the batch."""
+        number = epoch * self.steps + step
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, number, self.steps)
+        torch.manual_seed(derived_seed(self.config.seed, "dropout", number, self.rank))
+        parts, loading = self.config.accumulate, 0.0
+        total = torch.zeros(2, device=self.device)
+        for part in range(parts):
+            began = time.perf_counter()
+            batch = self.batch(epoch, step, order, part)
+            images = normalise(batch.images, self.cfg["mean"], self.cfg["std"])
+            images = images.contiguous(memory_format=self.memory_format)
+            loading += time.perf_counter() - began
+            last = part == parts - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.objective):
+                pixels = batch.images if batch.targets is None else batch.targets
+                loss, scores = self.step_module(images, batch.labels, pixels)
+                self.accelerator.backward(loss / parts)
+            right = found(scores.detach(), batch.labels).all(1).float().mean()
+            total += torch.stack((loss.detach().float(), right)) / parts
+        if self.config.clip_norm is not None:
+            self.accelerator.clip_grad_norm_(self.objective.parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(number)
+        return total[0], total[1], loading
+
+    def check_finite(self, epoch: int, first: int, losses: list[Tensor], order: Tensor) -> None:
+        """MereoError at the first loss that is not finite, with its batch saved for a look."""
+        values = self.accelerator.reduce(torch.stack(losses), "mean") if self.processes > 1 else torch.stack(losses)
+        bad = (~torch.isfinite(values)).nonzero()
+        if not len(bad):
+            return
+        step = first + int(bad[0])
+        path = self.folder.path / f"non_finite_epoch{epoch + 1}_step{step}.safetensors"
+        if self.main:
+            batch = self.batch(epoch, step, order, 0)
+            save_tensors(path, {"images": batch.images, "labels": batch.labels}, {"epoch": epoch + 1, "step": step})
+        saved = f"The last checkpoint is {self.folder.state}. " if self.folder.state.exists() else ""
+        raise MereoError(
+            f"the loss is {values[bad[0]].item()} at step {step} of epoch {epoch + 1}; its batch is in {path}. {saved}"
+            "Try a smaller --lr, --clip-norm 1, a longer --warmup-epochs, or --precision fp32."
+        )
+
+    def fit(self) -> None:
+        """All epochs that are still to be done."""
+        epoch, first = self._resume()
+        writer = event_writer(self.folder, self.config.tensorboard and self.main, epoch, self.report)
+        if self.main and epoch == 0 and first == 0:
+            self._draw_training_samples()
+        self.report.start(self.config.epochs * self.steps, epoch * self.steps + first)
+        try:
+            for current in range(epoch, self.config.epochs):
+                row = self._epoch(current, first if current == epoch else 0)
+                if writer is not None:
+                    write_events(writer, row)
+        finally:
+            self.report.stop()
+            if writer is not None:
+                writer.close()
+
+    def _epoch(self, epoch: int, first: int) -> dict[str, Any]:
+        order = epoch_order(self.config.seed, epoch, len(self.splits.train))
+        sums = torch.tensor(
+            self._partial, device=self.device, dtype=torch.float64 if self.device.type != "mps" else torch.float32
+        )
+        began = saved = time.monotonic()
+        loading, pending = 0.0, []
+        check_steps = FINITE_CHECK_STEPS.get(self.device.type, 20)
+        self.objective.train()
+        for step in range(first, self.steps):
+            loss, right, waited = self.optimise(epoch, step, order)
+            pending.append(loss)
+            sums += torch.stack((loss, right)).to(sums.dtype)
+            loading += waited
+            done = step + 1 - first
+            told = None
+            if len(pending) >= check_steps or step == self.steps - 1:
+                self.check_finite(epoch, step + 1 - len(pending), pending, order)
+                told, pending = loss.item(), []
+            rate = done * self.batch_size / max(time.monotonic() - began, 1e-9)
+            self.report.step(epoch + 1, self.config.epochs, rate, told)
+            # Several processes would have to agree on the moment; they save at the end of an epoch alone.
+            late = self.processes == 1 and time.monotonic() - saved > self.config.checkpoint_seconds
+            if late and step < self.steps - 1 and not pending:
+                self._save_state(epoch, step + 1, sums.tolist(), began)
+                saved = time.monotonic()
+        elapsed = time.monotonic() - began
+        rate = (self.steps - first) * self.batch_size / max(elapsed, 1e-9)
+        self._partial = [0.0, 0.0]
+        return self._finish_epoch(epoch, sums, rate, elapsed, loading)
+
+    def _finish_epoch(self, epoch: int, sums: Tensor, rate: float, elapsed: float, loading: float) -> dict[str, Any]:
+        if self.processes > 1:
+            sums = self.accelerator.reduce(sums, "mean")
+        train_loss, train_accuracy = (sums / self.steps).tolist()
+        self.seconds += elapsed
+        split = self.splits.test if self.config.paper_protocol else self.splits.validation
+        scores = None if split is None else self.judge(split)
+        row: dict[str, Any] = {
+            "epoch": epoch + 1,
+            "lr": learning_rate(self.config, (epoch + 1) * self.steps - 1, self.steps),
+            "train_loss": train_loss,
+            "train_accuracy": train_accuracy,
+            "val_loss": None if scores is None else scores.loss,
+            "val_accuracy": None if scores is None else scores.accuracy,
+            "images_per_second": round(rate, 1),
+            "seconds": round(self.seconds, 2),
+            "loading_share": loading / max(elapsed, 1e-9),
+        }
+        self.history.append(row)
+        better = (
+            scores is None
+            or self.best is None
+            or ((scores.accuracy, -scores.loss) > (self.best["accuracy"], -self.best["loss"]))
+        )
+        state = self.evaluated_state()
+        if better:
+            figures = {"accuracy": None, "loss": None} if scores is None else scores.to_dict()
+            self.best = {"epoch": epoch + 1, **figures}
+        if self.main:
+            if better:
+                self._save_weights(self.folder.best, state)
+            self._save_weights(self.folder.last, state)
+            write_history(self.folder.history, self.history)
+        self._save_state(epoch + 1, 0, [0.0, 0.0], None)
+        mean_seconds = self.seconds / (epoch + 1)
+        self.report.epoch(
+            row, self.config.epochs, better and scores is not None, mean_seconds * (self.config.epochs - epoch - 1)
+        )
+        return row
+
+    def evaluated_state(self) -> dict[str, Tensor]:
+        """The weights that are judged and saved: the average where there is one, else the model's own."""
+        state = model_state(self.objective)
+        if self.average is not None:
+            state |= {name: full_tensor(tensor).cpu() for name, tensor in self.average.average.items()}
+        return state
+
+    def judge(self, split: Any) -> Scores:
+        """Scores of the weights that count, on every image of a split, shared among the processes."""
+        backup = None
+        if self.average is not None:
+            backup = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+            self._put(self.average.average)
+        scores = evaluate(
+            self.model, split, batch_size=max(self.batch_size, 256), rank=self.rank, processes=self.processes,
+            reduce=(lambda t: self.accelerator.reduce(t, "sum")) if self.processes > 1 else None,
+            autocast=self.accelerator.autocast,
+        )  # fmt: skip
+        if backup is not None:
+            self._put(backup)
+        return scores
+
+    @torch.no_grad()
+    def _put(self, weights: dict[str, Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(weights[name])
+
+    def _save_weights(self, path: Path, state: dict[str, Tensor]) -> None:
+        save_weights(
+            path, self.model, class_names=self.splits.class_names, state=state,
+            data=self.config.data, seed=self.config.seed, epoch=len(self.history),
+        )  # fmt: skip
+
+    def _save_state(self, epoch: int, step: int, partial: list[float], began: float | None) -> None:
+        elapsed = 0.0 if began is None else time.monotonic() - began
+        progress = {
+            "epoch": epoch, "step": step, "partial": partial, "history": self.history, "best": self.best,
+            "seconds": self.seconds + elapsed, "processes": self.processes,
+        }  # fmt: skip
+        save_state(self.folder.state, self.objective, self.optimizer, self.average, progress, write=self.main)
+
+    def _resume(self) -> tuple[int, int]:
+        if not (self.config.resume and self.folder.state.exists()):
+            return 0, 0
+        progress = load_state(self.folder.state, self.objective, self.optimizer, self.average)
+        self.history, self.best = progress["history"], progress["best"]
+        self.seconds, self._partial = progress["seconds"], progress["partial"]
+        if progress["epoch"] < self.config.epochs:
+            self.report.say(f"going on at epoch {progress['epoch'] + 1}, step {progress['step'] + 1} of {self.steps}")
+        return progress["epoch"], progress["step"]
+
+    def _draw_training_samples(self) -> None:
+        order = epoch_order(self.config.seed, 0, len(self.splits.train))
+        batch = self.batch(0, 0, order, 0)
+        names = self.splits.class_names
+        titles = [", ".join(names[c] for c in row) for row in batch.labels.reshape(len(batch.labels), -1)[:32].tolist()]
+        draw_images(batch.images[:32], titles, self.folder.train_samples)
+
+    def finish(self) -> RunResult:
+        """Judge the last and the best weights on the test images and write the results."""
+        test_last = self.judge(self.splits.test)
+        self.accelerator.wait_for_everyone()
+        tensors, _ = load_tensors(self.folder.best)
+        self.average = None
+        restore_model(self.objective, tensors)
+        test_best = self.judge(self.splits.test)
+        rates = [row["images_per_second"] for row in self.history]
+        results = {
+            "model": self.config.model,
+            "data": self.config.data,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "best_epoch": self.best["epoch"] if self.best else None,
+            "chosen_on": "test"
+            if self.config.paper_protocol
+            else "validation"
+            if self.splits.validation
+            else "last epoch",
+            "test_best": test_best.to_dict(),
+            "test_last": test_last.to_dict(),
+            "train_images": len(self.splits.train),
+            "skipped_images": self.splits.skipped,
+            "images_per_second": sorted(rates)[len(rates) // 2],
+            "loading_share": sum(row["loading_share"] for row in self.history) / len(self.history),
+            "seconds": round(self.seconds, 1),
+            "device": str(self.device),
+            "torch": torch.__version__,
+        }
+        if self.main:
+            self.folder.write_json(self.folder.results, results)
+            draw_curves(self.history, self.folder.curves)
+            self._draw_test_samples()
+        self.accelerator.wait_for_everyone()
+        return RunResult(self.folder, test_best, test_last, results, self.model.eval())
+
+    @torch.inference_mode()
+    def _draw_test_samples(self) -> None:
+        if self.processes > 1:
+            return
+        count = min(32, len(self.splits.test))
+        step = len(self.splits.test) // count
+        batch = self.splits.test.batch(torch.arange(count) * step, crop=self.crop, device=self.device)
+        capsules = self.model.eval().capsules(normalise(batch.images, self.cfg["mean"], self.cfg["std"]))
+        names, labels = self.splits.class_names, batch.labels.reshape(count, -1)
+        said = capsules.activation.topk(labels.shape[1], 1).indices
+        titles = [", ".join(names[c] for c in row) for row in said.tolist()]
+        wrong = (~found(capsules.activation, batch.labels).all(1)).tolist()
+        draw_images(batch.images, titles, self.folder.test_samples, wrong=wrong)
+
+
+def open_folder(config: TrainConfig) -> tuple[TrainConfig, RunFolder]:
+    """The folder of a run, and its configuration: the saved one where it goes on."""
+    if not config.resume:
+        return config, new_folder(config)
+    folder = folder_to_resume(config)
+    if folder.config.exists():
+        from mereo.training.setup import resolve
+
+        check_same(TrainConfig.from_yaml(folder.config), resolve(config), folder)
+    return config, folder
+
+
+def train(config: TrainConfig, report: Report | None = None) -> RunResult:
+    """Train a network as configured and return what came of it; the same as `mereo train`."""
+    import os
+
+    main = int(os.environ.get("RANK", "0")) == 0
+    report = report or Report(silent=not main)
+    config, folder = open_folder(config)
+    setup = prepare(config, progress=reading_progress(report), cache=folder.path)
+    with deterministic_on(setup.device):
+        trainer = Trainer(setup, folder, report)
+        if trainer.main:
+            saved = setup.config.replace(resume=False, dry_run=False)
+            write_atomically(folder.config, saved.to_yaml().encode())
+        trainer.fit()
+        return trainer.finish()

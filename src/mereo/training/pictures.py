@@ -1,0 +1,73 @@
+"""Pictures of a run: learning curves, what augmentation makes of the images, what the model says of test images."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.models.weights import write_atomically
+
+
+def _figure(width: float, height: float) -> Any:
+    # The object-oriented interface leaves no global state behind, and needs no display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """A matplotlib figure as PNG, written atomically."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    write_atomically(path, content.getvalue())
+
+
+def draw_curves(history: list[dict[str, Any]], path: Path) -> None:
+    """Loss and accuracy by epoch."""
+    figure = _figure(9, 3.2)
+    left, right = figure.subplots(1, 2)
+    epochs = [row["epoch"] for row in history]
+    for axes, quantity, scale in ((left, "loss", 1), (right, "accuracy", 100)):
+        for split, label in (("train", "training"), ("val", "validation")):
+            values = [row[f"{split}_{quantity}"] for row in history]
+            if None not in values:
+                axes.plot(epochs, [scale * v for v in values], marker="." if len(epochs) < 40 else "", label=label)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(quantity + (" in %" if scale == 100 else ""))
+        axes.grid(alpha=0.3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    left.set_yscale("log")
+    left.legend()
+    save_figure(figure, path)
+
+
+def displayable(image: Tensor) -> Any:
+    """(channels, height, width) in [0, 1] as an array that matplotlib shows: grey, RGB, or the mean of the channels."""
+    image = image.detach().float().clamp(0, 1).cpu()
+    return image.permute(1, 2, 0).numpy() if image.shape[0] == 3 else image.mean(0).numpy()
+
+
+def draw_images(
+    images: Tensor, titles: list[str], path: Path, columns: int = 8, wrong: list[bool] | None = None
+) -> None:
+    """A grid of images (batch, channels, height, width) in [0, 1] with a line above each, red where it is wrong."""
+    rows = -(-len(images) // columns)
+    figure = _figure(1.15 * columns, 1.35 * rows)
+    for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
+        axes.set_axis_off()
+        if place < len(images):
+            axes.imshow(displayable(images[place]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            red = wrong is not None and wrong[place]
+            axes.set_title(titles[place], fontsize=7, color="crimson" if red else "black")
+    save_figure(figure, path)
+
+
+@torch.inference_mode()
+def draw_rebuilt(images: Tensor, rebuilt: Tensor, titles: list[str], path: Path) -> None:
+    """Images above what the decoder rebuilds from their longest capsule."""
+    draw_images(torch.cat((images, rebuilt)), [*titles, *["rebuilt"] * len(rebuilt)], path, columns=len(images))

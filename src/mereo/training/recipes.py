@@ -1,0 +1,143 @@
+"""Published recipes as data: what a paper says of its training, ready to be run and to be overridden.
+
+A recipe changes fields of `TrainConfig`; `by_data` holds what a paper does differently on one data set. The first
+network named is the one it was published for. This module imports no torch.
+"""
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mereo.errors import unknown
+from mereo.training.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One recipe.
+
+    Attributes:
+        summary: one sentence.
+        source: where it is from.
+        reported: the test accuracy its source reports, in percent, by data set.
+        changes: fields of the configuration.
+        by_data: further fields, by data set.
+    """
+
+    summary: str
+    source: str
+    changes: Mapping[str, Any]
+    by_data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reported: Mapping[str, float] = field(default_factory=dict)
+
+
+CIFAR10 = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
+
+RECIPES: dict[str, Recipe] = {
+    "mspcaps_paper": Recipe(
+        "MSPCaps as published: AdamW, warm-up, cosine, 300 epochs (100 on MNIST).",
+        "arXiv:2508.16922, section 4.1",
+        {
+            "model": "mspcaps_tiny", "data": "cifar10", "epochs": 300, "batch_size": 128, "optimizer": "adamw",
+            "lr": 5e-4, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 5.0, "warmup_start": 0.1,
+            "min_lr": 1e-6, "loss": "margin", "reconstruction_weight": 0.0,
+        },
+        {
+            "mnist": {"epochs": 100, "augment": ("rotate=15",)},
+            "fashion_mnist": {"lr": 1e-4, "augment": ("crop=4", "flip")},
+            "svhn": {"augment": ("rotate=15", "crop=4"), "model_args": {"coupling_drop": 0.0}},
+            "cifar10": {"augment": ("crop=4", "flip"), **CIFAR10},
+        },
+        {"mnist": 99.69, "svhn": 95.79, "cifar10": 88.71},
+    ),
+    "capsnet_paper": Recipe(
+        "CapsNet as its authors' code trains it on MNIST: Adam, decaying smoothly, shifts of 2 pixels.",
+        "arXiv:1710.09829, section 5, and the authors' code",
+        {
+            "model": "capsnet", "data": "mnist", "epochs": 640, "batch_size": 128, "optimizer": "adam", "lr": 1e-3,
+            "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.96, "decay_steps": 2000,
+            "warmup_epochs": 0.0, "min_lr": 1e-6, "reconstruction_weight": 0.0005, "augment": ("shift=2",),
+        },
+        {"cifar10": {"model": "capsnet_32"}, "svhn": {"model": "capsnet_svhn"}},
+        {"mnist": 99.75},
+    ),
+    "capsnet_cifar": Recipe(
+        "CapsNet on random 24x24 crops of CIFAR-10, one network of the paper's seven.",
+        "arXiv:1710.09829, section 7, and the authors' code",
+        {
+            "model": "capsnet_cifar", "data": "cifar10", "epochs": 640, "batch_size": 128, "optimizer": "adam",
+            "lr": 1e-3, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.96, "decay_steps": 2000,
+            "warmup_epochs": 0.0, "min_lr": 1e-6, "reconstruction_weight": 0.0,
+            "augment": ("none",),
+        },
+    ),
+    "capsnet_multimnist": Recipe(
+        "CapsNet on two overlaid digits; both are rebuilt.",
+        "arXiv:1710.09829, section 6",
+        {
+            "model": "capsnet_multimnist", "data": "multimnist", "epochs": 640, "batch_size": 128,
+            "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.96,
+            "decay_steps": 2000, "warmup_epochs": 0.0, "min_lr": 1e-6, "reconstruction_weight": 0.0005,
+            "augment": ("none",),
+        },
+        reported={"multimnist": 94.8},
+    ),
+    "efficient_capsnet_mnist": Recipe(
+        "Efficient-CapsNet as published on MNIST: Adam, 0.97 an epoch, its own augmentation.",
+        "arXiv:2101.12491, section 4, and the authors' code",
+        {
+            "model": "efficient_capsnet", "data": "mnist", "epochs": 150, "batch_size": 16, "optimizer": "adam",
+            "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97, "warmup_epochs": 0.0,
+            "min_lr": 5e-5, "reconstruction_weight": 0.0005, "augment": ("efficient_mnist",),
+        },
+        reported={"mnist": 99.74},
+    ),
+    "efficient_capsnet_multimnist": Recipe(
+        "Efficient-CapsNet on two overlaid digits; 0.196 of a mean squared error for each.",
+        "arXiv:2101.12491, section 4, and the authors' code",
+        {
+            "model": "efficient_capsnet_multimnist", "data": "multimnist", "epochs": 150, "batch_size": 64,
+            "optimizer": "adam", "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97,
+            "warmup_epochs": 0.0, "min_lr": 5e-5, "reconstruction_weight": 0.196 / 1296, "augment": ("none",),
+        },
+        reported={"multimnist": 94.9},
+    ),
+    "efficient_capsnet_smallnorb": Recipe(
+        "Efficient-CapsNet on smallNORB, from an image folder of pairs.",
+        "arXiv:2101.12491, section 4, and the authors' code",
+        {
+            "model": "efficient_capsnet_smallnorb", "data": "smallnorb", "epochs": 200, "batch_size": 16,
+            "optimizer": "adam", "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97,
+            "warmup_epochs": 0.0, "min_lr": 5e-5, "reconstruction_weight": 0.392 / 4608,
+            "augment": ("brightness=0.25", "contrast=0.5:1.5"),
+        },
+        reported={"smallnorb": 97.46},
+    ),
+    "digits_demo": Recipe(
+        "The demonstration: MSPCaps-T on 1,797 handwritten digits, two minutes on two CPU cores.",
+        "ours",
+        {
+            "model": "mspcaps_tiny", "data": "digits", "epochs": 20, "batch_size": 64, "optimizer": "adamw",
+            "lr": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 1.0, "min_lr": 1e-6,
+            "augment": ("rotate=10", "crop=2"), "in_chans": 1,
+        },
+    ),
+}  # fmt: skip
+
+
+def list_recipes(pattern: str = "*") -> list[str]:
+    """Names of the recipes that match a shell-style pattern, sorted."""
+    return sorted(fnmatch.filter(RECIPES, pattern))
+
+
+def apply_recipe(name: str, model: str | None = None, data: str | None = None) -> TrainConfig:
+    """The configuration of a recipe, for its own network and data set or for others."""
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    recipe = RECIPES[name]
+    data = data or str(recipe.changes["data"])
+    changes = {**recipe.changes, **recipe.by_data.get(data, {}), "data": data, "recipe": name}
+    if model:
+        changes["model"] = model
+    return TrainConfig().replace(**changes)

@@ -1,0 +1,134 @@
+"""What a run tells while it works: a progress bar or a line an epoch, CSV, events for TensorBoard."""
+
+import csv
+import io
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mereo.models.weights import write_atomically
+from mereo.training.run_folder import RunFolder
+
+COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
+
+
+def percent(share: float) -> str:
+    """0.9953 as 99.53 %."""
+    return f"{100 * share:.2f} %"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them: 45 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class Report:
+    """Tells a person how a run goes. Silent in every process but the first.
+
+    Args:
+        silent: print nothing (the files are written all the same).
+    """
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self.silent = silent
+        self.live = not silent and sys.stderr.isatty()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def say(self, line: str) -> None:
+        """One line for the person."""
+        if self.silent:
+            return
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, flush=True)
+
+    def start(self, steps: int, done: int) -> None:
+        """The run begins: `steps` optimiser steps in all, `done` of them before this start."""
+        if self.live:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), transient=True,
+            )  # fmt: skip
+            self._bar.start()
+            self._task = self._bar.add_task("training", total=steps, completed=done, rate="")
+
+    def step(self, epoch: int, epochs: int, rate: float, loss: float | None) -> None:
+        """One optimiser step is done."""
+        if self._bar is not None:
+            told = "" if loss is None else f", loss {loss:.4f}"
+            self._bar.update(
+                self._task, advance=1, description=f"epoch {epoch}/{epochs}{told}", rate=f"{rate:,.0f} images/s"
+            )
+
+    def epoch(self, row: dict[str, Any], epochs: int, best: bool, left: float) -> None:
+        """One epoch is done: a line of its figures."""
+        parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"loss {row['train_loss']:.4f}"]
+        parts.append(f"train {percent(row['train_accuracy'])}")
+        if row["val_accuracy"] is not None:
+            parts.append(f"val {percent(row['val_accuracy'])}{' (best)' if best else ''}")
+        parts += [f"{row['images_per_second']:,.0f} images/s", f"{duration(left)} left"]
+        self.say("  ".join(parts))
+
+    def stop(self) -> None:
+        """Take the bar off the screen."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def reading_progress(report: Report) -> Callable[[int, int], None]:
+    """A callback (done, total) that tells how the reading of images goes, once it takes long enough to wonder."""
+    began = time.monotonic()
+    last = [began]
+
+    def tell(done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - last[0] > (0.5 if report.live else 10) or (done == total and now - began > 2):
+            last[0] = now
+            if report.live:
+                print(f"\rreading images: {done:,} of {total:,}", end="\n" if done == total else "", file=sys.stderr)
+            else:
+                report.say(f"reading images: {done:,} of {total:,}")
+
+    return tell
+
+
+def write_history(path: Path, history: list[dict[str, Any]]) -> None:
+    """All epochs as CSV, written anew each time, so that a resumed run leaves no doubled line."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(history)
+    write_atomically(path, text.getvalue().encode())
+
+
+def event_writer(folder: RunFolder, wanted: bool, first_epoch: int, report: Report) -> Any:
+    """A TensorBoard writer, or None; says so when TensorBoard is wanted and not installed."""
+    if not wanted:
+        return None
+    with suppress(ImportError):
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(folder.tensorboard), purge_step=first_epoch + 1)
+    report.say("TensorBoard is not installed; pip install 'mereo[tensorboard]' to have events written.")
+    return None
+
+
+def write_events(writer: Any, row: dict[str, Any]) -> None:
+    """One epoch's figures as TensorBoard scalars."""
+    for name in COLUMNS[1:]:
+        if row[name] is not None:
+            writer.add_scalar(name, row[name], row["epoch"])
+    writer.flush()

@@ -1,0 +1,84 @@
+"""The folder of a run: what lies where, and which folder a run gets."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mereo.errors import UsageError
+from mereo.models.weights import write_atomically
+from mereo.training.config import TrainConfig
+
+IDENTITY = {"device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root"}
+"""Fields that may differ when a run goes on, for they do not change what it computes."""
+
+
+class RunFolder:
+    """Names of the files of one run.
+
+    config.yaml            what `mereo train <folder>/config.yaml` repeats
+    state.safetensors      where a killed run goes on
+    weights/best.safetensors, weights/last.safetensors
+    results.csv            a line an epoch
+    results.json           the figures at the end
+    curves.png, samples_train.png, samples_test.png
+    tensorboard/           events
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.state = path / "config.yaml", path / "state.safetensors"
+        self.best, self.last = path / "weights" / "best.safetensors", path / "weights" / "last.safetensors"
+        self.history, self.results = path / "results.csv", path / "results.json"
+        self.curves = path / "curves.png"
+        self.train_samples, self.test_samples = path / "samples_train.png", path / "samples_test.png"
+        self.tensorboard = path / "tensorboard"
+
+    def write_json(self, path: Path, content: dict[str, Any]) -> None:
+        """Write one JSON document atomically."""
+        write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def run_name(config: TrainConfig) -> str:
+    """Name of the run: the one given, or <model>-<data>."""
+    data = re.sub(r"[^\w.-]+", "_", Path(config.data).name) or "data"
+    return config.name or f"{config.model}-{data}"
+
+
+def _numbered(config: TrainConfig) -> list[tuple[int, Path]]:
+    """Existing folders of that name: (1, name), (2, name-2), ..."""
+    name, root = run_name(config), Path(config.output)
+    found = [(1, root / name)] if (root / name).exists() else []
+    if config.name is None and root.is_dir():
+        for path in root.glob(f"{name}-*"):
+            number = path.name.removeprefix(f"{name}-")
+            if number.isdigit():
+                found.append((int(number), path))
+    return sorted(found)
+
+
+def new_folder(config: TrainConfig) -> RunFolder:
+    """A folder that is not there yet; UsageError if the name given is taken."""
+    taken = _numbered(config)
+    if not taken:
+        return RunFolder(Path(config.output) / run_name(config))
+    if config.name is not None:
+        raise UsageError(f"{taken[0][1]} is there already; give --resume to go on with it, or another --name.")
+    return RunFolder(Path(config.output) / f"{run_name(config)}-{taken[-1][0] + 1}")
+
+
+def folder_to_resume(config: TrainConfig) -> RunFolder:
+    """The newest folder of that name, or a new one where there is none yet."""
+    taken = _numbered(config)
+    return RunFolder(taken[-1][1]) if taken else RunFolder(Path(config.output) / run_name(config))
+
+
+def check_same(saved: TrainConfig, given: TrainConfig, folder: RunFolder) -> None:
+    """UsageError unless two configurations compute the same."""
+    a, b = saved.to_dict(), given.to_dict()
+    differing = [name for name in a if name not in IDENTITY and a[name] != b[name]]
+    if differing:
+        parts = ", ".join(f"{name} was {a[name]} and is {b[name]}" for name in differing[:4])
+        raise UsageError(
+            f"resume goes on with {folder.path} as it was begun, but {parts}. Leave those out, or start a new run."
+        )

@@ -1,0 +1,134 @@
+"""From a configuration to a model, data and a device, with every open question settled and written down."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mereo.data import Augmentation, Images, Splits, dataset_info, load_splits
+from mereo.errors import UsageError
+from mereo.models import CapsuleClassifier, create_model, get_model_entry
+from mereo.models.weights import load_state
+from mereo.training.config import TrainConfig
+from mereo.training.order import derived_seed
+
+AUTO_AUGMENT = {
+    "digits": ("rotate=10", "crop=2"),
+    "mnist": ("rotate=15", "shift=2"),
+    "fashion_mnist": ("crop=4", "flip"),
+    "svhn": ("crop=4",),
+    "cifar10": ("crop=4", "flip"),
+    "multimnist": (),
+}
+"""What "auto" means; an image folder gets crop=4 and flip."""
+
+
+@dataclass
+class Setup:
+    """Everything a run needs, and the configuration with nothing left open."""
+
+    config: TrainConfig
+    model: CapsuleClassifier
+    splits: Splits
+    augmentation: Augmentation | None
+    device: torch.device
+    crop: tuple[int, int]
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name, or the best there is for "auto"; UsageError if it is not there."""
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        return torch.device("cpu") if accelerator is None else accelerator
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda, cuda:N or mps.") from None
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    count = there.get(device.type, 0)
+    if count == 0 or (device.index or 0) >= count:
+        have = ", ".join(f"{kind} ({n})" for kind, n in there.items() if n)
+        raise UsageError(f"device is {name!r}, which this machine does not have; there is {have}.")
+    return device
+
+
+def resolve(config: TrainConfig) -> TrainConfig:
+    """Fill in what the network and the data decide: sizes, channels, augmentation."""
+    config.check()
+    entry = get_model_entry(config.model)
+    info = dataset_info(config.data)
+    size = config.img_size
+    if size is None and "img_size" not in config.model_args:
+        default = entry.defaults["img_size"]
+        size = default if isinstance(default, int) else None
+    augment = config.augment
+    if augment == ("auto",):
+        augment = AUTO_AUGMENT.get(config.data, ("crop=4", "flip")) or ("none",)
+    channels = config.in_chans or info.in_chans
+    mean, std = config.mean, config.std
+    if mean is None or std is None:
+        mean, std = (entry.mean,) * channels, (entry.std,) * channels
+    elif len(mean) != channels or len(std) != channels:
+        raise UsageError(
+            f"mean and std have {len(mean)} and {len(std)} entries for {channels} channels; give one a channel."
+        )
+    fraction = 0.0 if config.paper_protocol else config.validation_fraction
+    return config.replace(
+        img_size=size, in_chans=channels, augment=augment, mean=mean, std=std, validation_fraction=fraction
+    )
+
+
+def build_model(config: TrainConfig, num_classes: int) -> CapsuleClassifier:
+    """The network of a resolved configuration, started from its seed or from given weights."""
+    arguments: dict[str, Any] = {"img_size": config.img_size, **config.model_args}
+    torch.manual_seed(derived_seed(config.seed, "weights"))
+    model = create_model(config.model, num_classes=num_classes, in_chans=config.in_chans, **arguments)
+    model.pretrained_cfg |= {"mean": config.mean, "std": config.std}
+    if config.weights is not None:
+        load_state(model, config.weights)
+    return model
+
+
+def place(images: Images, device: torch.device) -> Images:
+    """Images in the memory of an accelerator where they take at most a quarter of what is free, else where they are."""
+    if device.type != "cuda":
+        return images
+    free, _ = torch.cuda.mem_get_info(device)
+    size = len(images) * math.prod(images.image_shape)
+    return images.to(device) if size < free / 4 else images
+
+
+def prepare(config: TrainConfig, *, progress: Any = None, cache: Path | None = None) -> Setup:
+    """Resolve a configuration and load what it names.
+
+    The model is built before the data, so that a wrong argument shows before minutes of reading.
+    """
+    config = resolve(config)
+    device = choose_device(config.device)
+    augmentation = None if config.augment in ((), ("none",)) else Augmentation.parse(config.augment)
+    info = dataset_info(config.data)
+    model = build_model(config, info.num_classes)
+    crop = model.image_shape[1:]
+    splits = load_splits(
+        config.data,
+        root=config.data_root,
+        img_size=crop,
+        in_chans=config.in_chans,
+        crop_pct=model.pretrained_cfg["crop_pct"],
+        validation_fraction=config.validation_fraction,
+        seed=config.seed,
+        strict=config.strict,
+        limit=config.limit,
+        cache_dir=cache,
+        progress=progress,
+    )
+    if len(splits.class_names) != info.num_classes:
+        model = build_model(config, len(splits.class_names))
+    splits = splits._replace(
+        train=place(splits.train, device),
+        validation=None if splits.validation is None else place(splits.validation, device),
+        test=place(splits.test, device),
+    )
+    return Setup(config, model, splits, augmentation, device, crop)
