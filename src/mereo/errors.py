@@ -43,12 +43,12 @@ def check_choice(argument: str, value: str, choices: Iterable[str]) -> None:
 def check_positive(**arguments: float) -> None:
     """Raise `UsageError` for the first keyword argument that is not above zero."""
     for argument, value in arguments.items():
-        if not value > 0:
-            raise UsageError(f"{argument} is {value}; it must be above 0.")
+        if not isinstance(value, int | float) or not value > 0:
+            raise UsageError(f"{argument} is {value!r}; it must be a number above 0.")
 
 
 def check_probability(**arguments: float) -> None:
     """Raise `UsageError` for the first keyword argument outside [0, 1)."""
     for argument, value in arguments.items():
-        if not 0 <= value < 1:
-            raise UsageError(f"{argument} is {value}; it must be at least 0 and below 1.")
+        if not isinstance(value, int | float) or not 0 <= value < 1:
+            raise UsageError(f"{argument} is {value!r}; it must be a number of at least 0 and below 1.")

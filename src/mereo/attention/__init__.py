@@ -1,1 +1,22 @@
-"""One file an attention mechanism: wholes that choose among parts."""
+"""One file an attention mechanism or associative memory: wholes that ask their parts."""
+
+from mereo.attention.associative_memory import MEMORIES, AssociativeMemory, associative_memory, energy, retrieve
+from mereo.attention.hopfield import HopfieldAttention
+from mereo.attention.hopfield_lookup import HopfieldLookup
+from mereo.attention.hopfield_pooling import HopfieldPooling
+from mereo.attention.multi_head import MultiHeadAttention
+from mereo.attention.separation import SEPARATIONS, Separation
+
+__all__ = [
+    "MEMORIES",
+    "SEPARATIONS",
+    "AssociativeMemory",
+    "HopfieldAttention",
+    "HopfieldLookup",
+    "HopfieldPooling",
+    "MultiHeadAttention",
+    "Separation",
+    "associative_memory",
+    "energy",
+    "retrieve",
+]

@@ -6,6 +6,8 @@ Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922.
 import torch
 from torch import Tensor, nn
 
+from mereo.core import bounded
+
 
 class PatchifyCapsules(nn.Module):
     """Average-pool patches, project them, add where they are, normalise.
@@ -36,4 +38,4 @@ class PatchifyCapsules(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         tokens = self.proj(self.pool(features)).flatten(2).transpose(1, 2)
-        return self.norm(tokens + self.position)
+        return self.norm(bounded(tokens + self.position))

@@ -6,7 +6,7 @@ from mereo.core.log_domain import log_mean_exp, masked_logsumexp
 from mereo.core.record import Trace, intervene, record
 from mereo.core.settle import settle
 from mereo.core.shapes import Capsules
-from mereo.core.squash import lengths, squash, squash_exponential
+from mereo.core.squash import bounded, lengths, squash, squash_exponential
 from mereo.core.topology import grid_groups
 from mereo.core.votes import DenseVotes, SameVotes, SharedVotes, Votes
 
@@ -20,6 +20,7 @@ __all__ = [
     "SharedVotes",
     "Trace",
     "Votes",
+    "bounded",
     "get_mechanism",
     "grid_groups",
     "intervene",

@@ -29,7 +29,7 @@ class Capsules(NamedTuple):
 
 def image_size(img_size: int | tuple[int, int] | list[int]) -> tuple[int, int]:
     """Height and width from one number or a pair; UsageError unless both are whole numbers above 0."""
-    sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    sides = tuple(img_size) if isinstance(img_size, tuple | list) else (img_size, img_size)
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise UsageError(f"img_size is {img_size!r}; it must be a whole number above 0, or a pair (height, width).")
     return sides

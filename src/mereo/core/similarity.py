@@ -30,7 +30,7 @@ from mereo.core.squash import accumulation_type, lengths
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
 EPS = 1e-4
-"""Bounds reciprocals and logarithms."""
+"""Bounds reciprocals, logarithms and, from below, the lengths that cosine divides by."""
 
 
 def _accumulating(similarity: Similarity) -> Similarity:
@@ -50,7 +50,9 @@ def dot(query: Tensor, memory: Tensor) -> Tensor:
 @_accumulating
 def cosine(query: Tensor, memory: Tensor) -> Tensor:
     """<m, q> / (|m| |q|); 0 for a pattern or query of length zero."""
-    return dot(query / lengths(query, keepdim=True), memory / lengths(memory, keepdim=True))
+    # Its slope beside a zero vector is 1 / eps, which float16 still holds.
+    query, memory = (x / lengths(x, keepdim=True, eps=EPS**2) for x in (query, memory))
+    return dot(query, memory)
 
 
 @_accumulating

@@ -21,12 +21,21 @@ def accumulation_type(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 
+def bounded(x: Tensor) -> Tensor:
+    """Entries clamped to +-1e16, so that sums of their products stay finite in float32.
+
+    Shapes: any -> the same.
+    """
+    largest = min(_LARGEST, torch.finfo(x.dtype).max)
+    return x.clamp(-largest, largest)
+
+
 def lengths(s: Tensor, dim: int = -1, *, keepdim: bool = False, eps: float = EPS) -> Tensor:
     """Euclidean length along `dim`.
 
     Shapes: s (..., pose) -> (...), or (..., 1) with `keepdim`.
     """
-    wide = s.to(accumulation_type(s)).clamp(-_LARGEST, _LARGEST)
+    wide = bounded(s.to(accumulation_type(s)))
     return (wide.square().sum(dim, keepdim=keepdim) + eps).sqrt().to(s.dtype)
 
 
@@ -35,7 +44,7 @@ def squash(s: Tensor, dim: int = -1) -> Tensor:
 
     Shapes: s (..., pose) -> (..., pose).
     """
-    wide = s.to(accumulation_type(s)).clamp(-_LARGEST, _LARGEST)
+    wide = bounded(s.to(accumulation_type(s)))
     length = lengths(wide, dim, keepdim=True)
     return (wide * (length / (1 + length.square()))).to(s.dtype)
 
@@ -45,6 +54,6 @@ def squash_exponential(s: Tensor, dim: int = -1) -> Tensor:
 
     Shapes: s (..., pose) -> (..., pose).
     """
-    wide = s.to(accumulation_type(s)).clamp(-_LARGEST, _LARGEST)
+    wide = bounded(s.to(accumulation_type(s)))
     length = lengths(wide, dim, keepdim=True)
     return (wide * (-torch.expm1(-length) / length)).to(s.dtype)

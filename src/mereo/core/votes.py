@@ -17,6 +17,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from mereo.core.squash import bounded
+
 
 class Votes(ABC):
     """The linear operator from couplings to receivers and its adjoint.
@@ -60,7 +62,7 @@ class DenseVotes(_StoredVotes):
     """
 
     def __init__(self, senders: Tensor, weight: Tensor) -> None:
-        super().__init__(torch.einsum("bsd,rsde->brse", senders, weight).unsqueeze(1))
+        super().__init__(torch.einsum("bsd,rsde->brse", bounded(senders), weight).unsqueeze(1))
 
 
 class SharedVotes(_StoredVotes):
@@ -70,7 +72,7 @@ class SharedVotes(_StoredVotes):
     """
 
     def __init__(self, senders: Tensor, weight: Tensor) -> None:
-        super().__init__(torch.einsum("bsd,rde->brse", senders, weight).unsqueeze(1))
+        super().__init__(torch.einsum("bsd,rde->brse", bounded(senders), weight).unsqueeze(1))
 
 
 class SameVotes(Votes):

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -12,11 +12,30 @@ from mereo.core import Capsules, lengths
 from mereo.errors import UsageError
 
 
+class SenderGrid(NamedTuple):
+    """Where on the image the senders of a coupling sit: numbered by type, then row, then column.
+
+    Attributes:
+        rows, columns, types: of the senders; there are types * rows * columns.
+        first: centre of the top left sender in pixels from the image's top and left edge, to within a pixel.
+        step: pixels from one sender to the next, down and across.
+        feeds: None when the receivers are the classes; else the place of the first receiver among the fine capsules
+            (cross-agreement) or the senders of the class routing.
+    """
+
+    rows: int
+    columns: int
+    types: int
+    first: float
+    step: float
+    feeds: int | None = None
+
+
 class CapsuleClassifier(nn.Module):
     """An image classifier whose scores are the lengths of its class capsules.
 
     A subclass sets up `forward_features` (image -> last parts), `route` (last parts -> class capsules) and
-    `reset_classifier`, and the attributes below. The constructor's arguments are plain values: they are the
+    `make_classifier`, and the attributes below. The constructor's arguments are plain values: they are the
     configuration that is saved with the weights.
 
     Attributes:
@@ -37,6 +56,7 @@ class CapsuleClassifier(nn.Module):
     num_classes: int
     num_features: int
     image_shape: tuple[int, int, int]
+    head: nn.Module
     decoder: nn.Module | None
     config: dict[str, Any]
     pretrained_cfg: dict[str, Any]
@@ -57,15 +77,37 @@ class CapsuleClassifier(nn.Module):
         """The class capsules of the last parts: (batch, classes, pose)."""
 
     @abstractmethod
+    def make_classifier(self) -> tuple[nn.Module, nn.Module | None]:
+        """New class capsules for `num_classes`, which is above 0, and the decoder that reads them, if any."""
+
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Start the class capsules anew, for another number of classes; 0 removes them.
 
         `global_pool` is part of timm's call and has no meaning here: None or "" alone are accepted.
         """
+        if num_classes < 0:
+            raise UsageError(f"num_classes is {num_classes}; it must be at least 0.")
+        if global_pool:
+            raise UsageError(f"global_pool is {global_pool!r}; capsule networks do not pool. Leave it out.")
+        self.num_classes, self.class_names = num_classes, ()
+        head, decoder = (nn.Identity(), None) if num_classes == 0 else self.make_classifier()
+        like = next(self.parameters())
+        for module in (head, decoder):
+            if module is not None:
+                module.to(like.device, like.dtype).train(self.training)
+        self.head, self.decoder = head, decoder
+        # What is saved with the weights must still describe the model.
+        if hasattr(self, "config"):
+            self.config = {**self.config, "args": {**self.config["args"], "num_classes": num_classes}}
+            self.pretrained_cfg = {**self.pretrained_cfg, "num_classes": num_classes}
 
-    @abstractmethod
     def get_classifier(self) -> nn.Module:
         """The module that makes the class capsules."""
+        return self.head
+
+    def sender_grids(self) -> dict[str, SenderGrid]:
+        """Where the senders of each coupling sit, by the coupling's name; senders without a place are left out."""
+        return {}
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Scores (batch, classes) of the last parts, or the flattened parts themselves (batch, num_features)."""
@@ -106,11 +148,3 @@ class CapsuleClassifier(nn.Module):
                 f"images are {tuple(images.shape)}; this model takes (batch, {channels}, {height}, {width}). "
                 "Resize them, or create the model with other in_chans and img_size."
             )
-
-
-def check_reset(num_classes: int, global_pool: str | None) -> None:
-    """The argument checks that every `reset_classifier` shares."""
-    if num_classes < 0:
-        raise UsageError(f"num_classes is {num_classes}; it must be at least 0.")
-    if global_pool:
-        raise UsageError(f"global_pool is {global_pool!r}; capsule networks do not pool. Leave it out.")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules
 from mereo.core.shapes import conv_out, image_size
 from mereo.errors import UsageError, check_choice, check_positive
-from mereo.models.base import CapsuleClassifier, check_reset
+from mereo.models.base import CapsuleClassifier, SenderGrid
 from mereo.models.registry import register_model
 from mereo.routing import DynamicRouting
 
@@ -85,9 +85,11 @@ class CapsNet(CapsuleClassifier):
             "bias": capsule_bias,
             "detach_routing": detach_routing,
         }
-        self.grid = (rows, columns)
+        self.grid, self.primary_types, self.same = (rows, columns), primary_types, same
         self.conv = PaddedConv2d(in_chans, conv_channels, 9, same=same)
         self.primary = PrimaryCapsules(conv_channels, primary_types, primary_dim, same=same)
+        self._initialise(self.conv, std=0.05)
+        self._initialise(self.primary)
         self.reset_classifier(num_classes)
 
     @staticmethod
@@ -102,36 +104,36 @@ class CapsNet(CapsuleClassifier):
             )
         return conv_out(first, 9, 2)
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        check_reset(num_classes, global_pool)
-        self.num_classes = num_classes
-        self.head: nn.Module = nn.Identity()
-        self.decoder = None
-        if num_classes > 0:
-            self.head = DynamicRouting(
-                self.senders,
-                num_classes,
-                self.primary_dim,
-                self.class_dim,
-                **self.routing_options,  # type: ignore[arg-type]
-            )
-            if self.with_decoder:
-                self.decoder = FullyConnectedDecoder(num_classes * self.class_dim, self.image_shape)
-        if self.init == "official":
-            self._init_official()
+    def make_classifier(self) -> tuple[nn.Module, nn.Module | None]:
+        head = DynamicRouting(
+            self.senders,
+            self.num_classes,
+            self.primary_dim,
+            self.class_dim,
+            **self.routing_options,  # type: ignore[arg-type]
+        )
+        decoder = None
+        if self.with_decoder:
+            decoder = FullyConnectedDecoder(self.num_classes * self.class_dim, self.image_shape)
+        self._initialise(head, decoder)
+        return head, decoder
 
-    def _init_official(self) -> None:
-        for name, parameter in self.named_parameters():
+    def _initialise(self, *modules: nn.Module | None, std: float = 0.1) -> None:
+        if self.init == "default":
+            return
+        for name, parameter in (pair for m in modules if m is not None for pair in m.named_parameters()):
             if name.endswith("prior"):
                 nn.init.zeros_(parameter)
             elif name.endswith("bias"):
                 nn.init.constant_(parameter, 0.1)
             else:
-                std = 0.05 if name == "conv.weight" else 0.1
                 nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
-    def get_classifier(self) -> nn.Module:
-        return self.head
+    def sender_grids(self) -> dict[str, SenderGrid]:
+        if self.num_classes == 0:
+            return {}
+        # Without padding the first capsule looks at pixels 0 to 16, whose centre is 8.5.
+        return {"head.coupling": SenderGrid(*self.grid, self.primary_types, 1.0 if self.same else 8.5, 2.0)}
 
     def forward_features(self, images: Tensor) -> Tensor:
         """The primary capsules: (batch, types * rows * columns, pose)."""

@@ -10,7 +10,7 @@ from mereo.capsules import DepthwisePrimaryCapsules, FullyConnectedDecoder, Upsa
 from mereo.core import lengths
 from mereo.core.shapes import conv_out, image_size
 from mereo.errors import UsageError, check_choice, check_positive
-from mereo.models.base import CapsuleClassifier, check_reset
+from mereo.models.base import CapsuleClassifier
 from mereo.models.registry import register_model
 from mereo.routing import SelfAttentionRouting
 
@@ -68,6 +68,9 @@ class EfficientCapsNet(CapsuleClassifier):
         check_choice("decoder", decoder, ("full", "upsampling", "none"))
         check_choice("init", init, ("default", "official"))
         check_positive(primary_dim=primary_dim, class_dim=class_dim)
+        check_positive(primary_kernel=1 if primary_kernel is None else primary_kernel)
+        if not stem or any(len(layer) != 3 or min(layer) < 1 for layer in stem):
+            raise UsageError(f"stem is {stem}; it must be (kernel, channels, stride), above 0, of each convolution.")
         width = stem[-1][1]
         if width % primary_dim:
             raise UsageError(f"primary_dim is {primary_dim}; it must divide the stem's last channels, {width}.")
@@ -120,14 +123,9 @@ class EfficientCapsNet(CapsuleClassifier):
             in_chans = channels
         return nn.Sequential(*layers)
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        check_reset(num_classes, global_pool)
-        self.num_classes = num_classes
-        self.head: nn.Module = nn.Identity()
-        self.decoder = None
-        if num_classes > 0:
-            self.head = SelfAttentionRouting(self.senders, num_classes, self.primary_dim, self.class_dim)
-            self.decoder = self._make_decoder(num_classes * self.class_dim)
+    def make_classifier(self) -> tuple[nn.Module, nn.Module | None]:
+        head = SelfAttentionRouting(self.senders, self.num_classes, self.primary_dim, self.class_dim)
+        return head, self._make_decoder(self.num_classes * self.class_dim)
 
     def _make_decoder(self, in_features: int) -> nn.Module | None:
         if self.decoder_kind == "none":
@@ -140,9 +138,6 @@ class EfficientCapsNet(CapsuleClassifier):
         nn.init.kaiming_normal_(second.weight)
         nn.init.xavier_normal_(last.weight)
         return decoder
-
-    def get_classifier(self) -> nn.Module:
-        return self.head
 
     def score(self, poses: Tensor) -> Tensor:
         """sqrt(|v|^2 + 1e-7), as the authors' code does."""

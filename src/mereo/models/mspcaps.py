@@ -14,7 +14,7 @@ from mereo.core import grid_groups
 from mereo.core.coupling import Over
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive
-from mereo.models.base import CapsuleClassifier, check_reset
+from mereo.models.base import CapsuleClassifier, SenderGrid
 from mereo.models.registry import register_model
 from mereo.routing import CrossAgreementRouting, DynamicRouting
 
@@ -102,13 +102,14 @@ class MSPCaps(CapsuleClassifier):
         super().__init__()
         check_choice("routing", routing, ("cross_agreement", "dynamic"))
         check_positive(patch_size=patch_size, depth=depth, mid_dim=mid_dim, out_dim=out_dim)
+        check_positive(channels=min(channels), pose_dims=min(pose_dims))
         scales = tuple(scales)
         if not scales or list(scales) != sorted(set(scales) & {0, 1, 2}):
             raise UsageError(f"scales is {scales}; it must name some of the maps 0, 1, 2, each once and in that order.")
-        self.num_classes, self.decoder = num_classes, None
         self.image_shape = (in_chans, *image_size(img_size))
         self.scales, self.routing = scales, routing
         self.out_dim, self.routing_steps = out_dim, routing_steps
+        self.patch_size, self.scale_capsules = patch_size, scale_capsules
         self.cross_agreement: dict[str, Any] = {
             "share_weights": share_weights,
             "over": coupling_over,
@@ -139,7 +140,7 @@ class MSPCaps(CapsuleClassifier):
         """Rows and columns of patches on each map used: floor(ceil(side / 2^i) / patch_size)."""
         _, height, width = self.image_shape
         grids = [tuple(-(-side // 2**i) // patch_size for side in (height, width)) for i in range(3)]
-        for i in self.scales:
+        for i in reversed(self.scales):
             if min(grids[i]) < 1:
                 sides = tuple(-(-side // 2**i) for side in (height, width))
                 raise UsageError(
@@ -190,23 +191,28 @@ class MSPCaps(CapsuleClassifier):
         self.head_fine = (sum(scale_capsules[i] for i in self.scales), mid_dim)
         self.num_features = self.head_fine[0] * mid_dim
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        check_reset(num_classes, global_pool)
-        self.num_classes = num_classes
-        if num_classes == 0:
-            self.head: nn.Module = nn.Identity()
-        elif self.routing == "dynamic":
-            self.head = DynamicRouting(
-                self.head_fine[0], num_classes, self.head_fine[1], self.out_dim, steps=self.routing_steps
-            )
-        else:
-            (fine, fine_dim), (coarse, coarse_dim) = self.head_fine, self.head_coarse
-            self.head = CrossAgreementRouting(
-                fine, coarse, num_classes, fine_dim, coarse_dim, self.out_dim, **self.cross_agreement
-            )
+    def make_classifier(self) -> tuple[nn.Module, None]:
+        (fine, fine_dim), classes, out_dim = self.head_fine, self.num_classes, self.out_dim
+        if self.routing == "dynamic":
+            return DynamicRouting(fine, classes, fine_dim, out_dim, steps=self.routing_steps), None
+        coarse, coarse_dim = self.head_coarse
+        return CrossAgreementRouting(fine, coarse, classes, fine_dim, coarse_dim, out_dim, **self.cross_agreement), None
 
-    def get_classifier(self) -> nn.Module:
-        return self.head
+    def sender_grids(self) -> dict[str, SenderGrid]:
+        def grid(scale: int, feeds: int | None = None) -> SenderGrid:
+            step = float(self.patch_size * 2**scale)
+            return SenderGrid(*self.grids[scale], 1, step / 2, step, feeds)
+
+        if self.num_classes == 0:
+            return {}
+        if self.routing == "dynamic":
+            found, feeds = {}, 0
+            for i in self.scales:
+                found[f"scale_routings.{i}.coupling"] = grid(i, feeds)
+                feeds += self.scale_capsules[i]
+            return found
+        middle = {} if self.middle is None else {"middle.coupling": grid(self.scales[1], 0)}
+        return {**middle, "head.coupling": grid(self.scales[-1])}
 
     def patch_capsules(self, images: Tensor) -> dict[int, Tensor]:
         """The patch capsules of every map used: {map: (batch, rows * columns, pose)}."""

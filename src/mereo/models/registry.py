@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mereo.errors import UsageError, check_positive, nearest, unknown
+from mereo.errors import UsageError, nearest, unknown
 from mereo.models.base import CapsuleClassifier
 
 
@@ -138,8 +138,8 @@ def create_model(
         if argument not in defaults:
             close = nearest(argument, defaults) or sorted(defaults)
             raise UsageError(f"{name} has no argument {argument!r}; it has " + ", ".join(close) + ".")
-    arguments = defaults | given
-    _check_sizes(arguments)
+    arguments = defaults | {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    _check_kinds(name, defaults, arguments)
     model = entry.module(**arguments)
     model.config = {"model": name, "args": arguments}
     model.pretrained_cfg = entry.pretrained_cfg(arguments)
@@ -150,10 +150,24 @@ def create_model(
     return model
 
 
-def _check_sizes(arguments: Mapping[str, Any]) -> None:
+def _check_kinds(name: str, defaults: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """UsageError for an argument of another kind than its default: a word for a number, a number for a switch."""
+    value: Any
+    for argument, value in arguments.items():
+        default: Any = defaults[argument]
+        if argument == "img_size" or default is None:
+            continue
+        allowed: tuple[type, ...] = (type(default),)
+        if isinstance(default, float):
+            allowed = (float, int)
+        elif isinstance(default, tuple):
+            allowed = (tuple, list)
+        if not isinstance(value, allowed) or (isinstance(value, bool) and not isinstance(default, bool)):
+            raise UsageError(f"{argument} of {name} is {value!r}; it must be of the kind of its default, {default!r}.")
+        if isinstance(default, tuple) and default and isinstance(default[0], int):
+            fixed = argument != "scales" and len(value) != len(default)
+            if fixed or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+                raise UsageError(f"{argument} of {name} is {value!r}; it must be whole numbers such as {default!r}.")
     for argument, least in (("num_classes", 0), ("in_chans", 1)):
-        value = arguments[argument]
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{argument} is {value!r}; it must be a whole number of at least {least}.")
-    sides = arguments["img_size"]
-    check_positive(img_size=min(sides) if isinstance(sides, tuple | list) else sides)
+        if arguments[argument] < least:
+            raise UsageError(f"{argument} is {arguments[argument]}; it must be at least {least}.")

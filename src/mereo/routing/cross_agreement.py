@@ -8,7 +8,7 @@ weights one product W V per coarse capsule serves all the fine capsules under it
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, DenseVotes, mechanism, squash
+from mereo.core import Coupling, DenseVotes, bounded, mechanism, squash
 from mereo.core.coupling import Over
 from mereo.errors import UsageError, check_positive
 
@@ -48,7 +48,7 @@ class CrossAgreementRouting(nn.Module):
 
     Reads as: couplings[b, 0, j, k] is how much of coarse capsule k's vote goes into parent j.
 
-    Deviates: Kaiming normal for the routing weights is the page's word; the fan-in is ours (coarse_dim: what one
+    Deviates: Kaiming normal for the routing weights is the paper's word; the fan-in is ours (coarse_dim: what one
         vote sums over).
 
     Reference: arXiv:2508.16922, section 3.3.
@@ -94,7 +94,7 @@ class CrossAgreementRouting(nn.Module):
         Shapes: fine (batch, fine, fine_dim), votes (batch, receivers, coarse, receiver_dim)
             -> (batch, receivers, coarse).
         """
-        members = fine.unflatten(1, (-1, self.members))
+        members = bounded(fine).unflatten(1, (-1, self.members))
         if self.fine_weight is None:
             back = torch.einsum("jkde,bjke->bjkd", self.weight, votes)
             scores = torch.einsum("bkmd,bjkd->bjkm", members, back)

@@ -41,7 +41,9 @@ def route_by_agreement(
 
     if detach_routing:
         with torch.no_grad():
-            scores = settle(agree, scores, steps=steps - 1)
+            grown = settle(agree, scores, steps=steps - 1) - scores
+        # The logits to start from are part of the last pass: a learned prior still learns.
+        scores = scores + grown
     else:
         scores = settle(agree, scores, steps=steps - 1)
     return parents(scores)
@@ -107,13 +109,18 @@ class DynamicRouting(nn.Module):
         check_choice("coupling", coupling, ("unit", "uniform"))
         if steps < 0:
             raise UsageError(f"steps is {steps}; it must be at least 0.")
-        self.steps, self.fixed_coupling, self.detach_routing = steps, coupling, detach_routing
+        # Without routing the scores are the couplings: they pass through unchanged, so that recording still sees them.
+        unit = steps == 0 and coupling == "unit"
+        if unit and (leaky or learned_prior):
+            raise UsageError(
+                f"steps is 0 with coupling 'unit', leaky={leaky} and learned_prior={learned_prior}; without routing no"
+                " softmax is taken, so both must be False. Give coupling='uniform' or steps of at least 1."
+            )
+        self.steps, self.detach_routing = steps, detach_routing
         self.weight = nn.Parameter(torch.empty(receivers, senders, sender_dim, receiver_dim))
         nn.init.uniform_(self.weight, -(senders**-0.5), senders**-0.5)
         self.prior = nn.Parameter(torch.zeros(receivers, senders)) if learned_prior else None
         self.bias = nn.Parameter(torch.zeros(receivers, receiver_dim)) if bias else None
-        # Without routing the scores are the couplings: they pass through unchanged, so that recording still sees them.
-        unit = steps == 0 and coupling == "unit"
         normaliser = "none" if unit else "leaky_softmax" if leaky else "softmax"
         self.coupling = Coupling("receivers", normaliser)
 

@@ -6,14 +6,46 @@ This module imports no torch, so that `--help` answers at once.
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import tyro
 import yaml
 
 from mereo.errors import UsageError, check_choice, check_positive, check_probability, unknown
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
 SCHEDULES = ("cosine", "exponential", "constant")
+
+
+def parse_arguments(words: list[str]) -> dict[str, Any]:
+    """name=value words, each value read as YAML: patch_size=2, scales=[0,1], routing=dynamic."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{word!r} is not of the form name=value")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ValueError(f"{value!r} is no value for {name}") from None
+    return found
+
+
+def show_arguments(arguments: dict[str, Any]) -> list[str]:
+    """What `parse_arguments` reads."""
+    return [f"{name}={yaml.safe_dump(v, default_flow_style=True).splitlines()[0]}" for name, v in arguments.items()]
+
+
+ModelArguments = Annotated[
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE ...",
+        instance_from_str=parse_arguments,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=show_arguments,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -28,7 +60,7 @@ class TrainConfig:
     """Where data sets lie; else the environment variable MEREO_DATA, else ./data."""
     recipe: str | None = None
     """A published recipe (`mereo recipes`) to start from."""
-    model_args: dict[str, Any] = field(default_factory=dict)
+    model_args: ModelArguments = field(default_factory=dict)
     """Further arguments of the network, as name=value."""
     img_size: int | None = None
     """Side to which images are brought; the network's own by default."""
@@ -184,7 +216,10 @@ def _coerce(name: str, value: Any) -> Any:
     """A value from YAML as its field wants it: lists become tuples, `1e-4` (text to YAML) a number."""
     if name not in FIELDS:
         raise unknown("field of the configuration", name, FIELDS)
-    kind = str(getattr(FIELDS[name].type, "__name__", "") if isinstance(FIELDS[name].type, type) else FIELDS[name].type)
+    declared = FIELDS[name].type
+    kind = (
+        "dict[str, Any]" if name == "model_args" else declared.__name__ if isinstance(declared, type) else str(declared)
+    )
     if value is None and "None" in kind:
         return None
     base = kind.removesuffix(" | None")
@@ -193,7 +228,8 @@ def _coerce(name: str, value: Any) -> Any:
             raise UsageError(f"{name} is {value!r}; it must be a list.")
         element: Any = float if "float" in base else str
         try:
-            return tuple(element(v) for v in value)
+            entries: list[Any] = list(value)
+            return tuple(element(entry) for entry in entries)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{name} is {value!r}; its entries must be numbers.") from error
     if base == "float" and isinstance(value, str):

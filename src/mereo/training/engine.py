@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from torch import Tensor, nn
 
 from mereo.data import Batch
 from mereo.errors import MereoError, UsageError
+from mereo.inference.evaluate import Scores, evaluate, found, normalise
 from mereo.models import CapsuleClassifier, save_weights
 from mereo.models.weights import load_tensors, save_tensors, write_atomically
 from mereo.training.averaging import WeightAverage
 from mereo.training.checkpoint import full_tensor, load_state, model_state, restore_model, save_state
 from mereo.training.config import TrainConfig
-from mereo.training.evaluate import Scores, evaluate, found, normalise
-from mereo.training.losses import Objective
+from mereo.training.losses import Objective, score_loss
 from mereo.training.order import derived_seed, epoch_order, generator
 from mereo.training.pictures import draw_curves, draw_images
 from mereo.training.report import Report, event_writer, reading_progress, write_events, write_history
@@ -45,6 +46,7 @@ class RunResult:
         test_last: scores of the weights of the last epoch.
         results: what stands in results.json.
         model: the network with the weights of the best epoch, on the device, in eval mode.
+        main: whether this is the first process, the one that reports.
     """
 
     folder: RunFolder
@@ -52,6 +54,7 @@ class RunResult:
     test_last: Scores
     results: dict[str, Any]
     model: CapsuleClassifier
+    main: bool = True
 
 
 def make_optimizer(config: TrainConfig, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
@@ -293,7 +296,8 @@ class Trainer:
             backup = {name: p.detach().clone() for name, p in self.model.named_parameters()}
             self._put(self.average.average)
         scores = evaluate(
-            self.model, split, batch_size=max(self.batch_size, 256), rank=self.rank, processes=self.processes,
+            self.model, split, loss=partial(score_loss, kind=self.config.loss),
+            batch_size=max(self.batch_size, 256), rank=self.rank, processes=self.processes,
             reduce=(lambda t: self.accelerator.reduce(t, "sum")) if self.processes > 1 else None,
             autocast=self.accelerator.autocast,
         )  # fmt: skip
@@ -371,7 +375,7 @@ class Trainer:
             draw_curves(self.history, self.folder.curves)
             self._draw_test_samples()
         self.accelerator.wait_for_everyone()
-        return RunResult(self.folder, test_best, test_last, results, self.model.eval())
+        return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main)
 
     @torch.inference_mode()
     def _draw_test_samples(self) -> None:

@@ -35,6 +35,15 @@ def reconstruction_loss(rebuilt: Tensor, targets: Tensor) -> Tensor:
     return (rebuilt - targets).square().flatten(1).sum(1).mean()
 
 
+def score_loss(scores: Tensor, labels: Tensor, kind: str) -> Tensor:
+    """The loss of scores (batch, classes) for labels (batch,) or (batch, objects): "margin" or "cross_entropy"."""
+    if kind == "margin":
+        return margin_loss(scores, many_hot(labels, scores.shape[1]))
+    if labels.dim() > 1:
+        raise UsageError("loss is 'cross_entropy', which takes one label an image; use 'margin' for several.")
+    return F.cross_entropy(scores, labels)
+
+
 class Objective(nn.Module):
     """A model and its loss as one module, so that one forward pass is what gets distributed and compiled.
 
@@ -56,12 +65,7 @@ class Objective(nn.Module):
     def forward(self, images: Tensor, labels: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
         capsules = self.model.capsules(images)
         scores = capsules.activation.float()
-        if self.loss == "margin":
-            loss = margin_loss(scores, many_hot(labels, scores.shape[1]))
-        elif labels.dim() == 1:
-            loss = F.cross_entropy(scores, labels)
-        else:
-            raise UsageError("loss is 'cross_entropy', which takes one label an image; use 'margin' for several.")
+        loss = score_loss(scores, labels, self.loss)
         if self.model.decoder is not None and self.reconstruction_weight > 0:
             loss = loss + self.reconstruction_weight * self._reconstruction(capsules, labels, pixels)
         return loss, scores

@@ -58,7 +58,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     """Fill in what the network and the data decide: sizes, channels, augmentation."""
     config.check()
     entry = get_model_entry(config.model)
-    info = dataset_info(config.data)
+    info = dataset_info(config.data, config.data_root)
     size = config.img_size
     if size is None and "img_size" not in config.model_args:
         default = entry.defaults["img_size"]
@@ -108,7 +108,7 @@ def prepare(config: TrainConfig, *, progress: Any = None, cache: Path | None = N
     config = resolve(config)
     device = choose_device(config.device)
     augmentation = None if config.augment in ((), ("none",)) else Augmentation.parse(config.augment)
-    info = dataset_info(config.data)
+    info = dataset_info(config.data, config.data_root)
     model = build_model(config, info.num_classes)
     crop = model.image_shape[1:]
     splits = load_splits(

@@ -1,0 +1,107 @@
+"""`mereo models`, `mechanisms`, `datasets`, `recipes`: what there is, searchable, with sources."""
+
+import fnmatch
+import json
+from collections.abc import Callable
+
+from mereo.cli.options import ListOptions
+from mereo.cli.parse import parse
+from mereo.cli.show import print_table
+from mereo.errors import unknown
+
+Rows = list[dict[str, str]]
+
+
+def _models() -> Rows:
+    from mereo.models import MODELS
+
+    rows = []
+    for name, entry in sorted(MODELS.items()):
+        shape = entry.pretrained_cfg(entry.defaults)["input_size"]
+        rows.append(
+            {
+                "name": name,
+                "input": "x".join(map(str, shape)),
+                "classes": str(entry.defaults["num_classes"]),
+                "source": entry.paper,
+                "what": entry.summary,
+            }
+        )
+    return rows
+
+
+def _mechanisms() -> Rows:
+    from mereo.mechanisms import MECHANISMS
+
+    return [
+        {
+            "name": name,
+            "kind": m.kind,
+            "couplings sum over": m.over,
+            "a sender says": m.says,
+            "steps": str(m.steps),
+            "update": m.update,
+            "source": m.paper,
+            "what": m.summary,
+        }
+        for name, m in sorted(MECHANISMS.items())
+    ]
+
+
+def _datasets() -> Rows:
+    from mereo.data import DATASETS
+
+    return [
+        {
+            "name": name,
+            "classes": str(info.num_classes),
+            "images": ", ".join(f"{split} {count:,}" for split, count in info.splits.items()),
+            "source": info.source,
+            "what": info.summary,
+        }
+        for name, info in sorted(DATASETS.items())
+    ]
+
+
+def _recipes() -> Rows:
+    from mereo.training.recipes import RECIPES
+
+    return [
+        {
+            "name": name,
+            "model": str(recipe.changes["model"]),
+            "data": ", ".join(dict.fromkeys([str(recipe.changes["data"]), *recipe.by_data])),
+            "reported test %": ", ".join(f"{data} {value}" for data, value in recipe.reported.items()) or "-",
+            "source": recipe.source,
+            "what": recipe.summary,
+        }
+        for name, recipe in sorted(RECIPES.items())
+    ]
+
+
+LISTS: dict[str, Callable[[], Rows]] = {
+    "models": _models,
+    "mechanisms": _mechanisms,
+    "datasets": _datasets,
+    "recipes": _recipes,
+}
+
+
+def matching(rows: Rows, pattern: str) -> Rows:
+    """Rows whose name matches a pattern, or in which a word without wildcards stands anywhere."""
+    if any(c in pattern for c in "*?["):
+        return [row for row in rows if fnmatch.fnmatch(row["name"], pattern)]
+    return [row for row in rows if pattern.lower() in " ".join(row.values()).lower()]
+
+
+def run(words: list[str], command: str) -> None:
+    """Print one of the lists."""
+    options = parse(ListOptions, words, command)
+    rows = LISTS[command]()
+    chosen = matching(rows, options.pattern)
+    if not chosen:
+        raise unknown(command.removesuffix("s"), options.pattern, [row["name"] for row in rows])
+    if options.json:
+        print(json.dumps(chosen, indent=2))
+        return
+    print_table(list(chosen[0]), [list(row.values()) for row in chosen])

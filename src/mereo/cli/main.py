@@ -1,0 +1,89 @@
+"""The command `mereo`: finds the command, runs it, and turns errors into one line and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 wrong use. Nothing heavy is imported before it is known to be needed.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from mereo.errors import MereoError, UsageError, unknown
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("mereo.cli.demo", "train on the embedded digits and show what the network saw"),
+    "train": ("mereo.cli.train", "train a network on a data set or on your own images"),
+    "predict": ("mereo.cli.predict", "say what images show"),
+    "explain": ("mereo.cli.explain", "draw what a network saw in images"),
+    "models": ("mereo.cli.lists", "list the networks"),
+    "mechanisms": ("mereo.cli.lists", "list the mechanisms: routing, attention, memories"),
+    "datasets": ("mereo.cli.lists", "list the data sets"),
+    "recipes": ("mereo.cli.lists", "list the published training recipes"),
+}
+"""Name -> (module with a function `run(words, command)`, one line)."""
+
+
+def usage() -> str:
+    """The text of `mereo --help`."""
+    rows = "\n".join(f"  {name:<12}{line}" for name, (_, line) in COMMANDS.items())
+    return (
+        "usage: mereo COMMAND [OPTIONS]\n\n"
+        "Capsule networks, capsule routing and attention as one thing: parts that agree on wholes.\n\n"
+        f"{rows}\n\n"
+        "mereo COMMAND --help tells the options of a command; mereo --version the version."
+    )
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    print(f"mereo: warning: {message}", file=sys.stderr)
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] == "--version":
+        from mereo import __version__
+
+        print(__version__)
+        return 0
+    if words[0] not in COMMANDS:
+        raise unknown("command", words[0], COMMANDS)
+    run: Callable[[list[str], str], None] = import_module(COMMANDS[words[0]][0]).run
+    run(words[1:], words[0])
+    return 0
+
+
+def _fail(message: object, code: int) -> int:
+    print(f"mereo: error: {' '.join(str(message).split())}", file=sys.stderr)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    warnings.showwarning = _show_warning
+    if not sys.warnoptions:
+        # A person is told what mereo warns of; the libraries' notes to programmers are not for them.
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except UsageError as error:
+        return _fail(error, 2)
+    except MereoError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return _fail("stopped. A training goes on from its last checkpoint with --resume.", 1)
+    except BrokenPipeError:
+        # The reader of our output is gone; writing the rest of it anywhere would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+    except RuntimeError as error:
+        if "out of memory" in str(error) or "not enough memory" in str(error):
+            return _fail(f"out of memory: {str(error).splitlines()[0]} Try a smaller --batch-size or --accumulate.", 1)
+        raise

@@ -1,0 +1,46 @@
+"""From words on the command line to options, with wrong use told in one line."""
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+from mereo.errors import UsageError
+
+T = TypeVar("T")
+_FRAME = re.compile(r"[─-╿]+")
+
+
+def one_line(message: str) -> str:
+    """The sense of a framed error message: its first paragraph, and the options it suggests."""
+    lines = [_FRAME.sub("", line).strip() for line in message.splitlines()[1:]]
+    paragraph: list[str] = []
+    for line in lines:
+        if not line:
+            break
+        paragraph.append(line)
+    suggested: list[str] = []
+    if "Perhaps you meant:" in lines:
+        after = lines[lines.index("Perhaps you meant:") + 1 :]
+        suggested = [line.split()[0] for line in after if line.startswith("--")]
+    text = " ".join(paragraph).rstrip(".") or " ".join(message.split())
+    if suggested:
+        text += "; did you mean " + " or ".join(dict.fromkeys(suggested[:3])) + "?"
+    return text if text.endswith("?") else text + "."
+
+
+def parse(options: type[T], words: Sequence[str], command: str, default: T | None = None) -> T:
+    """Options of one command; UsageError for what cannot be parsed. `--help` prints and leaves with 0."""
+    import tyro
+
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            if default is None:
+                return tyro.cli(options, args=list(words), prog=f"mereo {command}")
+            return tyro.cli(options, args=list(words), prog=f"mereo {command}", default=default)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise UsageError(f"{one_line(errors.getvalue())} See mereo {command} --help.") from None

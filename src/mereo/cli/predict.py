@@ -1,0 +1,32 @@
+"""`mereo predict`."""
+
+import json
+import sys
+
+from mereo.cli.options import PredictOptions
+from mereo.cli.parse import parse
+from mereo.cli.show import print_table
+from mereo.cli.weights import load_weights
+from mereo.errors import check_positive
+
+
+def run(words: list[str], command: str) -> None:
+    """Print what images show."""
+    options = parse(PredictOptions, words, command)
+    check_positive(top=options.top, batch_size=options.batch_size)
+    from mereo.inference.predict import find_images, predict
+
+    paths = find_images(options.images)
+    model, source = load_weights(options.weights, options.device)
+    if options.weights is None:
+        print(f"using {source}", file=sys.stderr)
+    found = predict(model, paths, top=options.top, batch_size=options.batch_size, strict=options.strict)
+    if options.json:
+        document = {"weights": str(source), "predictions": [p.to_dict() for p in found]}
+        print(json.dumps(document, indent=2))
+        return
+    rows = []
+    for p in found:
+        best, *others = (f"{name} {score:.3f}" for name, score in zip(p.classes, p.scores, strict=True))
+        rows.append((p.path, best, ", ".join(others)))
+    print_table(("image", "class and length", "next"), rows)

@@ -1,0 +1,77 @@
+"""`mereo train`."""
+
+import dataclasses
+
+from mereo.cli.options import TrainOptions
+from mereo.cli.parse import parse
+from mereo.errors import UsageError
+from mereo.training.config import FIELDS, TrainConfig
+from mereo.training.recipes import apply_recipe
+
+
+def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
+    """The configuration that options on the command line change: a file, the run to resume, a recipe, or the defaults.
+
+    Args:
+        first: the options as they parse on top of the defaults.
+        words: the words themselves, to see which options were given.
+    """
+    from mereo.training.run_folder import folder_to_resume
+
+    if first.config is not None:
+        path = first.config / "config.yaml" if first.config.is_dir() else first.config
+        config = TrainConfig.from_yaml(path)
+        # The folder of a run names the run: its configuration goes on there.
+        in_run_folder = first.resume and path.name == "config.yaml"
+        return config.replace(name=path.parent.name, output=str(path.parent.parent)) if in_run_folder else config
+    given = {word.split("=")[0] for word in words}
+    base = TrainConfig()
+    if first.recipe is not None:
+        base = apply_recipe(
+            first.recipe,
+            first.model if "--model" in given else None,
+            first.data if "--data" in given else None,
+        )
+    if first.resume:
+        named = base.replace(
+            model=first.model if "--model" in given else base.model,
+            data=first.data if "--data" in given else base.data,
+            name=first.name,
+            output=first.output,
+        )
+        folder = folder_to_resume(named)
+        if folder.config.exists():
+            return TrainConfig.from_yaml(folder.config).replace(name=first.name, output=first.output)
+    return base
+
+
+def options_from(words: list[str], command: str = "train") -> TrainConfig:
+    """The configuration of a command line, nothing resolved yet."""
+    first = parse(TrainOptions, words, command)
+    base = start_from(first, words)
+    given = {name: getattr(base, name) for name in FIELDS}
+    options = parse(TrainOptions, words, command, TrainOptions(**given, config=first.config))
+    config = TrainConfig(**{name: getattr(options, name) for name in FIELDS})
+    if set(options.model_args) != set(base.model_args):
+        config = dataclasses.replace(config, model_args={**base.model_args, **options.model_args})
+    config.check()
+    return config
+
+
+def run(words: list[str], command: str) -> None:
+    """Train, or tell what training would take."""
+    config = options_from(words, command)
+    if config.dry_run:
+        from mereo.training.estimate import print_estimate
+
+        print_estimate(config)
+        return
+    from mereo.training.engine import train
+    from mereo.training.report import summary
+
+    result = train(config)
+    if result.main:
+        summary(result)
+
+
+__all__ = ["UsageError", "options_from", "run", "start_from"]

@@ -1,0 +1,112 @@
+"""Splits that are image files, decoded by several threads; files that cannot be read are named."""
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mereo.data.conversion import check_channels
+from mereo.data.decode import decode, is_grey
+from mereo.data.raw import RawSplit, Read, Request
+from mereo.data.trees import Tree
+from mereo.errors import MereoError
+
+_NAMED = 10
+_CHUNK, _TASK = 512, 8
+_SNIFFED = 32
+Pixels = npt.NDArray[np.uint8]
+
+
+def _name_all(tree: Tree, broken: Sequence[tuple[str, str]]) -> str:
+    """One line that names the first few of the files that could not be read, each with its reason."""
+    shown = "; ".join(f"{file} ({reason})" for file, reason in broken[:_NAMED])
+    more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
+    return f"{len(broken)} of the files in {tree.path} could not be read as images: {shown}{more}"
+
+
+def _attempts(tree: Tree, size: tuple[int, int], channels: int) -> Callable[[Sequence[str]], list[Pixels | str]]:
+    """A function from file names to their pixels, or to the reason why there are none."""
+
+    def attempt(file: str) -> Pixels | str:
+        try:
+            with tree.open(file) as stream:
+                return decode(stream, size, channels)
+        except MemoryError:
+            raise
+        except Exception as error:  # a broken file can make a decoder raise nearly anything
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            return "not an image" if reason.startswith("cannot identify image file") else reason
+
+    return lambda files: [attempt(file) for file in files]
+
+
+class FileSplit(RawSplit):
+    """A split of image files: paths inside a tree, and their labels int64 (n,)."""
+
+    def __init__(self, tree: Tree, files: Sequence[str], labels: Tensor) -> None:
+        self.tree, self.files, self.labels = tree, list(files), labels
+
+    def take(self, indices: Tensor) -> "FileSplit":
+        return FileSplit(self.tree, [self.files[index] for index in indices.tolist()], self.labels[indices])
+
+    def read(self, request: Request) -> Read:
+        from PIL import Image
+
+        check_channels(3, request.channels)
+        images = request.storage.allocate(len(self), request.channels, *request.size)
+        pixels = images.numpy()
+        kept: list[int] = []
+        broken: list[tuple[str, str]] = []
+        attempts = _attempts(self.tree, request.size, request.channels)
+        with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
+            # Pillow only warns between one and two times its limit of pixels; here that file is refused as well.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            # In pieces, so that decoded images never pile up before a slow disk.
+            for start in range(0, len(self), _CHUNK):
+                piece = self.files[start : start + _CHUNK]
+                tasks = [piece[first : first + _TASK] for first in range(0, len(piece), _TASK)]
+                results = chain.from_iterable(pool.map(attempts, tasks))
+                for index, result in enumerate(results, start):
+                    if isinstance(result, str):
+                        broken.append((self.files[index], result))
+                    else:
+                        pixels[len(kept)] = result
+                        kept.append(index)
+                request.advance(len(piece))
+        self._report(broken, request.strict)
+        return Read(images[: len(kept)], self.labels[torch.tensor(kept, dtype=torch.int64)], len(broken))
+
+    def _report(self, broken: Sequence[tuple[str, str]], strict: bool) -> None:
+        if not broken:
+            return
+        line = _name_all(self.tree, broken)
+        if strict or len(broken) == len(self):
+            raise MereoError(f"{line}. Remove or repair them{', or do without strict' if strict else ''}.")
+        warnings.warn(f"{line}. They are skipped.", UserWarning, stacklevel=4)
+
+
+def sniff(tree: Tree, files: Sequence[str]) -> tuple[int, tuple[int, int] | None]:
+    """Channels of the images (1 if all are grey, else 3) and their common (height, width), None if they differ.
+
+    Only the headers of a few files, evenly spread, are read.
+    """
+    from PIL import Image
+
+    modes, sizes = set(), set()
+    for file in files[:: max(len(files) // _SNIFFED, 1)]:
+        try:
+            with tree.open(file) as stream, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with Image.open(stream) as image:
+                    modes.add(image.mode)
+                    sizes.add((image.height, image.width))
+        except Exception:  # whether it can be read is the reader's question, not this one's
+            continue
+    grey = bool(modes) and all(is_grey(mode) for mode in modes)
+    return (1 if grey else 3), (sizes.pop() if len(sizes) == 1 else None)

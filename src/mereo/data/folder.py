@@ -1,0 +1,105 @@
+"""Folders of images: {train, val, test}/<class>/*, or <class>/* alone. A zip archive of that layout does as well."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mereo.data.files import FileSplit, sniff
+from mereo.data.raw import RawDataset, RawSplit
+from mereo.data.split import hold_out
+from mereo.data.trees import Tree, open_tree
+from mereo.errors import UsageError
+
+TEST_FRACTION, TEST_SEED = 0.2, 0
+_FOLDERS = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
+_LAYOUT = "it must hold train/<class>/<images>, and may hold val/ and test/ of the same form; or <class>/<images>"
+
+
+def _split_folders(tree: Tree) -> dict[str, str]:
+    """Which folder holds which split: those of a known name that themselves hold folders."""
+    parents = {folder.rpartition("/")[0] for folder in tree.folders}
+    found = {}
+    for split, names in _FOLDERS.items():
+        present = [name for name in names if name in parents]
+        if present:
+            found[split] = present[0]
+    return found
+
+
+def _classes(tree: Tree, place: str) -> dict[str, list[str]]:
+    """The files of each class folder directly under `place`, at any depth below it."""
+    prefix = f"{place}/" if place else ""
+    inside = [folder.removeprefix(prefix) for folder in tree.folders if folder.startswith(prefix)]
+    classes: dict[str, list[str]] = {name: [] for name in inside if name and "/" not in name}
+    for file in tree.files:
+        name, slash, _ = file.removeprefix(prefix).partition("/")
+        if slash and file.startswith(prefix) and name in classes:
+            classes[name].append(file)
+    return classes
+
+
+def _split(tree: Tree, place: str, names: Sequence[str]) -> FileSplit:
+    classes = _classes(tree, place)
+    strange = sorted(set(classes) - set(names))
+    if strange:
+        raise UsageError(f"{tree.path}/{place} has the class {strange[0]!r}, which the training images do not have.")
+    files = [file for name in names for file in classes.get(name, [])]
+    if not files:
+        raise UsageError(f"{tree.path}/{place} holds no files; fill it or remove it.")
+    labels = [label for label, name in enumerate(names) for _ in classes.get(name, [])]
+    return FileSplit(tree, files, torch.tensor(labels, dtype=torch.int64))
+
+
+def _named_classes(tree: Tree, place: str) -> tuple[str, ...]:
+    """The classes of the training images, sorted by name; their place is their label."""
+    classes = _classes(tree, place)
+    where = tree.path / place
+    if not any(classes.values()):
+        raise UsageError(f"data is {str(tree.path)!r}, where no images of any class were found: {_LAYOUT}.")
+    empty = [name for name, files in sorted(classes.items()) if not files]
+    if empty:
+        raise UsageError(f"{where} has {len(empty)} empty class folders, such as {empty[0]!r}; fill or remove them.")
+    if len(classes) < 2:
+        raise UsageError(f"{where} has one class only, {next(iter(classes))!r}; a classifier needs at least two.")
+    return tuple(sorted(classes))
+
+
+def read_layout(path: Path) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
+    """The splits that the folder or archive itself has, and the class names. Only names of files are read."""
+    tree = open_tree(path)
+    found = _split_folders(tree)
+    if found and "train" not in found:
+        raise UsageError(
+            f"data is {str(path)!r}, which has {', '.join(found.values())} but no train folder: {_LAYOUT}."
+        )
+    places = found or {"train": ""}
+    names = _named_classes(tree, places["train"])
+    return {split: _split(tree, place, names) for split, place in places.items()}, names
+
+
+def read_folder(path: Path) -> RawDataset:
+    """The splits for training: without a test folder val stands in for it; without both, a fifth is carved out.
+
+    The carving is stratified and always the same, whatever the seed of a run.
+    """
+    splits, names = read_layout(path)
+    channels, _ = sniff(splits["train"].tree, splits["train"].files)
+    ready: dict[str, RawSplit] = dict(splits)
+    if "test" not in splits and "validation" in splits:
+        ready["test"] = ready.pop("validation")
+    elif "test" not in splits:
+        kept, held = hold_out(splits["train"].labels, TEST_FRACTION, TEST_SEED)
+        if not len(held):
+            raise UsageError(
+                f"data is {str(path)!r}, with one image a class; a test split cannot be carved out of that."
+            )
+        ready |= {"train": splits["train"].take(kept), "test": splits["train"].take(held)}
+        warnings.warn(
+            f"{path} has no test split: {len(held)} of its {len(splits['train'])} images, the same in every run, "
+            "were set aside as one.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return RawDataset(ready, names, channels)

@@ -1,0 +1,172 @@
+"""What training takes from data: batches, and the sets of images that serve them."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from mereo.data.augmentation import Augmentation
+from mereo.data.geometric import take_window
+from mereo.data.storage import Storage
+from mereo.errors import UsageError
+
+_CHUNK = 4096
+
+
+class Batch(NamedTuple):
+    """One process's part of a step.
+
+    Shapes:
+        images float32 (batch, channels, height, width) in [0, 1], augmented and not normalised; labels int64 (batch,),
+        or (batch, k) for images of k objects; targets None, or (batch, k, channels, height, width) in [0, 1]: what a
+        decoder should reconstruct for each label.
+    """
+
+    images: Tensor
+    labels: Tensor
+    targets: Tensor | None = None
+
+
+class Images(ABC):
+    """Anything that serves batches by index: a stored set, or one generated on the fly."""
+
+    class_names: tuple[str, ...]
+    labels_per_image: int = 1
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) before any crop."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> Self:
+        """The same set with its pixels on `device`."""
+
+    @abstractmethod
+    def subset(self, indices: Tensor) -> Self:
+        """The images at `indices`, in that order."""
+
+    @abstractmethod
+    def batch(
+        self,
+        indices: Tensor,
+        *,
+        augmentation: Augmentation | None = None,
+        crop: tuple[int, int] | None = None,
+        generator: torch.Generator | None = None,
+        share: slice | None = None,
+        device: torch.device | str | None = None,
+    ) -> Batch:
+        """The images at `indices`, ready for a model.
+
+        Random parameters are drawn for all of `indices`, the global batch of the step, and only then does `share`
+        select: two processes with half of the batch each see exactly what one process with all of it sees.
+
+        Args:
+            indices: int64 (n,), of the global batch.
+            augmentation: changes the images at random; it needs a generator.
+            crop: height and width to cut out, when less than the stored ones: at random with a generator (training),
+                in the centre without (evaluation).
+            generator: on the CPU; one generator with the same seed in every process.
+            share: this process's part of the batch; the whole when None.
+            device: where to compute; where the images lie when None.
+        """
+
+
+def check_draws(generator: torch.Generator | None, augmentation: Augmentation | None) -> None:
+    """Raise `UsageError` unless random parameters can be drawn repeatably."""
+    if generator is None and augmentation is not None and augmentation.operations:
+        raise UsageError("generator is None; augmentation draws at random, so it needs a torch.Generator with a seed.")
+    if generator is not None and generator.device.type != "cpu":
+        raise UsageError(f"generator is on {generator.device}; it must be on the CPU, so that processes agree.")
+
+
+def crop_corners(
+    count: int, shape: tuple[int, int, int], crop: tuple[int, int] | None, generator: torch.Generator | None
+) -> Tensor | None:
+    """Top and left of a crop for each image: random with a generator, else the centre. -> int64 (count, 2) or None."""
+    _, height, width = shape
+    if crop is None or tuple(crop) == (height, width):
+        return None
+    spare = height - crop[0], width - crop[1]
+    if min(spare) < 0 or min(crop) < 1:
+        raise UsageError(f"crop is {tuple(crop)}; it must lie inside the stored images of {height} x {width}.")
+    if generator is None:
+        return torch.tensor([spare[0] // 2, spare[1] // 2]).expand(count, 2)
+    return torch.stack([torch.randint(0, room + 1, (count,), generator=generator) for room in spare], dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet(Images):
+    """A split that is stored whole, in memory or in a memory-mapped file.
+
+    Shapes: images uint8 (n, channels, height, width), labels int64 (n,), on one device.
+    """
+
+    images: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.dim() != 4:
+            found = f"{self.images.dtype} of shape {tuple(self.images.shape)}"
+            raise UsageError(f"images is {found}; it must be torch.uint8 of shape (n, channels, height, width).")
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            found = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
+            raise UsageError(f"labels is {found}; it must be torch.int64 of shape ({len(self.images)},).")
+        on_cpu = self.labels.device.type == "cpu"  # a look at a device's values would wait for it
+        if (
+            on_cpu
+            and len(self.labels)
+            and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.class_names)
+        ):
+            raise UsageError(f"labels has values outside 0 .. {len(self.class_names) - 1}, the range of class_names.")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def to(self, device: torch.device | str) -> "ImageSet":
+        return ImageSet(self.images.to(device), self.labels.to(device), self.class_names)
+
+    def subset(self, indices: Tensor) -> "ImageSet":
+        indices = indices.to(self.images.device)
+        if self.images.device.type != "cpu":
+            return ImageSet(self.images[indices], self.labels[indices], self.class_names)
+        # The whole may be a mapped file larger than the memory, and so may its part.
+        part = Storage().allocate(len(indices), *self.image_shape)
+        for start in range(0, len(indices), _CHUNK):
+            part[start : start + _CHUNK] = self.images[indices[start : start + _CHUNK]]
+        return ImageSet(part, self.labels[indices], self.class_names)
+
+    def batch(
+        self,
+        indices: Tensor,
+        *,
+        augmentation: Augmentation | None = None,
+        crop: tuple[int, int] | None = None,
+        generator: torch.Generator | None = None,
+        share: slice | None = None,
+        device: torch.device | str | None = None,
+    ) -> Batch:
+        check_draws(generator, augmentation)
+        share = slice(None) if share is None else share
+        count, (_, height, width) = len(indices), self.image_shape
+        drawn = [] if augmentation is None else augmentation.draw(count, height, width, generator)
+        corners = crop_corners(count, self.image_shape, crop, generator)
+
+        chosen = indices[share].to(self.images.device)
+        images = self.images[chosen].to(device, non_blocking=True).float() / 255
+        labels = self.labels[chosen].to(images.device, non_blocking=True)
+        if augmentation is not None:
+            images = augmentation.apply(images, [parameters[share] for parameters in drawn])
+        return Batch(images if corners is None or crop is None else take_window(images, corners[share], crop), labels)

@@ -1,0 +1,95 @@
+"""Splits as their sources hold them: labels are known, pixels are read when it is known how they are wanted."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+from torch import Tensor
+
+from mereo.data.conversion import check_channels, convert_into
+from mereo.data.storage import Storage
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Request:
+    """How pixels are wanted.
+
+    Attributes:
+        size: height and width.
+        channels: 1 or 3, or what the source has.
+        storage: where they go.
+        strict: whether a file that cannot be read is an error, rather than left out with a warning.
+        advance: called with the number of images done since the last call.
+    """
+
+    size: tuple[int, int]
+    channels: int
+    storage: Storage = field(default_factory=Storage)
+    strict: bool = False
+    advance: Callable[[int], None] = lambda count: None
+
+
+class Read(NamedTuple):
+    """Pixels uint8 (n, channels, *size), labels int64 (n,), and how many images could not be read."""
+
+    images: Tensor
+    labels: Tensor
+    skipped: int
+
+
+class RawSplit(ABC):
+    """One split of a source. `labels`: int64 (n,), on the CPU."""
+
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def take(self, indices: Tensor) -> Self:
+        """The part at `indices`; nothing is read."""
+
+    @abstractmethod
+    def read(self, request: Request) -> Read:
+        """All images, converted as requested."""
+
+
+class ArraySplit(RawSplit):
+    """A split whose source is one array.
+
+    Shapes: images uint8 (N, c, h, w), labels int64 (N,), indices int64 (n,) into both; all when None.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, indices: Tensor | None = None) -> None:
+        self._images, self._all_labels = images, labels
+        self._indices = indices
+        self.labels = labels if indices is None else labels[indices]
+
+    def take(self, indices: Tensor) -> "ArraySplit":
+        absolute = indices if self._indices is None else self._indices[indices]
+        return ArraySplit(self._images, self._all_labels, absolute)
+
+    def read(self, request: Request) -> Read:
+        check_channels(self._images.shape[1], request.channels)
+        indices = self._indices
+        if indices is None and self._images.shape[1:] == (request.channels, *request.size):
+            request.advance(len(self))
+            return Read(self._images, self.labels, 0)
+        images = request.storage.allocate(len(self), request.channels, *request.size)
+        convert_into(
+            images, self._images, self.labels.new_ones(len(self)).cumsum(0) - 1 if indices is None else indices
+        )
+        request.advance(len(self))
+        return Read(images, self.labels, 0)
+
+
+@dataclass(frozen=True)
+class RawDataset:
+    """What a source offers: splits "train", "test" and maybe "validation"; class names; channels of its images."""
+
+    splits: dict[str, RawSplit]
+    class_names: tuple[str, ...]
+    in_chans: int

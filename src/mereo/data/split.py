@@ -1,0 +1,40 @@
+"""Stratified choices: every class gives its share, and the same seed always chooses the same images."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mereo.data.counter import uniform
+
+
+def stratified(labels: Tensor, count: int, seed: int, *, spare: int = 0) -> tuple[Tensor, Tensor]:
+    """Choose `count` of the images so that each class has its share (largest remainders).
+
+    Args:
+        labels: int64 (n,).
+        count: how many to choose; fewer are chosen where the classes cannot give so many.
+        seed: of the choice.
+        spare: how many images of each class stay unchosen at least.
+
+    Shapes: -> (the rest, the chosen), two sorted int64 index vectors that together are 0 .. n - 1.
+    """
+    kinds, sizes = np.unique(labels.numpy(), return_counts=True)
+    available = np.maximum(sizes - spare, 0)
+    ideal = sizes * min(count / max(len(labels), 1), 1.0)
+    quota = np.minimum(np.floor(ideal).astype(np.int64), available)
+    # The classes with the largest remainders fill what rounding down left open.
+    for place in np.argsort(quota - ideal, kind="stable"):
+        if quota.sum() >= count:
+            break
+        quota[place] = min(quota[place] + 1, available[place])
+    order = np.lexsort((uniform(seed, torch.arange(len(labels)), 1)[:, 0].numpy(), labels.numpy()))
+    chosen = np.zeros(len(labels), dtype=bool)
+    starts = np.cumsum(sizes) - sizes
+    for place in range(len(kinds)):
+        chosen[order[starts[place] : starts[place] + quota[place]]] = True
+    return torch.from_numpy(np.flatnonzero(~chosen)), torch.from_numpy(np.flatnonzero(chosen))
+
+
+def hold_out(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Carve a fraction out of a split, at least one image; each class keeps one. -> (kept, held out)."""
+    return stratified(labels, max(round(fraction * len(labels)), 1), seed, spare=1)

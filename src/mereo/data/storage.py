@@ -1,0 +1,77 @@
+"""Where decoded images lie: in memory while they fit the budget, else in a memory-mapped file."""
+
+import contextlib
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mereo.errors import MereoError, UsageError
+
+_UNKNOWN_MEMORY = 4 * 2**30
+
+
+def available_memory() -> int:
+    """Bytes of memory that this process may still take: of the machine, or of its control group if that is less."""
+    bounds = []
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        bounds += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    except OSError:
+        pass
+    try:
+        group = Path("/sys/fs/cgroup")
+        bounds.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no such group, or the limit is the word "max"
+        pass
+    if not bounds and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        bounds.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return max(min(bounds, default=_UNKNOWN_MEMORY), 0)
+
+
+class Storage:
+    """Gives out uint8 tensors, and counts what is left of the budget.
+
+    Args:
+        memory_budget: bytes that may lie in memory, all tensors together; half of the available memory when None.
+        cache_dir: folder for what does not fit; it should be on a disk. The system's temporary folder when None.
+            The files are taken off the folder at once, so that nothing stays behind when the process ends.
+    """
+
+    def __init__(self, memory_budget: int | None = None, cache_dir: str | Path | None = None) -> None:
+        if memory_budget is not None and memory_budget < 0:
+            raise UsageError(f"memory_budget is {memory_budget}; it must be at least 0 bytes.")
+        self.left = available_memory() // 2 if memory_budget is None else memory_budget
+        self.cache_dir = Path(tempfile.gettempdir() if cache_dir is None else cache_dir).expanduser()
+
+    def allocate(self, *shape: int) -> Tensor:
+        """An uint8 tensor of this shape, its content undefined."""
+        size = math.prod(shape)
+        if size <= self.left:
+            self.left -= size
+            return torch.empty(shape, dtype=torch.uint8)
+        return self._mapped(size).view(shape)
+
+    def _mapped(self, size: int) -> Tensor:
+        try:
+            self.cache_dir.mkdir(parents=True, exist_ok=True)
+            # A full disk would kill the process at a write into the map, so it is refused here.
+            free = shutil.disk_usage(self.cache_dir).free
+            if free < size:
+                raise MereoError(
+                    f"the decoded images take {size / 1e9:.1f} GB, more than the memory budget, and cache_dir "
+                    f"{self.cache_dir} has {free / 1e9:.1f} GB free; give a cache_dir with room, or a smaller img_size."
+                )
+            handle, name = tempfile.mkstemp(prefix="mereo-images-", dir=self.cache_dir)
+            os.close(handle)
+        except OSError as error:
+            raise MereoError(f"cache_dir {self.cache_dir} cannot be written ({error}); give another one.") from error
+        try:
+            return torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
+        finally:
+            with contextlib.suppress(OSError):  # Windows keeps a mapped file until the process ends
+                Path(name).unlink()

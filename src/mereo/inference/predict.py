@@ -1,0 +1,118 @@
+"""From image files to what a trained network says of them."""
+
+import glob
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.data import ImageSet, load_size
+from mereo.data.decode import decode
+from mereo.errors import MereoError, UsageError
+from mereo.inference.evaluate import normalise
+from mereo.models import CapsuleClassifier
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a network says of one image: class names and their scores, the highest first."""
+
+    path: Path
+    classes: tuple[str, ...]
+    scores: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        scores = dict(zip(self.classes, self.scores, strict=True))
+        return {"path": str(self.path), "class": self.classes[0], "scores": scores}
+
+
+def find_images(patterns: Sequence[str | Path]) -> list[Path]:
+    """The files that paths, folders (searched whole, for image suffixes) and globs name, each once, in order."""
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        path = Path(pattern)
+        if path.is_dir():
+            files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+            if not files:
+                raise UsageError(f"{path} holds no image ({', '.join(sorted(SUFFIXES))}).")
+        elif path.is_file():
+            files = [path]
+        else:
+            files = [Path(p) for p in sorted(glob.glob(str(pattern), recursive=True)) if Path(p).is_file()]  # noqa: PTH207
+            if not files:
+                raise UsageError(f"{pattern} is not a file, not a folder, and as a pattern matches nothing.")
+        found.update(dict.fromkeys(files))
+    if not found:
+        raise UsageError("no image is given; name files, folders or patterns.")
+    return list(found)
+
+
+def read_images(paths: Iterable[Path], model: CapsuleClassifier, *, strict: bool = False) -> tuple[list[Path], Tensor]:
+    """Images as a model was trained to see them, before normalisation.
+
+    Files that cannot be read are named in a warning and left out; `strict` makes the first of them an error.
+
+    Shapes: -> the paths read, and (images, channels, height, width) in [0, 1].
+    """
+    from PIL import Image
+
+    channels, height, width = model.image_shape
+    if channels not in (1, 3):
+        raise UsageError(f"the model takes {channels} channels; image files give 1 or 3.")
+    size = load_size((height, width), model.pretrained_cfg["crop_pct"])
+    good, pixels, broken = [], [], []
+    for path in paths:
+        try:
+            with warnings.catch_warnings(), path.open("rb") as stream:
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                pixels.append(torch.from_numpy(decode(stream, size, channels).copy()))
+                good.append(path)
+        except Exception as error:  # a broken file can make a decoder raise nearly anything
+            reason = (
+                "not an image"
+                if "cannot identify" in str(error)
+                else (str(error).splitlines() or [type(error).__name__])[0]
+            )
+            broken.append(f"{path} ({reason})")
+            if strict:
+                raise MereoError(f"cannot read {broken[0]}; repair it, or do without strict.") from error
+    if broken:
+        shown = "; ".join(broken[:10]) + (f"; and {len(broken) - 10} more" if len(broken) > 10 else "")
+        if not good:
+            raise MereoError(f"none of {len(broken)} files could be read as an image: {shown}.")
+        warnings.warn(f"{len(broken)} files could not be read as images and are left out: {shown}.", stacklevel=2)
+    stored = ImageSet(torch.stack(pixels), torch.zeros(len(good), dtype=torch.int64), ("",))
+    return good, stored.batch(torch.arange(len(good)), crop=(height, width)).images
+
+
+def class_names(model: CapsuleClassifier) -> tuple[str, ...]:
+    """Names of a model's classes; their numbers where it carries none."""
+    return model.class_names or tuple(str(i) for i in range(model.num_classes))
+
+
+def predict(
+    model: CapsuleClassifier,
+    paths: Sequence[Path],
+    *,
+    top: int = 3,
+    batch_size: int = 64,
+    strict: bool = False,
+) -> Iterator[Prediction]:
+    """What a model says of image files, in their order, a batch at a time."""
+    names, cfg = class_names(model), model.pretrained_cfg
+    device = next(model.parameters()).device
+    model.eval()
+    for start in range(0, len(paths), batch_size):
+        good, images = read_images(paths[start : start + batch_size], model, strict=strict)
+        with torch.inference_mode():
+            scores = model(normalise(images.to(device), cfg["mean"], cfg["std"])).float()
+        values, indices = scores.topk(min(top, len(names)), 1)
+        for path, row, columns in zip(good, values.tolist(), indices.tolist(), strict=True):
+            yield Prediction(path, tuple(names[c] for c in columns), tuple(row))

@@ -1,0 +1,79 @@
+"""Votes: combine and agree are sums over the dense tensor, and adjoint to each other."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mereo.core import DenseVotes, SameVotes, SharedVotes, Votes
+
+FEW = settings(max_examples=30, deadline=None, database=None, derandomize=True)
+sizes = st.integers(1, 6)
+
+
+def make(kind: str, batch: int, heads: int, receivers: int, senders: int, pose: int) -> tuple[Votes, int]:
+    """Votes of a kind in float64, and how many heads they have."""
+    if kind == "dense":
+        weight = torch.randn(receivers, senders, 3, pose, dtype=torch.float64)
+        return DenseVotes(torch.randn(batch, senders, 3, dtype=torch.float64), weight), 1
+    if kind == "shared":
+        weight = torch.randn(receivers, 3, pose, dtype=torch.float64)
+        return SharedVotes(torch.randn(batch, senders, 3, dtype=torch.float64), weight), 1
+    return SameVotes(torch.randn(batch, heads, senders, pose, dtype=torch.float64)), heads
+
+
+@pytest.mark.parametrize("kind", ["dense", "shared", "same"])
+@given(batch=sizes, heads=sizes, receivers=sizes, senders=sizes, pose=sizes, seed=st.integers(0, 1000))
+@FEW
+def test_combine_and_agree_are_adjoint(
+    kind: str, batch: int, heads: int, receivers: int, senders: int, pose: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    votes, heads = make(kind, batch, heads, receivers, senders, pose)
+    couplings = torch.randn(batch, heads, receivers, senders, dtype=torch.float64)
+    parents = torch.randn(batch, heads, receivers, pose, dtype=torch.float64)
+    left = (votes.combine(couplings) * parents).sum()
+    right = (couplings * votes.agree(parents)).sum()
+    torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["dense", "shared", "same"])
+def test_verbs_equal_loops_over_the_dense_votes(kind: str) -> None:
+    torch.manual_seed(0)
+    B, P, R, S, D = 2, 3, 4, 5, 6
+    votes, P = make(kind, B, P, R, S, D)
+    couplings = torch.randn(B, P, R, S, dtype=torch.float64)
+    parents = torch.randn(B, P, R, D, dtype=torch.float64)
+    dense = votes.dense().expand(B, P, R, S, D)
+    combined, agreed = torch.zeros(B, P, R, D, dtype=torch.float64), torch.zeros(B, P, R, S, dtype=torch.float64)
+    for b in range(B):
+        for h in range(P):
+            for r in range(R):
+                for s in range(S):
+                    combined[b, h, r] += couplings[b, h, r, s] * dense[b, h, r, s]
+                    agreed[b, h, r, s] = parents[b, h, r].dot(dense[b, h, r, s])
+    torch.testing.assert_close(votes.combine(couplings), combined)
+    torch.testing.assert_close(votes.agree(parents), agreed)
+
+
+def test_dense_votes_transform_each_pair_by_its_own_matrix() -> None:
+    torch.manual_seed(0)
+    senders, weight = torch.randn(2, 5, 3), torch.randn(4, 5, 3, 6)
+    dense = DenseVotes(senders, weight).dense()
+    assert dense.shape == (2, 1, 4, 5, 6)
+    for b, r, s in torch.cartesian_prod(torch.arange(2), torch.arange(4), torch.arange(5)).tolist():
+        torch.testing.assert_close(dense[b, 0, r, s], weight[r, s].T @ senders[b, s])
+
+
+def test_shared_votes_are_dense_votes_with_repeated_matrices() -> None:
+    torch.manual_seed(0)
+    senders, weight = torch.randn(2, 5, 3), torch.randn(4, 3, 6)
+    dense = DenseVotes(senders, weight.unsqueeze(1).expand(-1, 5, -1, -1))
+    torch.testing.assert_close(SharedVotes(senders, weight).dense(), dense.dense())
+
+
+def test_same_votes_say_the_values_to_one_receiver_axis() -> None:
+    values = torch.randn(2, 3, 5, 6)
+    dense = SameVotes(values).dense()
+    assert dense.shape == (2, 3, 1, 5, 6)
+    assert torch.equal(dense[:, :, 0], values)

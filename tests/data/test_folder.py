@@ -1,0 +1,180 @@
+"""Image folders and archives: layouts, broken files, and clear refusals."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import picture
+from PIL import Image
+
+from mereo.data import dataset_info, load_splits
+from mereo.errors import MereoError, UsageError
+
+MakeFolder = Callable[..., Path]
+TWO = ("train/cat=10", "train/dog=10", "test/cat=3", "test/dog=4")
+
+
+def test_train_and_test(make_folder: MakeFolder) -> None:
+    splits = load_splits(str(make_folder(*TWO)), img_size=8)
+    assert [len(splits.train), len(splits.validation or ()), len(splits.test)] == [18, 2, 7]
+    assert splits.class_names == ("cat", "dog")
+    assert splits.in_chans == 3
+    assert splits.skipped == 0
+    assert splits.test.batch(torch.arange(7)).labels.tolist() == [0] * 3 + [1] * 4
+    expected = torch.tensor(list(picture(len("test/cat") * 100).tobytes())).view(8, 8, 3).permute(2, 0, 1)
+    assert torch.equal(splits.test.batch(torch.tensor([0])).images[0], expected / 255)
+
+
+def test_val_beside_test_is_validation_and_alone_is_the_test(make_folder: MakeFolder) -> None:
+    both = make_folder(*TWO, "val/cat=1", "val/dog=1", name="both")
+    splits = load_splits(str(both), img_size=8, validation_fraction=0)
+    assert [len(splits.train), len(splits.validation or ()), len(splits.test)] == [20, 2, 7]
+    alone = make_folder("train/cat=10", "train/dog=10", "validation/cat=2", "validation/dog=1", name="alone")
+    splits = load_splits(str(alone), img_size=8)
+    assert [len(splits.train), len(splits.validation or ()), len(splits.test)] == [18, 2, 3]
+
+
+@pytest.mark.parametrize("prefix", ["", "train/"])
+def test_without_a_test_split_one_is_carved(make_folder: MakeFolder, prefix: str) -> None:
+    folder = make_folder(f"{prefix}cat=10", f"{prefix}dog=20")
+    found = []
+    for seed in (0, 1):
+        with pytest.warns(UserWarning, match="no test split: 6 of its 30 images"):
+            found.append(load_splits(str(folder), img_size=8, validation_fraction=0, seed=seed))
+    assert found[0].validation is None
+    assert found[0].test.batch(torch.arange(6)).labels.tolist() == [0, 0, 1, 1, 1, 1]
+    assert torch.equal(found[0].test.batch(torch.arange(6)).images, found[1].test.batch(torch.arange(6)).images)
+
+
+def test_deeper_files_belong_to_their_class_and_hidden_ones_to_none(make_folder: MakeFolder) -> None:
+    folder = make_folder("train/cat/young=3", "train/cat/old=2", "train/dog=2", "test/cat=1")
+    (folder / "train" / ".cache").mkdir()
+    (folder / "train" / "dog" / ".thumbs").write_text("")
+    (folder / "train" / "dog" / "loop").symlink_to(folder / "train", target_is_directory=True)
+    info = dataset_info(str(folder))
+    assert (info.num_classes, info.splits) == (2, {"train": 7, "test": 1})
+
+
+def test_an_archive_is_like_its_folder(make_folder: MakeFolder, zipped: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_folder(*TWO)
+    archive = zipped(folder, tmp_path / "pictures.zip")
+    one, other = (load_splits(str(path), img_size=(6, 8)) for path in (folder, archive))
+    indices = torch.arange(len(one.train))
+    assert torch.equal(one.train.batch(indices).images, other.train.batch(indices).images)
+    cut = archive.with_name("cut.zip")
+    cut.write_bytes(archive.read_bytes()[:300])
+    with pytest.raises(MereoError, match="cannot be read"):
+        load_splits(str(cut), img_size=8)
+
+
+def test_a_folder_may_be_named_inside_the_root(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_folder(*TWO)
+    assert dataset_info("pictures", folder.parent).splits == {"train": 20, "test": 7}
+    monkeypatch.setenv("MEREO_DATA", str(folder.parent))
+    assert len(load_splits("pictures", img_size=4).test) == 7
+
+
+def test_information_without_decoding(make_folder: MakeFolder) -> None:
+    info = dataset_info(make_folder(*TWO))
+    assert (info.num_classes, info.in_chans, info.size) == (2, 3, (8, 8))
+    assert "cat, dog" in info.summary
+    grey = make_folder(*TWO, name="grey", channels=1)
+    picture(0, (5, 5), 1).save(grey / "train" / "cat" / "000.png")
+    info = dataset_info(grey)
+    assert (info.in_chans, info.size) == (1, None)
+
+
+def test_grey_folders_have_one_channel_unless_told(make_folder: MakeFolder) -> None:
+    folder = str(make_folder(*TWO, channels=1))
+    assert load_splits(folder, img_size=8).train.image_shape == (1, 8, 8)
+    colour = load_splits(folder, img_size=8, in_chans=3).train.batch(torch.arange(3)).images
+    assert torch.equal(colour[:, 0], colour[:, 2])
+    with pytest.raises(UsageError, match="in_chans is 2"):
+        load_splits(folder, img_size=8, in_chans=2)
+
+
+def broken_files(folder: Path) -> None:
+    whole = io.BytesIO()
+    picture(0, (30, 30)).save(whole, "PNG")
+    (folder / "notes.txt").write_text("not a picture")
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "cut.png").write_bytes(whole.getvalue()[:400])
+
+
+def test_broken_files_are_named_and_skipped(make_folder: MakeFolder) -> None:
+    folder = make_folder(*TWO)
+    broken_files(folder / "train" / "cat")
+    with pytest.warns(
+        UserWarning, match=r"3 of the files.*train/cat/cut.png \(.*empty.jpg.*notes.txt \(not an image\)"
+    ):
+        splits = load_splits(str(folder), img_size=8, validation_fraction=0)
+    assert splits.skipped == 3
+    assert len(splits.train) == 20
+    clean = load_splits(str(make_folder(*TWO, name="clean")), img_size=8, validation_fraction=0)
+    indices = torch.arange(20)
+    assert torch.equal(splits.train.batch(indices).images, clean.train.batch(indices).images)
+    assert torch.equal(splits.train.batch(indices).labels, clean.train.batch(indices).labels)
+
+
+def test_strict_refuses_broken_files(make_folder: MakeFolder) -> None:
+    folder = make_folder(*TWO)
+    broken_files(folder / "train" / "dog")
+    with pytest.raises(MereoError, match=r"train/dog/notes\.txt .*without strict"):
+        load_splits(str(folder), img_size=8, validation_fraction=0, strict=True)
+
+
+def test_only_the_first_broken_files_are_named(make_folder: MakeFolder) -> None:
+    folder = make_folder(*TWO)
+    for index in range(13):
+        (folder / "train" / "cat" / f"bad{index:02d}.png").write_text("")
+    with pytest.warns(UserWarning, match=r"13 of the files.*bad09\.png \([^;]*\); and 3 more\. They"):
+        load_splits(str(folder), img_size=8, validation_fraction=0)
+
+
+def test_a_bomb_counts_as_broken(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_folder(*TWO)
+    picture(0, (12, 12)).save(folder / "train" / "cat" / "large.png")
+    picture(0, (20, 20)).save(folder / "train" / "cat" / "larger.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.warns(UserWarning, match=r"2 of the files.*large\.png.*larger\.png"):
+        splits = load_splits(str(folder), img_size=8, validation_fraction=0)
+    assert splits.skipped == 2
+
+
+def test_a_class_of_broken_files_only_is_an_error(make_folder: MakeFolder) -> None:
+    folder = make_folder(*TWO)
+    for path in (folder / "train" / "dog").iterdir():
+        path.write_text("")
+    with (
+        pytest.warns(UserWarning, match="10 of the files"),
+        pytest.raises(MereoError, match="class 'dog' could be read"),
+    ):
+        load_splits(str(folder), img_size=8, validation_fraction=0)
+    for path in (folder / "train" / "cat").iterdir():
+        path.write_text("")
+    with pytest.raises(MereoError, match="20 of the files"):
+        load_splits(str(folder), img_size=8, validation_fraction=0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (("train/cat=3", "train/dog=0", "test/cat=1"), "1 empty class folders, such as 'dog'"),
+        (("train/cat=3", "test/cat=1"), "one class only, 'cat'"),
+        (("train/cat=0", "train/dog=0"), "no images of any class"),
+        (("test/cat=3", "test/dog=1"), "no train folder"),
+        (("train/cat=3", "train/dog=3", "test/bird=1"), "class 'bird'"),
+        (("train/cat=3", "train/dog=3", "test/dog=0"), "test holds no files"),
+        (("cat=1", "dog=1"), "one image a class"),
+    ],
+)
+def test_folders_that_will_not_do(make_folder: MakeFolder, counts: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_splits(str(make_folder(*counts)), img_size=8)
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no images of any class.*train/<class>/<images>"):
+        load_splits(str(tmp_path), img_size=8)
