@@ -24,7 +24,7 @@ def run(words: list[str], command: str) -> None:
     from mereo.data import load_splits
     from mereo.explain import draw_explanation
     from mereo.training.engine import train
-    from mereo.training.report import summary
+    from mereo.training.results import summary
 
     result = train(config)
     test = load_splits("digits", img_size=result.model.image_shape[1:], in_chans=result.model.image_shape[0]).test

@@ -62,13 +62,18 @@ def _fail(message: object, code: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    warnings.showwarning = _show_warning
-    if not sys.warnoptions:
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
         # A person is told what mereo warns of; the libraries' notes to programmers are not for them.
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.simplefilter("default", UserWarning)
+        for note in (FutureWarning, DeprecationWarning):
+            warnings.simplefilter("ignore", note)
+        return _guarded(list(sys.argv[1:] if argv is None else argv))
+
+
+def _guarded(words: list[str]) -> int:
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(words)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     except UsageError as error:

@@ -67,7 +67,7 @@ def run(words: list[str], command: str) -> None:
         print_estimate(config)
         return
     from mereo.training.engine import train
-    from mereo.training.report import summary
+    from mereo.training.results import summary
 
     result = train(config)
     if result.main:

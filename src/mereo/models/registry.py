@@ -162,11 +162,13 @@ def _check_kinds(name: str, defaults: Mapping[str, Any], arguments: Mapping[str,
             allowed = (float, int)
         elif isinstance(default, tuple):
             allowed = (tuple, list)
-        if not isinstance(value, allowed) or (isinstance(value, bool) and not isinstance(default, bool)):
+        fits = isinstance(value, allowed) and (isinstance(default, bool) or not isinstance(value, bool))
+        if not fits:
             raise UsageError(f"{argument} of {name} is {value!r}; it must be of the kind of its default, {default!r}.")
         if isinstance(default, tuple) and default and isinstance(default[0], int):
-            fixed = argument != "scales" and len(value) != len(default)
-            if fixed or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+            entries: tuple[Any, ...] = tuple(value)
+            fixed = argument != "scales" and len(entries) != len(default)
+            if fixed or not all(isinstance(v, int) and not isinstance(v, bool) for v in entries):
                 raise UsageError(f"{argument} of {name} is {value!r}; it must be whole numbers such as {default!r}.")
     for argument, least in (("num_classes", 0), ("in_chans", 1)):
         if arguments[argument] < least:

@@ -85,6 +85,10 @@ def save_weights(
         state: its weights, where they are not those the model holds now (an average, say).
         extra: anything else worth keeping, such as measured results.
     """
+    if not hasattr(model, "config"):
+        raise UsageError(
+            f"this {type(model).__name__} does not know its name and arguments; make it with create_model to save it."
+        )
     metadata = {
         "format": FORMAT,
         **model.config,

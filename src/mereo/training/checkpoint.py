@@ -32,7 +32,10 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def model_state(objective: nn.Module) -> dict[str, Tensor]:
-    """The weights of the model inside an objective, whole and on the CPU, under the model's own names."""
+    """The weights of the model inside an objective, whole and on the CPU, under the model's own names.
+
+    Every process must call it; only the first one gets them.
+    """
     state: dict[str, Any] = get_model_state_dict(objective, options=_FULL)
     return {name.removeprefix("model."): tensor for name, tensor in state.items()}
 
@@ -46,11 +49,11 @@ def restore_model(objective: nn.Module, state: Mapping[str, Tensor]) -> None:
 def flatten_optimizer(
     objective: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State of the optimiser as named tensors, and the rest of it as plain values."""
+    """State of the optimiser as named tensors, and the rest of it as plain values; empty but in the first process."""
     state: dict[str, Any] = get_optimizer_state_dict(objective, optimizer, options=_FULL)
     tensors: dict[str, Tensor] = {}
-    plain: dict[str, Any] = {"groups": state["param_groups"], "values": {}}
-    for parameter, entries in state["state"].items():
+    plain: dict[str, Any] = {"groups": state.get("param_groups", []), "values": {}}
+    for parameter, entries in state.get("state", {}).items():
         for key, value in entries.items():
             if isinstance(value, Tensor):
                 tensors[f"{parameter}/{key}"] = value

@@ -228,7 +228,7 @@ def _coerce(name: str, value: Any) -> Any:
             raise UsageError(f"{name} is {value!r}; it must be a list.")
         element: Any = float if "float" in base else str
         try:
-            entries: list[Any] = list(value)
+            entries: Any = value
             return tuple(element(entry) for entry in entries)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{name} is {value!r}; its entries must be numbers.") from error
@@ -238,6 +238,7 @@ def _coerce(name: str, value: Any) -> Any:
         except ValueError:
             raise UsageError(f"{name} is {value!r}; it must be a number.") from None
     allowed = _TYPES.get(base, (str,))
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+    fits = isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
+    if not fits:
         raise UsageError(f"{name} is {value!r}; it must be {base if base in _TYPES else 'one of its names'}.")
     return float(value) if base == "float" else value

@@ -6,9 +6,7 @@ uninterrupted one computes, bit for bit on a CPU.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,81 +17,23 @@ from torch import Tensor, nn
 from mereo.data import Batch
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import Scores, evaluate, found, normalise
-from mereo.models import CapsuleClassifier, save_weights
+from mereo.models import save_weights
 from mereo.models.weights import load_tensors, save_tensors, write_atomically
 from mereo.training.averaging import WeightAverage
+from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer
 from mereo.training.checkpoint import full_tensor, load_state, model_state, restore_model, save_state
 from mereo.training.config import TrainConfig
 from mereo.training.losses import Objective, score_loss
 from mereo.training.order import derived_seed, epoch_order, generator
 from mereo.training.pictures import draw_curves, draw_images
 from mereo.training.report import Report, event_writer, reading_progress, write_events, write_history
+from mereo.training.results import RunResult, draw_test_samples
 from mereo.training.run_folder import RunFolder, check_same, folder_to_resume, new_folder
 from mereo.training.schedule import learning_rate
 from mereo.training.setup import Setup, prepare
 
 FINITE_CHECK_STEPS = {"cpu": 1}
 """How often the loss is looked at, by device: elsewhere looking stalls the queue of the device, so it is done less."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a finished run gives.
-
-    Attributes:
-        folder: where everything lies.
-        test_best: scores of the weights of the best epoch, None where the best was not chosen.
-        test_last: scores of the weights of the last epoch.
-        results: what stands in results.json.
-        model: the network with the weights of the best epoch, on the device, in eval mode.
-        main: whether this is the first process, the one that reports.
-    """
-
-    folder: RunFolder
-    test_best: Scores
-    test_last: Scores
-    results: dict[str, Any]
-    model: CapsuleClassifier
-    main: bool = True
-
-
-def make_optimizer(config: TrainConfig, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimiser of a configuration."""
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay, momentum=0.9, nesterov=True)
-    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=config.lr, weight_decay=config.weight_decay)
-
-
-def make_accelerator(config: TrainConfig, device: torch.device) -> Any:
-    """An Accelerator for that device and precision."""
-    import os
-
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-
-    if AcceleratorState().initialized if AcceleratorState._shared_state else False:
-        AcceleratorState._reset_state(reset_partial_state=True)
-    if device.index is not None:
-        os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
-    precision = "no" if config.precision == "fp32" else config.precision
-    return Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
-
-
-@contextmanager
-def deterministic_on(device: torch.device) -> Iterator[None]:
-    """Deterministic algorithms on a CPU; elsewhere they would cost speed and are left as they were."""
-    before = torch.are_deterministic_algorithms_enabled()
-    memory: Any = torch.utils.deterministic
-    filling = memory.fill_uninitialized_memory
-    if device.type == "cpu":
-        torch.use_deterministic_algorithms(True)
-        memory.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-        memory.fill_uninitialized_memory = filling
 
 
 class Trainer:
@@ -373,23 +313,10 @@ class Trainer:
         if self.main:
             self.folder.write_json(self.folder.results, results)
             draw_curves(self.history, self.folder.curves)
-            self._draw_test_samples()
+            if self.processes == 1:
+                draw_test_samples(self.model, self.splits.test, self.device, self.folder.test_samples)
         self.accelerator.wait_for_everyone()
         return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main)
-
-    @torch.inference_mode()
-    def _draw_test_samples(self) -> None:
-        if self.processes > 1:
-            return
-        count = min(32, len(self.splits.test))
-        step = len(self.splits.test) // count
-        batch = self.splits.test.batch(torch.arange(count) * step, crop=self.crop, device=self.device)
-        capsules = self.model.eval().capsules(normalise(batch.images, self.cfg["mean"], self.cfg["std"]))
-        names, labels = self.splits.class_names, batch.labels.reshape(count, -1)
-        said = capsules.activation.topk(labels.shape[1], 1).indices
-        titles = [", ".join(names[c] for c in row) for row in said.tolist()]
-        wrong = (~found(capsules.activation, batch.labels).all(1)).tolist()
-        draw_images(batch.images, titles, self.folder.test_samples, wrong=wrong)
 
 
 def open_folder(config: TrainConfig) -> tuple[TrainConfig, RunFolder]:
@@ -397,6 +324,7 @@ def open_folder(config: TrainConfig) -> tuple[TrainConfig, RunFolder]:
     if not config.resume:
         return config, new_folder(config)
     folder = folder_to_resume(config)
+    folder.remove_leftovers()
     if folder.config.exists():
         from mereo.training.setup import resolve
 

@@ -4,7 +4,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mereo.models.weights import write_atomically
@@ -65,9 +64,3 @@ def draw_images(
             red = wrong is not None and wrong[place]
             axes.set_title(titles[place], fontsize=7, color="crimson" if red else "black")
     save_figure(figure, path)
-
-
-@torch.inference_mode()
-def draw_rebuilt(images: Tensor, rebuilt: Tensor, titles: list[str], path: Path) -> None:
-    """Images above what the decoder rebuilds from their longest capsule."""
-    draw_images(torch.cat((images, rebuilt)), [*titles, *["rebuilt"] * len(rebuilt)], path, columns=len(images))

@@ -7,13 +7,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mereo.models.weights import write_atomically
 from mereo.training.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from mereo.training.engine import RunResult
 
 COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
 
@@ -106,34 +103,6 @@ def reading_progress(report: Report) -> Callable[[int, int], None]:
                 report.say(f"reading images: {done:,} of {total:,}")
 
     return tell
-
-
-def summary(result: "RunResult", picture: Path | None = None) -> None:
-    """The table at the end of a run: accuracy, size, speed, and where everything lies."""
-    r = result.results
-    last, best = r["test_last"], r["test_best"]
-    interval = f"95 % interval {percent(best['accuracy_low'])} to {percent(best['accuracy_high'])}"
-    chosen = {"validation": "best on validation", "test": "best on TEST, the papers' protocol"}
-    what = chosen.get(r["chosen_on"], "last epoch")
-    rows = [("test accuracy", f"{percent(best['accuracy'])} ({what}, epoch {r['best_epoch']}; {interval})")]
-    if r["chosen_on"] != "last epoch":
-        rows.append(("at the last epoch", percent(last["accuracy"])))
-    if "mean_hits" in best:
-        rows.append(
-            ("objects found", f"{percent(best['mean_hits'])} of all, at least one in {percent(best['any_hit'])}")
-        )
-    rows += [
-        ("parameters", f"{r['parameters']:,}"),
-        ("training", f"{duration(r['seconds'])} on {r['device']}, {r['images_per_second']:,.0f} images/s"),
-        ("weights", str(result.folder.best)),
-        ("run folder", str(result.folder.path)),
-    ]
-    if picture is not None:
-        rows.append(("what it saw", str(picture)))
-    width = max(len(name) for name, _ in rows)
-    print()
-    for name, value in rows:
-        print(f"{name:<{width}}  {value}")
 
 
 def write_history(path: Path, history: list[dict[str, Any]]) -> None:

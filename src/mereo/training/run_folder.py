@@ -34,6 +34,12 @@ class RunFolder:
         self.train_samples, self.test_samples = path / "samples_train.png", path / "samples_test.png"
         self.tensorboard = path / "tensorboard"
 
+    def remove_leftovers(self) -> None:
+        """Remove half-written files that a kill left behind."""
+        for path in (self.config, self.state, self.best, self.last, self.history, self.results, self.curves):
+            for leftover in path.parent.glob(f".{path.name}.*"):
+                leftover.unlink(missing_ok=True)
+
     def write_json(self, path: Path, content: dict[str, Any]) -> None:
         """Write one JSON document atomically."""
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())

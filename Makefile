@@ -1,0 +1,57 @@
+# `make help` lists what there is. Everything runs in an environment of its own, .venv, made on first use.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TESTS ?= tests
+
+.DEFAULT_GOAL := help
+.PHONY: help demo install test test-fast lint types imports format freeze digits clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mereo needs Python 3.11 or newer; name one with PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@ $(VENV)/.base
+
+install: $(VENV)/.dev  ## make the environment with everything that development needs
+
+demo: $(VENV)/.base  ## train on 1,797 digits, measure, and draw what the network saw (about two minutes)
+	$(BIN)/mereo demo
+
+test: $(VENV)/.dev lint types imports  ## all that CI runs: style, types, layering, every test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(TESTS)
+
+test-fast: $(VENV)/.dev  ## the tests without the slow ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow" $(TESTS)
+
+lint: $(VENV)/.dev  ## ruff, for style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## mypy
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev  ## import-linter: data and imports flow one way
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## write the code as ruff wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+freeze: $(VENV)/.dev  ## write the frozen public names and options anew (say so in CHANGELOG.md)
+	MEREO_FREEZE=1 $(BIN)/python -m pytest tests/test_api.py tests/cli/test_cli.py -k frozen
+
+digits: $(VENV)/.dev  ## make the embedded digits anew from scikit-learn
+	$(BIN)/python tools/make_digits.py
+
+clean:  ## remove the environment and what tools leave behind (runs stay)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

@@ -1,0 +1,113 @@
+"""Who was listened to, as maps over the image: one for each routing whose senders have a place.
+
+The map of the class routing is the couplings of its senders with the class that is explained. An earlier routing has
+receivers of its own, capsules r that the class routing reads; their couplings are averaged with weights w_r that say
+how far the class relied on r:
+
+    map_s = sum_r w_r c_rs,   sum_r w_r = 1
+
+    dynamic           w_r ~ c_class,r: the share of its vote that capsule r gave to the class
+    cross-agreement   w_r ~ sum of c_class,k over the coarse capsules k for which r was the witness, that is the fine
+                      capsule whose vote agreed best with the vote of k and so alone set the score of k
+
+A plain mean over r would say nothing where couplings sum to one over the receivers: it is the same everywhere.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mereo.core import Coupling
+from mereo.core.coupling import Over
+from mereo.explain.observation import Observation, chosen_classes
+from mereo.explain.places import on_grid, spread
+from mereo.models.base import SenderGrid
+from mereo.routing import CrossAgreementRouting
+
+
+@dataclass(frozen=True)
+class CouplingMap:
+    """How strongly each place of the image was coupled to one class.
+
+    Attributes:
+        name: of the Coupling module.
+        receiver: the class explained, int64 (batch,).
+        cells: the map on the grid of the senders, mean over their types, (batch, rows, columns).
+        heat: the same over the image, (batch, height, width).
+        grid: where the senders sit.
+        num_receivers: how many capsules the coupling leads to.
+        over: what its couplings sum to one over: "receivers" (each part divides its vote) or "senders".
+    """
+
+    name: str
+    receiver: Tensor
+    cells: Tensor
+    heat: Tensor
+    grid: SenderGrid
+    num_receivers: int
+    over: Over
+
+
+def witnesses(observation: Observation, classes: Tensor) -> Tensor:
+    """Which fine capsule agreed best with each coarse capsule's vote for a class, in a cross-agreement class routing.
+
+    Shapes: classes (batch,) -> int64 (batch, coarse), numbers of fine capsules.
+    """
+    exchange = observation.exchanges[observation.class_coupling]
+    routing, (fine, coarse) = exchange.module, exchange.inputs
+    assert isinstance(routing, CrossAgreementRouting)
+    members = fine.unflatten(1, (-1, routing.members))
+    weight = routing.weight[classes]
+    with torch.no_grad():
+        votes = torch.einsum("bkd,bkde->bke", coarse, weight)
+        if routing.fine_weight is None:
+            scores = torch.einsum("bkmd,bkde,bke->bkm", members, weight, votes)
+        else:
+            own = routing.fine_weight[classes].unflatten(1, (-1, routing.members))
+            scores = torch.einsum("bkmd,bkmde,bke->bkm", members, own, votes)
+    first = torch.arange(members.shape[1], device=fine.device) * routing.members
+    return first + scores.argmax(-1)
+
+
+def receiver_weights(observation: Observation, classes: Tensor, first: int, count: int) -> Tensor:
+    """How far a class relied on each receiver of an earlier routing: (batch, count), each row of sum one.
+
+    Args:
+        observation: what the model did.
+        classes: the class explained, (batch,).
+        first, count: which of the capsules that the class routing reads the receivers are.
+    """
+    row = observation.class_row(classes)
+    if isinstance(observation.exchanges[observation.class_coupling].module, CrossAgreementRouting):
+        found = witnesses(observation, classes)
+        fine = observation.exchanges[observation.class_coupling].inputs[0].shape[1]
+        row = row.new_zeros(len(row), fine).scatter_add(1, found, row)
+    weights = row[:, first : first + count]
+    return weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+def coupling_maps(observation: Observation, classes: Tensor | None = None) -> dict[str, CouplingMap]:
+    """The map of each coupling whose senders have a place, by name, in the order in which the model couples.
+
+    Args:
+        observation: what the model did, from `observe`.
+        classes: which class to explain for each image, (batch,); the predicted one when None.
+    """
+    chosen = chosen_classes(observation, classes)
+    grids, (_, height, width) = observation.model.sender_grids(), observation.model.image_shape
+    found = {}
+    for name in observation.trace:
+        if name not in grids or observation.class_coupling not in observation.trace:
+            continue
+        grid, couplings = grids[name], observation.trace[name].mean(1)
+        receivers, coupling = couplings.shape[1], observation.model.get_submodule(name)
+        over: Over = coupling.over if isinstance(coupling, Coupling) else "receivers"
+        if grid.feeds is None:
+            values = observation.class_row(chosen)
+        else:
+            weights = receiver_weights(observation, chosen, grid.feeds, receivers)
+            values = torch.einsum("br,brs->bs", weights, couplings)
+        cells = on_grid(values, grid, average=True)
+        found[name] = CouplingMap(name, chosen, cells, spread(cells, grid, height, width), grid, receivers, over)
+    return found

@@ -1,0 +1,121 @@
+"""The panels of an explanation: an image, bars of lengths, and a map laid over an image."""
+
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.models.base import SenderGrid
+from mereo.training.pictures import displayable
+
+INK, FAINT = "#24292f", "#6e7781"
+PREDICTED, TRUE, OTHER = "#e8590c", "#2b8a3e", "#ced4da"
+SHARES = ("#ffffff", "#ffe0b8", "#ffb65c", "#ff8a1f", "#f25c05")
+VOTES = ("#1971c2", "#74b9f0", "#ffffff", "#ff9a8f", "#e03131")
+MOST_BARS = 10
+MOST_NUMBERED = 9
+LONGEST_NAME = 12
+
+
+def draw_image(axes: Any, image: Tensor) -> None:
+    """An image (channels, height, width) in [0, 1], without axes."""
+    axes.imshow(displayable(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.set_axis_off()
+
+
+def short(name: str) -> str:
+    """A class name cut to the room beside the bars: names often differ at their ends."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:5]}…{name[5 - LONGEST_NAME + 1 :]}"
+
+
+def shown_classes(lengths: Tensor, wanted: set[int]) -> list[int]:
+    """The classes to draw bars of: all in order, or the longest of many, those wanted always among them."""
+    if len(lengths) <= MOST_BARS:
+        return list(range(len(lengths)))
+    longest = [c for c in lengths.argsort(descending=True).tolist() if c not in wanted]
+    kept = [*wanted, *longest[: max(MOST_BARS - len(wanted), 0)]]
+    return sorted(kept, key=lambda c: -float(lengths[c]))
+
+
+def draw_lengths(axes: Any, lengths: Tensor, explained: int, true: set[int], names: list[str]) -> None:
+    """Bars of the lengths (classes,): the explained class in orange, a true class with its name in green."""
+    shown = shown_classes(lengths, {explained, *true})
+    values = [float(lengths[c]) for c in shown]
+    colours = [PREDICTED if c == explained else TRUE if c in true else OTHER for c in shown]
+    axes.barh(range(len(shown)), values, color=colours, height=0.72)
+    axes.set_yticks(range(len(shown)), [short(names[c]) for c in shown])
+    axes.set_ylim(max(len(shown), 4) - 0.5, -0.5)
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+    axes.grid(axis="x", color="#e9ecef", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=6.5, pad=2, colors=FAINT)
+    for c, tick in zip(shown, axes.get_yticklabels(), strict=True):
+        tick.set_color(TRUE if c in true else PREDICTED if c == explained else INK)
+        tick.set_fontweight("bold" if c in true or c == explained else "normal")
+    for side in axes.spines.values():
+        side.set_visible(False)
+    place = shown.index(explained)
+    inside = values[place] > 0.7
+    axes.text(
+        values[place] + (-0.02 if inside else 0.02), place, f"{values[place]:.2f}", va="center_baseline", fontsize=6.5,
+        ha="right" if inside else "left", color="white" if inside else PREDICTED, fontweight="bold",
+    )  # fmt: skip
+
+
+def colour_scale(values: Tensor, *, signed: bool) -> Any:
+    """A ScalarMappable for a column of maps: from 0 to its largest value, or as far to both sides of 0."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    top = max(float(values.abs().max()), 1e-6)
+    colours = LinearSegmentedColormap.from_list("explanation", VOTES if signed else SHARES)
+    return ScalarMappable(Normalize(-top if signed else 0.0, top), colours)
+
+
+def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: SenderGrid, scale: Any, numbers: str) -> None:
+    """A map laid over the image: white leaves the image grey, colour tints it; few cells carry their numbers.
+
+    Args:
+        axes: where to draw.
+        image: (channels, height, width) in [0, 1].
+        heat: (height, width).
+        cells: (rows, columns).
+        grid: where the cells are.
+        scale: from `colour_scale`.
+        numbers: format of a cell's number.
+    """
+    grey = image.detach().float().clamp(0, 1).mean(0).cpu().unsqueeze(-1)
+    values = heat.float().cpu()
+    tint = torch.from_numpy(scale.to_rgba(values.numpy())[..., :3])
+    # Dark pixels take the colour itself (a grey where it is white), light ones are drawn towards white.
+    strength = (values.abs() / scale.norm.vmax).clamp(0, 1).unsqueeze(-1)
+    film = tint * (0.62 + 0.38 * torch.maximum(strength, grey))
+    axes.imshow((film + (1 - film) * 0.5 * grey).numpy(), interpolation="nearest")
+    axes.set_axis_off()
+    height, width = heat.shape
+    downs, acrosses = (
+        [ceil(grid.first + (n - 0.5) * grid.step - 0.5) - 0.5 for n in range(c + 1)] for c in cells.shape
+    )
+    rules = {"colors": "white", "linewidth": 0.5, "alpha": 0.5}
+    axes.hlines(
+        [y for y in downs if 0 < y < height - 1], max(acrosses[0], -0.5), min(acrosses[-1], width - 0.5), **rules
+    )
+    axes.vlines([x for x in acrosses if 0 < x < width - 1], max(downs[0], -0.5), min(downs[-1], height - 0.5), **rules)
+    if grid.rows * grid.columns > MOST_NUMBERED:
+        return
+    for r in range(grid.rows):
+        for c in range(grid.columns):
+            x, y = (min(grid.first + n * grid.step, side) - 0.5 for n, side in ((c, width), (r, height)))
+            axes.text(
+                x, y, format(float(cells[r, c]), numbers), ha="center", va="center", fontsize=7, color="white",
+                fontweight="bold", path_effects=_edge(),
+            )  # fmt: skip
+
+
+def _edge() -> list[Any]:
+    """A dark edge that keeps white letters readable on any colour."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=1.8, foreground="#00000099")]

@@ -1,0 +1,150 @@
+"""A picture of what a network saw: image, lengths, who was listened to, and which parts voted for the class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mereo.errors import UsageError
+from mereo.explain.explanation import Explanation, explain
+from mereo.explain.layout import make_sheet
+from mereo.explain.panels import INK, colour_scale, draw_image, draw_lengths, draw_map, short
+from mereo.models import CapsuleClassifier
+from mereo.models.base import SenderGrid
+from mereo.training.pictures import save_figure
+
+MOST_ROWS = 12
+FIRST, LAST, VOTES = "first routing", "last routing", "votes"
+SHARE, HEARD = "share of a part's vote", "share of what is heard"
+
+
+@dataclass(frozen=True)
+class _MapColumn:
+    """One column of maps: its title, the line below, what the colours mean, and the maps of all rows."""
+
+    title: str
+    note: str
+    label: str
+    heat: Tensor
+    cells: Tensor
+    grid: SenderGrid
+    signed: bool = False
+
+
+def _map_columns(explanation: Explanation) -> list[_MapColumn]:
+    columns, maps = [], list(explanation.maps.values())
+    earlier = sum(found.grid.feeds is not None for found in maps)
+    for place, found in enumerate(maps, start=1):
+        grid, last = found.grid, found.grid.feeds is None
+        title = LAST if last and earlier else "routing" if last else FIRST if earlier == 1 else f"routing {place}"
+        kinds = "" if grid.types == 1 else f" x {grid.types}"
+        note = f"{grid.rows} x {grid.columns}{kinds} parts → {found.num_receivers} {'classes' if last else 'capsules'}"
+        label = SHARE if found.over == "receivers" else HEARD
+        columns.append(_MapColumn(title, note, label, found.heat, found.cells, grid))
+    if explanation.contribution_map is not None:
+        votes = explanation.contribution_map
+        note, label = "for (red), against (blue)", "added to the length"
+        columns.append(_MapColumn(VOTES, note, label, votes.heat, votes.cells, votes.grid, signed=True))
+    return columns
+
+
+def _true_classes(true_labels: Tensor | Sequence[int] | None, count: int, num_classes: int) -> list[set[int]]:
+    if true_labels is None:
+        return [set() for _ in range(count)]
+    labels = torch.as_tensor(true_labels)
+    if labels.dim() not in {1, 2} or len(labels) < count or labels.is_floating_point():
+        raise UsageError(
+            f"true_labels is of shape {tuple(labels.shape)}; it must be whole numbers, one or several an image."
+        )
+    rows = [set(row) for row in labels.reshape(len(labels), -1)[:count].tolist()]
+    if not all(0 <= c < num_classes for row in rows for c in row):
+        raise UsageError(f"true_labels has values outside 0 .. {num_classes - 1}.")
+    return rows
+
+
+def draw_explanation(
+    model: CapsuleClassifier,
+    images: Tensor,
+    path: str | Path,
+    *,
+    titles: Sequence[str] | None = None,
+    true_labels: Tensor | Sequence[int] | None = None,
+    classes: Tensor | None = None,
+) -> Path:
+    """Draw what a network saw in a few images, one a row, as PNG.
+
+    Columns: the image; the lengths of the class capsules (the ten longest of more); for every routing whose senders
+    have a place, who was listened to; which parts voted for the class and which against it; what the decoder rebuilds.
+
+    Args:
+        model: any capsule classifier.
+        images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the picture says so.
+        path: of the file.
+        titles: a line above each image.
+        true_labels: the class of each image, or several an image: (batch,) or (batch, k).
+        classes: which class to explain for each image, (batch,); the predicted one when None.
+
+    Shapes: images (batch, channels, height, width).
+    """
+    path, total = Path(path), len(images)
+    if titles is not None and len(titles) != total:
+        raise UsageError(f"titles has {len(titles)} lines for {total} images; give one for each.")
+    images = images[:MOST_ROWS]
+    explanation = explain(model, images, classes=None if classes is None else classes[:MOST_ROWS])
+    num_classes = explanation.lengths.shape[1]
+    true = _true_classes(true_labels, len(images), num_classes)
+    model = getattr(model, "_orig_mod", model)
+    names = [str(c) for c in (getattr(model, "class_names", ()) or range(num_classes))]
+
+    columns = _map_columns(explanation)
+    rebuilt = explanation.rebuilt
+    pictures = 1 + len(columns) + (rebuilt is not None)
+    caption = _caption(columns, true_labels is not None, classes is not None, total)
+    height, width = images.shape[-2:]
+    letters = max(len(short(name)) for name in names)
+    sheet = make_sheet(len(images), (height, width), pictures, bool(columns), titles is not None, letters, caption)
+    scales = [colour_scale(column.cells, signed=column.signed) for column in columns]
+    for i, row in enumerate(sheet.axes):
+        draw_image(row[0], images[i])
+        if titles is not None:
+            row[0].set_title(titles[i], fontsize=7.5, color=INK, pad=3)
+        draw_lengths(row[1], explanation.lengths[i], int(explanation.explained[i]), true[i], names)
+        row[1].tick_params(labelbottom=i == len(sheet.axes) - 1)
+        for axes, column, scale in zip(row[2:], columns, scales, strict=False):
+            numbers = "+.2f" if column.signed else ".2f"
+            draw_map(axes, images[i], column.heat[i], column.cells[i], column.grid, scale, numbers)
+        if rebuilt is not None:
+            draw_image(row[-1], rebuilt[i])
+    heads = [("image", ""), ("class capsules", "their lengths"), *[(c.title, c.note) for c in columns]]
+    sheet.head([*heads, ("rebuilt", "from that capsule")] if rebuilt is not None else heads)
+    for place, (column, scale) in enumerate(zip(columns, scales, strict=True), start=2):
+        sheet.scale_bar(place, scale, column.label)
+    save_figure(sheet.figure, path)
+    return path
+
+
+def _caption(columns: list[_MapColumn], true_known: bool, asked: bool, total: int) -> list[str]:
+    """How to read the picture."""
+    answer = "that class" if asked else "the answer"
+    bar = "the class asked about" if asked else "the longest capsule, the answer"
+    lines = [f"Orange bar: {bar}." + (" Green name: the true class." if true_known else "")]
+    titles = [column.title for column in columns]
+    heard = any(column.label == HEARD for column in columns)
+    share, to = ("a part's share in what reached", "") if heard else ("how much of a part's vote went", "to ")
+    if FIRST in titles:
+        lines.append(
+            f"First routing: {share} {to}the capsules that spoke for {answer}; last routing: {to}{answer} itself."
+        )
+    elif VOTES in titles:
+        lines.append(f"Routing: {share} {to}{answer}.")
+    elif columns:
+        lines.append(f"Routing: {share} {to}the capsules that spoke for {answer}.")
+    if VOTES in titles:
+        lines.append("Votes: what each part adds to the length of that capsule before it is squashed below 1.")
+    if any(column.grid.first > column.grid.step for column in columns):
+        lines.append("A part is drawn at the centre of what it looks at.")
+    if total > MOST_ROWS:
+        lines.append(f"The first {MOST_ROWS} of {total} images.")
+    return lines

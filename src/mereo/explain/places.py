@@ -1,0 +1,45 @@
+"""Where the senders of a model's couplings sit on the image, and how their values become a map over it."""
+
+import torch
+from torch import Tensor
+
+from mereo.core import Coupling
+from mereo.errors import UsageError
+from mereo.models import CapsuleClassifier
+from mereo.models.base import SenderGrid
+
+
+def sender_places(model: CapsuleClassifier) -> dict[str, SenderGrid | None]:
+    """The grid on which the senders of each coupling sit, by the coupling's name; None when they have no place."""
+    grids = model.sender_grids()
+    return {name: grids.get(name) for name, module in model.named_modules() if isinstance(module, Coupling)}
+
+
+def on_grid(values: Tensor, grid: SenderGrid, *, average: bool) -> Tensor:
+    """Values of senders as a grid: the mean over the types at a place, or their sum.
+
+    Shapes: (batch, senders) -> (batch, rows, columns).
+    """
+    if values.shape[-1] != grid.types * grid.rows * grid.columns:
+        raise UsageError(
+            f"values are of {values.shape[-1]} senders; the grid has {grid.types} x {grid.rows} x {grid.columns}."
+        )
+    by_type = values.unflatten(-1, (grid.types, grid.rows, grid.columns))
+    return by_type.mean(-3) if average else by_type.sum(-3)
+
+
+def spread(cells: Tensor, grid: SenderGrid, height: int, width: int) -> Tensor:
+    """A map over the image: every pixel takes the value of the sender whose centre is nearest.
+
+    Pixels further than half a step beyond the outermost centres have no sender and stay 0.
+
+    Shapes: (batch, rows, columns) -> (batch, height, width).
+    """
+
+    def nearest(side: int, count: int) -> tuple[Tensor, Tensor]:
+        centres = torch.arange(side, device=cells.device) + 0.5
+        index = ((centres - grid.first) / grid.step + 0.5).floor().long()
+        return index.clamp(0, count - 1), (index >= 0) & (index < count)
+
+    (rows, in_rows), (columns, in_columns) = nearest(height, grid.rows), nearest(width, grid.columns)
+    return cells[:, rows[:, None], columns[None, :]] * (in_rows[:, None] & in_columns[None, :])

@@ -1,0 +1,49 @@
+"""What a run runs on: the accelerator, the optimiser, determinism."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from mereo.training.config import TrainConfig
+
+
+def make_optimizer(config: TrainConfig, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimiser of a configuration."""
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay, momentum=0.9, nesterov=True)
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=config.lr, weight_decay=config.weight_decay)
+
+
+def make_accelerator(config: TrainConfig, device: torch.device) -> Any:
+    """An Accelerator for that device and precision; how many processes there are is the launcher's matter."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    if AcceleratorState._shared_state:
+        # Accelerate keeps one state a process and refuses another precision; each run here has its own.
+        AcceleratorState._reset_state(reset_partial_state=True)
+    if device.index is not None:
+        os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
+    precision = "no" if config.precision == "fp32" else config.precision
+    return Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
+
+
+@contextmanager
+def deterministic_on(device: torch.device) -> Iterator[None]:
+    """Deterministic algorithms on a CPU; elsewhere they would cost speed and are left as they were."""
+    before = torch.are_deterministic_algorithms_enabled()
+    memory: Any = torch.utils.deterministic
+    filling = memory.fill_uninitialized_memory
+    if device.type == "cpu":
+        torch.use_deterministic_algorithms(True)
+        memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        memory.fill_uninitialized_memory = filling

@@ -1,5 +1,0 @@
-"""Moved to `mereo.inference.evaluate`."""
-
-from mereo.inference.evaluate import normalise
-
-__all__ = ["normalise"]

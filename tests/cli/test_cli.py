@@ -1,0 +1,248 @@
+"""The command line as a person uses it: what it prints, the exit codes, wrong use told in one line."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from mereo.cli.main import COMMANDS, main
+from mereo.cli.train import options_from
+
+SMALL = [
+    "--data", "digits", "--limit", "64", "--batch-size", "32", "--epochs", "1", "--device", "cpu", "--no-tensorboard",
+    "--model-args", "channels=[4,8,8]",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MEREO_DATA", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def call(capsys):
+    def run(*words):
+        code = main(list(words))
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def trained(call):
+    """A trained network in runs/small, and two photos in photos/."""
+    code, _, err = call("train", "--name", "small", *SMALL)
+    assert code == 0, err
+    os.mkdir("photos")
+    for name, shade in (("dark.png", 20), ("bright.jpg", 220)):
+        Image.new("RGB", (40, 30), (shade, shade, 90)).save(f"photos/{name}")
+
+
+def test_help_lists_every_command(call):
+    code, out, _ = call("--help")
+    assert code == 0
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(call, command):
+    code, out, _ = call(command, "--help")
+    assert code == 0
+    assert f"mereo {command}" in out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["predict", "--help"], ["recipes"]])
+def test_help_imports_no_torch(python, words):
+    code = (
+        f"import sys; from mereo.cli.main import main; done = main({words!r}); sys.exit(done or 'torch' in sys.modules)"
+    )
+    subprocess.run([python, "-c", code], check=True, capture_output=True)
+
+
+def test_options_are_frozen(call, frozen):
+    text = ""
+    for command in COMMANDS:
+        _, out, _ = call(command, "--help")
+        options = sorted({w.rstrip(",") for w in out.replace("│", " ").split() if w.startswith("--") and len(w) > 2})
+        text += f"mereo {command}\n" + "".join(f"  {option}\n" for option in options)
+    frozen("options.txt", text)
+
+
+def test_python_dash_m_is_the_same_command(python):
+    done = subprocess.run([python, "-m", "mereo", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == __import__("mereo").__version__
+
+
+WRONG = [
+    (["trian"], "did you mean 'train'"),
+    (["train", "--epoch", "3"], "--epochs"),
+    (["train", "--epochs", "three"], "three"),
+    (["train", "--epochs", "-1"], "epochs is -1"),
+    (["train", "--batch-size", "0"], "batch_size is 0"),
+    (["train", "--lr", "nan"], "lr is nan"),
+    (["train", "--optimizer", "foo"], "adamw"),
+    (["train", "--model", "mspcap_tiny"], "mspcaps_tiny"),
+    (["train", "--data", "digitz"], "digits"),
+    (["train", "--recipe", "mspcaps_papr"], "mspcaps_paper"),
+    (["train", "--augment", "rotat=3"], "rotate"),
+    (["train", "--device", "cuda:77"], "cpu"),
+    (["train", "--img-size", "4"], "patch_size"),
+    (["train", "--in-chans", "2"], "in_chans is 2"),
+    (["train", "--model-args", "pach_size=2"], "patch_size"),
+    (["train", "--model-args", "patch_size"], "name=value"),
+    (["train", "--model-args", "patch_size=x"], "patch_size"),
+    (["train", "--model", "capsnet", "--img-size", "12"], "at least 17"),
+    (["train", "--weights", "nothing.safetensors"], "not a file"),
+    (["train", "nothing.yaml"], "nothing.yaml"),
+    (["train", "--name", "a/b"], "slashes"),
+    (["predict"], "no image"),
+    (["predict", "nothing.png"], "nothing.png"),
+    (["explain", "nothing.png"], "nothing.png"),
+    (["models", "nonsense"], "unknown model"),
+    (["demo", "--epochs", "0"], "epochs is 0"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), WRONG, ids=lambda v: " ".join(v) if isinstance(v, list) else None)
+def test_wrong_use_is_one_line_and_exit_code_2(call, words, told):
+    code, out, err = call(*words)
+    assert code == 2
+    assert told in err
+    assert err.startswith("mereo: error: ") and err.count("\n") == 1
+    assert "Traceback" not in err + out
+
+
+def test_no_command_shows_the_usage(call):
+    code, out, _ = call()
+    assert code == 2
+    assert "usage: mereo" in out
+
+
+def test_broken_weights_are_refused(call, trained):
+    path = "runs/small/weights/best.safetensors"
+    content = Path(path).read_bytes()
+    for name, broken in (("cut", content[:-100]), ("empty", b""), ("pickle", b"\x80\x02}q\x00.")):
+        Path(f"{name}.safetensors").write_bytes(broken)
+        code, _, err = call("predict", "photos", "--weights", f"{name}.safetensors")
+        assert code == 2 and "safetensors" in err and err.count("\n") == 1
+
+
+def test_a_missing_dataset_says_where_it_was_looked_for(call, monkeypatch):
+    import torchvision.datasets.utils as downloads
+
+    def no_network(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr(downloads, "_urlretrieve", no_network)
+    code, _, err = call("train", "--data", "mnist", "--data-root", "elsewhere")
+    assert code in (1, 2)
+    assert "elsewhere/MNIST/raw" in err and "train-images-idx3-ubyte" in err and err.count("\n") == 1
+
+
+def test_training_says_what_it_did_and_where(call, trained, capsys):
+    code, out, _ = call("train", *SMALL)
+    assert code == 0
+    assert "epoch 1/1" in out and "test accuracy" in out and "runs/mspcaps_tiny-digits" in out
+    code, out, _ = call("train", *SMALL)
+    assert "runs/mspcaps_tiny-digits-2" in out
+
+
+def test_a_configuration_repeats_and_can_be_changed(call, trained):
+    code, out, err = call("train", "runs/small/config.yaml", "--seed", "5", "--name", "other")
+    assert code == 0, err
+    assert "runs/other" in out
+    import yaml
+
+    first, second = (yaml.safe_load(Path(f"runs/{n}/config.yaml").read_text()) for n in ("small", "other"))
+    assert {k for k in first if first[k] != second[k]} == {"seed", "name"}
+
+
+def test_resume_by_name_and_by_configuration(call, trained):
+    for words in (["--name", "small"], ["runs/small/config.yaml"], ["runs/small"]):
+        code, out, err = call("train", *words, "--resume")
+        assert code == 0, err
+        assert "runs/small" in out
+    assert os.listdir("runs") == ["small"]
+    code, _, err = call("train", "--name", "small", "--resume", "--lr", "0.5")
+    assert code == 2 and "lr was" in err
+
+
+def test_recipes_can_be_overridden():
+    config = options_from(["--recipe", "mspcaps_paper", "--data", "mnist", "--epochs", "7"])
+    assert (config.epochs, config.lr, config.augment, config.recipe) == (7, 5e-4, ("rotate=15",), "mspcaps_paper")
+    config = options_from(["--recipe", "mspcaps_paper", "--data", "svhn", "--model-args", "patch_size=2"])
+    assert config.model_args == {"coupling_drop": 0.0, "patch_size": 2}
+    config = options_from(["--recipe", "mspcaps_paper", "--model", "mspcaps_large"])
+    assert (config.model, config.data) == ("mspcaps_large", "cifar10")
+
+
+def test_dry_run_trains_nothing(call):
+    code, out, _ = call("train", "--dry-run", *SMALL)
+    assert code == 0
+    for word in ("parameters", "FLOPs", "memory", "an epoch", "the run"):
+        assert word in out
+    assert not os.path.exists("runs")
+
+
+def test_predict_prints_a_table_or_json(call, trained):
+    code, out, err = call("predict", "photos", "--weights", "runs/small")
+    assert code == 0, err
+    assert "photos/bright.jpg" in out and "photos/dark.png" in out
+    code, out, err = call("predict", "photos/*.png", "--json", "--top", "2")
+    assert code == 0, err
+    assert "using runs/small" in err
+    (row,) = json.loads(out)["predictions"]
+    assert row["path"] == "photos/dark.png"
+    assert len(row["scores"]) == 2 and row["class"] == next(iter(row["scores"]))
+    assert all(0 <= v <= 1 for v in row["scores"].values())
+
+
+def test_predict_names_files_that_are_no_images(call, trained):
+    with open("photos/notes.png", "w") as file:
+        file.write("not an image")
+    code, out, err = call("predict", "photos", "--weights", "runs/small")
+    assert "mereo: warning:" in err and "photos/notes.png (not an image)" in err
+    assert code == 0 and "bright.jpg" in out and "notes.png" not in out
+    code, _, err = call("predict", "photos", "--weights", "runs/small", "--strict")
+    assert code == 1 and "notes.png" in err
+    code, _, err = call("predict", "photos/notes.png", "--weights", "runs/small")
+    assert code == 1 and "none of 1 files" in err
+
+
+def test_explain_draws_a_picture(call, trained):
+    code, out, err = call("explain", "photos", "--weights", "runs/small", "--out", "pictures/seen.png")
+    assert code == 0, err
+    assert "pictures/seen.png" in out
+    with Image.open("pictures/seen.png") as picture:
+        assert picture.width > 400 and len(picture.convert("L").getcolors(256 * 256)) > 20
+
+
+@pytest.mark.parametrize("command", ["models", "mechanisms", "datasets", "recipes"])
+def test_lists_are_searchable_and_have_sources(call, command):
+    code, out, _ = call(command, "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert all(row["name"] and row["source"] and row["what"] for row in rows)
+    name = rows[0]["name"]
+    assert [row["name"] for row in json.loads(call(command, name[:-1] + "*", "--json")[1])][0] == name
+    assert name in call(command, name)[1]
+
+
+@pytest.mark.slow
+def test_demo_ends_with_a_table_and_a_picture(call):
+    code, out, err = call("demo", "--epochs", "1", "--device", "cpu")
+    assert code == 0, err
+    assert "test accuracy" in out and "what it saw" in out
+    path = out.split("what it saw")[1].split()[0]
+    with Image.open(path) as picture:
+        assert picture.width > 600

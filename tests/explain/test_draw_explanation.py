@@ -1,0 +1,143 @@
+"""Explanations and their pictures, for every kind of model."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import mereo
+from mereo.errors import UsageError
+from mereo.explain import draw_explanation, explain, observe
+from mereo.explain.panels import shown_classes
+from mereo.models import CapsuleClassifier
+
+Make = Callable[..., CapsuleClassifier]
+MakeImages = Callable[..., Tensor]
+
+
+def read(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"), dtype=float)
+
+
+def test_explanation(model: CapsuleClassifier, some_images: MakeImages) -> None:
+    images = some_images(model)
+    cfg = model.pretrained_cfg
+    model.train()
+    found = explain(model, images)
+    assert model.training
+    mean, std = (torch.tensor(cfg[k]).view(1, -1, 1, 1) for k in ("mean", "std"))
+    torch.testing.assert_close(found.lengths, model.eval()((images - mean) / std).detach())
+    assert found.predicted.equal(found.lengths.argmax(1)) and found.explained.equal(found.predicted)
+    assert all(len(shape) == 4 for shape in found.trace_shapes.values())
+    assert (found.rebuilt is None) == (model.decoder is None)
+    if found.rebuilt is not None:
+        assert found.rebuilt.shape == images.shape
+    placed = "head.coupling" in model.sender_grids()
+    assert (found.contribution_map is not None) == placed
+    if found.contribution_map is not None:
+        torch.testing.assert_close(found.contribution_map.cells.sum((1, 2)), found.contributions.sum(1))
+        assert found.contribution_map.heat.shape == (2, *model.image_shape[1:])
+    tensors = [found.lengths, found.contributions, *[m.heat for m in found.maps.values()]]
+    assert not any(t.requires_grad for t in tensors)
+
+
+def test_watching_leaves_nothing_behind(model: CapsuleClassifier, some_images: MakeImages) -> None:
+    explain(model, some_images(model))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_picture(model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
+    images = some_images(model)
+    path = draw_explanation(model, images, tmp_path / "new" / "seen.png", true_labels=[0, 1], titles=["one", "two"])
+    pixels = read(path)
+    assert 300 < pixels.shape[0] < 1200 and 500 < pixels.shape[1] < 2400
+    assert pixels.std() > 20
+    assert not list(path.parent.glob(".*"))
+
+
+def test_blank_images(model: CapsuleClassifier, tmp_path: Path) -> None:
+    images = torch.zeros(1, *model.image_shape)
+    found = explain(model, images)
+    assert found.contributions is not None and found.contributions.isfinite().all()
+    assert read(draw_explanation(model, images, tmp_path / "blank.png")).std() > 0
+
+
+def test_zero_capsules_contribute_nothing(make: Make, some_images: MakeImages) -> None:
+    model = make("capsnet", init="default")
+    torch.nn.init.zeros_(model.primary.conv.weight)
+    torch.nn.init.zeros_(model.primary.conv.bias)
+    found = explain(model, some_images(model))
+    assert found.contributions.eq(0).all() and found.maps["head.coupling"].heat.isfinite().all()
+
+
+def test_rows_are_capped(tmp_path: Path, make: Make, some_images: MakeImages) -> None:
+    model = make("two scales")
+    heights = [
+        read(draw_explanation(model, some_images(model, n), tmp_path / f"{n}.png", true_labels=[0] * n)).shape[0]
+        for n in (1, 12, 15)
+    ]
+    assert heights[1] > 4 * heights[0]
+    # The line that says how many there were, and no further row.
+    assert 0 < heights[2] - heights[1] < 60
+
+
+@pytest.mark.parametrize("shape", [(16, 48), (48, 16)])
+def test_many_classes_and_odd_shapes(
+    shape: tuple[int, int], tmp_path: Path, make: Make, some_images: MakeImages
+) -> None:
+    model = make("two scales", num_classes=200, img_size=shape)
+    model.class_names = tuple(f"a long name {n}" for n in range(200))
+    path = draw_explanation(
+        model, some_images(model), tmp_path / "many.png", true_labels=torch.tensor([[5, 6], [7, 8]])
+    )
+    assert read(path).std() > 20
+
+
+def test_which_bars() -> None:
+    assert shown_classes(torch.rand(10), {3}) == list(range(10))
+    lengths = torch.arange(50.0)
+    assert shown_classes(lengths, set()) == list(range(49, 39, -1))
+    assert shown_classes(lengths, {2, 49}) == [*range(49, 40, -1), 2]
+
+
+def test_another_class_is_another_picture(tmp_path: Path, make: Make, some_images: MakeImages) -> None:
+    model, images = make("three scales"), some_images(make("three scales"))
+    first, second = (
+        read(draw_explanation(model, images, tmp_path / f"{c}.png", classes=torch.tensor([c, c]))) for c in (0, 1)
+    )
+    assert first.shape == second.shape and not np.array_equal(first, second)
+
+
+def test_refusals(tmp_path: Path, make: Make, some_images: MakeImages) -> None:
+    model = make("three scales")
+    images, path = some_images(model), tmp_path / "x.png"
+    for wrong in ({"titles": ["one"]}, {"true_labels": [0]}, {"true_labels": [0, 10]}, {"true_labels": [0.5, 1.0]}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            draw_explanation(model, images, path, **wrong)
+    with pytest.raises(UsageError, match="images"):
+        explain(model, torch.rand(2, 3, 32, 32))
+    with pytest.raises(UsageError, match="empty"):
+        explain(model, images[:0])
+    with pytest.raises(UsageError, match="capsule classifier"):
+        observe(torch.nn.Linear(2, 2), images)
+    with pytest.raises(UsageError, match="num_classes"):
+        explain(make("three scales", num_classes=0), images)
+    assert not path.exists()
+
+
+def test_a_model_made_directly_is_not_normalised() -> None:
+    model = mereo.models.MSPCaps(in_chans=1, channels=(4, 8, 8)).eval()
+    images = torch.rand(1, 1, 32, 32)
+    torch.testing.assert_close(explain(model, images).lengths, model(images).detach())
+
+
+def test_importing_draws_nothing() -> None:
+    code = "import sys, mereo.explain; sys.exit(any(m.startswith('matplotlib') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,87 @@
+"""The configuration: round trips, coercion from YAML, wrong values."""
+
+import pytest
+
+from mereo.errors import UsageError
+from mereo.models import MODELS
+from mereo.training.config import TrainConfig
+from mereo.training.recipes import RECIPES, apply_recipe
+
+
+def test_yaml_round_trip(tmp_path):
+    config = TrainConfig(model="capsnet", model_args={"routing_steps": 1}, mean=(0.5,), std=(0.25,), epochs=3)
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml())
+    assert TrainConfig.from_yaml(path) == config
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("lr: 1e-4\nmean: [0, 1]\nstd: [1, 1]\nweight_decay: 1\n")
+    config = TrainConfig.from_yaml(path)
+    assert config.lr == 1e-4
+    assert config.mean == (0.0, 1.0)
+    assert isinstance(config.weight_decay, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("epoch: 3", "did you mean 'epochs'"),
+        ("epochs: three", "epochs is 'three'"),
+        ("epochs: true", "epochs is True"),
+        ("augment: flip", "must be a list"),
+        ("lr: fast", "must be a number"),
+        ("mean: [a]", "numbers"),
+        ("- 1", "holds no configuration"),
+        ("{", "is not YAML"),
+    ],
+)
+def test_wrong_files_are_told_in_one_line(tmp_path, text, match):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=match) as error:
+        TrainConfig.from_yaml(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epochs": 0}, {"batch_size": -1}, {"lr": 0.0}, {"accumulate": 3}, {"validation_fraction": 1.0},
+        {"ema_decay": 1.5}, {"mean": (0.5,)}, {"name": "a/b"}, {"seed": -1}, {"weight_decay": -1.0}, {"img_size": 0},
+        {"mean": (0.5,), "std": (0.0,)}, {"min_lr": float("nan")},
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be_meant(change):
+    with pytest.raises(UsageError):
+        TrainConfig().replace(**change).check()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_a_configuration_of_a_model_that_exists(name):
+    for data in (None, *RECIPES[name].by_data):
+        config = apply_recipe(name, data=data)
+        config.check()
+        assert config.model in MODELS
+        assert config.recipe == name
+
+
+def test_every_model_names_a_recipe_that_exists():
+    assert {entry.recipe for entry in MODELS.values()} - {None} <= set(RECIPES)
+
+
+def test_recipes_hold_what_the_papers_state():
+    mnist, fashion = (apply_recipe("mspcaps_paper", data=d) for d in ("mnist", "fashion_mnist"))
+    assert (mnist.epochs, mnist.augment, mnist.lr) == (100, ("rotate=15",), 5e-4)
+    assert (fashion.epochs, fashion.augment, fashion.lr) == (300, ("crop=4", "flip"), 1e-4)
+    assert apply_recipe("mspcaps_paper", data="svhn").model_args == {"coupling_drop": 0.0}
+    assert apply_recipe("mspcaps_paper").mean == (0.4914, 0.4822, 0.4465)
+    efficient = apply_recipe("efficient_capsnet_mnist")
+    assert (efficient.lr, efficient.decay_rate, efficient.batch_size, efficient.min_lr) == (5e-4, 0.97, 16, 5e-5)
+    assert apply_recipe("mspcaps_paper", model="mspcaps_large").model == "mspcaps_large"
+
+
+def test_an_unknown_recipe_suggests_the_nearest():
+    with pytest.raises(UsageError, match="mspcaps_paper"):
+        apply_recipe("mspcap_paper")
