@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mereo.core import Capsules, Coupling, Trace, record
 from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier
-from mereo.training.evaluate import normalise
+from mereo.inference.evaluate import normalise
 
 
 @dataclass(frozen=True)
