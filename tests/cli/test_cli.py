@@ -108,6 +108,7 @@ WRONG = [
     (["predict"], "no image"),
     (["predict", "nothing.png"], "nothing.png"),
     (["explain", "nothing.png"], "nothing.png"),
+    (["reproduce", "coupling_axes"], "coupling_axis"),
     (["models", "nonsense"], "unknown model"),
     (["demo", "--epochs", "0"], "epochs is 0"),
 ]

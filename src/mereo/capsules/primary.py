@@ -1,6 +1,6 @@
 """Primary capsules: a convolution whose channels are read as types of capsules and the atoms of their poses.
 
-Source: Sabour, Frosst, Hinton 2017, arXiv:1710.09829, section 4; the depthwise form: arXiv:2101.12491, section 3.2.
+Source: Sabour, Frosst, Hinton 2017, arXiv:1710.09829, section 4; the depthwise form: arXiv:2101.12491
 """
 
 import torch
@@ -66,7 +66,7 @@ class DepthwisePrimaryCapsules(nn.Module):
 
     Shapes: (batch, channels, height, width) -> (batch, channels / dim, dim).
 
-    Reference: arXiv:2101.12491, eq. 3.
+    Reference: arXiv:2101.12491.
     """
 
     def __init__(self, channels: int, dim: int, kernel: tuple[int, int]) -> None:

@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("mereo.cli.train", "train a network on a data set or on your own images"),
     "predict": ("mereo.cli.predict", "say what images show"),
     "explain": ("mereo.cli.explain", "draw what a network saw in images"),
+    "reproduce": ("mereo.cli.reproduce", "run the variants of a published table, several seeds each"),
     "models": ("mereo.cli.lists", "list the networks"),
     "mechanisms": ("mereo.cli.lists", "list the mechanisms: routing, attention, memories"),
     "datasets": ("mereo.cli.lists", "list the data sets"),

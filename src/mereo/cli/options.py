@@ -92,3 +92,44 @@ class ListOptions:
     """Shell-style pattern or part of a name or description."""
     json: bool = False
     """Print one JSON document."""
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """Run the variants of a published table under one protocol, several seeds each; without a name, list the studies.
+
+    Finished runs are not run again: a study that was stopped goes on.
+
+    Examples:
+      mereo reproduce
+      mereo reproduce coupling_axis --data cifar10 --epochs 4 --limit 10000 --seeds 2
+    """
+
+    study: tyro.conf.Positional[str | None] = None
+    """Name of the study."""
+    variants: tuple[str, ...] = ()
+    """Only these variants."""
+    seeds: int = 1
+    """Runs of each variant, with seeds 0, 1, ..."""
+    data: str | None = None
+    """Data set; the recipe's own by default."""
+    data_root: str | None = None
+    """Where data sets lie; else the environment variable MEREO_DATA, else ./data."""
+    epochs: int | None = None
+    """Passes over the training images; the recipe's by default."""
+    warmup_epochs: float | None = None
+    """Epochs of warm-up; the recipe's by default."""
+    limit: int | None = None
+    """Use at most so many training images."""
+    batch_size: int | None = None
+    """Images of one optimiser step."""
+    device: str | None = None
+    """auto, cpu, cuda, cuda:1, mps ..."""
+    precision: str | None = None
+    """fp32, bf16 or fp16."""
+    paper_protocol: bool | None = None
+    """Choose the best epoch on the test images, as the papers do."""
+    output: str = "runs"
+    """Folder of the run folders."""
+    json: bool = False
+    """Print one JSON document."""

@@ -2,7 +2,7 @@
 
     lengths(s)            = sqrt(sum_d s_d^2 + eps)
     squash(s)             = |s|^2 / (1 + |s|^2) * s / |s|  = s |s| / (1 + |s|^2)       arXiv:1710.09829, eq. 1
-    squash_exponential(s) = (1 - exp(-|s|)) * s / |s|                                  arXiv:2101.12491, eq. 5
+    squash_exponential(s) = (1 - exp(-|s|)) * s / |s|                                  arXiv:2101.12491
 
 Half-precision input is computed in float32 and returned in its own type. Entries beyond 1e16 are clamped, so that
 the sum of their squares stays finite: a capsule that large is a unit vector anyway.

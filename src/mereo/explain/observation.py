@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, Trace, record
 from mereo.errors import UsageError
-from mereo.models import CapsuleClassifier
 from mereo.inference.evaluate import normalise
+from mereo.models import CapsuleClassifier
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class EfficientCapsNet(CapsuleClassifier):
     Deviates: the depthwise filter always covers the whole last map; the official MultiMNIST network strides a 5x5
         filter over a 6x6 map, which reads the same 5x5 numbers, so there `primary_kernel` is 5.
 
-    Reference: arXiv:2101.12491, section 3.
+    Reference: arXiv:2101.12491
     """
 
     first_conv = "stem.0"

@@ -51,7 +51,7 @@ class CrossAgreementRouting(nn.Module):
     Deviates: Kaiming normal for the routing weights is the paper's word; the fan-in is ours (coarse_dim: what one
         vote sums over).
 
-    Reference: arXiv:2508.16922, section 3.3.
+    Reference: arXiv:2508.16922
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Self-attention routing: one pass; a child counts for a parent as its vote agrees with the sum of all votes.
 
-Source: Mazzia, Salvetti, Chiaberge 2021, arXiv:2101.12491, section 3.3 and the authors' code.
+Source: Mazzia, Salvetti, Chiaberge 2021, arXiv:2101.12491 and the authors' code.
 Cost: votes 2 S R d D FLOPs an image, agreement and combination 4 S R D: the Gram matrix of votes is never made.
 """
 
@@ -43,7 +43,7 @@ class SelfAttentionRouting(nn.Module):
     Deviates: none. The paper speaks of self-attention over the children; its code takes the softmax over the parents
         and adds the log-prior b after it, so that what is combined need not sum to one.
 
-    Reference: arXiv:2101.12491, eq. 6 to 8.
+    Reference: arXiv:2101.12491.
     """
 
     def __init__(self, senders: int, receivers: int, sender_dim: int, receiver_dim: int) -> None:

@@ -37,7 +37,7 @@ CIFAR10 = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
 RECIPES: dict[str, Recipe] = {
     "mspcaps_paper": Recipe(
         "MSPCaps as published: AdamW, warm-up, cosine, 300 epochs (100 on MNIST).",
-        "arXiv:2508.16922, section 4.1",
+        "arXiv:2508.16922",
         {
             "model": "mspcaps_tiny", "data": "cifar10", "epochs": 300, "batch_size": 128, "optimizer": "adamw",
             "lr": 5e-4, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 5.0, "warmup_start": 0.1,
@@ -85,7 +85,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "efficient_capsnet_mnist": Recipe(
         "Efficient-CapsNet as published on MNIST: Adam, 0.97 an epoch, its own augmentation.",
-        "arXiv:2101.12491, section 4, and the authors' code",
+        "arXiv:2101.12491 and the authors' code",
         {
             "model": "efficient_capsnet", "data": "mnist", "epochs": 150, "batch_size": 16, "optimizer": "adam",
             "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97, "warmup_epochs": 0.0,
@@ -95,7 +95,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "efficient_capsnet_multimnist": Recipe(
         "Efficient-CapsNet on two overlaid digits; 0.196 of a mean squared error for each.",
-        "arXiv:2101.12491, section 4, and the authors' code",
+        "arXiv:2101.12491 and the authors' code",
         {
             "model": "efficient_capsnet_multimnist", "data": "multimnist", "epochs": 150, "batch_size": 64,
             "optimizer": "adam", "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97,
@@ -105,7 +105,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "efficient_capsnet_smallnorb": Recipe(
         "Efficient-CapsNet on smallNORB, from an image folder of pairs.",
-        "arXiv:2101.12491, section 4, and the authors' code",
+        "arXiv:2101.12491 and the authors' code",
         {
             "model": "efficient_capsnet_smallnorb", "data": "smallnorb", "epochs": 200, "batch_size": 16,
             "optimizer": "adam", "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97,

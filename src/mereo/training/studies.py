@@ -1,0 +1,157 @@
+"""Studies: variants of one training under one protocol, several seeds each, a table at the end.
+
+A study is data: the base configuration, and for each variant the fields that differ and what its source reports. The
+runs lie in <output>/<study>-<data>/<variant>-seed<n>; those that are finished are not run again, so a study goes on
+where it was stopped.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mereo.errors import unknown
+from mereo.training.config import TrainConfig
+from mereo.training.recipes import apply_recipe
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of a study: fields that differ, arguments of the network that differ, and the reported accuracy in %."""
+
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    reported: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study: what it asks, the recipe its variants change, and the variants by name."""
+
+    question: str
+    source: str
+    recipe: str
+    variants: Mapping[str, Variant]
+
+
+def _cifar(reported: float, **model_args: Any) -> Variant:
+    return Variant(model_args=model_args, reported={"cifar10": reported})
+
+
+_LARGE = {"model": "mspcaps_large"}
+
+STUDIES: dict[str, Study] = {
+    "coupling_axis": Study(
+        "Which axis does the softmax of cross-agreement run over? The paper does not say.",
+        "arXiv:2508.16922",
+        "mspcaps_paper",
+        {
+            "receivers": Variant(model_args={"coupling_over": "receivers"}),
+            "senders": Variant(model_args={"coupling_over": "senders"}),
+        },
+    ),
+    "mspcaps_ablation": Study(
+        "What do scales, sharing, patch size and routing matter in MSPCaps-T?",
+        "arXiv:2508.16922",
+        "mspcaps_paper",
+        {
+            "full": _cifar(88.71),
+            "scale_32": _cifar(74.81, scales=[0]),
+            "scale_16": _cifar(81.90, scales=[1]),
+            "scale_8": _cifar(87.48, scales=[2]),
+            "two_scales": _cifar(81.57, scales=[0, 1]),
+            "not_shared": _cifar(87.59, share_weights=False),
+            "patch_2": _cifar(88.01, patch_size=2),
+            "patch_3": _cifar(86.34, patch_size=3),
+            "dynamic": _cifar(87.46, routing="dynamic"),
+        },
+    ),
+    "mspcaps_large_ablation": Study(
+        "What do sharing, patch size and routing matter in MSPCaps-L?",
+        "arXiv:2508.16922",
+        "mspcaps_paper",
+        {
+            "full": Variant(_LARGE, {}, {"cifar10": 92.88}),
+            "shared": Variant(
+                _LARGE,
+                {"share_weights": True, "pose_dims": [16, 16, 32], "mid_dim": 32, "out_dim": 64},
+                {"cifar10": 92.50},
+            ),
+            "patch_2": Variant(_LARGE, {"patch_size": 2}, {"cifar10": 93.16}),
+            "patch_3": Variant(_LARGE, {"patch_size": 3}, {"cifar10": 93.30}),
+            "dynamic": Variant(_LARGE, {"routing": "dynamic"}, {"cifar10": 92.56}),
+        },
+    ),
+}
+
+
+def get_study(name: str) -> Study:
+    """The study of that name; UsageError with the nearest names if there is none."""
+    if name not in STUDIES:
+        raise unknown("study", name, STUDIES)
+    return STUDIES[name]
+
+
+def configurations(
+    name: str, seeds: int, output: str, overrides: Mapping[str, Any], only: Sequence[str] = ()
+) -> dict[tuple[str, int], TrainConfig]:
+    """The configuration of every run of a study, by (variant, seed); seeds alternate variants, so that each round of
+    seeds is a whole comparison."""
+    study = get_study(name)
+    for variant in only:
+        if variant not in study.variants:
+            raise unknown(f"variant of {name}", variant, study.variants)
+    chosen = {label: row for label, row in study.variants.items() if not only or label in only}
+    found = {}
+    for seed in range(seeds):
+        for label, row in chosen.items():
+            config = apply_recipe(study.recipe, row.changes.get("model"), overrides.get("data"))
+            config = config.replace(**{**row.changes, **overrides})
+            found[label, seed] = config.replace(
+                model_args={**config.model_args, **row.model_args},
+                seed=seed,
+                output=str(Path(output) / f"{name}-{Path(config.data).name}"),
+                name=f"{label}-seed{seed}",
+                resume=True,
+            )
+    return found
+
+
+def run_study(
+    name: str,
+    seeds: int,
+    output: str,
+    overrides: Mapping[str, Any],
+    only: Sequence[str] = (),
+    say: Callable[[str], None] = print,
+) -> list[dict[str, Any]]:
+    """Run what is still to be run of a study, and return its table, a row a variant."""
+    from mereo.training.engine import train
+
+    results: dict[str, list[dict[str, Any]]] = {}
+    configs = configurations(name, seeds, output, overrides, only)
+    for place, ((label, seed), config) in enumerate(configs.items(), start=1):
+        finished = Path(config.output) / str(config.name) / "results.json"
+        if finished.exists():
+            say(f"{place}/{len(configs)} {label}, seed {seed}: finished before")
+        else:
+            say(f"{place}/{len(configs)} {label}, seed {seed}")
+            train(config)
+        results.setdefault(label, []).append(json.loads(finished.read_text()))
+    return [_row(get_study(name).variants[label], label, rows) for label, rows in results.items()]
+
+
+def _row(variant: Variant, label: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    last = [100 * row["test_last"]["accuracy"] for row in rows]
+    best = [100 * row["test_best"]["accuracy"] for row in rows]
+    return {
+        "variant": label,
+        "parameters": rows[0]["parameters"],
+        "seeds": len(rows),
+        "last": statistics.mean(last),
+        "spread": statistics.stdev(last) if len(last) > 1 else None,
+        "best": statistics.mean(best),
+        "reported": variant.reported.get(rows[0]["data"]),
+    }
