@@ -73,3 +73,12 @@ def test_two_processes_with_half_the_batch_follow_one_with_the_whole(tmp_path):
     one, two = last_weights(tmp_path, "one"), last_weights(tmp_path, "two")
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_sharded_training_is_saved_whole_and_goes_on_the_same(tmp_path):
+    script = Path(__file__).parent / "sharded_state.py"
+    run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), "."],
+        tmp_path,
+    )
+    assert load_tensors(tmp_path / "state.safetensors")[1]["progress"] == {"step": 2}

@@ -1,10 +1,10 @@
 """`mereo train`."""
 
 import dataclasses
+import os
 
 from mereo.cli.options import TrainOptions
 from mereo.cli.parse import parse
-from mereo.errors import UsageError
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.recipes import apply_recipe
 
@@ -67,11 +67,11 @@ def run(words: list[str], command: str) -> None:
         print_estimate(config)
         return
     from mereo.training.engine import train
+    from mereo.training.estimate import estimate, warn_of_memory
     from mereo.training.results import summary
 
+    if os.environ.get("RANK", "0") == "0":
+        warn_of_memory(estimate(config, measure=False))
     result = train(config)
     if result.main:
         summary(result)
-
-
-__all__ = ["UsageError", "options_from", "run", "start_from"]

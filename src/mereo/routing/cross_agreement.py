@@ -48,8 +48,9 @@ class CrossAgreementRouting(nn.Module):
 
     Reads as: couplings[b, 0, j, k] is how much of coarse capsule k's vote goes into parent j.
 
-    Deviates: Kaiming normal for the routing weights is the paper's word; the fan-in is ours (coarse_dim: what one
-        vote sums over).
+    Deviates: Kaiming normal for the routing weights is the paper's word; the fan-in is ours: coarse * coarse_dim,
+        all that a parent sums over. With coarse_dim alone capsules start long for every class, and training spends
+        its first epochs on making them short again.
 
     Reference: arXiv:2508.16922
     """
@@ -81,11 +82,11 @@ class CrossAgreementRouting(nn.Module):
             )
         self.members = fine // coarse
         self.weight = nn.Parameter(torch.empty(receivers, coarse, coarse_dim, receiver_dim))
-        nn.init.normal_(self.weight, std=(2 / coarse_dim) ** 0.5)
+        nn.init.normal_(self.weight, std=(2 / (coarse * coarse_dim)) ** 0.5)
         self.fine_weight: nn.Parameter | None = None
         if not share_weights:
             self.fine_weight = nn.Parameter(torch.empty(receivers, fine, fine_dim, receiver_dim))
-            nn.init.normal_(self.fine_weight, std=(2 / fine_dim) ** 0.5)
+            nn.init.normal_(self.fine_weight, std=(2 / (coarse * fine_dim)) ** 0.5)
         self.coupling = Coupling(over, dropout=dropout)
 
     def agreement(self, fine: Tensor, votes: Tensor) -> Tensor:

@@ -1,9 +1,20 @@
 """Exponential moving average of the weights."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+def _sharded_as(whole: Tensor, tensor: Tensor) -> Tensor:
+    """A whole tensor as another one lies: sharded among processes, or as it is."""
+    if not hasattr(tensor, "device_mesh"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    layout: Any = tensor
+    return distribute_tensor(whole, layout.device_mesh, layout.placements)
 
 
 class WeightAverage:
@@ -30,4 +41,5 @@ class WeightAverage:
     def load_average(self, average: Mapping[str, Tensor]) -> None:
         """Take back what `average` held."""
         for name, tensor in self.average.items():
-            tensor.copy_(average[name])
+            whole = average[name].to(tensor.device)
+            tensor.copy_(_sharded_as(whole, tensor))

@@ -120,7 +120,7 @@ RECIPES: dict[str, Recipe] = {
         {
             "model": "mspcaps_tiny", "data": "digits", "epochs": 20, "batch_size": 64, "optimizer": "adamw",
             "lr": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 1.0, "min_lr": 1e-6,
-            "augment": ("rotate=10", "crop=2"), "in_chans": 1,
+            "augment": ("rotate=10", "crop=3"), "validation_fraction": 0.0, "tensorboard": False,
         },
     ),
 }  # fmt: skip
