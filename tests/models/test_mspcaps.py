@@ -275,4 +275,4 @@ def test_start() -> None:
     assert conv.std().item() == pytest.approx((2 / (128 * 9)) ** 0.5, rel=0.02)
     assert project.weight.std().item() == pytest.approx((2 / (128 + 16)) ** 0.5, rel=0.05)
     assert (project.bias == 0).all()
-    assert model.middle.weight.std().item() == pytest.approx((2 / 8) ** 0.5, rel=0.02)
+    assert model.middle.weight.std().item() == pytest.approx((2 / (16 * 8)) ** 0.5, rel=0.02)

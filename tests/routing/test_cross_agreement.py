@@ -127,7 +127,19 @@ def test_counts_and_start() -> None:
     apart = CrossAgreementRouting(32, 16, 8, 4, 8, 16, share_weights=False)
     assert sum(p.numel() for p in apart.parameters()) == 8 * 16 * 8 * 16 + 8 * 32 * 4 * 16
     assert apart.fine_weight is not None
-    assert 0.48 < shared.weight.std() < 0.52 and 0.68 < apart.fine_weight.std() < 0.73
+    # Kaiming over all that a parent sums: 16 coarse capsules, each with its pose.
+    assert shared.weight.std().item() == pytest.approx((2 / (16 * 8)) ** 0.5, rel=0.03)
+    assert apart.fine_weight.std().item() == pytest.approx((2 / (16 * 4)) ** 0.5, rel=0.03)
+
+
+def test_parents_start_equally_long_under_both_axes() -> None:
+    torch.manual_seed(0)
+    fine, coarse = torch.randn(64, 16, 8), torch.randn(64, 4, 8)
+    lengths = [
+        CrossAgreementRouting(16, 4, 10, 8, 8, 32, over=over)(fine, coarse).norm(dim=-1).mean().item()
+        for over in ("receivers", "senders")
+    ]
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.25)
 
 
 @pytest.mark.parametrize(

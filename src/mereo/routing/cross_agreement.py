@@ -50,7 +50,8 @@ class CrossAgreementRouting(nn.Module):
 
     Deviates: Kaiming normal for the routing weights is the paper's word; the fan-in is ours: coarse * coarse_dim,
         all that a parent sums over. With coarse_dim alone capsules start long for every class, and training spends
-        its first epochs on making them short again.
+        its first epochs on making them short again. Over senders the deviation is coarse / receivers times as large:
+        couplings are 1 / coarse there at first, not 1 / receivers, and so parents start as long as over receivers.
 
     Reference: arXiv:2508.16922
     """
@@ -81,12 +82,13 @@ class CrossAgreementRouting(nn.Module):
                 " Give equal sizes or share_weights=False."
             )
         self.members = fine // coarse
+        gain = 1.0 if over == "receivers" else coarse / receivers
         self.weight = nn.Parameter(torch.empty(receivers, coarse, coarse_dim, receiver_dim))
-        nn.init.normal_(self.weight, std=(2 / (coarse * coarse_dim)) ** 0.5)
+        nn.init.normal_(self.weight, std=gain * (2 / (coarse * coarse_dim)) ** 0.5)
         self.fine_weight: nn.Parameter | None = None
         if not share_weights:
             self.fine_weight = nn.Parameter(torch.empty(receivers, fine, fine_dim, receiver_dim))
-            nn.init.normal_(self.fine_weight, std=(2 / (coarse * fine_dim)) ** 0.5)
+            nn.init.normal_(self.fine_weight, std=gain * (2 / (coarse * fine_dim)) ** 0.5)
         self.coupling = Coupling(over, dropout=dropout)
 
     def agreement(self, fine: Tensor, votes: Tensor) -> Tensor:
