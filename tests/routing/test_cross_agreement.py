@@ -56,6 +56,36 @@ def test_rearranged_agreement_equals_the_naive_votes(share: bool, over: str) -> 
     torch.testing.assert_close(routing(fine, coarse), parents, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("over", ["receivers", "senders"])
+@pytest.mark.parametrize("share", [True, False])
+def test_streamed_equals_plain(share: bool, over: str) -> None:
+    routing, fine, coarse = make(share, over=over)
+    results = []
+    for method in ("streamed", "plain"):
+        given = [x.clone().requires_grad_() for x in (fine, coarse)]
+        out = routing(*given, method=method)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [*given, *routing.parameters()])])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_recording_sees_the_couplings_of_either_method() -> None:
+    routing, fine, coarse = make()
+    couplings = []
+    for method in ("streamed", "plain"):
+        with record(routing) as trace:
+            routing(fine, coarse, method=method)
+        couplings.append(trace["coupling"])
+    torch.testing.assert_close(*couplings)
+
+
+def test_methods_that_are_not_there_or_cannot_run() -> None:
+    routing, fine, coarse = make()
+    with pytest.raises(UsageError, match=r"method is 'fused'; it must be one of 'auto', 'streamed', 'plain'"):
+        routing(fine, coarse, method="fused")
+    with pytest.raises(UsageError, match=r"a transform of torch.func is active; use 'auto' or 'plain'"):
+        torch.vmap(lambda f, c: routing(f[None], c[None], method="streamed"))(fine, coarse)
+
+
 def test_one_member_that_is_the_coarse_capsule_agrees_by_the_squared_vote() -> None:
     torch.manual_seed(0)
     routing = CrossAgreementRouting(4, 4, 3, 5, 5, 7)
@@ -122,9 +152,9 @@ def test_blank_input_has_finite_gradients() -> None:
 
 def test_counts_and_start() -> None:
     torch.manual_seed(0)
-    shared = CrossAgreementRouting(32, 16, 8, 8, 8, 16)
+    shared = CrossAgreementRouting(32, 16, 8, 8, 8, 16, over="receivers")
     assert sum(p.numel() for p in shared.parameters()) == 8 * 16 * 8 * 16
-    apart = CrossAgreementRouting(32, 16, 8, 4, 8, 16, share_weights=False)
+    apart = CrossAgreementRouting(32, 16, 8, 4, 8, 16, share_weights=False, over="receivers")
     assert sum(p.numel() for p in apart.parameters()) == 8 * 16 * 8 * 16 + 8 * 32 * 4 * 16
     assert apart.fine_weight is not None
     # Kaiming over all that a parent sums: 16 coarse capsules, each with its pose.

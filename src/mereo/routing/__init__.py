@@ -1,7 +1,7 @@
 """One file a routing algorithm: parts that choose among wholes."""
 
 from mereo.routing.cross_agreement import CrossAgreementRouting
-from mereo.routing.dynamic import DynamicRouting, route_by_agreement
+from mereo.routing.dynamic import DynamicRouting, dynamic_routing, route_by_agreement
 from mereo.routing.self_attention import SelfAttentionRouting
 
-__all__ = ["CrossAgreementRouting", "DynamicRouting", "SelfAttentionRouting", "route_by_agreement"]
+__all__ = ["CrossAgreementRouting", "DynamicRouting", "SelfAttentionRouting", "dynamic_routing", "route_by_agreement"]

@@ -2,15 +2,23 @@
 
 Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. No code of the authors was found.
 Cost: one pass. The agreement uses <W^T u, V> = <u, W V>, so votes of the fine capsules are never made; with shared
-weights one product W V per coarse capsule serves all the fine capsules under it.
+weights one product W V per coarse capsule serves all the fine capsules under it. The streamed form makes no votes at
+all (`mereo.core.kernels.cross_agreement`): its memory is that of capsules, couplings and one tile.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, DenseVotes, bounded, mechanism, squash
 from mereo.core.coupling import Over
-from mereo.errors import UsageError, check_positive
+from mereo.core.kernels.cross_agreement import best_agreement
+from mereo.core.kernels.votes import combine
+from mereo.errors import UsageError, check_choice, check_positive
+
+LARGE_VOTES = 1 << 24
+"""Entries of the votes above which transforms of their own are streamed too, for memory; below, that is slower."""
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -21,7 +29,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 @mechanism(
     "cross_agreement",
     kind="routing",
-    over="receivers",
+    over="senders",
     steps=1,
     says="a vote per pair",
     update="squash",
@@ -46,6 +54,8 @@ class CrossAgreementRouting(nn.Module):
         fine (batch, fine, fine_dim): the members of coarse capsule k are fine capsules k s to (k + 1) s - 1, where
         s = fine / coarse; coarse (batch, coarse, coarse_dim) -> (batch, receivers, receiver_dim).
 
+    A call takes `method`: "plain" keeps the coarse votes, "streamed" makes none; "auto" chooses (see METHODS).
+
     Reads as: couplings[b, 0, j, k] is how much of coarse capsule k's vote goes into parent j.
 
     Deviates: Kaiming normal for the routing weights is the paper's word; the fan-in is ours: coarse * coarse_dim,
@@ -66,7 +76,7 @@ class CrossAgreementRouting(nn.Module):
         receiver_dim: int,
         *,
         share_weights: bool = True,
-        over: Over = "receivers",
+        over: Over = "senders",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -106,12 +116,50 @@ class CrossAgreementRouting(nn.Module):
             scores = torch.einsum("bkmd,bjkmd->bjkm", members, torch.einsum("jkmde,bjke->bjkmd", weight, votes))
         return scores.amax(-1) * votes.shape[-1] ** -0.5
 
-    def forward(self, fine: Tensor, coarse: Tensor) -> Tensor:
+    def _plain(self, fine: Tensor, coarse: Tensor) -> Tensor:
         votes = DenseVotes(coarse, self.weight)
         scores = self.agreement(fine, votes.dense().squeeze(1)).unsqueeze(1)
-        return squash(votes.combine(self.coupling(scores))).squeeze(1)
+        return votes.combine(self.coupling(scores)).squeeze(1)
+
+    def _streamed(self, fine: Tensor, coarse: Tensor) -> Tensor:
+        members, coarse = bounded(fine).unflatten(1, (-1, self.members)), bounded(coarse)
+        own = None if self.fine_weight is None else self.fine_weight.unflatten(1, (-1, self.members))
+        scores = best_agreement(members, coarse, self.weight, own) * self.weight.shape[-1] ** -0.5
+        return combine(self.coupling(scores.unsqueeze(1)).squeeze(1), coarse, self.weight)
+
+    def _streamed_cannot(self) -> str | None:
+        if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
+            return "the model is being exported"
+        if torch._C._are_functorch_transforms_active():
+            return "a transform of torch.func is active"
+        return None
+
+    def forward(self, fine: Tensor, coarse: Tensor, *, method: str = "auto") -> Tensor:
+        check_choice("method", method, ["auto", *METHODS])
+        if method == "auto":
+            receivers, senders, _, pose = self.weight.shape
+            large = coarse.shape[0] * receivers * senders * pose > LARGE_VOTES
+            names = list(METHODS) if self.fine_weight is None or large else ["plain"]
+            method = next(name for name in names if METHODS[name][1](self) is None)
+        run, cannot = METHODS[method]
+        if (reason := cannot(self)) is not None:
+            raise UsageError(f"method is {method!r}, which cannot run here: {reason}; use 'auto' or 'plain'.")
+        return squash(run(self, fine, coarse))
 
     def extra_repr(self) -> str:
         receivers, coarse, coarse_dim, receiver_dim = self.weight.shape
         shared = self.fine_weight is None
         return f"{coarse} x {coarse_dim} -> {receivers} x {receiver_dim}, members={self.members}, shared={shared}"
+
+
+METHODS: dict[
+    str,
+    tuple[
+        Callable[[CrossAgreementRouting, Tensor, Tensor], Tensor],
+        Callable[[CrossAgreementRouting], str | None],
+    ],
+] = {
+    "streamed": (CrossAgreementRouting._streamed, CrossAgreementRouting._streamed_cannot),
+    "plain": (CrossAgreementRouting._plain, lambda routing: None),
+}
+"""Name -> (function, why it cannot run: None if it can), the preferred first. Both couple through the Coupling."""

@@ -1,52 +1,45 @@
 """Dynamic routing by agreement: children are shared out among the parents that agree with their votes.
 
 Source: Sabour, Frosst, Hinton 2017, arXiv:1710.09829, procedure 1. The variant without routing: arXiv:2209.02567.
-Cost: votes 2 S R d D FLOPs an image, each pass 2 S R D more, twice.
+Cost: votes 2 S R d D FLOPs an image, each pass 2 S R D more, twice. Without stored votes, see `dynamic_routing`, they
+are made in every pass, and the memory is batch (S d + R D) instead of batch S R D.
 """
 
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, DenseVotes, Votes, mechanism, settle, squash
+from mereo.core import Coupling, mechanism
+from mereo.core.kernels.plain import Routing, route_by_agreement
+from mereo.core.kernels.routing import route
 from mereo.errors import UsageError, check_choice, check_positive
 
+__all__ = ["DynamicRouting", "dynamic_routing", "route_by_agreement"]
 
-def route_by_agreement(
-    votes: Votes,
-    coupling: Coupling,
-    scores: Tensor,
-    steps: int,
-    *,
-    bias: Tensor | float = 0.0,
-    detach_routing: bool = False,
+
+def dynamic_routing(
+    children: Tensor, weight: Tensor, steps: int = 3, *, method: str = "auto", tile: int | None = None
 ) -> Tensor:
-    """The procedure alone: `steps` evaluations of couplings and parents, scores growing by agreement in between.
+    """Route children to parents by iterated agreement of their votes, as a function.
+
+    b = 0;  `steps` times:  c = softmax_r(b),  v_r = squash(sum_s c_rs W_rs^T u_s),  b_rs += <W_rs^T u_s, v_r>
 
     Args:
-        votes: what each child says to each parent.
-        coupling: normalises over the parents.
-        scores: the logits to start from, (batch, heads, receivers, senders).
-        steps: number of passes, at least 1.
-        bias: added to each parent before squashing, broadcastable to (batch, heads, receivers, pose).
-        detach_routing: let gradients flow through the last pass alone.
+        children: poses of the children.
+        weight: a transform for every pair.
+        steps: evaluations of the couplings, at least 1. Gradients flow through all of them.
+        method: "plain" keeps the votes (batch, receivers, senders, d_out) and can be differentiated in every way;
+            "streamed" (PyTorch), "fused" (compiled, CPU) and "triton" (CUDA) never make them: their memory is that of
+            children, parents and one tile. "auto" takes the fastest that can run; `mereo.core.kernels.backends()` says
+            which are there. One asked for by name that cannot run is a UsageError.
+        tile: how many children "streamed" looks at together; None chooses it from the sizes.
 
-    Shapes: -> (batch, heads, receivers, pose).
+    Shapes: children (batch, senders, d_in), weight (receivers, senders, d_in, d_out) -> (batch, receivers, d_out).
+
+    In half precision, sums, softmax and squash are float32 and so, but for "plain", is all between input and output.
     """
-
-    def parents(scores: Tensor) -> Tensor:
-        return squash(votes.combine(coupling(scores)) + bias)
-
-    def agree(scores: Tensor) -> Tensor:
-        return scores + votes.agree(parents(scores))
-
-    if detach_routing:
-        with torch.no_grad():
-            grown = settle(agree, scores, steps=steps - 1) - scores
-        # The logits to start from are part of the last pass: a learned prior still learns.
-        scores = scores + grown
-    else:
-        scores = settle(agree, scores, steps=steps - 1)
-    return parents(scores)
+    if steps < 1:
+        raise UsageError(f"steps is {steps}; it must be at least 1.")
+    return route(Routing(children, weight, Coupling("receivers"), steps, tile=tile), method)
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -81,6 +74,9 @@ class DynamicRouting(nn.Module):
         detach_routing: gradients through the last pass alone. Not the paper's, and not the true gradient.
 
     Shapes: children (batch, senders, sender_dim), mask (batch, senders) -> (batch, receivers, receiver_dim).
+
+    The votes are kept as a tensor only where someone needs the couplings (recording, intervening, exporting) or an
+    option does (detach_routing); see `dynamic_routing`, whose `method` the call takes too.
 
     Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r.
 
@@ -124,23 +120,13 @@ class DynamicRouting(nn.Module):
         normaliser = "none" if unit else "leaky_softmax" if leaky else "softmax"
         self.coupling = Coupling("receivers", normaliser)
 
-    def forward(self, children: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, children: Tensor, mask: Tensor | None = None, *, method: str = "auto") -> Tensor:
         if mask is not None:
             children = children.masked_fill(~mask.unsqueeze(-1), 0)
-        batch, (receivers, senders) = children.shape[0], self.weight.shape[:2]
-        votes = DenseVotes(children, self.weight)
-        start = children.new_zeros(receivers, senders) if self.prior is None else self.prior
-        if self.coupling.normaliser == "none":
-            start = start + 1
-        parents = route_by_agreement(
-            votes,
-            self.coupling,
-            start.expand(batch, 1, receivers, senders),
-            max(self.steps, 1),
-            bias=0.0 if self.bias is None else self.bias,
-            detach_routing=self.detach_routing,
+        call = Routing(
+            children, self.weight, self.coupling, max(self.steps, 1), self.prior, self.bias, self.detach_routing
         )
-        return parents.squeeze(1)
+        return route(call, method)
 
     def extra_repr(self) -> str:
         receivers, senders, sender_dim, receiver_dim = self.weight.shape
