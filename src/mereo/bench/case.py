@@ -1,0 +1,166 @@
+"""What is measured: a suite has cases, a case has contenders, and a contender is built into a workload.
+
+A suite is data and four functions of a `Setting`: inputs, contenders, the work that the sizes imply, and what to make
+of a callable from outside. Everything is rebuilt from names, so that a case can also run in a process of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+Mode = Literal["forward", "training"]
+Value = int | str
+Role = Literal["contender", "part", "unchecked"]
+
+
+class UnavailableError(Exception):
+    """A contender that this installation cannot run; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Arithmetic and traffic.
+
+    Attributes:
+        flops: operations, a multiply-add counts two.
+        bytes: moved to and from memory.
+    """
+
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The sizes of one case and the device it runs on."""
+
+    sizes: Mapping[str, Value]
+    device: str = "cpu"
+
+    def size(self, name: str) -> int:
+        """A size that is a number."""
+        return int(self.sizes[name])
+
+    def word(self, name: str) -> str:
+        """A size that is a name."""
+        return str(self.sizes[name])
+
+
+@dataclass
+class Workload:
+    """A contender, ready to run.
+
+    Attributes:
+        call: takes the inputs of the case, returns a tensor or a tuple of tensors.
+        leaves: what has gradients besides the inputs.
+        finish: what follows the backward pass, such as the step of an optimiser.
+    """
+
+    call: Callable[..., Any]
+    leaves: tuple[Tensor, ...] = ()
+    finish: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do what the case asks.
+
+    Attributes:
+        name: of the row.
+        build: makes the workload of a mode.
+        role: "contender" is compared with the reference and may have a speed-up beside its name; "part" is a part of
+            the reference and has a share of its time; "unchecked" cannot be compared, and no speed-up is told.
+        needs: bytes it takes beyond its inputs, as far as the sizes tell; 0 where they do not.
+        work: arithmetic and traffic of this formulation, where they differ from the task's.
+    """
+
+    name: str
+    build: Callable[[Mode], Workload]
+    role: Role = "contender"
+    needs: Callable[[Mode], int] = lambda mode: 0
+    work: Callable[[Mode], Work] | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report, with lines of text before it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+def no_tables(setting: Setting, quick: bool) -> list[Table]:
+    """For suites whose measurements say it all."""
+    return []
+
+
+def as_function(function: Callable[..., Any], setting: Setting) -> Callable[[Mode], Workload]:
+    """A callable from outside that takes the inputs of the case."""
+    return lambda mode: Workload(function)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A family of cases.
+
+    Attributes:
+        name: on the command line.
+        summary: one line.
+        takes: what a callable from outside is given and returns.
+        sizes: of the published case.
+        inputs: makes the inputs of a setting and mode; random, from a seed that the harness sets.
+        contenders: of a setting; the first is the reference.
+        work: what the task takes at least: its operations, and every input, output and gradient moved once.
+        sweeps: size -> values; each is swept with the others at `sizes`.
+        quick, quick_sweeps: what `--quick` puts in their place.
+        threads: thread counts by default; 0 is all that there are.
+        modes: what is timed.
+        memory: modes whose peak memory is measured, each contender in a process of its own.
+        timed: False measures memory alone.
+        limit: bytes that a contender may take where memory is measured.
+        tolerance: relative error above which a contender is wrong.
+        adopt: makes a contender's `build` of a callable from outside.
+        adopted: its role.
+        tables: further findings, measured after the cases.
+    """
+
+    name: str
+    summary: str
+    takes: str
+    sizes: Mapping[str, Value]
+    inputs: Callable[[Setting, Mode], tuple[Any, ...]]
+    contenders: Callable[[Setting], tuple[Contender, ...]]
+    work: Callable[[Setting, Mode], Work | None]
+    sweeps: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    quick: Mapping[str, Value] = field(default_factory=dict)
+    quick_sweeps: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    threads: tuple[int, ...] = (0,)
+    modes: tuple[Mode, ...] = ("forward", "training")
+    memory: tuple[Mode, ...] = ("training",)
+    timed: bool = True
+    limit: int | None = None
+    tolerance: float = 1e-4
+    adopt: Callable[[Callable[..., Any], Setting], Callable[[Mode], Workload]] = as_function
+    adopted: Role = "contender"
+    tables: Callable[[Setting, bool], list[Table]] = no_tables
+
+
+@dataclass(frozen=True)
+class Case:
+    """One place of a suite: a setting, and how many threads work on it.
+
+    Attributes:
+        name: of the sizes that differ from case to case.
+        setting: all of its sizes.
+        axis: the size along which the suite is swept here, or "".
+        threads: how many.
+    """
+
+    name: str
+    setting: Setting
+    axis: str
+    threads: int

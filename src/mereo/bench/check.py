@@ -1,0 +1,127 @@
+"""Correctness before speed: outputs and gradients of a contender beside those of the reference."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.bench.case import Mode, Workload
+
+FAINT = 1e-3
+"""A gradient this much smaller than the largest is measured against that floor: its own rounding is not an error."""
+
+
+def tensors_of(output: Any) -> tuple[Tensor, ...]:
+    """The tensors of an output, tuples and lists opened."""
+    if isinstance(output, Tensor):
+        return (output,)
+    if isinstance(output, tuple | list):
+        return tuple(t for part in output for t in tensors_of(part))
+    raise TypeError(f"a contender returned a {type(output).__name__}; it must return tensors")
+
+
+class Step:
+    """One call of a workload, forward alone or with the backward pass and what follows it."""
+
+    def __init__(self, workload: Workload, inputs: tuple[Any, ...], mode: Mode) -> None:
+        self.workload, self.inputs, self.mode = workload, inputs, mode
+        own = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+        self.leaves = (*own, *workload.leaves)
+        self._weights: tuple[Tensor, ...] | None = None
+
+    def _loss_weights(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What outputs are weighted with for the backward pass: fixed random numbers, 1 for a scalar."""
+        if self._weights is None:
+            generator = torch.Generator().manual_seed(0)
+            self._weights = tuple(
+                torch.ones_like(o) if o.dim() == 0 else torch.randn(o.shape, generator=generator).to(o) for o in outputs
+            )
+        return self._weights
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for leaf in self.leaves:
+            leaf.grad = None
+
+    def run(self) -> tuple[Tensor, ...]:
+        """Outputs; in training, gradients are left in the leaves."""
+        if self.mode == "forward":
+            with torch.no_grad():
+                return tensors_of(self.workload.call(*self.inputs))
+        outputs = tensors_of(self.workload.call(*self.inputs))
+        torch.autograd.backward(outputs, self._loss_weights(outputs))
+        return outputs
+
+    def __call__(self) -> None:
+        self.run()
+        if self.mode == "training":
+            if self.workload.finish is not None:
+                self.workload.finish()
+            self.clear()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one step gave; `altered` tells of an input that was written to."""
+
+    outputs: tuple[Tensor, ...]
+    gradients: tuple[Tensor | None, ...]
+    altered: bool
+
+
+def outcome(step: Step) -> Outcome:
+    """Outputs and gradients of one step from a fixed seed, copied."""
+    given = [x for x in step.inputs if isinstance(x, Tensor)]
+    versions = [x._version for x in given]
+    torch.manual_seed(0)
+    outputs = tuple(o.detach().clone() for o in step.run())
+    gradients: tuple[Tensor | None, ...] = ()
+    if step.mode == "training":
+        gradients = tuple(None if leaf.grad is None else leaf.grad.clone() for leaf in step.leaves)
+    step.clear()
+    return Outcome(outputs, gradients, [x._version for x in given] != versions)
+
+
+def relative_error(found: Tensor | None, expected: Tensor | None, floor: float = 0.0) -> float:
+    """max |found - expected| / max(max |expected|, floor); infinite for another shape, NaN, or nothing at all."""
+    if expected is None:
+        return 0.0 if found is None else relative_error(found, torch.zeros_like(found), floor)
+    if found is None or found.shape != expected.shape:
+        return math.inf
+    if expected.numel() == 0:
+        return 0.0
+    wide = expected.double()
+    scale = max(wide.abs().max().item(), floor)
+    error = (found.double() - wide).abs().max().item()
+    if math.isnan(error):
+        return math.inf
+    return error / scale if scale > 0 else (0.0 if error == 0 else math.inf)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Largest relative errors; `gradient` is None where none was asked for."""
+
+    output: float
+    gradient: float | None
+    altered: bool
+
+    def within(self, tolerance: float) -> bool:
+        """Whether the contender does what the reference does."""
+        return not self.altered and max(self.output, self.gradient or 0.0) <= tolerance
+
+
+def compare(found: Outcome, expected: Outcome) -> Agreement:
+    """How far a contender is from the reference."""
+
+    def worst(some: tuple[Tensor | None, ...], others: tuple[Tensor | None, ...]) -> float:
+        if len(some) != len(others):
+            return math.inf
+        largest = max((o.abs().max().item() for o in others if o is not None and o.numel()), default=0.0)
+        return max((relative_error(a, b, FAINT * largest) for a, b in zip(some, others, strict=True)), default=0.0)
+
+    gradient = worst(found.gradients, expected.gradients) if expected.gradients else None
+    return Agreement(worst(found.outputs, expected.outputs), gradient, found.altered)

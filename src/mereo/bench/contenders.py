@@ -1,0 +1,74 @@
+"""Contenders from outside, named `module:callable`, and compiled twins."""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mereo.bench.case import Contender, Mode, Setting, Suite, Workload
+from mereo.errors import UsageError, nearest
+
+
+@contextlib.contextmanager
+def _working_folder_importable() -> Iterator[None]:
+    """The working folder on the path of imports, where `python -m` has it and a command does not."""
+    here = str(Path.cwd())
+    if here in sys.path:
+        yield
+        return
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(here)
+
+
+def load_object(path: str, what: str) -> Any:
+    """What `module:attribute` names, modules of the working folder included."""
+    module_name, colon, attribute = path.partition(":")
+    if not (module_name and colon and attribute):
+        raise UsageError(f"{what} is {path!r}; it must be written module:name, such as my_routing:route.")
+    try:
+        with _working_folder_importable():
+            module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a foreign module raises is the caller's to mend
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{what} is {path!r}; importing {module_name!r} failed: {reason}.") from error
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            close = nearest(part, [n for n in dir(found) if not n.startswith("_")])
+            hint = " Did you mean " + " or ".join(map(repr, close)) + "?" if close else ""
+            raise UsageError(f"{what} is {path!r}; {module_name!r} has no {part!r}.{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def load_callable(path: str) -> Callable[..., Any]:
+    """The callable that `module:callable` names."""
+    found = load_object(path, "contender")
+    if not callable(found):
+        raise UsageError(f"contender is {path!r}, a {type(found).__name__}; it must be callable.")
+    return found
+
+
+def from_outside(path: str, suite: Suite, setting: Setting) -> Contender:
+    """A contender that is not part of this package; `suite.takes` says what it is given."""
+    return Contender(path, suite.adopt(load_callable(path), setting), suite.adopted)
+
+
+def compiled(contender: Contender) -> Contender:
+    """The same under torch.compile, with eager's random numbers, so that both can be compared in training."""
+
+    def build(mode: Mode) -> Workload:
+        import torch
+
+        workload = contender.build(mode)
+        call = torch.compile(workload.call, dynamic=False, options={"fallback_random": True})
+        return replace(workload, call=call)
+
+    return replace(contender, name=f"{contender.name} compiled", build=build)

@@ -1,0 +1,148 @@
+"""Peak memory of one contender, in a process of its own.
+
+Resident memory is the system's high-water mark above what was resident when inputs and contender were made and the
+contender had been run at small sizes, so that what libraries load on first use is not counted. The mark is set back
+through /proc/self/clear_refs; where that is not permitted, the largest size so far (ru_maxrss) takes its place, and a
+contender that stays below an earlier peak shows as less.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mereo.bench.case import Case, Mode
+from mereo.bench.plan import Request
+
+TIMEOUT = 900.0
+WARM = " compiled"
+"""End of the names of contenders that are run at full size before the mark is set, for they compile there."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes.
+
+    Attributes:
+        resident: of the process, above what was there before; None where it could not be told.
+        allocator: of PyTorch on an accelerator, above what was there before; None on a CPU.
+        process: resident memory of the process at its largest: libraries, weights and inputs included.
+        by: how the resident peak was found.
+        failure: why there is none.
+    """
+
+    resident: int | None = None
+    allocator: int | None = None
+    process: int | None = None
+    by: str = ""
+    failure: str = ""
+
+
+def status(field: str) -> int | None:
+    """Bytes of a line of /proc/self/status."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
+def largest_so_far() -> int | None:
+    """Bytes of resident memory of this process at its largest, or since the mark was set back."""
+    mark = status("VmHWM")
+    return _ever_largest() if mark is None else mark
+
+
+def _ever_largest() -> int | None:
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _reset_mark() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def give_back() -> None:
+    """Return what the C library keeps of freed memory to the system, where it can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_peak(work: Callable[[], object]) -> tuple[int | None, str]:
+    """How far resident memory rises while `work` runs, and how that was found."""
+    gc.collect()
+    give_back()
+    before = status("VmRSS")
+    if before is not None and _reset_mark():
+        work()
+        after = status("VmHWM")
+        return (None if after is None else max(after - before, 0)), "VmHWM"
+    before = _ever_largest()
+    work()
+    after = _ever_largest()
+    return (None, "") if before is None or after is None else (after - before, "ru_maxrss")
+
+
+def limit_memory(extra: int, device: str) -> None:
+    """Let allocations fail beyond `extra` bytes above what is allocated now, where the system can."""
+    if device.startswith("cuda"):
+        import torch
+
+        total = torch.cuda.get_device_properties(device).total_memory
+        share = (torch.cuda.memory_reserved(device) + extra) / total
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)
+        return
+    now = status("VmData")
+    if now is not None:
+        import resource
+
+        # Of the limits, this one counts private writable memory alone, not the libraries that are mapped.
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        wanted = now + extra
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed."""
+    text = str(error).lower()
+    signs = ("not enough memory", "out of memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or any(sign in text for sign in signs)
+
+
+def amount(count: int) -> str:
+    """Bytes as a person reads them."""
+    return f"{count / 2**30:.3g} GiB" if count >= 2**30 else f"{count / 2**20:.3g} MiB"
+
+
+def measure_peak(case: Case, contender: str, mode: Mode, request: Request, limit: int | None) -> Peak:
+    """Run one contender in a process of its own."""
+    order = {
+        "sizes": dict(case.setting.sizes), "threads": case.threads, "contender": contender, "mode": mode,
+        "limit": limit, "request": {**asdict(request), "sizes": []},
+    }  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "mereo.bench.child", json.dumps(order)],
+            capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Peak(failure=f"took more than {TIMEOUT:.0f} s")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if lines:
+        return Peak(**json.loads(lines[-1]))
+    if done.returncode == -9:
+        return Peak(failure="does not fit: the system ended the process")
+    said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+    return Peak(failure=f"the process ended with {done.returncode} and said: {said}")

@@ -1,0 +1,191 @@
+"""A run as a picture: bars of time and memory by contender, or lines along what was swept."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mereo.bench.memory import amount
+from mereo.bench.report import heading, milliseconds, versus
+from mereo.bench.results import Measurement, Run
+from mereo.training.pictures import save_figure
+
+COLOURS = ("#6b6b6b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4b3f9e", "#a0522d", "#111111")
+"""By order of appearance; the reference is grey."""
+INK, FAINT, WRONG = "#222222", "#8a8a8a", "#c4161c"
+WIDE = 30
+"""Largest over smallest above which a panel is logarithmic."""
+MIB = 2**20
+
+Quantity = Callable[[Measurement], float | None]
+
+
+def _wall(m: Measurement) -> float | None:
+    return None if m.wall is None else 1e3 * m.wall.median
+
+
+def _peak(m: Measurement) -> float | None:
+    bytes_ = m.resident if m.allocator is None else m.allocator
+    return bytes_ / MIB if bytes_ else None
+
+
+def _end(m: Measurement, quantity: Quantity) -> float:
+    """Where the bar and its whisker end."""
+    high = 1e3 * m.wall.high if quantity is _wall and m.wall is not None else 0.0
+    return max(quantity(m) or 0.0, high)
+
+
+def _panels(run: Run) -> list[tuple[str, str, Quantity, str]]:
+    """(title, mode, quantity, unit) of every panel that has something to show."""
+    modes = list(dict.fromkeys(m.mode for m in run.measurements))
+    panels: list[tuple[str, str, Quantity, str]] = []
+    for quantity, name, unit in ((_wall, "wall time", "ms"), (_peak, "peak memory", "MiB")):
+        shown = [mode for mode in modes if any(quantity(m) for m in run.measurements if m.mode == mode)]
+        panels += [(f"{mode}, {name}", mode, quantity, unit) for mode in shown]
+    return panels
+
+
+def _colours(run: Run) -> dict[str, str]:
+    names = dict.fromkeys(m.contender for m in run.measurements)
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _finish(axes: Any, title: str) -> None:
+    axes.set_title(title, fontsize=9, color=INK, loc="left")
+    axes.tick_params(labelsize=8, colors=INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(axis="both" if axes.get_yscale() == "log" else "x", alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _text(m: Measurement, quantity: Quantity, reference: Measurement | None) -> str:
+    value = quantity(m)
+    if value is None:
+        return m.memory_note if quantity is _peak else m.status
+    if quantity is _peak:
+        return f"{value:,.0f}"
+    told = milliseconds(value / 1e3)
+    return told if m.contender == m.reference else f"{told}  {versus(m, reference)}"
+
+
+def _bars(run: Run, panels: list[tuple[str, str, Quantity, str]]) -> Any:
+    """A row a contender, a block a case, a column a quantity; the black line is the least time."""
+    places: list[tuple[str, str]] = []
+    for case in dict.fromkeys(m.case for m in run.measurements):
+        places.append((case, ""))
+        places += [(case, c) for c in dict.fromkeys(m.contender for m in run.measurements if m.case == case)]
+    colours = _colours(run)
+    figure = _figure(2.2 + 3.1 * len(panels), 1.3 + 0.25 * len(places))
+    for column, axes in enumerate(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]):
+        title, mode, quantity, unit = panels[column]
+        here = [(y, run.find(case, mode, c)) for y, (case, c) in enumerate(places) if c]
+        values = [v for _, m in here if m is not None and (v := quantity(m))]
+        log = max(values) / min(values) > WIDE
+        bounds = [1e3 * m.bound for _, m in here if m is not None and m.bound and quantity is _wall]
+        left = min(values + bounds) / 2 if log else 0.0
+        for y, m in here:
+            if m is None:
+                continue
+            value, wrong = quantity(m), m.status == "WRONG"
+            if value is not None:
+                strength = 0.4 if wrong else 0.9
+                axes.barh(y, value - left, left=left, height=0.7, color=colours[m.contender], alpha=strength)
+                if quantity is _wall and m.wall is not None:
+                    axes.plot([1e3 * m.wall.low, 1e3 * m.wall.high], [y, y], color=INK, linewidth=1.2)
+                    if m.bound:
+                        axes.plot([1e3 * m.bound] * 2, [y - 0.4, y + 0.4], color="black", linewidth=1.6)
+            text = _text(m, quantity, run.find(m.case, m.mode, m.reference))
+            axes.annotate(
+                f"  {text}", (left if value is None else _end(m, quantity), y), va="center", fontsize=7,
+                color=WRONG if wrong else INK if value is not None else FAINT,
+            )  # fmt: skip
+        if log:
+            axes.set_xscale("log")
+        ends = [_end(m, quantity) for _, m in here if m is not None]
+        axes.set_xlim(left, max(ends) * (12 if log else 1.5))
+        axes.set_xlabel(unit, fontsize=8)
+        _finish(axes, title)
+        if column == 0:
+            axes.set_yticks(range(len(places)), [c or case for case, c in places])
+            for label, (_, contender) in zip(axes.get_yticklabels(), places, strict=True):
+                label.set_fontweight("normal" if contender else "bold")
+            axes.set_ylim(len(places) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+    return figure
+
+
+def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: list[str]) -> Any:
+    """A row a size that was swept, a column a quantity, a line a contender; a cross is where it no longer fits."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    colours = _colours(run)
+    figure = _figure(max(6.5, 1.0 + 3.4 * len(panels)), 1.3 + 2.7 * len(axes_swept))
+    limit = run.options.get("limit")
+    counts = list(dict.fromkeys(m.threads for m in run.measurements))
+    grid = figure.subplots(len(axes_swept), len(panels), squeeze=False)
+    for swept, row in zip(axes_swept, grid, strict=True):
+        for axes, (title, mode, quantity, unit) in zip(row, panels, strict=True):
+            here = [m for m in run.measurements if m.axis == swept and m.mode == mode]
+            for name in dict.fromkeys(m.contender for m in here):
+                for count in counts:
+                    line = [m for m in here if m.contender == name and m.threads == count]
+                    points = [(m.sizes[swept], v) for m in line if (v := quantity(m))]
+                    wrong = any(m.status == "WRONG" for m in line)
+                    label = name + (f", {count} threads" if len(counts) > 1 else "") + (" WRONG" if wrong else "")
+                    if quantity is _wall:
+                        spread = [(m.sizes[swept], 1e3 * m.wall.low, 1e3 * m.wall.high) for m in line if m.wall]
+                        axes.fill_between(*zip(*spread, strict=True), color=colours[name], alpha=0.15, linewidth=0)
+                    style = ":" if wrong else ("-", "--", "-.")[counts.index(count) % 3]
+                    axes.plot(*zip(*points, strict=True) if points else ([], []), style, marker="o", markersize=4,
+                              color=colours[name], label=label, linewidth=1.6)  # fmt: skip
+                    lost = [m.sizes[swept] for m in line if quantity is _peak and "fit" in m.memory_note]
+                    if lost and limit:
+                        axes.plot(lost, [limit / MIB] * len(lost), "x", color=colours[name], markersize=7)
+            if quantity is _peak and limit:
+                axes.axhline(limit / MIB, color=FAINT, linewidth=1, linestyle=":")
+                axes.annotate(f"limit {amount(limit)}", (0.01, limit / MIB), fontsize=7, color=FAINT,
+                              xycoords=("axes fraction", "data"), va="bottom")  # fmt: skip
+            if quantity is _wall:
+                for count in counts:
+                    least = {m.sizes[swept]: 1e3 * m.bound for m in here if m.bound and m.threads == count}
+                    axes.plot(list(least), list(least.values()), color="black", linewidth=1)
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:,.6g}"))
+            values = sorted({int(m.sizes[swept]) for m in here})
+            axes.set_xticks(values, [f"{v:,}" for v in values])
+            axes.minorticks_off()
+            axes.set_xlabel(swept, fontsize=8)
+            axes.set_ylabel(unit, fontsize=8)
+            _finish(axes, title)
+    grid[0][0].legend(fontsize=7, frameon=False)
+    return figure
+
+
+def draw(run: Run, path: Path) -> bool:
+    """Write the picture; False where there is nothing to show."""
+    panels = _panels(run)
+    if not panels:
+        return False
+    values: dict[str, set[object]] = {}
+    for m in run.measurements:
+        if m.axis and isinstance(m.sizes[m.axis], int):
+            values.setdefault(m.axis, set()).add(m.sizes[m.axis])
+    swept = [axis for axis, seen in values.items() if len(seen) > 1]
+    figure = _lines(run, panels, swept) if swept else _bars(run, panels)
+    title = f"mereo bench {run.suite}\n{heading(run)[0]}; torch {run.machine['torch']}"
+    if any(m.bound and m.wall for m in run.measurements):
+        title += "\nblack: the least time that the sizes allow on this machine"
+    figure.suptitle(title, fontsize=9, color=INK, x=0.01, ha="left")
+    save_figure(figure, path)
+    return True

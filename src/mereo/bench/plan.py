@@ -1,0 +1,113 @@
+"""From what was asked for to a list of cases and the contenders of each."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mereo.bench.case import Case, Contender, Setting, Suite, Value
+from mereo.bench.contenders import compiled, from_outside
+from mereo.errors import UsageError, check_positive, unknown
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured, and how.
+
+    Attributes:
+        suite: its name, or `module:attribute` of one from outside.
+        quick: small sizes and few rounds; compiled contenders are left out.
+        sizes: (name, values) to measure instead of the suite's own; several values make a sweep.
+        threads: thread counts, 0 for all; the suite's own when empty.
+        outside: contenders from outside, `module:callable`.
+        compile: put a compiled twin beside every contender.
+        memory: measure peak memory.
+        seconds: spent on timing each contender in each mode.
+        device: a device of PyTorch.
+        limit: bytes that a contender may take where memory is measured; the suite's own when None.
+    """
+
+    suite: str
+    quick: bool = False
+    sizes: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    threads: tuple[int, ...] = ()
+    outside: tuple[str, ...] = ()
+    compile: bool = False
+    memory: bool = True
+    seconds: float = 5.0
+    device: str = "cpu"
+    limit: int | None = None
+
+    def check(self) -> None:
+        """UsageError for numbers that make no sense."""
+        check_positive(seconds=self.seconds)
+        if self.limit is not None:
+            check_positive(limit=self.limit)
+        for count in self.threads:
+            if count < 0:
+                raise UsageError(f"threads is {count}; it must be at least 1, or 0 for all.")
+
+
+def parse_sizes(texts: Sequence[str]) -> tuple[tuple[str, tuple[Value, ...]], ...]:
+    """["batch=8", "parents=10,100"] -> (("batch", (8,)), ("parents", (10, 100)))."""
+    found = []
+    for text in texts:
+        name, equals, values = text.partition("=")
+        entries = tuple(v.strip() for v in values.split(","))
+        if not (name and equals and all(entries)):
+            raise UsageError(f"sizes has {text!r}; it must be written name=value or name=value,value.")
+        found.append((name.strip(), tuple(int(v) if v.lstrip("+-").isdecimal() else v for v in entries)))
+    return tuple(found)
+
+
+def all_threads() -> int:
+    """How many threads this process may run at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _checked(suite: Suite, name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
+    if name not in suite.sizes:
+        raise unknown(f"size of {suite.name}", name, suite.sizes)
+    number = isinstance(suite.sizes[name], int)
+    for value in values:
+        if number != isinstance(value, int):
+            kind = "a whole number" if number else "a name"
+            raise UsageError(f"{name} is {value!r}; it must be {kind}.")
+        if isinstance(value, int):
+            check_positive(**{name: value})
+    return values
+
+
+def make_cases(suite: Suite, request: Request) -> list[Case]:
+    """The cases of a suite, in the order in which they are measured."""
+    base = {**suite.sizes, **(suite.quick if request.quick else {})}
+    sweeps = {**suite.sweeps, **(suite.quick_sweeps if request.quick else {})}
+    for name, values in request.sizes:
+        checked = _checked(suite, name, values)
+        if len(checked) > 1:
+            sweeps[name] = checked
+        else:
+            base[name] = checked[0]
+            sweeps.pop(name, None)
+    places: list[tuple[str, dict[str, Value]]] = [(axis, {axis: v}) for axis, values in sweeps.items() for v in values]
+    counts = [count or all_threads() for count in request.threads or suite.threads]
+    cases = []
+    for axis, changed in places or [("", {})]:
+        setting = Setting({**base, **changed}, request.device)
+        for threads in dict.fromkeys(counts):
+            words = [f"{name}={value}" for name, value in changed.items()]
+            cases.append(Case(" ".join([*words, f"threads={threads}"]), setting, axis, threads))
+    return cases
+
+
+def contenders_of(suite: Suite, setting: Setting, request: Request) -> list[Contender]:
+    """Reference first, then the suite's own, those from outside, and compiled twins."""
+    found = list(suite.contenders(setting))
+    found += [from_outside(path, suite, setting) for path in request.outside]
+    if request.compile:
+        known = {c.name for c in found}
+        twins = [compiled(c) for c in found if c.role != "part" and not c.name.endswith(" compiled")]
+        found += [c for c in twins if c.name not in known]
+    elif request.quick:
+        found = [c for c in found if not c.name.endswith(" compiled")]
+    names = [c.name for c in found]
+    return [c if names.count(c.name) == 1 else replace(c, name=f"{c.name} ({i})") for i, c in enumerate(found)]

@@ -1,0 +1,204 @@
+"""A run as tables: for the terminal and as Markdown."""
+
+from mereo.bench.case import Table
+from mereo.bench.results import Measurement, Run
+from mereo.bench.timing import Quartiles
+
+MIB = 2**20
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits that count."""
+    value = 1e3 * seconds
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
+
+
+def _error(value: float | None) -> str:
+    return "-" if value is None else "0" if value == 0 else f"{value:.0e}"
+
+
+def _mebibytes(m: Measurement) -> str:
+    if m.resident is None and m.allocator is None:
+        return m.memory_note or "-"
+    return " / ".join(f"{v / MIB:,.0f}" for v in (m.resident, m.allocator) if v is not None)
+
+
+def _two(form: str, by_wall: float, by_cpu: float | None) -> str:
+    """A figure by wall time, and the same by CPU time where that tells of the work."""
+    shown = _percent if form == "share" else "{:.2f}x".format
+    return shown(by_wall) if by_cpu is None else f"{shown(by_wall)} ({shown(by_cpu)})"
+
+
+def share_of(seconds: float, m: Measurement, *, on_device: bool = False) -> str:
+    """A least time over the time taken; by CPU time the threads together have `threads` times as long."""
+    assert m.wall is not None
+    cpu = None if on_device or m.cpu is None or not m.cpu.median else seconds * m.threads / m.cpu.median
+    return _two("share", seconds / m.wall.median, cpu)
+
+
+def versus(m: Measurement, reference: Measurement | None, *, on_device: bool = False) -> str:
+    """How much faster than the reference, by wall and by CPU time; said only of what was found to compute the same."""
+    if m.status != "ok":
+        return m.status
+    if m.contender == m.reference:
+        return "1"
+    if m.wall is None or reference is None or reference.wall is None:
+        return "-"
+    wall, cpu = reference.wall.median / m.wall.median, None
+    # On an accelerator the CPU's time is that of giving orders, not of the work.
+    if not on_device and m.cpu is not None and reference.cpu is not None and m.cpu.median and reference.cpu.median:
+        cpu = reference.cpu.median / m.cpu.median
+    if m.role == "part":
+        return _two("share", 1 / wall, cpu and 1 / cpu) + " of it"
+    return _two("speed", wall, cpu)
+
+
+def roofline(group: list[Measurement], run: Run) -> str:
+    """The bound of a case: work counted from the sizes over rates measured in the same run."""
+    counted = next((m for m in group if m.bound is not None), None)
+    if counted is None or counted.flops is None or counted.bytes is None or counted.bound is None:
+        return ""
+    rates = run.probes[str(counted.threads)]
+    return (
+        f"roofline: at least {counted.flops / 1e9:.3g} GFLOP (matrix product {rates['matmul'] / 1e9:.3g} GFLOP/s) and"
+        f" {counted.bytes / 1e6:.3g} MB (copy {rates['copy'] / 1e9:.3g} GB/s): {milliseconds(counted.bound)} ms, set by"
+        f" its {counted.bound_by}"
+    )
+
+
+def case_table(group: list[Measurement], run: Run) -> Table:
+    """All contenders of a case in one mode."""
+    first = group[0]
+    reference = run.find(first.case, first.mode, first.reference)
+    batch = first.sizes.get("batch")
+    columns, against = ["contender"], f"vs {first.reference} (CPU)"
+    on_device = run.machine["device"] != "cpu"
+    timed = any(m.wall for m in group)
+    bounded, own = any(m.bound for m in group), any(m.own_bound for m in group)
+    if timed:
+        columns += ["wall ms (quartiles)", "CPU ms", "rounds"]
+        columns += ["a second"] if batch else []
+        columns += [against] if len(group) > 1 else []
+    else:
+        columns += ["status"]
+    columns += ["error"] if any(m.output_error is not None for m in group) else []
+    columns += ["gradient error"] if any(m.gradient_error is not None for m in group) else []
+    columns += ["of bound (CPU)", "GFLOP/s"] if bounded and timed else []
+    columns += ["of own bound (CPU)"] if own and timed else []
+    columns += ["first call s"] if timed else []
+    columns += ["peak MiB", "process MiB"] if any(m.resident is not None or m.memory_note for m in group) else []
+    columns += ["note"] if any(m.note for m in group) else []
+    rows = []
+    for m in group:
+        cells = {"contender": m.contender, "status": m.status, against: versus(m, reference, on_device=on_device)}
+        if m.wall is not None and m.cpu is not None:
+            spread = f"{milliseconds(m.wall.low)}-{milliseconds(m.wall.high)}"
+            cells |= {"wall ms (quartiles)": f"{milliseconds(m.wall.median)} ({spread})", "rounds": str(m.wall.count)}
+            cells |= {"CPU ms": milliseconds(m.cpu.median)}
+            if isinstance(batch, int):
+                cells["a second"] = f"{batch / m.wall.median:,.0f}"
+            if m.bound is not None and m.flops is not None:
+                cells["of bound (CPU)"] = share_of(m.bound, m, on_device=on_device)
+                cells["GFLOP/s"] = f"{m.flops / m.wall.median / 1e9:.3g}"
+            if m.own_bound is not None:
+                cells["of own bound (CPU)"] = share_of(m.own_bound, m, on_device=on_device)
+        if m.first is not None:
+            cells["first call s"] = f"{m.first:.2f}"
+        cells |= {"error": _error(m.output_error), "gradient error": _error(m.gradient_error)}
+        cells |= {"peak MiB": _mebibytes(m), "note": m.note}
+        cells |= {"process MiB": "-" if m.process is None else f"{m.process / MIB:,.0f}"}
+        rows.append(tuple(cells.get(column, "-") for column in columns))
+    line = roofline(group, run)
+    return Table(f"{run.suite} {first.case}, {first.mode}", tuple(columns), tuple(rows), (line,) if line else ())
+
+
+def scaling_tables(run: Run) -> list[Table]:
+    """For every size that was swept: how operations, time and memory grew, relative to its first value."""
+    lines: dict[tuple[str, str], dict[tuple[str, int], list[Measurement]]] = {}
+    for m in run.measurements:
+        if m.axis:
+            lines.setdefault((m.axis, m.mode), {}).setdefault((m.contender, m.threads), []).append(m)
+
+    def median(found: Quartiles | None) -> float | None:
+        return None if found is None else found.median
+
+    def ratio(value: float | None, first: float | None) -> str:
+        return f"x{value / first:.3g}" if value and first else "-"
+
+    tables = []
+    for (axis, mode), contenders in lines.items():
+        numbers = all(isinstance(m.sizes[axis], int) for row in contenders.values() for m in row)
+        if not numbers or max(map(len, contenders.values())) < 2:
+            continue
+        rows = []
+        for (name, threads), row in contenders.items():
+            start = row[0]
+            rows += [
+                (
+                    name, str(threads), str(m.sizes[axis]), ratio(m.flops, start.flops),
+                    ratio(median(m.wall), median(start.wall)), ratio(median(m.cpu), median(start.cpu)),
+                    ratio(m.resident, start.resident), m.memory_note or m.status,
+                )
+                for m in row
+            ]  # fmt: skip
+        columns = ("contender", "threads", axis, "FLOPs", "wall", "CPU", "peak", "note")
+        tables.append(Table(f"{run.suite} along {axis}, {mode}", columns, tuple(rows)))
+    return tables
+
+
+def tables_of(run: Run) -> list[Table]:
+    """Everything that was found."""
+    found = [case_table(group, run) for group in run.groups()] + scaling_tables(run)
+    for table in run.tables:
+        rows = tuple(tuple(row) for row in table["rows"])
+        found.append(Table(table["title"], tuple(table["columns"]), rows, tuple(table["notes"])))
+    return found
+
+
+def heading(run: Run) -> list[str]:
+    """What was measured where, in lines."""
+    facts = run.machine
+    variables = " ".join(f"{k}={v}" for k, v in facts["variables"].items())
+    on = "" if facts["device"] == "cpu" else f", {facts['device']}"
+    lines = [
+        f"{facts['processor']}, {facts['cores']} cores{on}; {facts['cpu_capability']}; {facts['system']}",
+        f"python {facts['python']}, torch {facts['torch']}, mereo {facts['mereo']}"
+        + (f" at {facts['commit']}" if facts["commit"] else ""),
+    ]
+    lines += [variables] if variables else []
+    if facts["load"]:
+        lines.append(f"load when it began: {facts['load'][0]:.1f}")
+    lines += [
+        f"{threads} thread{'s' if threads != '1' else ''}: matrix product {r['matmul'] / 1e9:.3g} GFLOP/s,"
+        f" copy {r['copy'] / 1e9:.3g} GB/s"
+        for threads, r in run.probes.items()
+    ]
+    return lines
+
+
+LEGEND = (
+    "Medians and quartiles of interleaved rounds; CPU time is that of all threads, and figures by it stand in brackets."
+    " Errors are the largest relative"
+    " difference to the reference; a contender above {tolerance:g} is WRONG and has no speed-up. The bound is the"
+    " task's; a formulation that must move more has a bound of its own; a share above 100 % tells that the probes of"
+    " the machine were disturbed. Peak memory is resident memory above inputs and weights, in a process of its own (a"
+    " second figure is PyTorch's allocator on an accelerator); the whole process, with libraries, stands beside it."
+)
+
+
+def markdown(run: Run, picture: str | None, more: list[Table]) -> str:
+    """The report."""
+    parts = [f"# mereo bench {run.suite}", run.created + ("" if run.finished else " (stopped before its end)")]
+    parts.append("\n".join(f"- {line}" for line in heading(run)))
+    parts.append(LEGEND.format(tolerance=run.tolerance))
+    if picture:
+        parts.append(f"![{run.suite}]({picture})")
+    for table in [*tables_of(run), *more]:
+        rows = [table.columns, ("---",) * len(table.columns), *table.rows]
+        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+        parts += [f"## {table.title}", *table.notes, body]
+    return "\n\n".join(parts) + "\n"

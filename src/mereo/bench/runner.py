@@ -1,0 +1,205 @@
+"""The harness: for every case, first whether contenders agree, then how long they take, then how much memory."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from mereo.bench.case import Case, Contender, Mode, Suite, UnavailableError, Work
+from mereo.bench.check import Outcome, Step, compare, outcome
+from mereo.bench.machine import clock_of, machine_facts, probe
+from mereo.bench.memory import Peak, amount, is_out_of_memory, measure_peak
+from mereo.bench.plan import Request, contenders_of, make_cases
+from mereo.bench.results import Measurement, Run
+from mereo.bench.timing import Clock, interleave, quartiles, threads
+from mereo.data.storage import available_memory
+
+LEAST_ROUNDS, LEAST_ROUNDS_QUICK = 5, 3
+ROOM = 0.6
+"""Share of the free memory that a contender may need in this process."""
+OUTSIDE_ERRORS = Exception
+"""A contender may raise anything; its row says what, and the others go on."""
+
+Tell = Callable[[str, int, int], None]
+"""Told (line, cases done, cases in all) whenever something was measured."""
+
+
+class Bench:
+    """One run of a suite.
+
+    Args:
+        suite: what to measure.
+        request: how.
+        tell: told of what was measured.
+        save: called after every case with what there is so far.
+        clock: what tells time; that of the device by default.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        request: Request,
+        *,
+        tell: Tell = lambda line, done, total: None,
+        save: Callable[[Run], None] = lambda run: None,
+        clock: Clock | None = None,
+    ) -> None:
+        request.check()
+        self.suite, self.request, self.tell, self.save = suite, request, tell, save
+        self.cases = make_cases(suite, request)
+        self.clock = clock or clock_of(request.device)
+        # Wrong names of contenders show before minutes of measuring.
+        contenders_of(suite, self.cases[0].setting, request)
+        self.run = Run(
+            suite.name,
+            time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            machine_facts(request.device),
+            {**asdict(request), "limit": self.limit},
+            suite.tolerance,
+        )
+        self._peaks: dict[tuple[Any, ...], Peak] = {}
+        self._too_large: set[tuple[str, str, str]] = set()
+
+    def measure(self) -> Run:
+        """All cases. An interrupt leaves what was measured in `run`."""
+        began = time.perf_counter()
+        for done, case in enumerate(self.cases):
+            with threads(case.threads):
+                for mode in self.suite.modes:
+                    if self.suite.timed:
+                        self._probe(case.threads)
+                    self._mode(case, mode)
+                    self.tell(self._line(case, mode), done, len(self.cases))
+            self._weigh(case)
+            self.run.set_bounds()
+            self.save(self.run)
+            took = time.perf_counter() - began
+            self.tell(f"{self.suite.name} {case.name}: done after {took:.0f} s", done + 1, len(self.cases))
+        self.run.tables = [asdict(t) for t in self.suite.tables(self.cases[0].setting, self.request.quick)]
+        self.run.finished = True
+        self.save(self.run)
+        return self.run
+
+    def _probe(self, count: int) -> None:
+        """Measure the machine again and keep the best it has shown: neighbours slow a probe, nothing speeds it up."""
+        before = self.run.probes.get(str(count), {"matmul": 0.0, "copy": 0.0})
+        seconds, side = (0.02, 512) if self.request.quick else (0.15, 1024)
+        now = asdict(probe(count, self.request.device, seconds=seconds, side=side))
+        self.run.probes[str(count)] = {name: max(rate, before[name]) for name, rate in now.items()}
+
+    def _row(self, case: Case, mode: Mode, contender: Contender, reference: str, work: Work | None) -> Measurement:
+        sizes, name, role = dict(case.setting.sizes), contender.name, contender.role
+        row = Measurement(case.name, sizes, case.axis, case.threads, mode, name, role, reference)
+        if work is not None and contender.role != "part":
+            row.flops, row.bytes = work.flops, work.bytes
+            if contender.work is not None:
+                own = contender.work(mode)
+                row.own_flops, row.own_bytes = own.flops, own.bytes
+        return row
+
+    def _allowed(self) -> float:
+        free = float(available_memory())
+        if self.request.device.startswith("cuda"):
+            free = float(torch.cuda.mem_get_info(self.request.device)[0])
+        limit = self.limit
+        return min(ROOM * free, float("inf") if limit is None else limit)
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that a contender may take where memory is measured."""
+        return self.suite.limit if self.request.limit is None else self.request.limit
+
+    def _mode(self, case: Case, mode: Mode) -> None:
+        """Check and time all contenders of a case in one mode."""
+        contenders = contenders_of(self.suite, case.setting, self.request)
+        work = self.suite.work(case.setting, mode)
+        # Else the compiler would, after some cases, silently run what it had compiled for others.
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        inputs = self.suite.inputs(case.setting, mode)
+        rows, steps = [], {}
+        expected: Outcome | None = None
+        for contender in contenders:
+            row = self._row(case, mode, contender, contenders[0].name, work)
+            rows.append(row)
+            needs, allowed = contender.needs(mode), self._allowed()
+            if needs > allowed:
+                row.status, row.note = "left out", f"would take {amount(needs)} of {amount(round(allowed))}"
+                self._too_large.add(row.key)
+                continue
+            try:
+                step, found = self._first(row, contender, inputs, mode)
+            except UnavailableError as error:
+                row.status, row.note = "left out", str(error)
+                continue
+            except OUTSIDE_ERRORS as error:
+                short = "does not fit in memory" if is_out_of_memory(error) else " ".join(str(error).split())[:200]
+                row.status, row.note = "failed", f"{type(error).__name__}: {short}"
+                continue
+            steps[contender.name] = step
+            if contender is contenders[0]:
+                expected = found
+            elif contender.role == "contender":
+                self._judge(row, found, expected)
+            elif contender.role == "unchecked":
+                row.status = "unchecked"
+        if self.suite.timed and steps:
+            self._time(steps, rows)
+        self.run.measurements += rows
+
+    def _first(
+        self, row: Measurement, contender: Contender, inputs: tuple[Any, ...], mode: Mode
+    ) -> tuple[Step, Outcome]:
+        torch.manual_seed(0)
+        step = Step(contender.build(mode), inputs, mode)
+        found: list[Outcome] = []
+        row.first, _ = self.clock.time(lambda: found.append(outcome(step)))
+        if self.suite.timed:
+            step()
+        return step, found[0]
+
+    def _judge(self, row: Measurement, found: Outcome, expected: Outcome | None) -> None:
+        if expected is None:
+            row.status = "unchecked"
+            return
+        agreement = compare(found, expected)
+        row.output_error, row.gradient_error = agreement.output, agreement.gradient
+        if not agreement.within(self.suite.tolerance):
+            row.status = "WRONG"
+            row.note = "writes to its inputs" if agreement.altered else ""
+
+    def _time(self, steps: dict[str, Step], rows: list[Measurement]) -> None:
+        least = LEAST_ROUNDS_QUICK if self.request.quick else LEAST_ROUNDS
+        samples = interleave(dict(steps), seconds=self.request.seconds, least=least, clock=self.clock)
+        for row in rows:
+            if row.contender in samples:
+                row.wall = quartiles(samples[row.contender].wall)
+                row.cpu = quartiles(samples[row.contender].cpu)
+
+    def _weigh(self, case: Case) -> None:
+        """Peak memory of the contenders of a case, measured once for its sizes."""
+        sizes = tuple(sorted(case.setting.sizes.items()))
+        for mode in self.suite.memory if self.request.memory else ():
+            for row in [m for m in self.run.measurements if m.case == case.name and m.mode == mode]:
+                too_large = row.key in self._too_large
+                # Under a limit, that it does not fit is measured rather than reckoned.
+                if row.status in {"failed", "left out"} and not (too_large and self.limit):
+                    continue
+                key = (*sizes, mode, row.contender)
+                if key not in self._peaks:
+                    self._peaks[key] = measure_peak(case, row.contender, mode, self.request, self.limit)
+                peak = self._peaks[key]
+                row.resident, row.allocator, row.process = peak.resident, peak.allocator, peak.process
+                row.memory_note = peak.failure
+                if peak.failure and too_large:
+                    row.note = peak.failure
+
+    def _line(self, case: Case, mode: Mode) -> str:
+        parts = []
+        for m in self.run.measurements:
+            if (m.case, m.mode) == (case.name, mode):
+                told = f"{1e3 * m.wall.median:.4g} ms" if m.wall else ""
+                parts.append(" ".join(p for p in (m.contender, told, m.status if m.status != "ok" else "") if p))
+        return f"{self.suite.name} {case.name} {mode}: " + ", ".join(parts)

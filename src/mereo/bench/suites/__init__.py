@@ -1,0 +1,27 @@
+"""The suites that come with the library, and those of others by `module:name`."""
+
+from mereo.bench.case import Suite
+from mereo.bench.contenders import load_object
+from mereo.bench.suites.attention import ATTENTION
+from mereo.bench.suites.networks import CAPSNET, CAPSNET_224, MODELS, MSPCAPS
+from mereo.bench.suites.routing import MEMORY, ROUTING, ROUTING_SCALING
+from mereo.errors import UsageError, unknown
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite for suite in (ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, MODELS)
+}
+
+
+def get_suite(name: str) -> Suite:
+    """A suite by its name, or one of another module by `module:name`."""
+    if name in SUITES:
+        return SUITES[name]
+    if ":" not in name:
+        raise unknown("suite", name, SUITES)
+    found = load_object(name, "suite")
+    if not isinstance(found, Suite):
+        raise UsageError(f"suite is {name!r}, a {type(found).__name__}; it must be a mereo.bench.Suite.")
+    return found
+
+
+__all__ = ["SUITES", "get_suite"]

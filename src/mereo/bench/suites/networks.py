@@ -1,0 +1,231 @@
+"""Whole networks: CapsNet beside its convolutions, MSPCaps by kernel, 224x224, and every registered model."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+
+from mereo.bench.case import Contender, Mode, Setting, Suite, Table, Work, Workload
+from mereo.bench.check import Step
+from mereo.bench.counting import network_work
+from mereo.bench.kernels import PREFIX, labelled, shares
+from mereo.capsules import PatchifyCapsules
+from mereo.data import Augmentation, ImageSet
+from mereo.inference.evaluate import normalise
+from mereo.models import CapsuleClassifier, create_model, get_model_entry, list_models
+from mereo.models.capsnet import CapsNet
+from mereo.routing import CrossAgreementRouting, DynamicRouting, SelfAttentionRouting
+from mereo.training.losses import Objective, many_hot, margin_loss
+
+TAKES = "() -> a torch.nn.Module from images (batch, channels, height, width) to scores (batch, classes); not checked"
+
+
+def _training(loss: Callable[..., Tensor], module: nn.Module) -> Workload:
+    """A step with Adam. Its rate is 0, so that every step computes the same."""
+    leaves = tuple(module.parameters())
+    return Workload(loss, leaves, torch.optim.Adam(leaves, lr=0.0).step)
+
+
+def workload(model: CapsuleClassifier, setting: Setting, mode: Mode) -> Workload:
+    """Inference, or a training step with margin loss, decoder and Adam, in channels-last memory as `mereo train`."""
+    model = model.to(setting.device).to(memory_format=torch.channels_last)
+    if mode == "forward":
+        model.eval()
+        return Workload(lambda images, labels: model(images))
+    objective = Objective(model).train()
+    return _training(lambda images, labels: objective(images, labels, images)[0], objective)
+
+
+def adopt(factory: Callable[..., Any], setting: Setting) -> Callable[[Mode], Workload]:
+    """A network from outside: its weights are its own, so that only its time can be told."""
+
+    def build(mode: Mode) -> Workload:
+        module = factory().to(setting.device).to(memory_format=torch.channels_last)
+        if mode == "forward":
+            module.eval()
+            return Workload(lambda images, labels: module(images))
+        module.train()
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            scores = module(images)
+            return margin_loss(scores, many_hot(labels, scores.shape[1]))
+
+        return _training(loss, module)
+
+    return build
+
+
+def _make(setting: Setting) -> CapsuleClassifier:
+    return create_model(setting.word("model"))
+
+
+def images_and_labels(setting: Setting, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
+    """Random images in [0, 1] and labels."""
+    batch, device = setting.size("batch"), setting.device
+    images = torch.rand(batch, *shape, device=device).contiguous(memory_format=torch.channels_last)
+    return images, torch.randint(max(classes, 1), (batch,), device=device)
+
+
+def _inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
+    entry = get_model_entry(setting.word("model"))
+    shape = entry.pretrained_cfg(entry.defaults)["input_size"]
+    return images_and_labels(setting, shape, entry.defaults["num_classes"])
+
+
+def _work(setting: Setting, mode: Mode) -> Work:
+    model = _make(setting).to(setting.device)
+    return network_work(model, torch.rand(2, *model.image_shape, device=setting.device), setting.size("batch"), mode)
+
+
+def _whole(setting: Setting) -> Contender:
+    return Contender(setting.word("model"), lambda mode: workload(_make(setting), setting, mode))
+
+
+def _convolutions(setting: Setting) -> Contender:
+    def build(mode: Mode) -> Workload:
+        model = _make(setting)
+        assert isinstance(model, CapsNet)
+        two = nn.Sequential(model.conv, nn.ReLU(), model.primary.conv).to(setting.device)
+        two = two.to(memory_format=torch.channels_last)
+        return Workload(lambda images, labels: two(images), tuple(two.parameters()))
+
+    return Contender("its convolutions alone", build, "part")
+
+
+CAPSNET = Suite(
+    "capsnet",
+    "CapsNet for MNIST at batch 128: the whole step beside its two convolutions alone, inference likewise",
+    TAKES,
+    {"batch": 128, "model": "capsnet"},
+    _inputs,
+    lambda setting: (_whole(setting), _convolutions(setting)),
+    _work,
+    quick={"batch": 16},
+    memory=("forward", "training"),
+    tolerance=1e-3,
+    adopt=adopt,
+    adopted="unchecked",
+)
+
+
+def _augmented(setting: Setting) -> tuple[CapsuleClassifier, Workload]:
+    """A training step from stored images on: batch, augmentation, normalisation, network, Adam."""
+    entry = get_model_entry(setting.word("model"))
+    model = _make(setting).to(setting.device).to(memory_format=torch.channels_last)
+    objective = Objective(model, reconstruction_weight=0.0).train()
+    augmentation = Augmentation.parse(("crop=4", "flip"))
+    channels = model.image_shape[0]
+
+    def call(stored: Tensor, labels: Tensor) -> Tensor:
+        with record_function(f"{PREFIX}augmentation"):
+            images = ImageSet(stored, labels, tuple(map(str, range(model.num_classes))))
+            chosen, draws = torch.arange(len(labels)), torch.Generator().manual_seed(0)
+            batch = images.batch(chosen, augmentation=augmentation, generator=draws, device=setting.device)
+            pixels = normalise(batch.images, (entry.mean,) * channels, (entry.std,) * channels)
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        return objective(pixels, batch.labels, batch.images)[0]
+
+    return model, _training(call, objective)
+
+
+def _stored(setting: Setting, mode: Mode) -> tuple[Any, ...]:
+    images, labels = _inputs(setting, mode)
+    return (255 * images).to(torch.uint8).contiguous(), labels
+
+
+def step_shares(setting: Setting, quick: bool) -> list[Table]:
+    """Where the time of a training step goes, by torch.profiler."""
+    torch.manual_seed(0)
+    model, work = _augmented(setting)
+    step = Step(work, _stored(setting, "training"), "training")
+    labels = {
+        CrossAgreementRouting: "routing", DynamicRouting: "routing", SelfAttentionRouting: "routing",
+        PatchifyCapsules: "patchify",
+    }  # fmt: skip
+    with labelled(model, labels):
+        seconds, whole = shares(step, 2 if quick else 5, setting.device)
+    core = sum(seconds.get(name, 0.0) for name in ("convolution", "batch norm")) / whole
+    rows = [(name, f"{1e3 * s:.2f}", f"{100 * s / whole:.1f} %") for name, s in seconds.items()]
+    notes = (
+        f"inside kernels of convolution and batch norm: {100 * core:.1f} % of {1e3 * whole:.4g} ms",
+        "time of kernels with the profiler running, which makes Python slower; backward passes count with their part",
+    )
+    return [Table("where the step goes", ("part", "ms a step", "share"), tuple(rows), notes)]
+
+
+MSPCAPS = Suite(
+    "mspcaps",
+    "a training step of MSPCaps-T at batch 128 by kernel: convolution and batch norm, routing, augmentation, Python",
+    TAKES,
+    {"batch": 128, "model": "mspcaps_tiny"},
+    _stored,
+    lambda setting: (Contender(setting.word("model"), lambda mode: _augmented(setting)[1]),),
+    _work,
+    quick={"batch": 16},
+    modes=("training",),
+    tolerance=1e-3,
+    adopt=adopt,
+    adopted="unchecked",
+    tables=step_shares,
+)
+
+
+class StemmedCapsNet(nn.Module):
+    """CapsNet of large images: a 7x7 convolution of stride 6 brings them down to the side of 37.
+
+    224 -> 37 -> 29 -> 11: 32 * 11 * 11 = 3872 children for 196 classes, without a decoder.
+    """
+
+    def __init__(self, classes: int, image: int, channels: int = 64) -> None:
+        super().__init__()
+        side = (image + 2 - 7) // 6 + 1
+        self.stem = nn.Conv2d(3, channels, 7, 6, padding=1)
+        self.capsnet = CapsNet(classes, channels, side, decoder=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.capsnet(self.stem(images).relu())
+
+
+def _large(setting: Setting) -> StemmedCapsNet:
+    return StemmedCapsNet(setting.size("classes"), setting.size("image"))
+
+
+def _large_shape(setting: Setting) -> tuple[int, int, int]:
+    return 3, setting.size("image"), setting.size("image")
+
+
+def _large_work(setting: Setting, mode: Mode) -> Work:
+    images = torch.rand(1, *_large_shape(setting), device=setting.device)
+    return network_work(_large(setting).to(setting.device), images, setting.size("batch"), mode)
+
+
+CAPSNET_224 = Suite(
+    "capsnet_224",
+    "CapsNet on 224x224 images of 196 classes at batch 32: time and peak memory of a training step, within 4 GiB",
+    TAKES,
+    {"batch": 32, "classes": 196, "image": 224},
+    lambda setting, mode: images_and_labels(setting, _large_shape(setting), setting.size("classes")),
+    lambda setting: (Contender("capsnet_224", adopt(lambda: _large(setting), setting)),),
+    _large_work,
+    quick={"batch": 2, "classes": 20, "image": 128},
+    modes=("training",),
+    limit=4 * 2**30,
+    adopt=adopt,
+    adopted="unchecked",
+)
+MODELS = Suite(
+    "models",
+    "every registered model: images a second of inference and of a training step",
+    TAKES,
+    {"batch": 32, "model": "capsnet"},
+    _inputs,
+    lambda setting: (_whole(setting),),
+    _work,
+    sweeps={"model": tuple(list_models())},
+    quick={"batch": 4},
+    tolerance=1e-3,
+    adopt=adopt,
+    adopted="unchecked",
+)

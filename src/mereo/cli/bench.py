@@ -1,0 +1,126 @@
+"""`mereo bench`."""
+
+import fnmatch
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mereo.cli.options import BenchOptions
+from mereo.cli.parse import parse
+from mereo.cli.show import print_table
+from mereo.errors import MereoError, UsageError
+
+if TYPE_CHECKING:
+    from mereo.bench import Request, Run, Suite, Table
+
+SECONDS, SECONDS_QUICK = 5.0, 0.5
+
+
+def list_suites() -> None:
+    """One line a suite."""
+    from mereo.bench import SUITES
+
+    rows = [
+        (suite.name, ", ".join(f"{k}={v}" for k, v in suite.sizes.items()), suite.summary) for suite in SUITES.values()
+    ]
+    print_table(("suite", "sizes", "what"), rows)
+
+
+def request_of(options: BenchOptions) -> "Request":
+    """What the options ask for."""
+    from mereo.bench.plan import Request, parse_sizes
+    from mereo.training.setup import choose_device
+
+    sizes = parse_sizes([*options.sizes, *([] if options.batch_size is None else [f"batch={options.batch_size}"])])
+    seconds = options.seconds
+    if seconds is None:
+        seconds = SECONDS_QUICK if options.quick else SECONDS
+    return Request(
+        suite=options.suite or "",
+        quick=options.quick,
+        sizes=sizes,
+        threads=options.threads,
+        outside=options.contender,
+        compile=options.compile,
+        memory=options.memory,
+        seconds=seconds,
+        device=str(choose_device(options.device)),
+        limit=None if options.memory_limit is None else round(options.memory_limit * 2**30),
+    )
+
+
+def choose_models(suite: "Suite", pattern: str) -> "Suite":
+    """The suite for the networks that match a pattern."""
+    if pattern == "*":
+        return suite
+    if "model" not in suite.sweeps:
+        raise UsageError(f"models is {pattern!r}; suite {suite.name!r} does not go through networks, models does.")
+    chosen = tuple(name for name in suite.sweeps["model"] if fnmatch.fnmatch(str(name), pattern))
+    if not chosen:
+        raise UsageError(f"models is {pattern!r}, which no network matches; `mereo models` lists them.")
+    return replace(suite, sweeps={**suite.sweeps, "model": chosen})
+
+
+def write(run: "Run", options: BenchOptions, more: list["Table"], *, pictures: bool) -> None:
+    """The files that were asked for."""
+    from mereo.bench import draw, markdown
+    from mereo.models.weights import write_atomically
+
+    if options.json is not None:
+        write_atomically(options.json, run.to_json().encode())
+    if options.report is None:
+        return
+    name = run.suite.replace(":", ".")
+    write_atomically(options.report / f"{name}.json", run.to_json().encode())
+    if pictures:
+        drawn = draw(run, options.report / f"{name}.png")
+        text = markdown(run, f"{name}.png" if drawn else None, more)
+        write_atomically(options.report / f"{name}.md", text.encode())
+
+
+def show(tables: list["Table"]) -> None:
+    """Tables on standard output."""
+    for table in tables:
+        print()
+        print(table.title)
+        for note in table.notes:
+            print(f"  {note}")
+        print_table(table.columns, table.rows)
+
+
+def run(words: list[str], command: str) -> None:
+    """Measure a suite, or list them."""
+    options = parse(BenchOptions, words, command)
+    if options.suite is None or options.list:
+        list_suites()
+        return
+    from mereo.bench import Bench, comparison, get_suite, read_comparable, tables_of
+    from mereo.bench.progress import Progress
+    from mereo.bench.report import heading
+
+    suite = choose_models(get_suite(options.suite), options.models)
+    request = request_of(options)
+    progress = Progress()
+    bench = Bench(suite, request, tell=progress, save=lambda found: write(found, options, [], pictures=False))
+    # Refused before minutes of measuring, not after.
+    earlier = None if options.against is None else read_comparable(options.against, bench.run)
+    stopped = False
+    try:
+        bench.measure()
+    except KeyboardInterrupt:
+        stopped = True
+    finally:
+        progress.stop()
+    found = bench.run
+    more = [] if earlier is None else [comparison(found, earlier)]
+    for line in heading(found):
+        print(line)
+    show([*tables_of(found), *more])
+    write(found, options, more, pictures=True)
+    places = [str(Path(p)) for p in (options.json, options.report) if p is not None]
+    if places:
+        print(f"\nwritten: {', '.join(places)}")
+    if stopped:
+        done = len({m.case for m in found.measurements})
+        kept = "what was measured is above" + (f" and in {', '.join(places)}" if places else "")
+        raise MereoError(f"stopped in case {done} of {len(bench.cases)}; {kept}.")

@@ -1,0 +1,138 @@
+"""`mereo doctor`."""
+
+import importlib.util
+import json
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from mereo.cli.options import DoctorOptions
+from mereo.cli.parse import parse
+
+PACKAGES = ("torch", "torchvision", "numpy", "accelerate", "safetensors", "timm", "triton", "scipy")
+EXTRAS = {"tensorboard": ("tensorboard",), "timm": ("timm",), "export": ("onnx", "onnxruntime", "onnxscript")}
+"""Extra of the package -> what it installs."""
+FILES: dict[str, tuple[str, ...]] = {
+    "mnist": ("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw/train-images-idx3-ubyte.gz"),
+    "fashion_mnist": ("FashionMNIST/raw/train-images-idx3-ubyte", "FashionMNIST/raw/train-images-idx3-ubyte.gz"),
+    "svhn": ("train_32x32.mat", "SVHN/train_32x32.mat"),
+    "cifar10": ("cifar-10-batches-py", "cifar10/train", "cifar10*.zip"),
+}
+"""Data set -> what shows that it is there, any of these under the root."""
+
+Section = dict[str, Any]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def versions() -> Section:
+    """Of python, mereo and what it stands on."""
+    import mereo
+
+    return {"python": platform.python_version(), "mereo": mereo.__version__, **{p: _version(p) for p in PACKAGES}}
+
+
+def devices() -> Section:
+    """Processors and accelerators."""
+    import torch
+
+    from mereo.bench.machine import processor
+
+    found: Section = {"cpu": processor()}
+    for i in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(i)
+        found[f"cuda:{i}"] = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
+    if not torch.cuda.is_available():
+        found["cuda"] = f"none (torch is built {'for CUDA ' + torch.version.cuda if torch.version.cuda else 'without'})"
+    found["mps"] = "available" if torch.backends.mps.is_available() else "none"
+    return found
+
+
+def compute() -> Section:
+    """Threads, memory, libraries and what torch.compile needs."""
+    import torch
+
+    from mereo.bench.machine import VARIABLES, machine_facts, memory_total
+    from mereo.data.storage import available_memory
+
+    facts, total = machine_facts(), memory_total()
+    compiler = next((c for c in ("g++", "clang++", "c++", "cl") if shutil.which(c)), None)
+    return {
+        "threads": f"{torch.get_num_threads()} in use, {facts['cores']} cores for this process",
+        "memory free": f"{available_memory() / 2**30:.1f} GiB"
+        + (f" of {total / 2**30:.1f} GiB" if total is not None else ""),
+        "CPU capability": facts["cpu_capability"],
+        "MKL": "yes" if facts["mkl"] else "no",
+        "oneDNN": "yes" if facts["onednn"] else "no",
+        "OpenMP": "yes" if torch.backends.openmp.is_available() else "no",
+        "C++ compiler": compiler or "none: torch.compile cannot work on a CPU",
+        "variables": ", ".join(f"{k}={v}" for k, v in facts["variables"].items())
+        or f"none of {', '.join(VARIABLES[:3])} ... is set",
+    }
+
+
+def kernels() -> Section:
+    """For each way to run routing whether it is there, or what it lacks."""
+    from mereo.core.kernels import backends
+
+    return {f"routing, {name}": reason for name, reason in backends().items()}
+
+
+def data(root: str | None) -> Section:
+    """Which data sets are there."""
+    from mereo.data import DATASETS
+    from mereo.data.sources import data_root
+
+    folder = data_root(root)
+    found: Section = {"root": f"{folder}" if folder.is_dir() else f"{folder} (no such folder)"}
+    for name in DATASETS:
+        if name == "digits":
+            found[name] = "part of the package"
+            continue
+        patterns = FILES["mnist" if name == "multimnist" else name]
+        there = sorted(path for pattern in patterns for path in folder.glob(pattern))
+        found[name] = str(there[0]) if there else "not there"
+    return found
+
+
+def extras() -> Section:
+    """Which optional parts are installed."""
+    found: Section = {}
+    for extra, packages in EXTRAS.items():
+        missing = [p for p in packages if importlib.util.find_spec(p) is None]
+        lacking = f"lacks {', '.join(missing)}: pip install 'mereo[{extra}]'"
+        found[extra] = lacking if missing else ", ".join(f"{p} {_version(p)}" for p in packages)
+    return found
+
+
+def examine(root: str | None = None) -> dict[str, Section]:
+    """Everything, by section."""
+    return {
+        "versions": versions(),
+        "devices": devices(),
+        "compute": compute(),
+        "kernels": kernels(),
+        "data": data(root),
+        "extras": extras(),
+    }
+
+
+def run(words: list[str], command: str) -> None:
+    """Print what there is and what is missing."""
+    options = parse(DoctorOptions, words, command)
+    found = examine(options.data_root and str(Path(options.data_root)))
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    for number, (section, facts) in enumerate(found.items()):
+        print(("\n" if number else "") + section)
+        width = max(map(len, facts))
+        for name, fact in facts.items():
+            print(f"  {name.ljust(width)}  {'not installed' if fact is None else fact}")
