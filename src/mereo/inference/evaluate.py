@@ -1,6 +1,5 @@
 """Accuracy and loss of a model on one split."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mereo.data import Batch, Images
+from mereo.inference.metrics import wilson_interval
 from mereo.models import CapsuleClassifier
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -39,10 +39,7 @@ class Scores:
     @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval of the accuracy."""
-        n, p, z = max(self.count, 1), self.accuracy, 1.959964
-        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return max(centre - half, 0.0), min(centre + half, 1.0)
+        return wilson_interval(min(self.accuracy, 1.0), self.count)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

@@ -1,0 +1,116 @@
+"""`mereo evaluate`."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+from mereo.cli.options import EvaluateOptions
+from mereo.cli.parse import parse
+from mereo.cli.show import print_table
+from mereo.cli.weights import newest_run
+from mereo.errors import UsageError, check_positive
+
+
+def check(options: EvaluateOptions) -> None:
+    """UsageError for the first option that cannot be meant."""
+    check_positive(
+        batch_size=options.batch_size, steps=options.steps, queries=options.queries, restarts=options.restarts
+    )
+    for name in ("limit", "attack_limit"):
+        if getattr(options, name) is not None:
+            check_positive(**{name: getattr(options, name)})
+    if options.masking_images < 0:
+        raise UsageError(f"masking_images is {options.masking_images}; it must be at least 0.")
+    if not 0 <= options.seed < 2**31:
+        raise UsageError(f"seed is {options.seed}; it must be between 0 and 2^31 - 1.")
+    for epsilon in options.epsilon:
+        if not (math.isfinite(epsilon) and 0 <= epsilon <= 1):
+            raise UsageError(f"epsilon is {epsilon}; it must be between 0 and 1, the range of a pixel.")
+    if options.data == "multimnist":
+        raise UsageError(
+            "data is 'multimnist', whose images hold two objects each; evaluate is for one label an image. The accuracy"
+            " on pairs stands in the results.json of the run."
+        )
+    if options.out is not None and options.out.is_file():
+        raise UsageError(f"out is {options.out}, which is a file; it must be a folder.")
+
+
+def new_folder(wanted: Path | None) -> Path:
+    """The folder to write: the one given, else evaluation, evaluation-2, ..."""
+    if wanted is not None:
+        return wanted
+    number = 1
+    while (folder := Path("evaluation" if number == 1 else f"evaluation-{number}")).exists():
+        number += 1
+    return folder
+
+
+def run(words: list[str], command: str) -> None:
+    """Judge networks, write the report, print what matters."""
+    options = parse(EvaluateOptions, words, command)
+    check(options)
+    sources = options.weights or (newest_run(),)
+    if not options.weights:
+        print(f"using {sources[0]}", file=sys.stderr)
+
+    from mereo.models.weights import write_atomically
+    from mereo.robustness.evaluation import evaluate_subjects
+    from mereo.robustness.plan import Plan
+    from mereo.robustness.progress import Stages
+    from mereo.robustness.report import markdown
+    from mereo.robustness.subjects import load_subjects
+
+    subjects = load_subjects(
+        sources, data=options.data, data_root=options.data_root, split=options.split, limit=options.limit,
+        device=options.device, seed=options.seed,
+    )  # fmt: skip
+    plan = Plan(
+        corruptions=options.corruptions, equivariance=options.equivariance,
+        attacks=tuple(dict.fromkeys(options.attack)), epsilons=tuple(sorted({0.0, *options.epsilon})),
+        loss=options.attack_loss, steps=options.steps, queries=options.queries, restarts=options.restarts,
+        attack_limit=options.attack_limit, masking_images=options.masking_images, batch_size=options.batch_size,
+        seed=options.seed,
+    )  # fmt: skip
+    folder = new_folder(options.out)
+    document = {"split": options.split, **evaluate_subjects(subjects, plan, folder, Stages())}
+    text = json.dumps(document, indent=2)
+    write_atomically(folder / "report.json", f"{text}\n".encode())
+    write_atomically(folder / "report.md", markdown(document).encode())
+    if options.json:
+        print(text)
+        print(f"report: {folder / 'report.md'}", file=sys.stderr)
+    else:
+        _summary(document, folder)
+
+
+def _summary(document: dict[str, object], folder: Path) -> None:
+    from typing import Any, cast
+
+    from mereo.robustness.report import curve_rows, overview, suspicious
+
+    models, plan = cast("dict[str, Any]", document["models"]), cast("dict[str, Any]", document["plan"])
+    count = next(iter(models.values()))["count"]
+    print_table(*overview(models), title=f"{document['data']}, {count:,} {document['split']} images")
+    for kind, names in (
+        ("corruptions", next(iter(models.values())).get("corruptions", ())),
+        ("attacks", plan["attacks"]),
+    ):
+        for name in names:
+            print()
+            print_table(*curve_rows(models, kind, name))
+    for name, model in models.items():
+        if "masking" in model:
+            flagged = suspicious(model)
+            told = f"suspicious: {', '.join(flagged)}" if flagged else "nothing suspicious"
+            print(f"\nhidden gradients, {name}: {told} ({len(model['masking']['checks'])} checks)")
+        for kind, moved in model.get("equivariance", {}).items():
+            known = [m for m in moved if m["amount"] > 0 and m["linear"] is not None]
+            if known:
+                m = known[(len(known) - 1) // 2]
+                print(
+                    f"\n{kind} by {m['amount']:g}, {name}: a linear rule explains {m['linear']:.2f} of the pose's"
+                    f" variance, staying put {m['unmoved']:.2f}, shuffled pairs {m['permuted']:.2f};"
+                    f" length x {m['length']:.2f}"
+                )
+    print(f"\nreport    {folder / 'report.md'}\nfigures   {folder / 'report.json'}\npictures  {folder}/")

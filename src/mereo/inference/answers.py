@@ -1,0 +1,92 @@
+"""What a network says of every image of a split: the lengths from which all figures follow."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mereo.data import Images
+from mereo.errors import MereoError, UsageError, check_positive
+from mereo.inference.evaluate import normalise
+from mereo.inference.mode import judged
+from mereo.models import CapsuleClassifier
+
+Change = Callable[[Tensor, Tensor], Tensor]
+"""(images in [0, 1], their indices in the split) -> images in [0, 1]."""
+
+
+class Answers(NamedTuple):
+    """Lengths of the class capsules of images, and what the images are.
+
+    Shapes: lengths float32 (n, classes), labels int64 (n,), both on the CPU.
+    """
+
+    lengths: Tensor
+    labels: Tensor
+
+    @property
+    def predicted(self) -> Tensor:
+        """The class of the longest capsule, (n,)."""
+        return self.lengths.argmax(1)
+
+    @property
+    def right(self) -> Tensor:
+        """Which images are judged right, bool (n,)."""
+        return self.predicted == self.labels
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the images judged right; 0 for no image."""
+        return float(self.right.double().mean()) if len(self.labels) else 0.0
+
+
+def check_one_label(split: Images) -> None:
+    """UsageError for images of several objects."""
+    if split.labels_per_image > 1:
+        raise UsageError(
+            f"the images hold {split.labels_per_image} objects each, and these figures are for one label an image; the"
+            " accuracy on several stands in the results.json of the run."
+        )
+
+
+def collect_answers(
+    model: CapsuleClassifier,
+    split: Images,
+    *,
+    batch_size: int = 256,
+    change: Change | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Answers:
+    """Ask a network about every image of a split, in order.
+
+    Args:
+        model: any capsule classifier; it is judged in eval mode and left as it was.
+        split: images of one label each.
+        batch_size: images worked on at once.
+        change: what happens to the images before the network sees them.
+        progress: called with the number of images done since the last call.
+    """
+    check_positive(batch_size=batch_size)
+    check_one_label(split)
+    parameter, cfg = next(model.parameters()), model.pretrained_cfg
+    crop = (model.image_shape[1], model.image_shape[2])
+    lengths, labels = [], []
+    with judged(model), torch.inference_mode():
+        for start in range(0, len(split), batch_size):
+            indices = torch.arange(start, min(start + batch_size, len(split)))
+            batch = split.batch(indices, crop=crop, device=parameter.device)
+            images = batch.images if change is None else change(batch.images, indices)
+            said = model(normalise(images, cfg["mean"], cfg["std"]).to(parameter.dtype)).float().cpu()
+            if not bool(said.isfinite().all()):
+                place = int((~said.isfinite()).any(1).nonzero()[0])
+                raise MereoError(
+                    f"the network's lengths for image {start + place} are not finite; its weights are bad."
+                )
+            lengths.append(said)
+            labels.append(batch.labels.cpu())
+            if progress is not None:
+                progress(len(indices))
+    if not lengths:
+        return Answers(torch.zeros(0, model.num_classes), torch.zeros(0, dtype=torch.int64))
+    return Answers(torch.cat(lengths), torch.cat(labels))

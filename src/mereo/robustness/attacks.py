@@ -1,0 +1,135 @@
+"""One call for every attack: checks, restarts, and what is kept of them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mereo.errors import UsageError, check_choice
+from mereo.inference.mode import judged
+from mereo.models import CapsuleClassifier
+from mereo.robustness.apgd import apgd
+from mereo.robustness.bim import bim
+from mereo.robustness.budget import Budget, random_start
+from mereo.robustness.fgsm import fgsm
+from mereo.robustness.losses import LOSSES
+from mereo.robustness.pgd import pgd
+from mereo.robustness.square import square
+from mereo.robustness.target import Target
+
+Method = Callable[[Target, Tensor, Tensor, Tensor, Budget], Tensor]
+
+
+class Attack(NamedTuple):
+    """One attack: how it works on a batch, what it is, where it is from, whether its first try starts at random."""
+
+    method: Method
+    summary: str
+    paper: str
+    random: bool
+    steps: int = 10
+
+
+ATTACKS: dict[str, Attack] = {
+    "fgsm": Attack(fgsm, "one step along the sign of the gradient", "arXiv:1412.6572", random=False, steps=1),
+    "bim": Attack(bim, "small steps from the image", "arXiv:1607.02533", random=False),
+    "pgd": Attack(pgd, "steps from a random point", "arXiv:1706.06083", random=True),
+    "apgd": Attack(apgd, "momentum and self-made step sizes", "arXiv:2003.01690", random=True),
+    "square": Attack(square, "random squares, without gradients", "arXiv:1912.00049", random=True, steps=500),
+}
+"""The attacks by name."""
+
+
+def check_attack(name: str, epsilon: float, steps: int | None, restarts: int, loss: str, num_classes: int) -> None:
+    """UsageError for the first argument of an attack that cannot be meant."""
+    check_choice("attack", name, ATTACKS)
+    check_choice("loss", loss, LOSSES)
+    if not 0 <= epsilon <= 1:
+        raise UsageError(f"epsilon is {epsilon}; it must be between 0 and 1, the range of a pixel.")
+    for argument, value in (("steps", steps), ("restarts", restarts)):
+        if value is not None and value < 1:
+            raise UsageError(f"{argument} is {value}; it must be at least 1.")
+    if num_classes < 2:
+        raise UsageError(f"the model has {num_classes} classes; an attack needs at least 2.")
+    if loss == "dlr" and num_classes < 3:
+        raise UsageError("loss is 'dlr', which needs three classes; the model has 2. Use cross_entropy.")
+
+
+def attack(
+    name: str,
+    model: CapsuleClassifier,
+    images: Tensor,
+    labels: Tensor,
+    epsilon: float,
+    *,
+    steps: int | None = None,
+    step_size: float | None = None,
+    restarts: int = 1,
+    loss: str = "cross_entropy",
+    seed: int | torch.Generator = 0,
+    watch: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """Images that differ by at most epsilon in every pixel, stay in [0, 1], and that the network should misjudge.
+
+    max_{|x' - x|_inf <= epsilon, x' in [0, 1]} L(model(x'), label)
+
+    A restart is tried on the images that are judged right so far, from a random point; of two tries the one that fools
+    the network is kept, then the one of higher loss. The model is attacked in eval mode and left as it was.
+
+    Args:
+        name: "fgsm", "bim", "pgd", "apgd" or "square".
+        model: any capsule classifier.
+        images: in [0, 1], not normalised.
+        labels: the true classes.
+        epsilon: largest change of a pixel, in units of the full range; 0 gives the images back.
+        steps: gradient steps, or queries of "square"; 10, and 500, when None.
+        step_size: change of a pixel in one step; what suits the attack when None.
+        restarts: tries.
+        loss: "cross_entropy" of the lengths, "margin" (what the network was trained with) or "dlr".
+        seed: of all random choices: a number, or a generator on the CPU.
+        watch: called with the losses (batch,) at every step.
+
+    Shapes: images (batch, channels, height, width), labels int64 (batch,) -> like images, without gradient.
+    """
+    check_attack(name, epsilon, steps, restarts, loss, model.num_classes)
+    if step_size is not None and not 0 < step_size < float("inf"):
+        raise UsageError(f"step_size is {step_size}; it must be a number above 0.")
+    _check_batch(model, images, labels)
+    generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+    images = images.detach()
+    if epsilon == 0 or not len(images):
+        return images.clone()
+    chosen = ATTACKS[name]
+    budget = Budget(epsilon, chosen.steps if steps is None else steps, step_size, generator, watch)
+    with judged(model):
+        target = Target(model, loss)
+        start = random_start(images, budget) if chosen.random else images
+        found = chosen.method(target, images, labels, start, budget)
+        for _ in range(restarts - 1):
+            lengths = target.lengths(found)
+            left = (lengths.argmax(1) == labels).nonzero().flatten()
+            if not len(left):
+                break
+            clean, own = images[left], labels[left]
+            tried = chosen.method(target, clean, own, random_start(clean, budget), budget)
+            said = target.lengths(tried)
+            better = (said.argmax(1) != own) | (target.loss_of(said, own) > target.loss_of(lengths[left], own))
+            found = found.index_copy(0, left[better], tried[better])
+    return found
+
+
+def _check_batch(model: CapsuleClassifier, images: Tensor, labels: Tensor) -> None:
+    model.check_images(images)
+    if labels.dim() != 1 or len(labels) != len(images) or labels.dtype != torch.int64:
+        raise UsageError(
+            f"labels is {labels.dtype} of shape {tuple(labels.shape)}; it must be torch.int64 of shape"
+            f" ({len(images)},): attacks are for one label an image."
+        )
+    if not len(images):
+        return
+    # NaN fails the comparison too.
+    if not bool(((images >= 0) & (images <= 1)).all()):
+        raise UsageError("images has values outside [0, 1] or not a number; give pixels before normalisation.")
+    if not 0 <= int(labels.min()) <= int(labels.max()) < model.num_classes:
+        raise UsageError(f"labels has values outside 0 .. {model.num_classes - 1}.")

@@ -1,0 +1,41 @@
+"""How the pictures of an evaluation look: one palette, quiet axes."""
+
+from typing import Any
+
+INK, FAINT, RULE = "#24292f", "#6e7781", "#e9ecef"
+RIGHT, WRONG = "#2b8a3e", "#e03131"
+MODELS = ("#1971c2", "#e8590c", "#2b8a3e", "#9c36b5", "#c2255c", "#0c8599", "#846358", "#495057")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A matplotlib figure of that size in inches, which needs no display and no global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def quiet(axes: Any, title: str, x: str, y: str, grid: str = "both") -> None:
+    """A title on the left, labelled axes, faint rules and no frame."""
+    axes.set_title(title, fontsize=10, color=INK, loc="left", fontweight="bold")
+    axes.set_xlabel(x, fontsize=8.5, color=FAINT)
+    axes.set_ylabel(y, fontsize=8.5, color=FAINT)
+    axes.tick_params(length=0, labelsize=8, colors=FAINT)
+    if grid:
+        axes.grid(axis=grid, color=RULE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def colour(place: int) -> str:
+    """The colour of the model at that place."""
+    return MODELS[place % len(MODELS)]
+
+
+def marker(place: int) -> str:
+    """The marker of the model at that place."""
+    return MARKERS[place % len(MARKERS)]

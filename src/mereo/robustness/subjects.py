@@ -1,0 +1,166 @@
+"""Which trained networks are judged, and on which images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mereo.data import Images, ImageSet, load_splits
+from mereo.data.split import stratified
+from mereo.errors import UsageError
+from mereo.models import CapsuleClassifier, load
+from mereo.training.config import TrainConfig
+from mereo.training.setup import choose_device, place
+
+SPLITS = ("test", "validation", "train")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One network and the images it is judged on.
+
+    Attributes:
+        name: short and different from the others'.
+        source: where its weights are from.
+        model: on its device.
+        split: images of one label each, with labels in the order of the model's classes.
+        class_names: of the scores, in order: the model's, or those of the data where it carries none.
+        data: name of the data set.
+    """
+
+    name: str
+    source: Path
+    model: CapsuleClassifier
+    split: ImageSet
+    class_names: tuple[str, ...]
+    data: str
+
+
+def run_config(source: Path) -> TrainConfig | None:
+    """The configuration of the run that weights are from, where it lies beside them."""
+    folder = source if source.is_dir() else source.parent.parent
+    path = folder / "config.yaml"
+    return TrainConfig.from_yaml(path) if path.is_file() else None
+
+
+def short_names(sources: Sequence[Path]) -> list[str]:
+    """A name for each: of the run's folder, else of the file; numbered where they would be the same."""
+    stems = []
+    for source in sources:
+        path = source.resolve()
+        in_run = path.is_file() and path.parent.name == "weights"
+        run = path.parent.parent.name
+        stems.append(path.name if path.is_dir() else run if in_run and path.stem == "best" else
+                     f"{run}-{path.stem}" if in_run else path.stem)  # fmt: skip
+    named: list[str] = []
+    for stem in stems:
+        number = next(n for n in range(1, len(stems) + 1) if (stem if n == 1 else f"{stem}-{n}") not in named)
+        named.append(stem if number == 1 else f"{stem}-{number}")
+    return named
+
+
+def choose_data(models: Sequence[CapsuleClassifier], configs: Sequence[TrainConfig | None], data: str | None) -> str:
+    """The data set to judge on: the one given, else the one that all were trained on."""
+    if data is not None:
+        return data
+    trained = [
+        model.metadata.get("data") or (None if config is None else config.data)
+        for model, config in zip(models, configs, strict=True)
+    ]
+    if None in trained:
+        raise UsageError("data is not given, and the weights do not say what they were trained on; give --data.")
+    kinds = sorted({str(name) for name in trained})
+    if len(kinds) > 1:
+        raise UsageError(f"the networks were trained on {' and '.join(kinds)}; name one with --data.")
+    return kinds[0]
+
+
+def match_classes(split: ImageSet, model: CapsuleClassifier, data: str) -> ImageSet:
+    """The split with its labels in the order of the model's classes; UsageError where it has others."""
+    known, given = model.class_names, split.class_names
+    if not known and len(given) == model.num_classes:
+        return split
+    if not known or not set(given) <= set(known):
+        foreign = ", ".join([name for name in given if name not in known][:5]) if known else f"{len(given)} classes"
+        told = f" ({', '.join(known[:5])}{' ...' if len(known) > 5 else ''})" if known else ""
+        raise UsageError(
+            f"data is {data!r}, with {foreign}, which the model of {model.num_classes} classes does not know"
+            f"{told}; give data of its classes."
+        )
+    if given == known:
+        return split
+    places = torch.tensor([known.index(name) for name in given])
+    return ImageSet(split.images, places.to(split.labels.device)[split.labels], known)
+
+
+def read_split(model: CapsuleClassifier, config: TrainConfig | None, data: str, root: str | None, split: str) -> Images:
+    """One split of a data set at a model's size. The validation images are those held out in its training."""
+    config = config or TrainConfig()
+    own = config.data == data
+    if split == "validation" and own and config.paper_protocol:
+        raise UsageError("split is 'validation', but the run held out none (paper_protocol); use test.")
+    # Only the split that is asked for should be decoded; two images of each class keep the others valid.
+    small = None if split == "train" or data == "multimnist" else 100
+    splits = load_splits(
+        data,
+        root=root if root is not None else config.data_root,
+        img_size=model.image_shape[1:],
+        in_chans=model.image_shape[0],
+        crop_pct=model.pretrained_cfg["crop_pct"],
+        validation_fraction=0.0 if split == "test" else config.validation_fraction or 0.1,
+        seed=config.seed,
+        limit=small,
+    )
+    chosen = {"test": splits.test, "validation": splits.validation, "train": splits.train}[split]
+    if chosen is None:
+        raise UsageError(f"{data} has no validation images.")
+    return chosen
+
+
+def load_subjects(
+    sources: Sequence[Path],
+    *,
+    data: str | None = None,
+    data_root: str | None = None,
+    split: str = "test",
+    limit: int | None = None,
+    device: str = "auto",
+    seed: int = 0,
+) -> list[Subject]:
+    """Load networks and the images to judge them on.
+
+    Args:
+        sources: files of weights or folders of runs.
+        data: name or folder of the data; what they were trained on when None.
+        data_root: where data sets lie; what the run says, MEREO_DATA or ./data when None.
+        split: "test", "validation" or "train".
+        limit: judge at most so many images, every class in its share.
+        device: of the networks.
+        seed: of the choice of the images.
+    """
+    chosen = choose_device(device)
+    models = [load(source, chosen) for source in sources]
+    configs = [run_config(source) for source in sources]
+    name = choose_data(models, configs, data)
+    subjects, read = [], {}
+    for label, source, model, config in zip(short_names(sources), sources, models, configs, strict=True):
+        if model.num_classes == 0:
+            raise UsageError(f"{source} has no class capsules (num_classes is 0); there is nothing to judge.")
+        held = (config.seed, config.validation_fraction) if config is not None and split != "test" else None
+        key = (model.image_shape, model.pretrained_cfg["crop_pct"], held)
+        if key not in read:
+            images = read_split(model, config, name, data_root, split)
+            if not isinstance(images, ImageSet):
+                raise UsageError(
+                    f"data is {name!r}, whose images hold {images.labels_per_image} objects each; evaluate is for one"
+                    " label an image. The accuracy on several stands in the results.json of the run."
+                )
+            if limit is not None and limit < len(images):
+                images = images.subset(stratified(images.labels, limit, seed)[1])
+            read[key] = images
+        own = match_classes(read[key], model, name)
+        placed = place(own, chosen)
+        assert isinstance(placed, ImageSet)
+        subjects.append(Subject(label, source, model, placed, placed.class_names, name))
+    return subjects

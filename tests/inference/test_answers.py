@@ -1,0 +1,76 @@
+"""What a network says of a split, and that it is left as it was."""
+
+import pytest
+import torch
+
+import mereo
+from mereo.data import ImageSet, OverlaidPairs
+from mereo.errors import MereoError, UsageError
+from mereo.inference.answers import collect_answers
+from mereo.inference.evaluate import Scores, evaluate, normalise
+from mereo.inference.mode import judged
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return mereo.create_model("mspcaps_tiny", channels=(4, 8, 8), in_chans=1, img_size=16, num_classes=3)
+
+
+@pytest.fixture
+def split():
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 256, (7, 1, 16, 16), dtype=torch.uint8, generator=generator)
+    return ImageSet(pixels, torch.tensor([0, 1, 2, 0, 1, 2, 0]), ("a", "b", "c"))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+def test_answers_do_not_depend_on_the_batch(model, split, batch_size):
+    answers = collect_answers(model, split, batch_size=batch_size)
+    images = split.batch(torch.arange(7)).images
+    cfg = model.pretrained_cfg
+    with torch.no_grad():
+        expected = model.eval()(normalise(images, cfg["mean"], cfg["std"]))
+    torch.testing.assert_close(answers.lengths, expected)
+    assert answers.accuracy == evaluate(model, split).accuracy
+    assert answers.labels.tolist() == split.labels.tolist()
+
+
+def test_a_judged_model_is_as_before(model, split):
+    model.train()
+    model.head.eval()
+    frozen = next(model.parameters())
+    frozen.requires_grad_(False)
+    modes = [m.training for m in model.modules()]
+    collect_answers(model, split)
+    assert [m.training for m in model.modules()] == modes and not model.head.training
+    assert [p.requires_grad for p in model.parameters()].count(False) == 1 and not frozen.requires_grad
+    with pytest.raises(RuntimeError, match="inside"), judged(model):
+        assert not any(m.training for m in model.modules())
+        assert not any(p.requires_grad for p in model.parameters())
+        raise RuntimeError("inside")
+    assert [m.training for m in model.modules()] == modes
+    assert sum(p.requires_grad for p in model.parameters()) == len(list(model.parameters())) - 1
+
+
+def test_bad_weights_are_told(model, split):
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(MereoError, match="image 0"):
+        collect_answers(model, split)
+
+
+def test_images_of_several_objects_are_refused(model, split):
+    pairs = OverlaidPairs(split)
+    with pytest.raises(UsageError, match="one label an image"):
+        collect_answers(model, pairs)
+
+
+def test_no_image_is_no_accuracy(model, split):
+    answers = collect_answers(model, split.subset(torch.arange(0)))
+    assert answers.lengths.shape == (0, 3) and answers.accuracy == 0
+
+
+def test_the_interval_of_scores_is_wilsons():
+    low, high = Scores(10, 0.0, 0.8, {}).interval
+    assert (low, high) == pytest.approx((0.490162, 0.943318), abs=1e-5)
