@@ -37,7 +37,7 @@ def test_the_commands_of_the_readme_exist():
     from mereo.cli.main import COMMANDS
 
     text = (ROOT / "README.md").read_text()
-    assert {c for c in re.findall(r"mereo ([a-z]+)\b", "\n".join(re.findall(r"`[^`]+`", text)))} <= set(COMMANDS)
+    assert set(re.findall(r"mereo ([a-z]+)\b", "\n".join(re.findall(r"`[^`]+`", text)))) <= set(COMMANDS)
 
 
 def test_versions_agree():

@@ -10,7 +10,8 @@ START, END = "<!-- mechanisms -->\n", "<!-- end -->"
 
 
 def table() -> str:
-    rows = ["| mechanism | kind | couplings sum to one over | a sender says | steps | update | source |", "|---" * 7 + "|"]
+    columns = ("mechanism", "kind", "couplings sum to one over", "a sender says", "steps", "update", "source")
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, m in sorted(MECHANISMS.items()):
         source = f"[{m.paper}](https://arxiv.org/abs/{m.paper.removeprefix('arXiv:')})"
         rows.append(f"| `{name}` | {m.kind} | {m.over} | {m.says} | {m.steps} | {m.update} | {source} |")

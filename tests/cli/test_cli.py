@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from mereo.cli.main import COMMANDS, main
@@ -22,10 +21,6 @@ SMALL = [
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MEREO_DATA", raising=False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import io
 import numpy as np
 import pytest
 import torch
-from conftest import picture
 from PIL import Image
 
+from conftest import picture
 from mereo.data.conversion import change_channels, change_size, check_channels, fit_box
 from mereo.data.decode import decode
 from mereo.errors import UsageError

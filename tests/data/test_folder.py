@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import picture
 from PIL import Image
 
+from conftest import picture
 from mereo.data import dataset_info, load_splits
 from mereo.errors import MereoError, UsageError
 

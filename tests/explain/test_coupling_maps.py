@@ -54,7 +54,7 @@ def test_the_class_routing_shows_its_own_couplings(make: Make, some_images: Make
     asked = torch.tensor([3, 7])
     found = coupling_maps(observation, asked)["head.coupling"]
     torch.testing.assert_close(found.cells.flatten(1), observation.trace["head.coupling"][[0, 1], 0, [3, 7]])
-    assert found.receiver.equal(asked) and (found.num_receivers, found.over) == (10, "receivers")
+    assert found.receiver.equal(asked) and (found.num_receivers, found.over) == (10, "senders")
 
 
 @pytest.mark.parametrize("kind", ["three scales", "unshared, over senders"])

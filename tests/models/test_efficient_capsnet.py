@@ -188,7 +188,6 @@ def test_default_start() -> None:
         fan_in = convolution.weight[0].numel()
         assert convolution.weight.std().item() == pytest.approx((2 / fan_in) ** 0.5, rel=0.1)
         assert (convolution.bias == 0).all()
-    # Glorot uniform of a depthwise kernel: fan in 81, fan out 128 * 81.
     assert model.head.weight.std().item() == pytest.approx(0.0395, rel=0.02)
     assert (model.head.log_prior == 0).all() and (model.primary.bias == 0).all()
     first, _, second, _, last = model.decoder.layers

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from mereo.training.config import TrainConfig
 from mereo.training.report import Report
@@ -34,12 +33,3 @@ def small_config(tmp_path) -> Callable[..., TrainConfig]:
 @pytest.fixture
 def silent() -> Report:
     return Report(silent=True)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    # Tests run side by side; threads of one would only wait for those of the other.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -62,7 +62,7 @@ class MSPCaps(CapsuleClassifier):
             of the first; with one, its capsules are both fine and coarse.
         routing: "cross_agreement", or "dynamic": dynamic routing of every scale by itself, outputs side by side, and
             one more on top.
-        coupling_over: axis of the softmax of cross-agreement, "receivers" or "senders".
+        coupling_over: axis of the softmax of cross-agreement, "senders" or "receivers".
         coupling_drop: dropout on couplings in training.
         routing_steps: passes of dynamic routing.
         scale_capsules: with "dynamic", how many capsules each map is routed to.
@@ -94,7 +94,7 @@ class MSPCaps(CapsuleClassifier):
         share_weights: bool = True,
         scales: tuple[int, ...] = (0, 1, 2),
         routing: str = "cross_agreement",
-        coupling_over: Over = "receivers",
+        coupling_over: Over = "senders",
         coupling_drop: float = 0.1,
         routing_steps: int = 3,
         scale_capsules: tuple[int, int, int] = (4, 16, 4),

@@ -20,6 +20,7 @@ from mereo.models.base import CapsuleClassifier
 from mereo.models.registry import create_model
 
 FORMAT = 1
+"""Of the metadata; a file with a higher number is refused."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -141,6 +142,10 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> CapsuleClassif
     if path.is_dir():
         path = path / "weights" / "best.safetensors"
     tensors, metadata = load_tensors(path)
+    if metadata.get("format", FORMAT) > FORMAT:
+        raise UsageError(
+            f"{path} has format {metadata['format']}, and this version reads up to {FORMAT}; install a newer mereo."
+        )
     if not {"model", "args"} <= metadata.keys():
         raise UsageError(f"{path} does not say which model it is for; it is not a file of weights written by mereo.")
     arguments = {k: _tuples(v) for k, v in metadata["args"].items()}
