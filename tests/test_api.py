@@ -8,7 +8,9 @@ import pytest
 
 import mereo
 
-ROOMS = ["core", "routing", "attention", "capsules", "models", "data", "explain"]
+ROOMS = [
+    "core", "routing", "attention", "capsules", "models", "data", "explain", "robustness", "bench", "export",
+]  # fmt: skip
 
 
 def signature(value):

@@ -21,6 +21,7 @@ from mereo._timm_hook import register_with_timm
 if TYPE_CHECKING:
     from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
     from mereo.errors import MereoError, UsageError
+    from mereo.export import from_pretrained, push_to_hub, save_pretrained
     from mereo.models import create_model, is_model, list_models, load, save_weights
     from mereo.training.engine import train
 
@@ -31,13 +32,16 @@ _HOMES = {
     "MereoError": "mereo.errors",
     "UsageError": "mereo.errors",
     "create_model": "mereo.models",
+    "from_pretrained": "mereo.export",
     "get_mechanism": "mereo.mechanisms",
     "intervene": "mereo.core",
     "is_model": "mereo.models",
     "list_mechanisms": "mereo.mechanisms",
     "list_models": "mereo.models",
     "load": "mereo.models",
+    "push_to_hub": "mereo.export",
     "record": "mereo.core",
+    "save_pretrained": "mereo.export",
     "save_weights": "mereo.models",
     "train": "mereo.training.engine",
 }
@@ -47,13 +51,16 @@ __all__ = [
     "MereoError",
     "UsageError",
     "create_model",
+    "from_pretrained",
     "get_mechanism",
     "intervene",
     "is_model",
     "list_mechanisms",
     "list_models",
     "load",
+    "push_to_hub",
     "record",
+    "save_pretrained",
     "save_weights",
     "train",
 ]

@@ -15,8 +15,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mereo.cli.demo", "train on the embedded digits and show what the network saw"),
     "train": ("mereo.cli.train", "train a network on a data set or on your own images"),
     "predict": ("mereo.cli.predict", "say what images show"),
+    "evaluate": ("mereo.cli.evaluate", "judge trained networks: calibration, corruption, attacks"),
     "explain": ("mereo.cli.explain", "draw what a network saw in images"),
     "reproduce": ("mereo.cli.reproduce", "run the variants of a published table, several seeds each"),
+    "compare": ("mereo.cli.compare", "train several networks under one protocol and compare them"),
+    "export": ("mereo.cli.export", "take a network away: ONNX, torch.export, timm, hub folder"),
+    "bench": ("mereo.cli.bench", "measure speed, memory and correctness, beside any other implementation"),
+    "doctor": ("mereo.cli.doctor", "say what this installation has and what it lacks"),
     "models": ("mereo.cli.lists", "list the networks"),
     "mechanisms": ("mereo.cli.lists", "list the mechanisms: routing, attention, memories"),
     "datasets": ("mereo.cli.lists", "list the data sets"),
@@ -63,6 +68,9 @@ def _fail(message: object, code: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    # Threads of OpenMP spin while they wait for each other. On a machine that others use too they then spin for work
+    # that is not scheduled: a training was seen ten times slower for it. A short spin costs nothing on an idle one.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         # A person is told what mereo warns of; the libraries' notes to programmers are not for them.

@@ -9,13 +9,36 @@ from mereo.models.registry import MODELS, ModelEntry, create_model
 
 default_cfgs: dict[str, Any] = {}
 
+SAVED = ("local-dir", "hf-hub")
+"""What timm calls the sources of networks that come with their weights: a folder, a repository of the hub."""
+PREPROCESSING = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "license")
+
+
+def _as_saved(model: CapsuleClassifier, saved: dict[str, Any], pretrained: bool) -> CapsuleClassifier:
+    """The preprocessing, the labels and, where wanted, the weights of what timm found at `local-dir:` or `hf-hub:`."""
+    for name in PREPROCESSING:
+        value = saved.get(name)
+        if value is not None and not (name in ("mean", "std") and len(value) != model.image_shape[0]):
+            model.pretrained_cfg[name] = tuple(value) if isinstance(value, list) else value
+    labels = saved.get("label_names") or ()
+    if len(labels) == model.num_classes:
+        model.class_names = tuple(labels)
+    if pretrained:
+        from timm.models import load_pretrained
+
+        load_pretrained(model, saved, num_classes=model.num_classes, in_chans=model.image_shape[0])
+    return model
+
 
 def _entrypoint(entry: ModelEntry) -> Callable[..., CapsuleClassifier]:
     def create(
         pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **kwargs: Any
     ) -> CapsuleClassifier:
-        kwargs.pop("cache_dir", None)
-        return create_model(entry.name, pretrained, **kwargs)
+        for timms_own in ("cache_dir", "pretrained_model_args"):
+            kwargs.pop(timms_own, None)
+        saved = pretrained_cfg if isinstance(pretrained_cfg, dict) and pretrained_cfg.get("source") in SAVED else None
+        model = create_model(entry.name, pretrained and saved is None, **kwargs)
+        return model if saved is None else _as_saved(model, saved, pretrained)
 
     create.__name__ = create.__qualname__ = entry.name
     create.__module__ = __name__

@@ -133,14 +133,15 @@ def _fill(model: CapsuleClassifier, tensors: Mapping[str, Tensor], path: Path) -
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> CapsuleClassifier:
-    """A trained model from a file of weights, or from the folder of a run, in eval mode.
+    """A trained model from a file of weights, the folder of a run or an exported folder, in eval mode.
 
     `model.class_names` are the names of its scores, `model.pretrained_cfg` its preprocessing, `model.metadata` all that
     was saved beside the weights.
     """
     path = Path(path)
     if path.is_dir():
-        path = path / "weights" / "best.safetensors"
+        exported = path / "model.safetensors"
+        path = exported if exported.is_file() else path / "weights" / "best.safetensors"
     tensors, metadata = load_tensors(path)
     if metadata.get("format", FORMAT) > FORMAT:
         raise UsageError(

@@ -2,10 +2,11 @@
 
 A study is data: the base configuration, and for each variant the fields that differ and what its source reports. The
 runs lie in <output>/<study>-<data>/<variant>-seed<n>; those that are finished are not run again, so a study goes on
-where it was stopped.
+where it was stopped. `mereo compare` makes its study from the command line and runs it by the same functions.
 """
 
 import json
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,20 +20,24 @@ from mereo.training.recipes import apply_recipe
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a study: fields that differ, arguments of the network that differ, and the reported accuracy in %."""
+    """One row of a study: fields that differ, arguments of the network that differ, and the reported accuracy in %.
+
+    `recipe` takes the place of the study's own.
+    """
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     model_args: Mapping[str, Any] = field(default_factory=dict)
     reported: Mapping[str, float] = field(default_factory=dict)
+    recipe: str | None = None
 
 
 @dataclass(frozen=True)
 class Study:
-    """One study: what it asks, the recipe its variants change, and the variants by name."""
+    """One study: what it asks, the recipe its variants change (None: the defaults), and the variants by name."""
 
     question: str
     source: str
-    recipe: str
+    recipe: str | None
     variants: Mapping[str, Variant]
 
 
@@ -97,26 +102,66 @@ def get_study(name: str) -> Study:
 def configurations(
     name: str, seeds: int, output: str, overrides: Mapping[str, Any], only: Sequence[str] = ()
 ) -> dict[tuple[str, int], TrainConfig]:
-    """The configuration of every run of a study, by (variant, seed); seeds alternate variants, so that each round of
-    seeds is a whole comparison."""
+    """The configuration of every run of a published study, by (variant, seed)."""
     study = get_study(name)
     for variant in only:
         if variant not in study.variants:
             raise unknown(f"variant of {name}", variant, study.variants)
+    return plan_runs(study, name, seeds, output, overrides, only)
+
+
+def plan_runs(
+    study: Study, name: str, seeds: int, output: str, overrides: Mapping[str, Any], only: Sequence[str] = ()
+) -> dict[tuple[str, int], TrainConfig]:
+    """The configuration of every run, by (variant, seed); seeds alternate variants, so that each round of seeds is a
+    whole comparison."""
     chosen = {label: row for label, row in study.variants.items() if not only or label in only}
     found = {}
     for seed in range(seeds):
         for label, row in chosen.items():
-            config = apply_recipe(study.recipe, row.changes.get("model"), overrides.get("data"))
+            recipe, model, data = row.recipe or study.recipe, row.changes.get("model"), overrides.get("data")
+            config = TrainConfig() if recipe is None else apply_recipe(recipe, model, data)
             config = config.replace(**{**row.changes, **overrides})
             found[label, seed] = config.replace(
                 model_args={**config.model_args, **row.model_args},
                 seed=seed,
                 output=str(Path(output) / f"{name}-{Path(config.data).name}"),
-                name=f"{label}-seed{seed}",
+                name=f"{folder_name(label)}-seed{seed}",
                 resume=True,
             )
     return found
+
+
+def folder_name(label: str) -> str:
+    """A label as the name of a folder."""
+    return re.sub(r"[^\w.=-]+", "_", label).strip("_")
+
+
+def finish_runs(
+    configs: Mapping[tuple[str, int], TrainConfig], say: Callable[[str], None] = print
+) -> dict[str, list[dict[str, Any]]]:
+    """Run what is still to be run, and return the results of all runs by variant, in the order of seeds.
+
+    UsageError for a finished run of another configuration: it is no part of this table.
+    """
+    from mereo.training.engine import train
+    from mereo.training.run_folder import RunFolder, check_same
+    from mereo.training.setup import resolve
+
+    folders = {key: RunFolder(Path(config.output) / str(config.name)) for key, config in configs.items()}
+    for key, folder in folders.items():
+        if folder.config.exists():
+            check_same(TrainConfig.from_yaml(folder.config), resolve(configs[key]), folder)
+    results: dict[str, list[dict[str, Any]]] = {}
+    for place, ((label, seed), config) in enumerate(configs.items(), start=1):
+        finished = folders[label, seed].results
+        if finished.exists():
+            say(f"{place}/{len(configs)} {label}, seed {seed}: finished before")
+        else:
+            say(f"{place}/{len(configs)} {label}, seed {seed}")
+            train(config)
+        results.setdefault(label, []).append(json.loads(finished.read_text()))
+    return results
 
 
 def run_study(
@@ -127,19 +172,8 @@ def run_study(
     only: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
-    """Run what is still to be run of a study, and return its table, a row a variant."""
-    from mereo.training.engine import train
-
-    results: dict[str, list[dict[str, Any]]] = {}
-    configs = configurations(name, seeds, output, overrides, only)
-    for place, ((label, seed), config) in enumerate(configs.items(), start=1):
-        finished = Path(config.output) / str(config.name) / "results.json"
-        if finished.exists():
-            say(f"{place}/{len(configs)} {label}, seed {seed}: finished before")
-        else:
-            say(f"{place}/{len(configs)} {label}, seed {seed}")
-            train(config)
-        results.setdefault(label, []).append(json.loads(finished.read_text()))
+    """Run what is still to be run of a published study, and return its table, a row a variant."""
+    results = finish_runs(configurations(name, seeds, output, overrides, only), say)
     return [_row(get_study(name).variants[label], label, rows) for label, rows in results.items()]
 
 

@@ -1,0 +1,45 @@
+"""`mereo compare`."""
+
+import json
+import sys
+from contextlib import nullcontext, redirect_stdout
+from functools import partial
+from typing import Any
+
+from mereo.cli.options import CompareOptions
+from mereo.cli.parse import parse
+from mereo.cli.show import print_table
+from mereo.errors import check_positive
+
+SHARED = (
+    "data", "data_root", "epochs", "limit", "batch_size", "lr", "img_size", "warmup_epochs", "device", "precision",
+)  # fmt: skip
+
+
+def run(words: list[str], command: str) -> None:
+    """Train several networks under one protocol and lay out what each reaches and costs."""
+    options = parse(CompareOptions, words, command)
+    given: dict[str, Any] = {name: getattr(options, name) for name in SHARED if getattr(options, name) is not None}
+    check_positive(seeds=options.seeds, **{k: v for k, v in given.items() if k in ("epochs", "limit", "batch_size")})
+    from mereo.export.comparison import COLUMNS, cells, notes, ranked, write_comparison
+    from mereo.export.rows import run_comparison
+    from mereo.training.compare import comparison_folder
+
+    # What trainings tell on the way does not belong to the document.
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        rows = run_comparison(
+            options.models, options.seeds, options.output, given, options.recipe, partial(print, flush=True)
+        )
+    parts = [
+        f"{name} {given[name]}" for name in SHARED if name in given and name not in ("data", "data_root", "device")
+    ]
+    protocol = ", ".join([*([f"recipe {options.recipe}"] if options.recipe else []), *parts, f"seeds {options.seeds}"])
+    folder = comparison_folder(options.data, options.output)
+    paths = write_comparison(rows, folder, options.data, protocol)
+    if options.json:
+        print(json.dumps([row.to_dict() for row in ranked(rows)], indent=2))
+        return
+    print()
+    print_table(COLUMNS, [cells(row) for row in ranked(rows)])
+    print("\n" + "\n".join(notes(rows, protocol)))
+    print("written: " + ", ".join(map(str, paths)))

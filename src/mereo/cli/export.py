@@ -1,0 +1,112 @@
+"""`mereo export`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mereo.cli.options import ExportOptions
+from mereo.cli.parse import parse
+from mereo.cli.show import print_table
+from mereo.cli.weights import load_weights
+from mereo.errors import UsageError, check_positive
+
+if TYPE_CHECKING:
+    from mereo.export.cost import Cost
+    from mereo.export.forms import Exported
+    from mereo.models import CapsuleClassifier
+
+
+def _open(weights: Path | None) -> tuple["CapsuleClassifier", Path]:
+    """The network of a file, of a run, or of a folder that this command wrote."""
+    if weights is not None and (weights / "config.json").is_file():
+        from mereo.export import from_pretrained
+
+        return from_pretrained(weights), weights
+    return load_weights(weights, "cpu")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def bytes_shown(count: int) -> str:
+    """The size of a file as a person reads it."""
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def run(words: list[str], command: str) -> None:
+    """Write a network in some forms, each compared with it."""
+    options = parse(ExportOptions, words, command)
+    check_positive(batch_size=options.batch_size)
+    if options.limit is not None:
+        check_positive(limit=options.limit)
+    from mereo.export.forms import check_forms
+    from mereo.export.images import find_images
+    from mereo.export.record import read_record
+    from mereo.export.writing import export_model
+
+    check_forms(options.to, options.precision)
+    model, source = _open(options.weights)
+    if options.weights is None:
+        _say(f"using {source}")
+    images, reason = find_images(model, options.data, options.data_root, options.limit)
+    if images is None and options.precision != "fp32":
+        raise UsageError(
+            f"precision is {options.precision}, whose cost is measured on test images: {reason}; give --data."
+        )
+    if images is None:
+        _say(f"{reason}; comparing on random images alone")
+    exported = export_model(
+        model, options.to, options.out, precision=options.precision, record=read_record(source), images=images, say=_say
+    )
+    costs: list[Cost] = []
+    if images is not None and options.precision != "fp32":
+        _say(f"judging {len(images.test):,} test images of {images.name}, before and after")
+        costs = _costs(model, source, exported, images.test, options.batch_size)
+    if options.json:
+        document: dict[str, Any] = {"weights": str(source), "exported": [e.to_dict() for e in exported]}
+        print(json.dumps(document | {"costs": [c.to_dict() for c in costs]}, indent=2))
+        return
+    _show(exported, costs)
+
+
+def _costs(model: Any, source: Path, exported: list["Exported"], test: Any, batch_size: int) -> list["Cost"]:
+    """The exported files beside what they are made of: the network in torch, and in onnxruntime where it was asked."""
+    import tempfile
+
+    from mereo.export.cost import measure
+    from mereo.export.onnx_file import open_onnx, write_onnx
+    from mereo.export.programs import scorer
+
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    runners = {"torch fp32": (scorer(model), size)}
+    with tempfile.TemporaryDirectory() as folder:
+        for each in exported:
+            if each.form == "onnx":
+                plain = Path(folder) / "plain.onnx"
+                write_onnx(model, plain, {})
+                runners["onnx fp32"] = (open_onnx(plain), plain.stat().st_size)
+            runners[f"{each.form} {each.precision}"] = (each.score, each.size)
+        return measure(runners, test, model.pretrained_cfg, batch_size)
+
+
+def _show(exported: list["Exported"], costs: list["Cost"]) -> None:
+    rows = []
+    for each in exported:
+        batches = ", ".join(map(str, each.batches))
+        size, difference = bytes_shown(each.size), f"{each.difference:.1e}"
+        rows.append((each.form, each.precision, each.path, size, difference, batches, each.images))
+    print_table(("form", "precision", "file", "size", "largest difference", "batch sizes", "images"), rows)
+    if not costs:
+        return
+    print()
+    measured = []
+    for cost in costs:
+        low, high = cost.scores.interval
+        interval = f"{100 * low:.2f} to {100 * high:.2f}"
+        measured.append(
+            (cost.runner, f"{100 * cost.scores.accuracy:.2f}", interval, f"{cost.rate:,.0f}", bytes_shown(cost.size))
+        )
+    columns = (f"{costs[0].scores.count:,} test images", "right %", "95 % interval", "images/s", "size")
+    print_table(columns, measured)

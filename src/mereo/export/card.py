@@ -1,0 +1,121 @@
+"""The page that goes with a network: what it is, what was measured, how to use it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from mereo.data import DATASETS
+from mereo.models import CapsuleClassifier, get_model_entry
+from mereo.training.compare import forward_flops
+from mereo.training.report import duration, percent
+
+NOT_MEASURED = "These weights came without the results of a run; nothing measured can be told of them."
+
+
+def chosen(results: Mapping[str, Any]) -> str:
+    """Which epoch the weights are of, and what chose it."""
+    if results["which"] == "last" or results["chosen_on"] == "last epoch":
+        return f"the last of {results['epochs']} epochs"
+    on = "held-out validation images" if results["chosen_on"] == "validation" else "the TEST images, as the papers do"
+    return f"epoch {results['best_epoch']} of {results['epochs']}, chosen on {on}"
+
+
+def front_matter(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What the hub reads of a card."""
+    content: dict[str, Any] = {
+        "library_name": "mereo",
+        "license": model.pretrained_cfg.get("license", "apache-2.0"),
+        "pipeline_tag": "image-classification",
+        "tags": ["image-classification", "capsule-network", "mereo", "timm"],
+    }
+    if "results" in record:
+        data = str(record["data"]).rstrip("/").rpartition("/")[2]
+        accuracy = round(100 * record["results"]["test"]["accuracy"], 2)
+        content["model-index"] = [
+            {
+                "name": name,
+                "results": [
+                    {
+                        "task": {"type": "image-classification"},
+                        "dataset": {"name": data, "type": data},
+                        "metrics": [{"type": "accuracy", "value": accuracy, "name": "test accuracy in %"}],
+                    }
+                ],
+            }
+        ]
+    return content
+
+
+def _measured(model: CapsuleClassifier, record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    results: Mapping[str, Any] = record.get("results", {})
+    if results:
+        test = results["test"]
+        low, high = percent(test["accuracy_low"]), percent(test["accuracy_high"])
+        rows.append(("test accuracy", f"{percent(test['accuracy'])} (95 % interval {low} to {high})"))
+        rows.append(("test images", f"{test['count']:,}"))
+        if "mean_hits" in test:
+            rows.append(("objects found", f"{percent(test['mean_hits'])} of all"))
+        rows.append(("weights", chosen(results)))
+    rows.append(("parameters", f"{sum(p.numel() for p in model.parameters()):,}"))
+    rows.append(("FLOPs of one image", f"{forward_flops(model):,} (a multiply-add is two)"))
+    if "data" in record:
+        info = DATASETS.get(str(record["data"]))
+        rows.append(("data", f"{record['data']}" + (f": {info.summary} ({info.source})" if info else "")))
+    if "seed" in record:
+        rows.append(("seed", str(record["seed"])))
+    if results:
+        trained = f"{results['train_images']:,} images, {duration(results['seconds'])} on {results['device']}"
+        rows.append(("training", f"{trained}, torch {results['torch']}"))
+    return rows
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _citation(paper: str) -> str:
+    number = paper.removeprefix("arXiv:")
+    key = "arxiv_" + number.replace(".", "_")
+    return f"@misc{{{key},\n  eprint = {{{number}}},\n  archivePrefix = {{arXiv}},\n  url = {{https://arxiv.org/abs/{number}}}\n}}"
+
+
+def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -> str:
+    """README.md of a folder called `name`."""
+    cfg, entry = model.pretrained_cfg, get_model_entry(model.config["model"])
+    matter = yaml.safe_dump(front_matter(model, record, name), sort_keys=False, allow_unicode=True)
+    channels, height, width = model.image_shape
+    labels = ", ".join(model.class_names) if model.class_names else f"{model.num_classes} classes without names"
+    crop = "" if cfg["crop_pct"] == 1 else f", of which the centre is cut out ({cfg['crop_pct']} of each side)"
+    preprocessing = (
+        f"Images of {channels} x {height} x {width} (channels, height, width), resized {cfg['interpolation']}{crop};"
+        f" values in [0, 1], then less the mean {list(cfg['mean'])} and divided by {list(cfg['std'])}, by channel."
+        " The scores are the lengths of the class capsules, in (0, 1)."
+    )
+    parts = [
+        f"---\n{matter}---\n",
+        f"# {name}\n",
+        f"{entry.summary} `{entry.name}` of mereo, {entry.paper}.\n",
+        "## Measured\n",
+        *([] if "results" in record else [f"{NOT_MEASURED}\n"]),
+        _table(_measured(model, record)) + "\n",
+    ]
+    if "command" in record:
+        parts += ["The command that made it:\n", f"```sh\n{record['command']}\n```\n"]
+    parts += [
+        "## Use\n",
+        f'```python\nimport mereo\n\nmodel = mereo.from_pretrained("{name}")  # this folder, or owner/name on the hub\n'
+        "scores = model(images)          # (batch, classes)\n"
+        "capsules = model.capsules(images)\n```\n",
+        f'With timm, after `import mereo`: `timm.create_model("local-dir:{name}", pretrained=True)`.\n',
+        "## Labels\n",
+        f"{labels}\n",
+        "## Preprocessing\n",
+        f"{preprocessing}\n",
+        "## Licence\n",
+        f"The weights are under {cfg.get('license', 'apache-2.0')}. The data has its own licence.\n",
+        "## Citation\n",
+        f"```bibtex\n{_citation(entry.paper)}\n```\n",
+    ]
+    return "\n".join(parts)

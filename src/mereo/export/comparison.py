@@ -1,0 +1,139 @@
+"""A comparison of networks as files: Markdown, CSV, JSON, and one picture."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mereo.export.rows import Row
+from mereo.models.weights import write_atomically
+from mereo.training.pictures import save_figure
+
+COLUMNS = (
+    "network", "test %", "spread", "seeds", "parameters", "MACs", "training images/s", "inference images/s",
+    "training memory",
+)  # fmt: skip
+
+
+def count(number: float) -> str:
+    """A large number as a person reads it: 950, 344 k, 8.2 M, 1.3 G."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            shown = number / size
+            return f"{shown:.0f} {unit}" if shown >= 100 else f"{shown:.1f} {unit}"
+    return f"{number:.0f}"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """One row of the table, as text under `COLUMNS`."""
+    spread = "-" if row.spread is None else f"{100 * row.spread:.2f}"
+    return (
+        row.model, f"{100 * row.accuracy:.2f}", spread, str(len(row.accuracies)), f"{row.parameters:,}",
+        count(row.macs), f"{row.train_rate:,.0f}", f"{row.rate:,.0f}", f"{row.memory / 2**20:,.0f} MiB",
+    )  # fmt: skip
+
+
+def notes(rows: Sequence[Row], protocol: str) -> list[str]:
+    """What one must know to read the table."""
+    chosen = sorted({row.chosen_on for row in rows})
+    judged = " or ".join("the best on validation" if c == "validation" else "those of the last epoch" for c in chosen)
+    return [
+        f"Protocol: {protocol}.",
+        f"Accuracy on {rows[0].test_images:,} test images, mean over the seeds, with the weights that were {judged};"
+        " spread is the standard deviation of the seeds.",
+        "MACs of one image forward. Training memory is reckoned, not measured. Training speed is that of the runs,"
+        " which ran at different times; inference was timed in turn on batches of 64, and is the median.",
+    ]
+
+
+def markdown(rows: Sequence[Row], data: str, protocol: str) -> str:
+    """The comparison as a page, the most accurate network first."""
+    lines = [f"# Networks compared on {Path(data).name}", "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    lines += [f"| {' | '.join(cells(row))} |" for row in ranked(rows)]
+    return "\n".join([*lines, "", *notes(rows, protocol), "", "![The comparison as bars](comparison.png)", ""])
+
+
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """The most accurate first."""
+    return sorted(rows, key=lambda row: -row.accuracy)
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    plain = [row.to_dict() for row in ranked(rows)]
+    writer = csv.DictWriter(text, list(plain[0]), lineterminator="\n")
+    writer.writeheader()
+    for each in plain:
+        writer.writerow({**each, "accuracies": " ".join(str(a) for a in each["accuracies"])})
+    return text.getvalue()
+
+
+def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
+    """A panel a quantity, a bar a network, dots for the seeds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    rows = ranked(rows)
+    panels: list[tuple[str, Callable[[Row], float], Callable[[float], str]]] = [
+        ("test accuracy in %, mean and seeds", lambda row: 100 * row.accuracy, lambda v: f"{v:.2f}"),
+        ("parameters", lambda row: row.parameters, count),
+        ("MACs of one image", lambda row: row.macs, count),
+        ("inference, images/s", lambda row: row.rate, lambda v: f"{v:,.0f}"),
+        ("training, images/s", lambda row: row.train_rate, lambda v: f"{v:,.0f}"),
+        ("training memory in MiB", lambda row: row.memory / 2**20, lambda v: f"{v:,.0f}"),
+    ]
+    figure = Figure(figsize=(13, 2.2 + 0.75 * len(rows)), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=11)
+    grid = figure.subplots(2, 3, sharey=True)
+    places = range(len(rows))
+    colours = [f"C{i % 10}" for i in places]
+    for axes, (name, value, show) in zip(grid.flat, panels, strict=True):
+        values = [value(row) for row in rows]
+        if name.startswith("test"):
+            _draw_accuracy(axes, rows, colours)
+        else:
+            axes.barh(places, values, color=colours, height=0.6, alpha=0.75)
+            axes.set_xlim(0, 1.22 * max(values))
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+            axes.xaxis.set_major_formatter(lambda amount, _: count(amount))
+            for place, amount in zip(places, values, strict=True):
+                axes.text(amount + 0.02 * max(values), place, show(amount), va="center", fontsize=8)
+        axes.set_title(name, fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.grid(axis="x", alpha=0.3)
+    grid[0, 0].set_yticks(list(places), [row.model.replace(":", ":\n") for row in rows])
+    grid[0, 0].invert_yaxis()
+    save_figure(figure, path)
+
+
+def _draw_accuracy(axes: Any, rows: Sequence[Row], colours: Sequence[str]) -> None:
+    """The mean with the spread as a whisker, a dot a seed; no bars, for the axis does not begin at 0."""
+    for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
+        mean, points = 100 * row.accuracy, [100 * a for a in row.accuracies]
+        spread = 100 * (row.spread or 0.0)
+        axes.errorbar(mean, place, xerr=spread, fmt="D", color=colour, markersize=7, capsize=4)
+        if len(points) > 1:
+            axes.plot(points, [place + 0.22] * len(points), "o", color="black", markersize=3, alpha=0.6)
+        shown = f"{mean:.2f}" + (f" ± {spread:.2f}" if row.spread is not None else "")
+        axes.text(mean, place - 0.2, shown, ha="center", fontsize=8)
+    every = [100 * (row.accuracy + sign * (row.spread or 0.0)) for row in rows for sign in (-1, 1)]
+    room = max(max(every) - min(every), 1.0)
+    axes.set_xlim(min(every) - 0.3 * room, max(every) + 0.3 * room)
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+
+
+def write_comparison(rows: Sequence[Row], folder: Path, data: str, protocol: str) -> list[Path]:
+    """comparison.md, .csv, .json and .png in a folder."""
+    document = {"data": data, "protocol": protocol, "networks": [row.to_dict() for row in ranked(rows)]}
+    texts = {"md": markdown(rows, data, protocol), "csv": _csv(rows), "json": json.dumps(document, indent=2) + "\n"}
+    paths = []
+    for suffix, text in texts.items():
+        paths.append(folder / f"comparison.{suffix}")
+        write_atomically(paths[-1], text.encode())
+    paths.append(folder / "comparison.png")
+    draw_comparison(rows, paths[-1], f"{Path(data).name}: {protocol}")
+    return paths

@@ -1,0 +1,125 @@
+"""A network as a folder: config.json, model.safetensors, README.md.
+
+The layout is that of the Hugging Face hub. config.json carries timm's fields (architecture, model_args, pretrained_cfg,
+label_names) and, beside them, the arguments of the constructor at the top, where `PyTorchModelHubMixin` looks for them.
+Nothing is unpickled: other files of weights are not opened.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mereo.errors import UsageError
+from mereo.models import CapsuleClassifier, get_model_entry, load, save_weights
+from mereo.models.weights import load_tensors, write_atomically
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+RECORD = ("data", "seed", "epoch", "results", "command")
+"""What is kept of the run that made the weights."""
+
+
+def network_config(model: CapsuleClassifier, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of config.json."""
+    arguments = dict(model.config["args"])
+    content: dict[str, Any] = {
+        "architecture": model.config["model"],
+        "num_classes": model.num_classes,
+        "num_features": model.num_features,
+        "library_name": "mereo",
+        "model_args": arguments,
+        "pretrained_cfg": {k: v for k, v in model.pretrained_cfg.items() if k != "architecture"},
+        **arguments,
+        "mereo": dict(record),
+    }
+    if model.class_names:
+        content["label_names"] = list(model.class_names)
+    return content
+
+
+def known_record(model: CapsuleClassifier, record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The record given, or what the file of the weights said of their run."""
+    source = model.metadata if record is None else {**model.metadata, **record}
+    return {name: source[name] for name in RECORD if name in source}
+
+
+def save_pretrained(
+    model: CapsuleClassifier,
+    folder: str | Path,
+    *,
+    record: Mapping[str, Any] | None = None,
+    card: bool = True,
+) -> Path:
+    """Write a network as a folder that `from_pretrained`, timm and the Hugging Face hub read.
+
+    Args:
+        model: made by `create_model` or `load`.
+        folder: made where it is not there; files of the same names are replaced.
+        record: data, seed, epoch, results and command of the run; what the weights' file said by default.
+        card: whether README.md is written too.
+    """
+    if not hasattr(model, "config"):
+        raise UsageError(f"this {type(model).__name__} does not know its arguments; make it with create_model.")
+    folder = Path(folder)
+    known = known_record(model, record)
+    content = json.dumps(network_config(model, known), indent=2) + "\n"
+    save_weights(folder / WEIGHTS, model, class_names=tuple(model.class_names), **known)
+    write_atomically(folder / CONFIG, content.encode())
+    if card:
+        from mereo.export.card import model_card
+
+        write_atomically(folder / CARD, model_card(model, known, folder.name).encode())
+    return folder
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{path} is not a readable config.json ({reason}).") from error
+    keys = {"architecture": str, "model_args": dict, "pretrained_cfg": dict}
+    wrong = [k for k, kind in keys.items() if not (isinstance(content, dict) and isinstance(content.get(k), kind))]
+    if wrong:
+        raise UsageError(f"{path} lacks {', '.join(wrong)}; it was not written by mereo's save_pretrained.")
+    return content
+
+
+def _numbers(value: Any, count: int, least: float) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(isinstance(v, int | float) and not isinstance(v, bool) and v > least for v in value)
+    )
+
+
+def load_folder(folder: Path, device: str = "cpu") -> CapsuleClassifier:
+    """The network of a folder written by `save_pretrained`, in eval mode.
+
+    The weights' file says what the network is, and config.json must agree; labels and preprocessing are those of
+    config.json, where they may be edited.
+    """
+    config_path, weights = folder / CONFIG, folder / WEIGHTS
+    if not weights.is_file():
+        pickled = sorted(p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
+        others = f" Pickled weights ({', '.join(pickled)}) are not opened." if pickled else ""
+        raise UsageError(f"{folder} holds no {WEIGHTS}.{others}")
+    content = _read_config(config_path)
+    get_model_entry(content["architecture"])
+    _, metadata = load_tensors(weights)
+    for name, key in (("architecture", "model"), ("model_args", "args")):
+        if content[name] != metadata.get(key):
+            raise UsageError(f"{name} of {config_path} and of {weights} differ; one of the files was changed.")
+    model = load(weights, device)
+    cfg, channels = content["pretrained_cfg"], model.image_shape[0]
+    if not (_numbers(cfg.get("mean"), channels, float("-inf")) and _numbers(cfg.get("std"), channels, 0)):
+        raise UsageError(f"mean and std of {config_path} must be lists of {channels} numbers, std above 0.")
+    if cfg.get("input_size") != list(model.image_shape):
+        raise UsageError(f"input_size of {config_path} is {cfg.get('input_size')}; it is {list(model.image_shape)}.")
+    labels = content.get("label_names", list(model.class_names))
+    fits = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
+    if not fits or len(labels) not in (0, model.num_classes):
+        raise UsageError(f"label_names of {config_path} must be a list of {model.num_classes} names.")
+    model.pretrained_cfg |= {k: tuple(v) if isinstance(v, list) else v for k, v in cfg.items()}
+    model.class_names = tuple(labels)
+    return model

@@ -1,0 +1,95 @@
+"""The forms in which a network leaves: what each needs, what passes, and what is known of one that was written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mereo.errors import UsageError, check_choice
+from mereo.export.folder import WEIGHTS
+from mereo.export.libraries import require
+from mereo.export.programs import Scorer
+
+BATCHES = (1, 2, 7)
+"""Batch sizes that every form is tried with."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form.
+
+    Attributes:
+        libraries: that it needs, and the extra of the package that brings them.
+        limit: largest difference of a score from the network's own that passes in float32.
+        precisions: that it can hold.
+    """
+
+    libraries: tuple[str, ...]
+    extra: str
+    limit: float
+    precisions: tuple[str, ...]
+
+
+FORMS: dict[str, Form] = {
+    "onnx": Form(("onnx", "onnxscript", "onnxruntime"), "export", 1e-4, ("fp32", "int8")),
+    "torch": Form((), "", 1e-5, ("fp32", "bf16", "int8")),
+    "timm": Form(("timm",), "timm", 1e-5, ("fp32",)),
+    "hub": Form((), "", 1e-5, ("fp32",)),
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One form that was written and checked.
+
+    Attributes:
+        form, precision: what it is.
+        path: of its file; of its weights where it has several.
+        files: all of its files.
+        difference: the largest of a score from the float32 network's.
+        batches: batch sizes tried.
+        images: what was shown to both, in words.
+        score: the function read back from the file.
+    """
+
+    form: str
+    precision: str
+    path: Path
+    files: tuple[str, ...]
+    difference: float
+    batches: tuple[int, ...]
+    images: str
+    score: Scorer
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.path.stat().st_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "form": self.form, "precision": self.precision, "files": [str(self.path.parent / f) for f in self.files],
+            "bytes": self.size, "largest_difference": self.difference, "batch_sizes": list(self.batches),
+            "images": self.images,
+        }  # fmt: skip
+
+
+def check_forms(forms: Sequence[str], precision: str) -> None:
+    """UsageError for a form that cannot be written here, before anything is."""
+    if not forms:
+        raise UsageError(f"to is empty; it must name some of {', '.join(FORMS)}.")
+    for form in forms:
+        check_choice("to", form, FORMS)
+        if precision not in FORMS[form].precisions:
+            able = ", ".join(name for name, each in FORMS.items() if precision in each.precisions)
+            raise UsageError(f"precision is {precision!r}, which --to {form} cannot hold; it goes into {able}.")
+        require(f"--to {form}", FORMS[form].libraries, FORMS[form].extra)
+
+
+def file_name(form: str, precision: str) -> str:
+    """Where a form lies in its folder."""
+    suffix = {"onnx": "onnx", "torch": "pt2"}.get(form)
+    if suffix is None:
+        return WEIGHTS
+    return f"model.{suffix}" if precision == "fp32" else f"model.{precision}.{suffix}"

@@ -1,0 +1,76 @@
+"""The images that an exported network is tried on: random ones, and test images where the data is at hand."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mereo.data import Images, load_splits
+from mereo.errors import MereoError, UsageError, check_positive
+from mereo.inference.evaluate import normalise
+from mereo.models import CapsuleClassifier
+
+CALIBRATION = 256
+"""Training images from which the ranges of activations are taken."""
+
+
+class AtHand(NamedTuple):
+    """Images of the data a network was trained on.
+
+    Attributes:
+        name: of the data set.
+        test: what accuracy is measured on.
+        training: a few training images (n, channels, height, width), normalised.
+    """
+
+    name: str
+    test: Images
+    training: Tensor
+
+
+def take(model: CapsuleClassifier, images: Images, count: int) -> Tensor:
+    """Some images of a set, evenly spaced, as a network takes them."""
+    count = min(count, len(images))
+    indices = torch.arange(count) * (len(images) // max(count, 1))
+    batch = images.batch(indices, crop=(model.image_shape[1], model.image_shape[2]))
+    return normalise(batch.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+
+
+def random_images(model: CapsuleClassifier, count: int) -> Tensor:
+    """Images of noise, the same each time, as a network takes them."""
+    images = torch.rand(count, *model.image_shape, generator=torch.Generator().manual_seed(0))
+    return normalise(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+
+
+def read_images(model: CapsuleClassifier, data: str, root: str | None, limit: int | None) -> AtHand:
+    """Test and training images of a data set that lies on this machine; nothing is downloaded."""
+    if limit is not None:
+        check_positive(limit=limit)
+    channels, height, width = model.image_shape
+    splits = load_splits(
+        data, root=root, img_size=(height, width), in_chans=channels, crop_pct=model.pretrained_cfg["crop_pct"],
+        validation_fraction=0.0, limit=CALIBRATION, download=False,
+    )  # fmt: skip
+    if len(splits.class_names) != model.num_classes:
+        raise UsageError(f"data is {data!r} of {len(splits.class_names)} classes; the network has {model.num_classes}.")
+    test = splits.test
+    if limit is not None and limit < len(test):
+        chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:limit]
+        test = test.subset(chosen.sort().values)
+    return AtHand(Path(data).name, test, take(model, splits.train, CALIBRATION))
+
+
+def find_images(
+    model: CapsuleClassifier, data: str | None, root: str | None, limit: int | None
+) -> tuple[AtHand | None, str]:
+    """The images of the data set named, which must be there, or of the network's own, which may be; and why not."""
+    if data is not None:
+        return read_images(model, data, root, limit), ""
+    own = model.metadata.get("data")
+    if not isinstance(own, str):
+        return None, "the weights do not say which data they were trained on"
+    try:
+        return read_images(model, own, root, limit), ""
+    except (UsageError, MereoError, OSError) as error:
+        return None, f"{own} is not at hand ({(str(error).splitlines() or [''])[0].rstrip('.')})"

@@ -1,0 +1,99 @@
+"""A network as ONNX, in float32 or with integer convolutions and products."""
+
+import contextlib
+import io
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.export.programs import EXAMPLES, Scorer
+from mereo.models import CapsuleClassifier
+from mereo.models.weights import write_atomically
+
+IMAGES, SCORES = "images", "scores"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    # The exporter and the quantiser talk to programmers.
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def write_onnx(model: CapsuleClassifier, path: Path, notes: Mapping[str, Any]) -> None:
+    """Trace a network with a free batch size: images (batch, channels, height, width) -> scores (batch, classes).
+
+    `notes` lie in the file's metadata under "mereo".
+    """
+    images = torch.rand(EXAMPLES, *model.image_shape)
+    content = io.BytesIO()
+    with _quiet():
+        program = torch.onnx.export(
+            model, (images,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            input_names=[IMAGES], output_names=[SCORES], verbose=False,
+        )  # fmt: skip
+        if program is None:
+            raise RuntimeError("torch.onnx.export gave no program")
+        program.model.metadata_props["mereo"] = json.dumps(notes)
+        program.save(content)  # type: ignore[arg-type]  # a stream serves as well as a path
+    write_atomically(path, content.getvalue())
+
+
+class _Calibration:
+    """Batches of images, one after another, as onnxruntime asks for them."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.batches = iter(images.split(32))
+
+    def get_next(self) -> dict[str, Any] | None:
+        """The next batch; None after the last."""
+        batch = next(self.batches, None)
+        return None if batch is None else {IMAGES: batch.numpy()}
+
+
+def quantise_onnx(source: Path, path: Path, images: Tensor) -> None:
+    """A float32 ONNX file with its convolutions and products in int8.
+
+    The range of every activation is that seen on `images`, normalised training images (n, channels, height, width):
+    measured on a CPU this is faster than float32, and ranges found anew for every batch are slower.
+    """
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    CalibrationDataReader.register(_Calibration)
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        written = Path(folder) / path.name
+        quantize_static(
+            str(source), str(written), _Calibration(images), quant_format=QuantFormat.QDQ, per_channel=True,
+            op_types_to_quantize=["Conv", "MatMul"], weight_type=QuantType.QInt8, activation_type=QuantType.QUInt8,
+        )  # fmt: skip
+        content = written.read_bytes()
+    write_atomically(path, content)
+
+
+def open_onnx(path: Path) -> Scorer:
+    """The function of a file, run by onnxruntime with as many threads as torch has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def score(images: Tensor) -> Tensor:
+        (scores,) = session.run([SCORES], {IMAGES: images.contiguous().numpy()})
+        return torch.from_numpy(scores)
+
+    return score

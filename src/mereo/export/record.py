@@ -1,0 +1,81 @@
+"""What a run says of the weights it left: measured figures, data, seed, and the command that repeats it."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mereo.errors import UsageError
+from mereo.training.config import FIELDS, TrainConfig, show_arguments
+from mereo.training.recipes import RECIPES, apply_recipe
+from mereo.training.run_folder import IDENTITY, RunFolder
+
+FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction")
+"""Fields that a run settles by itself where they are left open."""
+SAID_FIRST = {"model", "data", "recipe"}
+
+
+def run_of(weights: Path) -> RunFolder | None:
+    """The run that a path belongs to: its folder, or a file in its folder of weights."""
+    path = weights if weights.is_dir() else weights.parent.parent
+    folder = RunFolder(path)
+    inside = weights.is_dir() or weights.parent.name == "weights"
+    return folder if inside and folder.config.is_file() else None
+
+
+def read_record(weights: Path) -> dict[str, Any]:
+    """What the run of some weights measured and how it was started; empty where they belong to no finished run."""
+    folder = run_of(weights)
+    if folder is None or not folder.results.is_file():
+        return {}
+    try:
+        results = json.loads(folder.results.read_text())
+        scores = results["test_last" if weights.name == folder.last.name else "test_best"]
+        kept = ("parameters", "chosen_on", "best_epoch", "train_images", "seconds", "device", "torch")
+        figures = {"test": scores, **{name: results[name] for name in kept}}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{folder.results} is not what a run writes ({error}); give a file of weights alone."
+        ) from error
+    config = TrainConfig.from_yaml(folder.config)
+    figures |= {"which": "last" if weights.name == folder.last.name else "best", "epochs": config.epochs}
+    return {"data": config.data, "seed": config.seed, "results": figures, "command": command_of(config)}
+
+
+def _still_filled_in(given: Mapping[str, Any], base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
+    """The fields that a run would not settle as they are by itself."""
+    from mereo.training.setup import resolve
+
+    try:
+        settled = resolve(base.replace(**{k: v for k, v in given.items() if k not in FILLED_IN}))
+    except (UsageError, OSError):  # the data set is a folder of another machine
+        return dict(given)
+    same = [n for n in FILLED_IN if n in given and getattr(settled, n) == getattr(config, n)]
+    return {name: value for name, value in given.items() if name not in same}
+
+
+def command_of(config: TrainConfig) -> str:
+    """The command line of a run: what differs from its recipe or the defaults, and matters to what it computes."""
+    if config.recipe in RECIPES:
+        base = apply_recipe(config.recipe, config.model, config.data)
+        words = ["--recipe", config.recipe]
+    else:
+        base, words = TrainConfig().replace(model=config.model, data=config.data), []
+    words += ["--model", config.model, "--data", config.data]
+    given = {
+        name: value
+        for name in FIELDS
+        if name not in SAID_FIRST | IDENTITY and (value := getattr(config, name)) != getattr(base, name)
+    }
+    for name, value in _still_filled_in(given, base, config).items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, dict):
+            words += [f"--{option}", *show_arguments(value)]
+        elif isinstance(value, tuple):
+            words += [f"--{option}", *map(str, value)]
+        else:
+            words += [f"--{option}", str(value)]
+    return shlex.join(["mereo", "train", *words])

@@ -1,0 +1,124 @@
+"""Several networks under one protocol: what each reaches over several seeds, and what it costs.
+
+The comparison is a study made on the spot: its runs lie in <output>/compare-<data>, those that are finished are not run
+again.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mereo.errors import check_positive
+from mereo.models import load
+from mereo.training.compare import forward_flops, images_per_second, make_study
+from mereo.training.config import TrainConfig
+from mereo.training.estimate import estimate
+from mereo.training.setup import choose_device
+from mereo.training.studies import finish_runs, plan_runs
+
+BATCH = 64
+"""Images of a batch whose inference is timed."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network of a comparison.
+
+    Attributes:
+        model: as it was named.
+        parameters: of the network, decoder included.
+        macs: multiply-adds of one image forward.
+        memory: bytes that a training step is reckoned to take.
+        accuracies: shares of the test images judged right, a seed each.
+        chosen_on: what chose the epoch of the weights.
+        test_images: how many are judged.
+        train_rate: images a second in training, as the runs measured it, the median of the seeds.
+        rate: images a second in inference, all networks timed in turn.
+        seconds: of training, the mean of the seeds.
+    """
+
+    model: str
+    parameters: int
+    macs: int
+    memory: int
+    accuracies: tuple[float, ...]
+    chosen_on: str
+    test_images: int
+    train_rate: float
+    rate: float
+    seconds: float
+
+    @property
+    def accuracy(self) -> float:
+        """The mean of the seeds."""
+        return statistics.mean(self.accuracies)
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation of the seeds; None for a single one."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        plain = asdict(self) | {"accuracies": list(self.accuracies)}
+        return {"accuracy": self.accuracy, "spread": self.spread, **plain}
+
+
+def run_comparison(
+    texts: Sequence[str],
+    seeds: int,
+    output: str,
+    overrides: Mapping[str, Any],
+    recipe: str | None = None,
+    say: Callable[[str], None] = print,
+) -> list[Row]:
+    """Train what is still to be trained, and return a row a network.
+
+    Every network is built and reckoned before anything is trained, so that a wrong argument shows at once.
+
+    Args:
+        texts: networks and recipes, see `parse_variant`.
+        overrides: fields of the configuration that are the same for all; `data` must be among them.
+    """
+    check_positive(seeds=seeds)
+    study = make_study(texts, recipe)
+    configs = plan_runs(study, "compare", seeds, output, overrides)
+    memory = {label: estimate(configs[label, 0], measure=False).memory for label in study.variants}
+    results = finish_runs(configs, say)
+    say("timing inference")
+    rates, macs = _look_at({label: configs[label, 0] for label in results})
+    rows = []
+    for label, runs in results.items():
+        judged = [run["test_last" if run["chosen_on"] == "test" else "test_best"] for run in runs]
+        rows.append(
+            Row(
+                model=label,
+                parameters=runs[0]["parameters"],
+                macs=macs[label],
+                memory=memory[label],
+                accuracies=tuple(scores["accuracy"] for scores in judged),
+                chosen_on="validation" if runs[0]["chosen_on"] == "validation" else "last epoch",
+                test_images=judged[0]["count"],
+                train_rate=statistics.median(run["images_per_second"] for run in runs),
+                rate=rates[label],
+                seconds=statistics.mean(run["seconds"] for run in runs),
+            )
+        )
+    return rows
+
+
+def _look_at(configs: Mapping[str, TrainConfig]) -> tuple[dict[str, float], dict[str, int]]:
+    """Inference speed and multiply-adds of trained networks."""
+    device = choose_device(next(iter(configs.values())).device)
+    models = {label: load(Path(config.output) / str(config.name), device) for label, config in configs.items()}
+    runs: dict[str, Callable[[], object]] = {
+        label: partial(model, torch.rand(BATCH, *model.image_shape, device=device)) for label, model in models.items()
+    }
+    with torch.inference_mode():
+        rates = images_per_second(runs, BATCH, torch.cuda.synchronize if device.type == "cuda" else None)
+    return rates, {label: forward_flops(model) // 2 for label, model in models.items()}

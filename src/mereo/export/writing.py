@@ -1,0 +1,128 @@
+"""Writing a network in its forms: each is opened again, compared, and only then put in its place."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mereo.errors import MereoError, UsageError
+from mereo.export.folder import CARD, CONFIG, WEIGHTS, known_record, load_folder, save_pretrained
+from mereo.export.forms import BATCHES, FORMS, Exported, check_forms, file_name
+from mereo.export.images import AtHand, random_images, take
+from mereo.export.onnx_file import open_onnx, quantise_onnx, write_onnx
+from mereo.export.programs import Scorer, lower, open_program, scorer, write_program
+from mereo.models import CapsuleClassifier
+
+COARSE = 8 * 2**-8
+"""In bfloat16 a score has steps of 2^-8, and another order of sums moves it by a few."""
+
+
+def open_timm(folder: Path) -> Scorer:
+    """The function of the network that timm makes of a folder."""
+    import timm
+
+    return scorer(timm.create_model(f"local-dir:{folder}", pretrained=True).eval())
+
+
+def differ(score: Scorer, reference: Scorer, images: Sequence[Tensor], what: str) -> float:
+    """The largest difference of scores over images in all batch sizes; MereoError for scores that are none."""
+    largest = 0.0
+    for each in images:
+        for size in BATCHES:
+            for batch in each[: 2 * size].split(size):
+                found, expected = score(batch), reference(batch)
+                if found.shape != expected.shape or not found.isfinite().all():
+                    raise MereoError(f"{what} gives scores of shape {tuple(found.shape)}, some of them not finite.")
+                largest = max(largest, (found - expected).abs().max().item())
+    return largest
+
+
+def export_model(
+    model: CapsuleClassifier,
+    forms: Sequence[str],
+    out: Path,
+    *,
+    precision: str = "fp32",
+    record: Mapping[str, Any] | None = None,
+    images: AtHand | None = None,
+    say: Callable[[str], None] = print,
+) -> list[Exported]:
+    """Write a network in some forms, each opened again and compared; MereoError for one that differs.
+
+    Args:
+        model: on the CPU, in eval mode.
+        forms: of `FORMS`.
+        out: folder; what lies there under other names stays.
+        precision: arithmetic of the files.
+        record: of the run that made the weights, see `save_pretrained`.
+        images: of its data; int8 ONNX needs them.
+    """
+    forms = tuple(dict.fromkeys(forms))
+    check_forms(forms, precision)
+    if "onnx" in forms and precision == "int8" and images is None:
+        raise UsageError("precision is int8, and ONNX takes the ranges of activations from training images; give data.")
+    known = known_record(model, record)
+    notes = {
+        **model.config, "pretrained_cfg": model.pretrained_cfg, "class_names": list(model.class_names),
+        "precision": precision, **known,
+    }  # fmt: skip
+    shown = [random_images(model, 2 * max(BATCHES))]
+    if images is not None:
+        shown.append(take(model, images.test, 2 * max(BATCHES)))
+    out.mkdir(parents=True, exist_ok=True)
+    found = []
+    # What is not checked yet lies apart, under the name that the folder will have.
+    with tempfile.TemporaryDirectory(dir=out, prefix=".unchecked-") as apart:
+        folder = Path(apart) / out.resolve().name
+        for place, form in enumerate(forms, start=1):
+            say(f"{place}/{len(forms)} {form}: writing and comparing")
+            files, score, difference = _write(model, form, folder, precision, known, notes, shown, images)
+            found.append((form, files, score, difference))
+        for _, files, _, _ in found:
+            for file in files:
+                if (folder / file).exists():
+                    (folder / file).replace(out / file)
+    what = "random" if images is None else f"random, {images.name} test"
+    return [
+        Exported(form, precision, out / file_name(form, precision), files, difference, BATCHES, what, score)
+        for form, files, score, difference in found
+    ]
+
+
+def _write(
+    model: CapsuleClassifier,
+    form: str,
+    folder: Path,
+    precision: str,
+    record: Mapping[str, Any],
+    notes: Mapping[str, Any],
+    shown: Sequence[Tensor],
+    images: AtHand | None,
+) -> tuple[tuple[str, ...], Scorer, float]:
+    path = folder / file_name(form, precision)
+    files: tuple[str, ...] = (path.name,)
+    own = scorer(model)
+    limit, reference = FORMS[form].limit, own
+    if form == "torch":
+        lowered = lower(model, precision)
+        write_program(lowered, model.image_shape, path, notes)
+        score, reference = open_program(path), scorer(lowered)
+        if precision == "bf16":
+            limit = COARSE
+    elif form == "onnx":
+        write_onnx(model, path, notes)
+        if precision == "int8" and images is not None:
+            quantise_onnx(path, path, images.training)
+            limit = float("inf")  # what it costs is measured on the test images
+        score = open_onnx(path)
+    else:
+        files = (CONFIG, WEIGHTS, CARD) if form == "hub" else (CONFIG, WEIGHTS)
+        save_pretrained(model, folder, record=record, card=form == "hub" or (folder / CARD).exists())
+        score = scorer(load_folder(folder)) if form == "hub" else open_timm(folder)
+    if (apart := differ(score, reference, shown, f"--to {form}")) > limit:
+        raise MereoError(
+            f"--to {form} differs from the network by up to {apart:.2g}, more than {limit:.0e}; not written."
+        )
+    return files, score, differ(score, own, shown, f"--to {form}")

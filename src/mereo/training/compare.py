@@ -1,0 +1,108 @@
+"""Studies made on the spot, of networks named on the command line, and how networks are timed and counted.
+
+A network is named `capsnet`, `capsnet:routing_steps=1,decoder=false`, or by a recipe, which brings its own network and
+optimiser.
+"""
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mereo.errors import UsageError, unknown
+from mereo.training.config import parse_arguments
+from mereo.training.recipes import RECIPES, apply_recipe
+from mereo.training.studies import Study, Variant, folder_name
+
+if TYPE_CHECKING:
+    from mereo.models import CapsuleClassifier
+
+REPEATS = 5
+"""Rounds of a timing; the median counts."""
+
+
+def parse_variant(text: str, recipe: str | None = None) -> tuple[str, Variant]:
+    """`capsnet:routing_steps=1,decoder=false` as a label and the variant of a study.
+
+    Args:
+        text: a network or a recipe, with arguments of the network after a colon.
+        recipe: what a network that brings none is trained by; the defaults of `mereo train` when None.
+    """
+    from mereo.models import MODELS, get_model_entry
+
+    name, _, arguments = text.partition(":")
+    # A comma inside brackets belongs to a list.
+    words = [word for word in re.split(r",(?![^\[]*\])", arguments) if word]
+    try:
+        given = parse_arguments(words)
+    except ValueError as error:
+        raise UsageError(f"{text!r}: {error}; write capsnet:routing_steps=1,decoder=false.") from None
+    label = name + (":" + ",".join(sorted(words)) if words else "")
+    if name in RECIPES:
+        return label, Variant({"model": apply_recipe(name).model}, given, recipe=name)
+    if name not in MODELS:
+        raise unknown("network or recipe", name, [*MODELS, *RECIPES])
+    for argument in given:
+        if argument not in get_model_entry(name).defaults:
+            raise unknown(f"argument of {name}", argument, get_model_entry(name).defaults)
+    return label, Variant({"model": name}, given, recipe=recipe)
+
+
+def make_study(texts: Sequence[str], recipe: str | None = None) -> Study:
+    """The study that compares the named networks."""
+    if not texts:
+        raise UsageError("no network is given; name some, such as mspcaps_tiny capsnet:routing_steps=1.")
+    if recipe is not None and recipe not in RECIPES:
+        raise unknown("recipe", recipe, RECIPES)
+    variants: dict[str, Variant] = {}
+    for text in texts:
+        label, variant = parse_variant(text, recipe)
+        if folder_name(label) in map(folder_name, variants):
+            raise UsageError(f"{label} is named twice; name each network once.")
+        variants[label] = variant
+    return Study("Which network, at what cost?", "ours", recipe, variants)
+
+
+def images_per_second(
+    runs: Mapping[str, Callable[[], object]], images: int, settle: Callable[[], None] | None = None
+) -> dict[str, float]:
+    """The median speed of functions that work on `images` images each.
+
+    They take turns, so that a machine that is busy for a while slows them alike; `settle` waits for a device.
+    """
+
+    def once(run: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        run()
+        if settle is not None:
+            settle()
+        return time.perf_counter() - began
+
+    for run in runs.values():
+        once(run)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(REPEATS):
+        for name, run in runs.items():
+            seconds[name].append(once(run))
+    return {name: images / statistics.median(each) for name, each in seconds.items()}
+
+
+def comparison_folder(data: str, output: str) -> Path:
+    """Where a comparison lies."""
+    return Path(output) / f"compare-{Path(data).name}"
+
+
+def forward_flops(model: "CapsuleClassifier") -> int:
+    """Floating-point operations of one image forward; a multiply-add counts two."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from mereo.core import record
+
+    device = next(model.parameters()).device
+    # Recording keeps to plain operations; the counter does not see into fused ones.
+    with record(model), FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.rand(1, *model.image_shape, device=device))
+    return counter.get_total_flops()

@@ -1,0 +1,75 @@
+"""`mereo export` as a person uses it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mereo.cli.main import main
+
+
+@pytest.fixture
+def call(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def go(*words):
+        code = main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return go
+
+
+def test_a_table_tells_what_was_compared(call, run):
+    code, out, err = call("export", run, "--to", "torch", "timm", "hub", "--out", "net")
+    assert code == 0, err
+    assert "2/3 timm: writing and comparing" in err
+    lines = out.splitlines()
+    assert lines[0].split("  ")[0] == "form" and "largest difference" in lines[0]
+    assert [line.split()[0] for line in lines[1:]] == ["torch", "timm", "hub"]
+    assert all("1, 2, 7" in line and "random, digits test" in line for line in lines[1:])
+    accuracy = json.loads((run / "results.json").read_text())["test_best"]["accuracy"]
+    assert f"{100 * accuracy:.2f} %" in Path("net/README.md").read_text()
+    code, out, err = call("export", "net", "--to", "hub", "--out", "again")
+    assert code == 0, err
+    card = Path("again/README.md").read_text()
+    assert card.replace("again", "net") == Path("net/README.md").read_text()
+
+
+def test_precision_prints_what_it_costs(call, run):
+    code, out, err = call("export", run, "--to", "torch", "--precision", "bf16", "--limit", "40", "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert document["exported"][0]["files"] == ["exported/model.bf16.pt2"]
+    assert [c["runner"] for c in document["costs"]] == ["torch fp32", "torch bf16"]
+    assert all(c["count"] == 40 and c["accuracy_low"] <= c["accuracy"] for c in document["costs"])
+    code, out, err = call("export", run, "--to", "onnx", "--precision", "int8", "--limit", "40")
+    assert code == 0, err
+    assert "40 test images" in out and "images/s" in out
+    assert "onnx fp32" in out and "onnx int8" in out
+
+
+WRONG = [
+    (["--to", "onx"], 2, "onnx"),
+    (["--to", "hub", "--precision", "int8"], 2, "it goes into onnx, torch"),
+    (["--limit", "0"], 2, "limit is 0"),
+    (["--batch-size", "0"], 2, "batch_size is 0"),
+    (["--data", "digitz"], 2, "digits"),
+    (["--out", "taken"], 1, "taken"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "told"), WRONG, ids=lambda v: " ".join(v) if isinstance(v, list) else None)
+def test_wrong_use_is_one_line(call, run, words, code, told):
+    Path("taken").write_text("a file")
+    done, out, err = call("export", run, *words)
+    *_, last = err.splitlines()
+    assert done == code and last.startswith("mereo: error: ") and told in last
+    assert "Traceback" not in out + err
+
+
+def test_without_weights_or_images(call, run):
+    code, _, err = call("export")
+    assert code == 2 and "no run in runs/" in err and err.count("\n") == 1
+    code, _, err = call("export", "nothing")
+    assert code == 2 and err.count("\n") == 1

@@ -1,0 +1,126 @@
+"""ONNX and torch programs: equal to the network, alone in a process of their own too; nothing unequal is left."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import mereo
+from mereo.errors import MereoError, UsageError
+from mereo.export import FORMS, export_model, writing
+from mereo.export.images import find_images, read_images
+from mereo.export.record import read_record
+
+silent = {"say": lambda line: None}
+
+
+@pytest.mark.parametrize("name", ["mspcaps_tiny", "capsnet", "efficient_capsnet"])
+def test_every_form_is_written_and_equal(make, tmp_path, name):
+    model = make(name)
+    found = export_model(model, list(FORMS), tmp_path, **silent)
+    assert [each.form for each in found] == list(FORMS)
+    for each in found:
+        assert each.difference <= FORMS[each.form].limit and each.size > 1000
+        assert each.batches == (1, 2, 7) and each.images == "random"
+        assert all((tmp_path / file).is_file() for file in each.files)
+    files = {"README.md", "config.json", "model.onnx", "model.pt2", "model.safetensors"}
+    assert {p.name for p in tmp_path.iterdir()} == files
+    assert {p.name for p in tmp_path.iterdir() if p.stat().st_mode & 0o077 != 0o044} == set()
+
+
+def test_onnx_runs_without_torch_and_says_what_it_is(make, tmp_path, python):
+    model = make("mspcaps_tiny")
+    export_model(model, ["onnx"], tmp_path, record={"data": "digits", "seed": 2}, **silent)
+    images = torch.rand(5, *model.image_shape)
+    np.save(tmp_path / "images.npy", images.numpy())
+    code = (
+        "import json, sys, numpy, onnxruntime\n"
+        "session = onnxruntime.InferenceSession('model.onnx', providers=['CPUExecutionProvider'])\n"
+        "numpy.save('scores.npy', session.run(['scores'], {'images': numpy.load('images.npy')})[0])\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(session.get_modelmeta().custom_metadata_map['mereo'])\n"
+    )
+    done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
+    difference = torch.from_numpy(np.load(tmp_path / "scores.npy")) - model(images)
+    assert difference.abs().max() < 1e-4
+    notes = json.loads(done.stdout)
+    assert notes["class_names"] == list(model.class_names) and notes["pretrained_cfg"]["mean"] == [0.4]
+    assert (notes["model"], notes["seed"], notes["precision"]) == ("mspcaps_tiny", 2, "fp32")
+
+
+def test_a_program_runs_without_mereo(make, tmp_path, python):
+    model = make("capsnet")
+    export_model(model, ["torch"], tmp_path, **silent)
+    images = torch.rand(5, *model.image_shape)
+    torch.save(images, tmp_path / "images.pt")
+    code = (
+        "import json, sys, torch\n"
+        "extra = {'mereo.json': ''}\n"
+        "program = torch.export.load('model.pt2', extra_files=extra)\n"
+        "torch.save(program.module()(torch.load('images.pt')).detach(), 'scores.pt')\n"
+        "assert 'mereo' not in sys.modules and json.loads(extra['mereo.json'])['model'] == 'capsnet'\n"
+    )
+    subprocess.run([python, "-W", "ignore", "-c", code], check=True, capture_output=True, cwd=tmp_path)
+    torch.testing.assert_close(torch.load(tmp_path / "scores.pt"), model(images), rtol=0, atol=1e-5)
+
+
+def test_real_images_are_shown_where_they_are_at_hand(run, tmp_path):
+    model = mereo.load(run)
+    images, reason = find_images(model, None, None, 50)
+    assert images is not None and reason == "" and len(images.test) == 50
+    (found,) = export_model(model, ["hub"], tmp_path / "net", record=read_record(run), images=images, **silent)
+    assert found.images == "random, digits test" and found.difference <= 1e-5
+    accuracy = json.loads((run / "results.json").read_text())["test_best"]["accuracy"]
+    assert f"{100 * accuracy:.2f} %" in (tmp_path / "net" / "README.md").read_text()
+
+
+def test_data_that_is_not_there(make, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEREO_DATA", str(tmp_path))
+    model = mereo.load(run)
+    model.metadata = {"data": "cifar10"}
+    images, reason = find_images(model, None, None, None)
+    assert images is None and "cifar10 is not at hand" in reason
+    assert find_images(make("capsnet"), None, None, None)[0] is None
+    with pytest.raises(UsageError, match="10 classes; the network has 3"):
+        read_images(make("capsnet"), "digits", None, None)
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch", "hub"])
+def test_what_differs_is_not_left_behind(make, tmp_path, monkeypatch, form):
+    model, other = make("capsnet"), make("capsnet")
+    with torch.no_grad():
+        next(other.parameters()).add_(0.1)
+    opener = {"onnx": "open_onnx", "torch": "open_program", "hub": "load_folder"}[form]
+    monkeypatch.setattr(writing, opener, lambda path: other)
+    with pytest.raises(MereoError, match=f"--to {form} differs from the network by up to"):
+        export_model(model, [form], tmp_path, **silent)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scores_that_are_none_are_refused(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "open_program", lambda path: lambda images: torch.full((len(images), 3), torch.nan))
+    with pytest.raises(MereoError, match="not finite"):
+        export_model(make("capsnet"), ["torch"], tmp_path, **silent)
+
+
+@pytest.mark.parametrize(("form", "library"), [("onnx", "onnxscript"), ("onnx", "onnxruntime"), ("timm", "timm")])
+def test_a_missing_library_is_named(make, tmp_path, monkeypatch, form, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UsageError, match=f"--to {form} needs {library}, which is not installed; pip install"):
+        export_model(make("capsnet"), [form], tmp_path, **silent)
+
+
+def test_wrong_forms_are_refused(make, tmp_path):
+    for forms, precision, told in (
+        ([], "fp32", "to is empty"),
+        (["onx"], "fp32", "Did you mean 'onnx'"),
+        (["hub"], "bf16", "it goes into torch"),
+        (["onnx"], "bf16", "it goes into torch"),
+        (["timm"], "int8", "it goes into onnx, torch"),
+        (["onnx"], "int8", "give data"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            export_model(make("capsnet"), forms, tmp_path, precision=precision, **silent)

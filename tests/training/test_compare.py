@@ -1,0 +1,148 @@
+"""Comparisons: how networks are named, what the table holds, that finished runs are kept."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mereo.cli.main import main
+from mereo.errors import UsageError
+from mereo.export.rows import run_comparison
+from mereo.models import create_model
+from mereo.training.compare import forward_flops, images_per_second, make_study, parse_variant
+from mereo.training.studies import plan_runs
+
+SHARED = {"data": "digits", "epochs": 1, "limit": 32, "batch_size": 16, "device": "cpu", "warmup_epochs": 0.0}
+SMALL = "mspcaps_tiny:channels=[4,8,8],img_size=16,patch_size=2"
+OTHER = "mspcaps_tiny:channels=[4,8,8],img_size=16,patch_size=2,routing=dynamic"
+
+
+def test_networks_are_named_with_arguments():
+    label, variant = parse_variant("capsnet:routing_steps=1,decoder=false")
+    assert label == "capsnet:decoder=false,routing_steps=1"
+    assert variant.changes == {"model": "capsnet"} and variant.model_args == {"routing_steps": 1, "decoder": False}
+    assert parse_variant("mspcaps_tiny:scales=[0,1],patch_size=2")[1].model_args == {"scales": [0, 1], "patch_size": 2}
+    label, variant = parse_variant("mspcaps_paper:patch_size=2", "digits_demo")
+    assert (label, variant.recipe) == ("mspcaps_paper:patch_size=2", "mspcaps_paper")
+    assert parse_variant("capsnet", "digits_demo")[1].recipe == "digits_demo"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("capsnt", "did you mean 'capsnet'"),
+        ("capsnet:routing_step=1", "did you mean 'routing_steps'"),
+        ("capsnet:routing_steps", "name=value"),
+        ("capsnet:=1", "name=value"),
+    ],
+)
+def test_wrong_names_are_refused(text, told):
+    with pytest.raises(UsageError, match=told):
+        parse_variant(text)
+
+
+def test_a_network_is_named_once():
+    with pytest.raises(UsageError, match="named twice"):
+        make_study(["capsnet:routing_steps=1,decoder=false", "capsnet:decoder=false,routing_steps=1"])
+    with pytest.raises(UsageError, match="no network"):
+        make_study([])
+    with pytest.raises(UsageError, match="unknown recipe"):
+        make_study(["capsnet"], "nothing")
+
+
+def test_one_protocol_for_all_but_what_a_recipe_brings():
+    configs = plan_runs(make_study(["capsnet", "mspcaps_paper"], "digits_demo"), "compare", 2, "runs", SHARED)
+    assert list(configs) == [(name, seed) for seed in (0, 1) for name in ("capsnet", "mspcaps_paper")]
+    capsnet, paper = configs["capsnet", 0], configs["mspcaps_paper", 1]
+    assert (capsnet.model, capsnet.lr, capsnet.recipe) == ("capsnet", 2e-3, "digits_demo")
+    assert (paper.model, paper.lr, paper.recipe, paper.seed) == ("mspcaps_tiny", 5e-4, "mspcaps_paper", 1)
+    assert {c.epochs for c in configs.values()} == {1} and {c.data for c in configs.values()} == {"digits"}
+    assert (paper.output, paper.name) == ("runs/compare-digits", "mspcaps_paper-seed1")
+
+
+def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
+    said: list[str] = []
+    first = run_comparison([SMALL], 1, str(tmp_path), SHARED, say=said.append)
+    (folder,) = (tmp_path / "compare-digits").iterdir()
+    written = (folder / "results.json").stat().st_mtime_ns
+    rows = run_comparison([SMALL, OTHER], 2, str(tmp_path), SHARED, say=said.append)
+    steps = [line for line in said if "/" in line]
+    assert len(steps) == 5 and steps[1].startswith("1/4") and steps[1].endswith("seed 0: finished before")
+    assert (folder / "results.json").stat().st_mtime_ns == written
+    assert [len(row.accuracies) for row in rows] == [2, 2]
+    assert rows[0].accuracies[0] == first[0].accuracies[0] and first[0].spread is None
+    models = [create_model("mspcaps_tiny", in_chans=1, **parse_variant(text)[1].model_args) for text in (SMALL, OTHER)]
+    counts = [sum(p.numel() for p in model.parameters()) for model in models]
+    assert [row.parameters for row in rows] == counts
+    for row in rows:
+        assert 0 <= row.accuracy <= 1 and row.spread is not None and row.chosen_on == "validation"
+        assert row.macs > 0 and row.memory > 0 and row.rate > 0 and row.train_rate > 0 and row.test_images == 359
+    with pytest.raises(UsageError, match="epochs was 1 and is 2"):
+        run_comparison([SMALL], 1, str(tmp_path), {**SHARED, "epochs": 2}, say=said.append)
+
+
+def test_a_wrong_argument_shows_before_any_training(tmp_path):
+    said: list[str] = []
+    with pytest.raises(UsageError, match="patch_size"):
+        run_comparison([SMALL, "mspcaps_tiny:patch_size=77"], 1, str(tmp_path), SHARED, say=said.append)
+    assert said == [] and list(tmp_path.iterdir()) == []
+
+
+def test_operations_by_hand():
+    """Two convolutions, 1 to 4 channels at 20x20 and 4 to 16 at 6x6; votes of 72 for 3; three rounds of routing."""
+    model = create_model("capsnet", conv_channels=4, primary_types=2, num_classes=3)
+    convolutions = 81 * 4 * 20 * 20 + 81 * 4 * 16 * 6 * 6
+    votes = 72 * 8 * 3 * 16
+    combined, agreed = 3 * 72 * 3 * 16, 2 * 72 * 3 * 16
+    assert forward_flops(model.eval()) == 2 * (convolutions + votes + combined + agreed)
+
+
+def test_speeds_are_of_functions_in_turn():
+    order: list[str] = []
+    speeds = images_per_second({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 10)
+    assert speeds.keys() == {"a", "b"} and min(speeds.values()) > 0
+    assert order == ["a", "b"] * 6, "once each to warm up, then by turns"
+
+
+def test_the_command_writes_a_page_and_a_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--epochs", "1", "--limit", "32", "--batch-size", "16", "--warmup-epochs", "0", "--device", "cpu"]
+    assert main(["compare", SMALL, OTHER, *words]) == 0
+    out = capsys.readouterr().out
+    assert "1/2 mspcaps_tiny:" in out and "inference images/s" in out and "comparison.png" in out
+    folder = Path("runs/compare-digits")
+    document = json.loads((folder / "comparison.json").read_text())
+    names = {row["model"] for row in document["networks"]}
+    assert names == {parse_variant(t)[0] for t in (SMALL, OTHER)}
+    rows = list(csv.DictReader((folder / "comparison.csv").read_text().splitlines()))
+    page = (folder / "comparison.md").read_text()
+    for row, same in zip(rows, document["networks"], strict=True):
+        assert float(row["accuracy"]) == same["accuracy"] and row["model"] == same["model"]
+        assert f"| {row['model']} | {100 * same['accuracy']:.2f} | - | 1 | {same['parameters']:,} |" in page
+    with Image.open(folder / "comparison.png") as picture:
+        assert picture.width > 1000 and len(picture.convert("L").getcolors(256 * 256)) > 20
+    assert main(["compare", SMALL, OTHER, *words, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)[0]["accuracies"] == document["networks"][0]["accuracies"]
+    assert "finished before" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "no network"),
+        (["capsnt"], "capsnet"),
+        (["capsnet", "--seeds", "0"], "seeds is 0"),
+        (["capsnet", "--epochs", "0"], "epochs is 0"),
+        (["capsnet", "--data", "digitz"], "digits"),
+        (["capsnet", "--img-size", "12"], "at least 17"),
+        (["capsnet", "--precision", "fp7"], "precision is 'fp7'"),
+    ],
+)
+def test_wrong_use_is_one_line(tmp_path, monkeypatch, capsys, words, told):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *words]) == 2
+    err = capsys.readouterr().err
+    assert told in err and err.startswith("mereo: error: ") and err.count("\n") == 1
