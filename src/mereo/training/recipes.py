@@ -118,7 +118,7 @@ RECIPES: dict[str, Recipe] = {
         "The demonstration: MSPCaps-T on 1,797 handwritten digits, two minutes on two CPU cores.",
         "ours",
         {
-            "model": "mspcaps_tiny", "data": "digits", "epochs": 20, "batch_size": 64, "optimizer": "adamw",
+            "model": "mspcaps_tiny", "data": "digits", "epochs": 30, "batch_size": 64, "optimizer": "adamw",
             "lr": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 1.0, "min_lr": 1e-6,
             "augment": ("rotate=10", "crop=3"), "validation_fraction": 0.0, "tensorboard": False,
         },
