@@ -8,14 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from mereo.data import ImageSet
-
-
-def picture(seed: int, size: tuple[int, int] = (8, 8), channels: int = 3) -> Image.Image:
-    shape = size if channels == 1 else (*size, channels)
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+from pictures import picture
 
 
 @pytest.fixture

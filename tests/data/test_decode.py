@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import picture
 from mereo.data.conversion import change_channels, change_size, check_channels, fit_box
 from mereo.data.decode import decode
 from mereo.errors import UsageError
+from pictures import picture
 
 
 def encode(image: Image.Image, kind: str = "PNG", **arguments: object) -> io.BytesIO:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import picture
 from mereo.data import dataset_info, load_splits
 from mereo.errors import MereoError, UsageError
+from pictures import picture
 
 MakeFolder = Callable[..., Path]
 TWO = ("train/cat=10", "train/dog=10", "test/cat=3", "test/dog=4")

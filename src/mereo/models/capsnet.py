@@ -45,6 +45,7 @@ class CapsNet(CapsuleClassifier):
 
     first_conv = "conv"
     classifier = "head"
+    channels_last = False
 
     def __init__(
         self,

@@ -125,7 +125,7 @@ class TrainConfig:
     compile: bool = False
     """Compile the training step with torch.compile."""
     channels_last: bool | None = None
-    """Memory layout of the convolutions; by default what was measured faster on the device."""
+    """Memory layout of the convolutions; by default what was measured faster for the network on a CPU."""
     sync_batchnorm: bool = False
     """Share batch statistics among processes (CUDA)."""
 

@@ -62,8 +62,9 @@ class Trainer:
         self._partial = [0.0, 0.0]
 
     def _prepare_model(self) -> None:
-        channels_last = self.config.channels_last
-        self.memory_format = torch.channels_last if channels_last or channels_last is None else torch.contiguous_format
+        wanted = self.config.channels_last
+        channels_last = self.model.channels_last if wanted is None else wanted
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         model = self.model.to(memory_format=self.memory_format)
         if self.config.sync_batchnorm:
             if self.device.type != "cuda":

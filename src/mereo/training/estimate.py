@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mereo.core import record
 from mereo.data import dataset_info
 from mereo.data.storage import available_memory
 from mereo.models import CapsuleClassifier
@@ -94,7 +95,8 @@ def estimate(config: TrainConfig, *, measure: bool = True) -> Estimate:
     objective = Objective(model, config.loss, config.reconstruction_weight).train()
     labels = 2 if config.data == "multimnist" else 1
     parameters = sum(p.numel() for p in model.parameters())
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    # While recorded, routing runs in the open; the counter cannot look into the compiled form.
+    with record(model), FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.rand(1, *model.image_shape, device=device))
     micro = max(config.batch_size // config.accumulate, 1)
     small, large = (stored_bytes(objective, _inputs(model, n, labels, device)) for n in (PROBE, 2 * PROBE))
@@ -120,9 +122,12 @@ def estimate(config: TrainConfig, *, measure: bool = True) -> Estimate:
     )
 
 
-def _time_step(objective: nn.Module, inputs: tuple[Tensor, ...], device: torch.device) -> float:
-    images = inputs[0].contiguous(memory_format=torch.channels_last)
-    objective.to(memory_format=torch.channels_last)
+def _time_step(objective: Objective, inputs: tuple[Tensor, ...], device: torch.device) -> float:
+    if objective.model.channels_last:
+        objective.to(memory_format=torch.channels_last)
+        images = inputs[0].contiguous(memory_format=torch.channels_last)
+    else:
+        images = inputs[0]
 
     def step() -> float:
         began = time.perf_counter()
