@@ -14,11 +14,13 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mereo needs Python 3.11 or newer; name one with PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.base: pyproject.toml | $(BIN)/python
+NATIVE := hatch_build.py $(wildcard src/mereo/core/kernels/*.cpp src/mereo/core/kernels/*.hpp)
+
+$(VENV)/.base: pyproject.toml $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+$(VENV)/.dev: pyproject.toml $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@ $(VENV)/.base
 

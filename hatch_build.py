@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 KERNELS = Path(__file__).parent / "src" / "mereo" / "core" / "kernels"
-SOURCES = [KERNELS / "dynamic_routing.cpp", KERNELS / "lanes.hpp"]
+SOURCES = [KERNELS / name for name in ("dynamic_routing.cpp", "lanes.hpp", "products.hpp")]
 LIBRARY = KERNELS / "_dynamic_routing.so"
 NOTE = KERNELS / "_dynamic_routing.txt"
 

@@ -1,7 +1,7 @@
 // One pass of routing, forward and backward, with the votes of one child and a few images at a time, in cache.
 //
 //     U[r, e] = sum_d u[d] W[r, s, d, e]      the votes of child s
-//     c = softmax_r(<U[r], V[r]>)             its couplings, V the sum of the earlier parents; c = share where V is null
+//     c = softmax_r(<U[r], V[r]>)             its couplings, V the sum of earlier parents; all `share` where V is null
 //     S[r, e] += c[r] U[r, e]                 what the parents become
 //
 // The lanes of a vector are VL images, so that nothing is summed across lanes and every size of pose, of child and of
@@ -9,110 +9,34 @@
 // out the children. No votes are stored: the backward pass makes them anew. Plain C interface; sums in float32.
 //
 // Compiled once for each instruction set (MEREO_ISA names it); the caller asks mereo_isa() which of them may run.
+#include <atomic>
 #include <system_error>
 #include <thread>
 
-#include "lanes.hpp"
+#include "products.hpp"
 
 namespace {
-
-struct Sizes { idx B, S, R, D, E, pitch; };  // pitch: the rows of a pose, padded to whole vectors
-
-// U[e] = sum_d u[d] w[d, e] for N entries of the pose; added to U if ADD.
-template <int N, bool ADD> inline void votes(const vec* u, const float* w, idx D, idx E, vec* U) {
-    vec sum[N];
-    for (int j = 0; j < N; ++j) sum[j] = ADD ? U[j] : vec{};
-    for (idx d = 0; d < D; ++d, w += E)
-        for (int j = 0; j < N; ++j) sum[j] += u[d] * w[j];
-    for (int j = 0; j < N; ++j) U[j] = sum[j];
-}
-template <bool ADD = false> inline void votes_of(const vec* u, const float* w, idx D, idx E, vec* U) {
-    idx e = 0;
-    for (; e + 16 <= E; e += 16) votes<16, ADD>(u, w + e, D, E, U + e);
-    if (e + 8 <= E) votes<8, ADD>(u, w + e, D, E, U + e), e += 8;
-    if (e + 4 <= E) votes<4, ADD>(u, w + e, D, E, U + e), e += 4;
-    for (; e < E; ++e) votes<1, ADD>(u, w + e, D, E, U + e);
-}
-
-inline vec dot(const vec* a, const vec* b, idx n) {
-    vec even = {}, odd = {};
-    idx k = 0;
-    for (; k + 2 <= n; k += 2) even += a[k] * b[k], odd += a[k + 1] * b[k + 1];
-    if (k < n) even += a[k] * b[k];
-    return even + odd;
-}
-
-// Scores to couplings in place, over the parents.
-inline void couple(vec* c, idx R, bool leaky) {
-    vec top = leaky ? vec{} : c[0], total = {};
-    for (idx r = 0; r < R; ++r) top = c[r] > top ? c[r] : top;
-    if (leaky) total = exponential(-top);
-    for (idx r = 0; r < R; ++r) total += c[r] = exponential(c[r] - top);
-    const vec scale = 1.0f / total;
-    for (idx r = 0; r < R; ++r) c[r] *= scale;
-}
-
-// du[d] += sum_e G[e] w[d, e] for N entries of a child.
-template <int N> inline void pull(const vec* G, const float* w, idx E, vec* du) {
-    vec sum[N];
-    for (int j = 0; j < N; ++j) sum[j] = du[j];
-    for (idx e = 0; e < E; ++e)
-        for (int j = 0; j < N; ++j) sum[j] += G[e] * w[j * E + e];
-    for (int j = 0; j < N; ++j) du[j] = sum[j];
-}
-
-// dW[d, e] += sum_b u[b, d] (c[b] g[b, e] + gb[b] v[b, e]) for N entries of a child; lanes are entries of the pose.
-template <int N, bool UNIFORM, class V>
-inline void outer(const vec* u, const vec* c, const vec* gb, const float* g, const float* v, idx lanes, idx step,
-                  idx pitch, float* dW) {
-    constexpr idx W = sizeof(V) / 4;
-    const float *ul = reinterpret_cast<const float*>(u), *cl = reinterpret_cast<const float*>(c);
-    const float* gl = reinterpret_cast<const float*>(gb);
-    for (idx e = 0; e < pitch; e += W) {
-        V sum[N];
-        for (int j = 0; j < N; ++j) sum[j] = *reinterpret_cast<const V*>(dW + j * pitch + e);
-        for (idx l = 0; l < lanes; ++l) {
-            V G = cl[l] * *reinterpret_cast<const V*>(g + l * step + e);
-            if (!UNIFORM) G += gl[l] * *reinterpret_cast<const V*>(v + l * step + e);
-            for (int j = 0; j < N; ++j) sum[j] += ul[j * VL + l] * G;
-        }
-        for (int j = 0; j < N; ++j) *reinterpret_cast<V*>(dW + j * pitch + e) = sum[j];
-    }
-}
-
-inline void pull_all(const vec* G, const float* w, const Sizes& z, vec* du) {
-    idx d = 0;
-    for (; d + 8 <= z.D; d += 8) pull<8>(G, w + d * z.E, z.E, du + d);
-    if (d + 4 <= z.D) pull<4>(G, w + d * z.E, z.E, du + d), d += 4;
-    for (; d < z.D; ++d) pull<1>(G, w + d * z.E, z.E, du + d);
-}
-template <bool UNIFORM, class V>
-inline void outer_all(const vec* u, const vec* c, const vec* gb, const float* g, const float* v, idx lanes,
-                      const Sizes& z, float* dW) {
-    const idx step = z.R * z.pitch;
-    idx d = 0;
-    for (; d + 8 <= z.D; d += 8) outer<8, UNIFORM, V>(u + d, c, gb, g, v, lanes, step, z.pitch, dW + d * z.pitch);
-    if (d + 4 <= z.D) outer<4, UNIFORM, V>(u + d, c, gb, g, v, lanes, step, z.pitch, dW + d * z.pitch), d += 4;
-    for (; d < z.D; ++d) outer<1, UNIFORM, V>(u + d, c, gb, g, v, lanes, step, z.pitch, dW + d * z.pitch);
-}
 
 // (B, R, E) -> [block of images][R E][lane]
 void to_blocks(const float* x, const Sizes& z, vec* out) {
     const idx RE = z.R * z.E;
-    for (idx b = 0; b < z.B; b += VL) to_lanes(x + b * RE, RE, std::min<idx>(VL, z.B - b), RE, out + b / VL * RE);
+    for (idx b = 0; b < z.B; b += VL)
+        to_lanes(x + b * RE, RE, std::min<idx>(VL, z.B - b), RE, out + b / VL * RE, INFINITY);
 }
 
-// (B, R, E) -> rows of `pitch` entries, zeros behind the pose
+// (B, R, E) -> [block of images][R][image of the block][pitch], zeros behind the pose
 void to_rows(const float* x, const Sizes& z, float* out) {
-    for (idx k = 0; k < z.B * z.R; ++k) {
-        std::memcpy(out + k * z.pitch, x + k * z.E, z.E * 4);
-        std::fill(out + k * z.pitch + z.E, out + (k + 1) * z.pitch, 0.0f);
-    }
+    for (idx b = 0; b < z.B; ++b)
+        for (idx r = 0; r < z.R; ++r) {
+            float* row = out + ((b / VL * z.R + r) * VL + b % VL) * z.pitch;
+            std::memcpy(row, x + (b * z.R + r) * z.E, z.E * 4);
+            std::fill(row + z.E, row + z.pitch, 0.0f);
+        }
 }
 
-// Children go by in tiles: their transforms should stay in the second-level cache while the images go by. Within a tile
-// they go by in groups, of one while the votes and parents of an image block fit the first-level cache, else of several,
-// so that each parent is fetched once for all of them.
+// Children go by in tiles: their transforms should stay in the second-level cache while the images go by. In a tile
+// they go by in groups: of one while the votes and parents of a block of images fit the first-level cache, else of
+// several, so that each parent is fetched once for all of them.
 idx group_of(const Sizes& z) { return z.R * z.E * VL * 4 <= (16 << 10) ? 1 : 4; }
 
 idx tile_of(const Sizes& z) {
@@ -121,7 +45,7 @@ idx tile_of(const Sizes& z) {
 
 idx blocks_of(const Sizes& z) { return (z.B + VL - 1) / VL; }
 
-// Children first to last, everything that one thread does in a forward pass.
+// The forward pass over children first to last.
 void forward_range(const float* u, const float* W, const vec* V, bool leaky, float share, vec* sum, const Sizes& z,
                    idx first, idx last) {
     const idx RE = z.R * z.E, tile = tile_of(z), group = group_of(z), matrix = z.D * z.E;
@@ -131,41 +55,47 @@ void forward_range(const float* u, const float* W, const vec* V, bool leaky, flo
         const idx n = std::min(tile, last - s0);
         for (idx b = 0; b < z.B; b += VL) {
             const idx at = b / VL * RE;
-            to_lanes(u + (b * z.S + s0) * z.D, z.S * z.D, std::min<idx>(VL, z.B - b), n * z.D, ut);
+            to_lanes(u + (b * z.S + s0) * z.D, z.S * z.D, std::min<idx>(VL, z.B - b), n * z.D, ut, LARGEST);
             if (!V) {
                 for (idx k = 0; k < n * z.D; ++k) ut[k] *= share;
                 for (idx r = 0; r < z.R; ++r)
-                    for (idx s = 0; s < n; ++s)
-                        votes_of<true>(ut + s * z.D, W + (r * z.S + s0 + s) * matrix, z.D, z.E, sum + at + r * z.E);
+                    for (idx s = 0; s < n; ++s) {
+                        const float* w = W + (r * z.S + s0 + s) * matrix;
+                        fetch(w + z.S * matrix, matrix);
+                        votes_of<true>(ut + s * z.D, w, z.D, z.E, sum + at + r * z.E);
+                    }
                 continue;
             }
             for (idx g0 = 0; g0 < n; g0 += group) {
                 const idx g = std::min(group, n - g0);
                 for (idx r = 0; r < z.R; ++r)
                     for (idx s = 0; s < g; ++s) {
-                        vec* mine = U + s * RE + r * z.E;
-                        votes_of(ut + (g0 + s) * z.D, W + (r * z.S + s0 + g0 + s) * matrix, z.D, z.E, mine);
+                        vec* mine = U + (r * group + s) * z.E;
+                        const float* w = W + (r * z.S + s0 + g0 + s) * matrix;
+                        fetch(w + z.S * matrix, matrix);
+                        votes_of(ut + (g0 + s) * z.D, w, z.D, z.E, mine);
                         c[s * z.R + r] = dot(mine, V + at + r * z.E, z.E);
                     }
                 for (idx s = 0; s < g; ++s) couple(c + s * z.R, z.R, leaky);
                 for (idx r = 0; r < z.R; ++r)
-                    for (idx k = r * z.E; k < (r + 1) * z.E; ++k) {
-                        vec total = sum[at + k];
-                        for (idx s = 0; s < g; ++s) total += c[s * z.R + r] * U[s * RE + k];
-                        sum[at + k] = total;
+                    for (idx e = 0; e < z.E; ++e) {
+                        vec total = sum[at + r * z.E + e];
+                        for (idx s = 0; s < g; ++s) total += c[s * z.R + r] * U[(r * group + s) * z.E + e];
+                        sum[at + r * z.E + e] = total;
                     }
             }
         }
     }
 }
 
-// Everything that one thread does in a backward pass. UNIFORM: the couplings are all `share`, and V does not exist.
+// The backward pass over them. UNIFORM: the couplings are all `share`, and V does not exist.
 template <bool UNIFORM>
 void backward_range(const float* u, const float* W, const vec* V, const vec* G, const float* vrow, const float* grow,
-                    bool leaky, float share, float* du, float* dW, vec* dV, const Sizes& z, idx first, idx last) {
+                    bool leaky, float share, bool fresh, float* du, float* dW, vec* dV, const Sizes& z, idx first,
+                    idx last) {
     typedef typename Lanes<VL>::type wide;
     typedef typename Lanes<VL / 2>::type half;
-    const idx RE = z.R * z.E, tile = tile_of(z), group = group_of(z), step = z.R * z.pitch, matrix = z.D * z.E;
+    const idx RE = z.R * z.E, tile = tile_of(z), group = group_of(z), matrix = z.D * z.E;
     const idx padded = z.pitch == z.E ? 0 : z.D * z.pitch;  // rows that are whole vectors are added to where they lie
     Scratch children(tile * z.D * VL), pulled(tile * z.D * VL), couplings(group * z.R * VL), changes(group * z.R * VL);
     Scratch made(UNIFORM ? 0 : group * RE * VL), grown(z.E * VL), grads(tile * z.R * padded);
@@ -175,17 +105,23 @@ void backward_range(const float* u, const float* W, const vec* V, const vec* G, 
     for (idx s0 = first; s0 < last; s0 += tile) {
         const idx n = std::min(tile, last - s0);
         std::fill(grads.at, grads.at + n * z.R * padded, 0.0f);
+        if (fresh) {
+            for (idx b = 0; b < z.B; ++b) std::memset(du + (b * z.S + s0) * z.D, 0, n * z.D * 4);
+            for (idx r = 0; r < z.R; ++r) std::memset(dW + (r * z.S + s0) * matrix, 0, n * matrix * 4);
+        }
         for (idx b = 0; b < z.B; b += VL) {
             const idx lanes = std::min<idx>(VL, z.B - b), at = b / VL * RE, where = (b * z.S + s0) * z.D;
-            to_lanes(u + where, z.S * z.D, lanes, n * z.D, ut);
+            to_lanes(u + where, z.S * z.D, lanes, n * z.D, ut, LARGEST);
             std::fill(dut, dut + n * z.D, vec{});
             for (idx g0 = 0; g0 < n; g0 += group) {
                 const idx g = std::min(group, n - g0);
                 if (!UNIFORM) {
                     for (idx r = 0; r < z.R; ++r)
                         for (idx s = 0; s < g; ++s) {
-                            vec* mine = U + s * RE + r * z.E;
-                            votes_of(ut + (g0 + s) * z.D, W + (r * z.S + s0 + g0 + s) * matrix, z.D, z.E, mine);
+                            vec* mine = U + (r * group + s) * z.E;
+                            const float* w = W + (r * z.S + s0 + g0 + s) * matrix;
+                            fetch(w + z.S * matrix, matrix);
+                            votes_of(ut + (g0 + s) * z.D, w, z.D, z.E, mine);
                             c[s * z.R + r] = dot(mine, V + at + r * z.E, z.E);
                             gb[s * z.R + r] = dot(mine, G + at + r * z.E, z.E);
                         }
@@ -204,16 +140,18 @@ void backward_range(const float* u, const float* W, const vec* V, const vec* G, 
                             gU[e] = *cr * G[k];
                             if (!UNIFORM) {
                                 gU[e] += *br * V[k];
-                                dV[k] += *br * U[s * RE + r * z.E + e];
+                                dV[k] += *br * U[(r * group + s) * z.E + e];
                             }
                         }
+                        fetch(W + (pair + z.S) * matrix, matrix);
+                        if (!padded) fetch(dW + (pair + z.S) * matrix, matrix);
                         pull_all(gU, W + pair * matrix, z, dut + (g0 + s) * z.D);
                         float* dw = padded ? grads.at + ((g0 + s) * z.R + r) * padded : dW + pair * matrix;
-                        const float *grows = grow + b * step + r * z.pitch, *vrows = vrow + b * step + r * z.pitch;
+                        const idx rows = (b * z.R + r * VL) * z.pitch;
                         if (z.pitch % VL == 0)
-                            outer_all<UNIFORM, wide>(us, cr, br, grows, vrows, lanes, z, dw);
+                            outer_all<UNIFORM, wide>(us, cr, br, grow + rows, vrow + rows, lanes, z, dw);
                         else
-                            outer_all<UNIFORM, half>(us, cr, br, grows, vrows, lanes, z, dw);
+                            outer_all<UNIFORM, half>(us, cr, br, grow + rows, vrow + rows, lanes, z, dw);
                     }
             }
             add_from_lanes(dut, u + where, z.S * z.D, lanes, n * z.D, du + where);
@@ -227,34 +165,39 @@ void backward_range(const float* u, const float* W, const vec* V, const vec* G, 
     }
 }
 
-// Run work(thread, first child, last child) for every thread's share of the children.
-template <class Work> void share_out(idx S, idx threads, Work work) {
-    std::vector<std::thread> team;
-    for (idx t = 1; t < threads; ++t) {
-        const idx first = S * t / threads, last = S * (t + 1) / threads;
-        try {
-            team.emplace_back(work, t, first, last);
-        } catch (const std::system_error&) {  // no more threads are to be had
-            work(t, first, last);
-        }
+// The children are cut into parts, each summed for itself; threads take the next part that is free, so that a thread
+// which is held up holds nobody up. As long as there are more parts than threads, results do not depend on how many.
+struct Team {
+    idx parts, threads;
+    Team(const Sizes& z, idx asked) {
+        const double work = double(z.B) * z.S * z.R * z.D * z.E;  // starting a thread takes as long as some 1e6 of it
+        threads = std::clamp<idx>(std::min<idx>(asked, idx(work / 2e6)), 1, z.S);
+        parts = work < 4e6 ? 1 : std::clamp<idx>((8 << 20) / (4 * z.B * z.R * z.E), 1, 8);
+        parts = std::min(std::max(parts, threads), z.S);
     }
-    work(0, 0, S / threads);
-    for (auto& each : team) each.join();
-}
+    // work(part, first child, last child)
+    template <class Work> void share_out(idx S, Work work) const {
+        std::atomic<idx> next{0};
+        auto run = [&, count = parts] {
+            for (idx part; (part = next++) < count;) work(part, S * part / count, S * (part + 1) / count);
+        };
+        std::vector<std::thread> others;
+        try {
+            for (idx t = 1; t < threads; ++t) others.emplace_back(run);
+        } catch (const std::system_error&) {  // no more threads are to be had: those there are do it all
+        }
+        run();
+        for (auto& each : others) each.join();
+    }
+};
 
-// Add up what each thread summed, [threads][block of images][R E][lane] -> (B, R, E).
-void gather(vec* sums, idx threads, const Sizes& z, float* out) {
+// Add up what each part summed, [part][block of images][R E][lane] -> (B, R, E).
+void gather(vec* sums, idx parts, const Sizes& z, float* out) {
     const idx RE = z.R * z.E, n = blocks_of(z) * RE;
-    for (idx t = 1; t < threads; ++t)
-        for (idx k = 0; k < n; ++k) sums[k] += sums[t * n + k];
+    for (idx p = 1; p < parts; ++p)
+        for (idx k = 0; k < n; ++k) sums[k] += sums[p * n + k];
     for (idx b = 0; b < z.B; b += VL)
         from_lanes(sums + b / VL * RE, RE, std::min<idx>(VL, z.B - b), RE, out + b * RE);
-}
-
-// Threads cost some microseconds to start, so small work stays on one.
-idx threads_for(const Sizes& z, idx asked) {
-    const double work = double(z.B) * z.S * z.R * z.D * z.E;
-    return std::clamp<idx>(std::min<idx>(asked, idx(work / 2e6)), 1, z.S);
 }
 
 }  // namespace
@@ -268,36 +211,38 @@ extern "C" {
 void NAME(mereo_pass_forward, MEREO_ISA)(const float* u, const float* W, const float* V, float* out, idx B, idx S,
                                          idx R, idx D, idx E, int leaky, float share, idx asked) {
     const Sizes z{B, S, R, D, E, 0};
-    const idx threads = threads_for(z, asked), n = blocks_of(z) * R * E;
-    Scratch agreed(V ? n * VL : 0), sums(threads * n * VL);
+    const Team team(z, asked);
+    const idx n = blocks_of(z) * R * E;
+    Scratch agreed(V ? n * VL : 0), sums(team.parts * n * VL);
     if (V) to_blocks(V, z, agreed.vecs());
-    share_out(S, threads, [&](idx t, idx first, idx last) {
-        forward_range(u, W, V ? agreed.vecs() : nullptr, leaky, share, sums.vecs() + t * n, z, first, last);
+    team.share_out(S, [&](idx part, idx first, idx last) {
+        forward_range(u, W, V ? agreed.vecs() : nullptr, leaky, share, sums.vecs() + part * n, z, first, last);
     });
-    gather(sums.vecs(), threads, z, out);
+    gather(sums.vecs(), team.parts, z, out);
 }
 
-// G (B, R, E) is the gradient of out; du and dW are added to, dV (null where V is) is written.
+// G (B, R, E) is the gradient of out; du and dW are added to, or written if fresh; dV (null where V is) is written.
 void NAME(mereo_pass_backward, MEREO_ISA)(const float* u, const float* W, const float* V, const float* G, float* du,
                                           float* dW, float* dV, idx B, idx S, idx R, idx D, idx E, int leaky,
-                                          float share, idx asked) {
+                                          float share, idx asked, int fresh) {
     const idx lanes = E <= VL / 2 ? VL / 2 : VL;
     const Sizes z{B, S, R, D, E, (E + lanes - 1) / lanes * lanes};
-    const idx threads = threads_for(z, asked), n = blocks_of(z) * R * E;
-    Scratch agreed(V ? n * VL : 0), given(n * VL), sums(V ? threads * n * VL : 0);
-    Scratch vrow(V ? B * R * z.pitch : 0), grow(B * R * z.pitch);
+    const Team team(z, asked);
+    const idx n = blocks_of(z) * R * E;
+    Scratch agreed(V ? n * VL : 0), given(n * VL), sums(V ? team.parts * n * VL : 0);
+    Scratch vrow(V ? n * VL / E * z.pitch : 0), grow(n * VL / E * z.pitch);
     to_blocks(G, z, given.vecs());
     to_rows(G, z, grow.at);
     if (V) to_blocks(V, z, agreed.vecs()), to_rows(V, z, vrow.at);
-    share_out(S, threads, [&](idx t, idx first, idx last) {
+    team.share_out(S, [&](idx part, idx first, idx last) {
         if (V)
-            backward_range<false>(u, W, agreed.vecs(), given.vecs(), vrow.at, grow.at, leaky, share, du, dW,
-                                  sums.vecs() + t * n, z, first, last);
+            backward_range<false>(u, W, agreed.vecs(), given.vecs(), vrow.at, grow.at, leaky, share, fresh, du,
+                                  dW, sums.vecs() + part * n, z, first, last);
         else
-            backward_range<true>(u, W, nullptr, given.vecs(), nullptr, grow.at, leaky, share, du, dW, nullptr, z,
-                                 first, last);
+            backward_range<true>(u, W, nullptr, given.vecs(), nullptr, grow.at, leaky, share, fresh, du, dW,
+                                 nullptr, z, first, last);
     });
-    if (V) gather(sums.vecs(), threads, z, dV);
+    if (V) gather(sums.vecs(), team.parts, z, dV);
 }
 
 #ifdef MEREO_CHOOSES

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _HERE = Path(__file__).parent
-SOURCES = (_HERE / "dynamic_routing.cpp", _HERE / "lanes.hpp")
+SOURCES = [_HERE / name for name in ("dynamic_routing.cpp", "lanes.hpp", "products.hpp")]
 LIBRARY = _HERE / "_dynamic_routing.so"
 NOTE = _HERE / "_dynamic_routing.txt"
 """What the build left: the digest of the source that it compiled, or why it compiled nothing."""
@@ -44,16 +44,16 @@ _library, missing = _load()
 _P, _N = ctypes.c_void_p, ctypes.c_int64
 
 
-def _entry(name: str, tensors: int) -> Callable[..., None] | None:
+def _entry(name: str, tensors: int, *more: type) -> Callable[..., None] | None:
     if _library is None:
         return None
     function = _library[f"{name}_{_library.mereo_isa()}"]
-    function.argtypes = [_P] * tensors + [_N] * 5 + [ctypes.c_int, ctypes.c_float, _N]
+    function.argtypes = [_P] * tensors + [_N] * 5 + [ctypes.c_int, ctypes.c_float, _N, *more]
     function.restype = None
     return function
 
 
-_forward, _backward = _entry("mereo_pass_forward", 4), _entry("mereo_pass_backward", 7)
+_forward, _backward = _entry("mereo_pass_forward", 4), _entry("mereo_pass_backward", 7, ctypes.c_int)
 
 
 def _at(x: Tensor | None) -> int | None:
@@ -83,8 +83,9 @@ class FusedPasses:
         return parents
 
     def start_backward(self) -> None:
-        """Make room for the gradients that `backward` adds to."""
-        self.d_children, self.d_weight = torch.zeros_like(self.children), torch.zeros_like(self.weight)
+        """Make room for the gradients: the first `backward` writes them, the others add."""
+        self.d_children, self.d_weight = torch.empty_like(self.children), torch.empty_like(self.weight)
+        self.fresh = True
 
     def backward(self, agreed: Tensor | None, grad: Tensor) -> Tensor | None:
         """Gradient of `forward` at `agreed`: adds to those of children and weight, returns that of `agreed`."""
@@ -93,7 +94,8 @@ class FusedPasses:
         d_agreed = None if agreed is None else torch.empty_like(grad)
         inputs = (self.children, self.weight, agreed, grad)
         pointers = map(_at, (*inputs, self.d_children, self.d_weight, d_agreed))
-        _backward(*pointers, *self.sizes, torch.get_num_threads())
+        _backward(*pointers, *self.sizes, torch.get_num_threads(), int(self.fresh))
+        self.fresh = False
         return d_agreed
 
     def gradients(self) -> tuple[Tensor, Tensor, None]:

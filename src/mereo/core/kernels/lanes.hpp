@@ -78,13 +78,14 @@ template <int STEP> inline void transpose(vec* x) {
     if constexpr (STEP > 1) transpose<STEP / 2>(x);
 }
 
-// src[l * stride + k] -> dst[k][l], within +-LARGEST; zeros in the lanes beyond `lanes`.
-void to_lanes(const float* src, idx stride, idx lanes, idx count, vec* dst) {
-    const vec most = splat(LARGEST);
+// src[l * stride + k] -> dst[k][l], within +-limit; zeros in the lanes beyond `lanes`.
+void to_lanes(const float* src, idx stride, idx lanes, idx count, vec* dst, float limit) {
+    const vec most = splat(limit);
     idx k = 0;
     for (; k + VL <= count; k += VL) {
         vec rows[VL];
-        for (idx l = 0; l < VL; ++l) rows[l] = l < lanes ? vec(*reinterpret_cast<const loose*>(src + l * stride + k)) : vec{};
+        for (idx l = 0; l < lanes; ++l) rows[l] = *reinterpret_cast<const loose*>(src + l * stride + k);
+        for (idx l = lanes; l < VL; ++l) rows[l] = vec{};
         transpose<VL / 2>(rows);
         for (idx l = 0; l < VL; ++l) {
             const vec x = rows[l] > most ? most : rows[l];
@@ -94,8 +95,8 @@ void to_lanes(const float* src, idx stride, idx lanes, idx count, vec* dst) {
     for (; k < count; ++k) {
         float x[VL] = {};
         for (idx l = 0; l < lanes; ++l) {
-            x[l] = src[l * stride + k] > LARGEST ? LARGEST : src[l * stride + k];
-            x[l] = x[l] < -LARGEST ? -LARGEST : x[l];
+            x[l] = src[l * stride + k] > limit ? limit : src[l * stride + k];
+            x[l] = x[l] < -limit ? -limit : x[l];
         }
         std::memcpy(dst + k, x, sizeof x);
     }

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mereo.core.squash import accumulation_type
 
-TILE_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""What one tensor of a tile may take: on a CPU it should stay in the second-level cache, on a GPU fill the device."""
+TILE_BYTES = {"cpu": 3 << 19, "cuda": 1 << 26}
+"""What one tensor of a tile may take: on a CPU it should stay in cache, on a GPU fill the device."""
 
 LARGEST = 1e16
 """Poses are held within this on both sides, as `bounded` does, so that sums of their products stay finite."""

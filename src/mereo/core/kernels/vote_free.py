@@ -17,7 +17,7 @@ from mereo.core.coupling import Coupling
 from mereo.core.kernels import fused, triton_passes
 from mereo.core.kernels.plain import Routing, plain
 from mereo.core.kernels.streamed import LARGEST, StreamedPasses
-from mereo.core.squash import accumulation_type, bounded, lengths, squash
+from mereo.core.squash import EPS, accumulation_type, bounded
 
 
 class Passes(Protocol):
@@ -29,13 +29,27 @@ class Passes(Protocol):
     def gradients(self) -> tuple[Tensor, Tensor, Tensor | None]: ...
 
 
+def _length(s: Tensor) -> tuple[Tensor, Tensor]:
+    """Length of the poses as `lengths` has it, and 1 + its square."""
+    # Not by sqrt, which PyTorch shares out to its threads even for a few numbers: they would spin for a while beside
+    # the threads of the compiled passes.
+    square = s.square().sum(-1, keepdim=True) + EPS
+    return square * square.rsqrt(), 1 + square
+
+
+def _squash(s: Tensor) -> Tensor:
+    """`squash` of states, which are wide already."""
+    s = bounded(s)
+    length, more = _length(s)
+    return s * (length / more)
+
+
 def _squash_backward(s: Tensor, grad: Tensor) -> Tensor:
     """Gradient of `squash` at s."""
     inside, s = s.abs() <= LARGEST, bounded(s)
-    length = lengths(s, keepdim=True)
-    square = 1 + length.square()
-    along = (2 - square) / square.square() / length  # derivative of length / (1 + length^2), over length
-    return (grad * (length / square) + s * (along * (s * grad).sum(-1, keepdim=True))) * inside
+    length, more = _length(s)
+    along = (2 - more) / more.square() / length  # derivative of length / (1 + length^2), over length
+    return (grad * (length / more) + s * (along * (s * grad).sum(-1, keepdim=True))) * inside
 
 
 def _passes(
@@ -70,7 +84,7 @@ def route_without_votes(
         states[step] = passes.forward(agreed)
         if bias is not None:
             states[step] += bias.to(wide)
-        parents = squash(states[step])
+        parents = _squash(states[step])
         agreed = parents if agreed is None else agreed + parents
     return parents.to(children.dtype), states
 
@@ -96,12 +110,17 @@ def _route_backward(
     """Gradients of children, weight, prior and bias; an empty tensor for what is None."""
     passes = _passes(children, weight, prior, normaliser, method, tile)
     passes.start_backward()
-    parents, total = squash(states), torch.zeros_like(states[0])
+    # What each pass agreed with; a pass at a time, for small tensors are no work for several threads.
+    agreed: list[Tensor | None] = [None]
+    for state in states[:-1]:
+        parents = _squash(state)
+        agreed.append(parents if agreed[-1] is None else agreed[-1] + parents)
+    total = torch.zeros_like(states[0])
     grad_parents = grad.to(states.dtype)
     for step in reversed(range(len(states))):
         grad_state = _squash_backward(states[step], grad_parents)
         total += grad_state
-        d_agreed = passes.backward(parents[:step].sum(0) if step else None, grad_state)
+        d_agreed = passes.backward(agreed[step], grad_state)
         if d_agreed is not None:
             # What a pass agrees with is the sum of all parents before it; only the last ones have a gradient else.
             grad_parents = d_agreed if step == len(states) - 1 else grad_parents + d_agreed
