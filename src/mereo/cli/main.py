@@ -69,7 +69,7 @@ def _fail(message: object, code: int) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     # Threads of OpenMP spin while they wait for each other. On a machine that others use too they then spin for work
-    # that is not scheduled: a training was seen ten times slower for it. A short spin costs nothing on an idle one.
+    # that is not scheduled, which can slow a training many times over. So they spin briefly, unless told otherwise.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning

@@ -21,8 +21,8 @@ PROBE = 4
 
 
 WORKSPACE = 128 * 2**20
-"""Bytes for the libraries' own buffers. With it, and gradients of activations as large as what is stored, the estimate
-was within 15 % of the resident memory of CapsNet, MSPCaps-T and Efficient-CapsNet on a CPU."""
+"""Bytes for the libraries' own buffers. This, and gradients of activations as large as what is stored, were fitted to
+the resident memory of CapsNet, MSPCaps-T and Efficient-CapsNet on a CPU; on other devices it is a guess."""
 
 
 @dataclass(frozen=True)
