@@ -6,6 +6,7 @@ from mereo.attention.hopfield_lookup import HopfieldLookup
 from mereo.attention.hopfield_pooling import HopfieldPooling
 from mereo.attention.multi_head import MultiHeadAttention
 from mereo.attention.separation import SEPARATIONS, Separation
+from mereo.attention.top_down import TopDownAttention, top_down_attention
 
 __all__ = [
     "MEMORIES",
@@ -16,7 +17,9 @@ __all__ = [
     "HopfieldPooling",
     "MultiHeadAttention",
     "Separation",
+    "TopDownAttention",
     "associative_memory",
     "energy",
     "retrieve",
+    "top_down_attention",
 ]
