@@ -27,6 +27,10 @@ MODELS = {
             "decoder": False, "num_classes": 2,
         },
     ),
+    "capsnet, middle": (
+        "capsnet_middle",
+        {"conv_channels": 4, "primary_types": 2, "primary_dim": 4, "middle_capsules": 5, "img_size": (21, 27)},
+    ),
     "efficient": ("efficient_capsnet", {"stem": ((5, 8, 2), (3, 16, 2)), "img_size": 20, "num_classes": 3}),
 }  # fmt: skip
 

@@ -1,23 +1,113 @@
 """`mereo explain`."""
 
 import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mereo.cli.options import ExplainOptions
 from mereo.cli.parse import parse
 from mereo.cli.weights import load_weights
+from mereo.errors import MereoError, UsageError, check_positive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from mereo.models import CapsuleClassifier
+
+BATCH = 12
+"""Images worked on at once: as many as stand on one picture."""
+FILES = {".png": "picture", ".html": "page"}
+"""What `--out` names when it is a file."""
+
+
+def new_folder() -> Path:
+    """explanation, explanation-2, ...: the first that is not there."""
+    number = 1
+    while (folder := Path("explanation" if number == 1 else f"explanation-{number}")).exists():
+        number += 1
+    return folder
+
+
+def single_kind(options: ExplainOptions) -> str | None:
+    """The one kind that is written where `--out` names a file; None for a folder."""
+    if options.out is None or options.out.is_dir():
+        return None
+    kind = FILES.get(options.out.suffix.lower())
+    if kind is None and options.out.is_file():
+        raise UsageError(f"out is {options.out}, a file; give a folder, or a file that ends in .png or .html.")
+    if kind is not None and options.only and set(options.only) != {kind}:
+        raise UsageError(
+            f"out is {options.out}, which holds the {kind} alone; for {' and '.join(options.only)} give a folder."
+        )
+    return kind
+
+
+def wanted_kinds(options: ExplainOptions, model: "CapsuleClassifier") -> list[str]:
+    """The kinds to write; one that the model cannot give is left out with a word, unless it was asked for."""
+    from mereo.explain.folder import KINDS, why_not
+
+    single, reasons = single_kind(options), why_not(model)
+    asked: list[str] = list(options.only) if single is None else [single]
+    for kind in asked:
+        if kind in reasons:
+            raise UsageError(f"the {kind} asked for cannot be made: {reasons[kind]}.")
+    for kind, reason in {} if asked else reasons.items():
+        print(f"no {kind}: {reason}", file=sys.stderr)
+    return asked or [kind for kind in KINDS if kind not in reasons]
+
+
+def read_batches(
+    paths: list[Path], model: "CapsuleClassifier", strict: bool, done: "Callable[[int], None]"
+) -> Iterator[tuple[list[str], "Tensor"]]:
+    """Names and images, a batch at a time; files that are no images are named and left out."""
+    from mereo.inference.predict import read_images
+
+    device, found = next(model.parameters()).device, False
+    for start in range(0, len(paths), BATCH):
+        chunk = paths[start : start + BATCH]
+        try:
+            good, images = read_images(chunk, model, strict=strict)
+        except MereoError as error:
+            if strict or (not found and start + BATCH >= len(paths)):
+                raise
+            warnings.warn(str(error), stacklevel=2)
+        else:
+            found = True
+            yield [path.name for path in good], images.to(device)
+        done(len(chunk))
 
 
 def run(words: list[str], command: str) -> None:
-    """Draw what a network saw in images."""
+    """Write what explains images, and print where it stands."""
     options = parse(ExplainOptions, words, command)
-    from mereo.explain import draw_explanation
-    from mereo.inference.predict import find_images, read_images
+    check_positive(keep=options.keep)
+    single_kind(options)
+    from mereo.explain import draw_explanation, write_explanations, write_page
+    from mereo.inference.predict import find_images
+    from mereo.robustness.progress import Stages
 
     paths = find_images(options.images)
     model, source = load_weights(options.weights, options.device)
     if options.weights is None:
         print(f"using {source}", file=sys.stderr)
-    good, images = read_images(paths, model, strict=options.strict)
-    device = next(model.parameters()).device
-    picture = draw_explanation(model, images.to(device), options.out, titles=[p.name for p in good])
-    print(f"picture: {picture}")
+    kinds, single, out = wanted_kinds(options, model), single_kind(options), options.out or new_folder()
+    with Stages().stage("explained", len(paths)) as done:
+        batches = read_batches(paths, model, options.strict, done)
+        if single == "picture":
+            names, images = next(batches)
+            written = {single: [draw_explanation(model, images, out, titles=names)]}
+        elif single == "page":
+            written = {single: [write_page(model, batches, out, keep=options.keep)]}
+        else:
+            written = write_explanations(model, batches, out, kinds=kinds, keep=options.keep)
+    if single == "picture" and len(paths) > BATCH:
+        print(f"the first {BATCH} of {len(paths)} images; a folder as --out takes all", file=sys.stderr)
+    for kind, files in written.items():
+        if len(files) > BATCH:
+            print(f"{kind}: {files[0].parent}/ ({len(files)} files)")
+        else:
+            print(*(f"{kind}: {path}" for path in files), sep="\n")

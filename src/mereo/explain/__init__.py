@@ -3,20 +3,44 @@
 from mereo.explain.contributions import vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps
 from mereo.explain.explanation import ContributionMap, Explanation, explain
+from mereo.explain.folder import write_explanations, write_page
+from mereo.explain.gradient_pictures import draw_gradients
+from mereo.explain.gradients import input_gradients, integrated_gradients
 from mereo.explain.observation import Observation, observe
+from mereo.explain.page import explanation_page
+from mereo.explain.parse_tree import Edge, Node, ParseTree
 from mereo.explain.pictures import draw_explanation
-from mereo.explain.places import sender_places, spread
+from mereo.explain.places import Box, sender_places, spread
+from mereo.explain.pose_sweeps import PoseSweep, pose_sweeps
+from mereo.explain.sweep_pictures import draw_pose_sweep
+from mereo.explain.tree_growth import parse_trees
+from mereo.explain.tree_pictures import draw_parse_tree
 
 __all__ = [
+    "Box",
     "ContributionMap",
     "CouplingMap",
+    "Edge",
     "Explanation",
+    "Node",
     "Observation",
+    "ParseTree",
+    "PoseSweep",
     "coupling_maps",
     "draw_explanation",
+    "draw_gradients",
+    "draw_parse_tree",
+    "draw_pose_sweep",
     "explain",
+    "explanation_page",
+    "input_gradients",
+    "integrated_gradients",
     "observe",
+    "parse_trees",
+    "pose_sweeps",
     "sender_places",
     "spread",
     "vote_contributions",
+    "write_explanations",
+    "write_page",
 ]

@@ -1,9 +1,9 @@
-"""Which part voted for which whole: what each sender's coupled vote adds to the length of a class capsule.
+"""Which part voted for which whole: what each sender's coupled vote adds to the length of a capsule.
 
     contribution_s = c_s <vote_s, v> / |v|,      sum_s contribution_s = <s, v> / |v| = |s|
 
-where s = sum_s c_s vote_s is the class capsule before it is squashed to v. A squash keeps the direction, so the sum is
-the length before the squash; a negative contribution is a vote against. A learned bias is no sender's and is left out.
+where s = sum_s c_s vote_s is the capsule before it is squashed to v. A squash keeps the direction, so the sum is the
+length before the squash; a negative contribution is a vote against. A learned bias is no sender's and is left out.
 """
 
 import torch
@@ -11,8 +11,35 @@ from torch import Tensor
 
 from mereo.core import lengths
 from mereo.core.squash import EPS
-from mereo.explain.observation import Observation, chosen_classes
+from mereo.explain.observation import Exchange, Observation, chosen_classes
 from mereo.routing import CrossAgreementRouting, DynamicRouting, SelfAttentionRouting
+
+
+def exchange_contributions(exchange: Exchange, couplings: Tensor, images: Tensor, receivers: Tensor) -> Tensor | None:
+    """What each sender of a routing adds to the length of its receivers, before the squash.
+
+    Args:
+        exchange, couplings: the pass through the routing and the couplings of it, both from an observation.
+        images, receivers: which receiver of which image, int64 (pairs,).
+
+    Shapes: couplings (batch, heads, receivers, senders) -> (pairs, senders), or None when the routing is of a kind
+    whose votes are not known here.
+    """
+    routing, coupled = exchange.module, couplings.mean(1)[images, receivers]
+    if isinstance(routing, CrossAgreementRouting):
+        senders = exchange.inputs[1]
+    elif isinstance(routing, DynamicRouting):
+        senders = exchange.inputs[0]
+    elif isinstance(routing, SelfAttentionRouting):
+        senders, coupled = exchange.inputs[0], coupled + routing.log_prior[receivers]
+    else:
+        return None
+    parents = exchange.output[images, receivers]
+    direction = parents / lengths(parents, keepdim=True).clamp(min=EPS**0.5)
+    # Only the transforms of the receivers asked about are used, never the votes for all.
+    with torch.no_grad():
+        votes = torch.einsum("nsd,nsde->nse", senders[images], routing.weight[receivers])
+        return coupled * torch.einsum("nse,ne->ns", votes, direction)
 
 
 def vote_contributions(observation: Observation, classes: Tensor | None = None) -> Tensor | None:
@@ -24,22 +51,9 @@ def vote_contributions(observation: Observation, classes: Tensor | None = None) 
 
     Shapes: -> (batch, senders), or None when the class routing is of a kind whose votes are not known here.
     """
-    chosen = chosen_classes(observation, classes)
+    chosen = chosen_classes(observation.capsules.activation, classes)
     exchange = observation.exchanges.get(observation.class_coupling)
     if exchange is None:
         return None
-    routing, couplings = exchange.module, observation.class_row(chosen)
-    if isinstance(routing, CrossAgreementRouting):
-        senders = exchange.inputs[1]
-    elif isinstance(routing, DynamicRouting):
-        senders = exchange.inputs[0]
-    elif isinstance(routing, SelfAttentionRouting):
-        senders, couplings = exchange.inputs[0], couplings + routing.log_prior[chosen]
-    else:
-        return None
-    parents = exchange.output[torch.arange(len(chosen), device=chosen.device), chosen]
-    direction = parents / lengths(parents, keepdim=True).clamp(min=EPS**0.5)
-    # One class an image: only its row of transforms is used, never the votes for all classes.
-    with torch.no_grad():
-        votes = torch.einsum("bsd,bsde->bse", senders, routing.weight[chosen])
-        return couplings * torch.einsum("bse,be->bs", votes, direction)
+    images = torch.arange(len(chosen), device=chosen.device)
+    return exchange_contributions(exchange, observation.trace[observation.class_coupling], images, chosen)

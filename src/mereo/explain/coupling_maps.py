@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mereo.core import Coupling
 from mereo.core.coupling import Over
+from mereo.explain.agreements import best_agreements
 from mereo.explain.observation import Observation, chosen_classes
 from mereo.explain.places import on_grid, spread
 from mereo.models.base import SenderGrid
@@ -49,27 +50,6 @@ class CouplingMap:
     over: Over
 
 
-def witnesses(observation: Observation, classes: Tensor) -> Tensor:
-    """Which fine capsule agreed best with each coarse capsule's vote for a class, in a cross-agreement class routing.
-
-    Shapes: classes (batch,) -> int64 (batch, coarse), numbers of fine capsules.
-    """
-    exchange = observation.exchanges[observation.class_coupling]
-    routing, (fine, coarse) = exchange.module, exchange.inputs
-    assert isinstance(routing, CrossAgreementRouting)
-    members = fine.unflatten(1, (-1, routing.members))
-    weight = routing.weight[classes]
-    with torch.no_grad():
-        votes = torch.einsum("bkd,bkde->bke", coarse, weight)
-        if routing.fine_weight is None:
-            scores = torch.einsum("bkmd,bkde,bke->bkm", members, weight, votes)
-        else:
-            own = routing.fine_weight[classes].unflatten(1, (-1, routing.members))
-            scores = torch.einsum("bkmd,bkmde,bke->bkm", members, own, votes)
-    first = torch.arange(members.shape[1], device=fine.device) * routing.members
-    return first + scores.argmax(-1)
-
-
 def receiver_weights(observation: Observation, classes: Tensor, first: int, count: int) -> Tensor:
     """How far a class relied on each receiver of an earlier routing: (batch, count), each row of sum one.
 
@@ -78,11 +58,10 @@ def receiver_weights(observation: Observation, classes: Tensor, first: int, coun
         classes: the class explained, (batch,).
         first, count: which of the capsules that the class routing reads the receivers are.
     """
-    row = observation.class_row(classes)
-    if isinstance(observation.exchanges[observation.class_coupling].module, CrossAgreementRouting):
-        found = witnesses(observation, classes)
-        fine = observation.exchanges[observation.class_coupling].inputs[0].shape[1]
-        row = row.new_zeros(len(row), fine).scatter_add(1, found, row)
+    row, exchange = observation.class_row(classes), observation.exchanges[observation.class_coupling]
+    if isinstance(exchange.module, CrossAgreementRouting):
+        found = best_agreements(exchange, torch.arange(len(row), device=row.device), classes).witnesses
+        row = row.new_zeros(len(row), exchange.inputs[0].shape[1]).scatter_add(1, found, row)
     weights = row[:, first : first + count]
     return weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
@@ -94,7 +73,7 @@ def coupling_maps(observation: Observation, classes: Tensor | None = None) -> di
         observation: what the model did, from `observe`.
         classes: which class to explain for each image, (batch,); the predicted one when None.
     """
-    chosen = chosen_classes(observation, classes)
+    chosen = chosen_classes(observation.capsules.activation, classes)
     grids, (_, height, width) = observation.model.sender_grids(), observation.model.image_shape
     found = {}
     for name in observation.trace:

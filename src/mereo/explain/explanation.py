@@ -70,7 +70,7 @@ def explain(model: CapsuleClassifier, images: Tensor, *, classes: Tensor | None 
     explanation.contributions.sum(1)             # the class capsules' lengths before the squash
     """
     observation = observe(model, images)
-    chosen = chosen_classes(observation, classes)
+    chosen = chosen_classes(observation.capsules.activation, classes)
     contributions = vote_contributions(observation, chosen)
     grid = observation.model.sender_grids().get(observation.class_coupling)
     placed = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, Trace, record
-from mereo.errors import UsageError
+from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import normalise
 from mereo.models import CapsuleClassifier
 
@@ -50,6 +50,30 @@ class Observation:
         return couplings[torch.arange(len(classes), device=classes.device), classes]
 
 
+def ready(model: CapsuleClassifier, images: Tensor) -> tuple[CapsuleClassifier, Tensor]:
+    """The model, unwrapped, and images in [0, 1] on its device and of its type; UsageError for what it cannot take."""
+    model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, CapsuleClassifier):
+        raise UsageError(f"model is {type(model).__name__}; it must be a capsule classifier, as create_model makes.")
+    model.check_images(images)
+    if not len(images):
+        raise UsageError("images is an empty batch; give at least one image.")
+    parameter = next(model.parameters())
+    return model, images.to(parameter.device, parameter.dtype)
+
+
+def normalised(model: CapsuleClassifier, images: Tensor) -> Tensor:
+    """Images in [0, 1] as the model was trained to see them; the same where it has no `pretrained_cfg`."""
+    cfg = getattr(model, "pretrained_cfg", None)
+    return images if cfg is None else normalise(images, cfg["mean"], cfg["std"])
+
+
+def check_lengths(lengths: Tensor) -> None:
+    """MereoError unless all lengths are finite."""
+    if not bool(lengths.isfinite().all()):
+        raise MereoError("the lengths of the class capsules are not finite: the network's weights are bad.")
+
+
 def observe(model: CapsuleClassifier, images: Tensor) -> Observation:
     """Run the model once on images in [0, 1], in evaluation mode and without gradients, and keep what it did.
 
@@ -58,18 +82,7 @@ def observe(model: CapsuleClassifier, images: Tensor) -> Observation:
 
     Shapes: images (batch, channels, height, width).
     """
-    model = getattr(model, "_orig_mod", model)
-    if not isinstance(model, CapsuleClassifier):
-        raise UsageError(f"model is {type(model).__name__}; it must be a capsule classifier, as create_model makes.")
-    model.check_images(images)
-    if not len(images):
-        raise UsageError("images is an empty batch; give at least one image.")
-    parameter = next(model.parameters())
-    inputs = images.to(parameter.device, parameter.dtype)
-    cfg = getattr(model, "pretrained_cfg", None)
-    if cfg is not None:
-        inputs = normalise(inputs, cfg["mean"], cfg["std"])
-
+    model, inputs = ready(model, images)
     exchanges: dict[str, Exchange] = {}
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
@@ -87,15 +100,18 @@ def observe(model: CapsuleClassifier, images: Tensor) -> Observation:
                 if isinstance(module, Coupling):
                     owner = model.get_submodule(name.rpartition(".")[0])
                     stack.callback(owner.register_forward_hook(keep(name)).remove)
-            capsules = model.capsules(inputs)
+            capsules = model.capsules(normalised(model, inputs))
     finally:
         model.train(was_training)
+    check_lengths(capsules.activation)
     return Observation(model, capsules, trace, exchanges, f"{model.classifier}.coupling")
 
 
-def chosen_classes(observation: Observation, classes: Tensor | None) -> Tensor:
-    """The class to explain for each image: the one asked for, else the longest. -> int64 (batch,)."""
-    lengths = observation.capsules.activation
+def chosen_classes(lengths: Tensor, classes: Tensor | None) -> Tensor:
+    """The class to explain for each image: the one asked for, else that of the longest capsule.
+
+    Shapes: lengths (batch, classes) -> int64 (batch,).
+    """
     if classes is None:
         return lengths.argmax(1)
     chosen = torch.as_tensor(classes, device=lengths.device)

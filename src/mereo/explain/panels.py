@@ -16,6 +16,7 @@ VOTES = ("#1971c2", "#74b9f0", "#ffffff", "#ff9a8f", "#e03131")
 MOST_BARS = 10
 MOST_NUMBERED = 9
 LONGEST_NAME = 12
+LONGEST_TITLE = 26
 
 
 def draw_image(axes: Any, image: Tensor) -> None:
@@ -24,9 +25,23 @@ def draw_image(axes: Any, image: Tensor) -> None:
     axes.set_axis_off()
 
 
-def short(name: str) -> str:
-    """A class name cut to the room beside the bars: names often differ at their ends."""
-    return name if len(name) <= LONGEST_NAME else f"{name[:5]}…{name[5 - LONGEST_NAME + 1 :]}"
+def short(name: str, longest: int = LONGEST_NAME) -> str:
+    """A name cut to the room there is, by default beside the bars: names often differ at their ends."""
+    head = longest * 5 // 12
+    return name if len(name) <= longest else f"{name[:head]}…{name[head - longest + 1 :]}"
+
+
+def printable(text: str) -> str:
+    """A text with what the pictures' font cannot draw replaced by a question mark: file names hold anything."""
+    from matplotlib.font_manager import findfont, get_font
+
+    font = get_font(findfont("DejaVu Sans"))
+    return "".join(c if c.isprintable() and font.get_char_index(ord(c)) else "?" for c in text)
+
+
+def draw_title(axes: Any, title: str) -> None:
+    """A line above an image, cut to its room."""
+    axes.set_title(printable(short(title, LONGEST_TITLE)), fontsize=7.5, color=INK, pad=3, parse_math=False)
 
 
 def shown_classes(lengths: Tensor, wanted: set[int]) -> list[int]:
@@ -44,7 +59,7 @@ def draw_lengths(axes: Any, lengths: Tensor, explained: int, true: set[int], nam
     values = [float(lengths[c]) for c in shown]
     colours = [PREDICTED if c == explained else TRUE if c in true else OTHER for c in shown]
     axes.barh(range(len(shown)), values, color=colours, height=0.72)
-    axes.set_yticks(range(len(shown)), [short(names[c]) for c in shown])
+    axes.set_yticks(range(len(shown)), [printable(short(names[c])) for c in shown])
     axes.set_ylim(max(len(shown), 4) - 0.5, -0.5)
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
@@ -52,6 +67,7 @@ def draw_lengths(axes: Any, lengths: Tensor, explained: int, true: set[int], nam
     axes.set_axisbelow(True)
     axes.tick_params(length=0, labelsize=6.5, pad=2, colors=FAINT)
     for c, tick in zip(shown, axes.get_yticklabels(), strict=True):
+        tick.set_parse_math(False)
         tick.set_color(TRUE if c in true else PREDICTED if c == explained else INK)
         tick.set_fontweight("bold" if c in true or c == explained else "normal")
     for side in axes.spines.values():

@@ -10,7 +10,7 @@ from torch import Tensor
 from mereo.errors import UsageError
 from mereo.explain.explanation import Explanation, explain
 from mereo.explain.layout import make_sheet
-from mereo.explain.panels import INK, colour_scale, draw_image, draw_lengths, draw_map, short
+from mereo.explain.panels import colour_scale, draw_image, draw_lengths, draw_map, draw_title, short
 from mereo.models import CapsuleClassifier
 from mereo.models.base import SenderGrid
 from mereo.training.pictures import save_figure
@@ -64,6 +64,12 @@ def _true_classes(true_labels: Tensor | Sequence[int] | None, count: int, num_cl
     return rows
 
 
+def check_titles(titles: Sequence[str] | None, count: int) -> None:
+    """UsageError unless there is one title for each image, or none at all."""
+    if titles is not None and len(titles) != count:
+        raise UsageError(f"titles has {len(titles)} lines for {count} images; give one for each.")
+
+
 def draw_explanation(
     model: CapsuleClassifier,
     images: Tensor,
@@ -89,8 +95,7 @@ def draw_explanation(
     Shapes: images (batch, channels, height, width).
     """
     path, total = Path(path), len(images)
-    if titles is not None and len(titles) != total:
-        raise UsageError(f"titles has {len(titles)} lines for {total} images; give one for each.")
+    check_titles(titles, total)
     images = images[:MOST_ROWS]
     explanation = explain(model, images, classes=None if classes is None else classes[:MOST_ROWS])
     num_classes = explanation.lengths.shape[1]
@@ -109,7 +114,7 @@ def draw_explanation(
     for i, row in enumerate(sheet.axes):
         draw_image(row[0], images[i])
         if titles is not None:
-            row[0].set_title(titles[i], fontsize=7.5, color=INK, pad=3)
+            draw_title(row[0], titles[i])
         draw_lengths(row[1], explanation.lengths[i], int(explanation.explained[i]), true[i], names)
         row[1].tick_params(labelbottom=i == len(sheet.axes) - 1)
         for axes, column, scale in zip(row[2:], columns, scales, strict=False):

@@ -1,18 +1,49 @@
 """Where the senders of a model's couplings sit on the image, and how their values become a map over it."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from mereo.core import Coupling
 from mereo.errors import UsageError
-from mereo.models import CapsuleClassifier
+from mereo.models import CapsuleClassifier, MSPCaps
 from mereo.models.base import SenderGrid
+
+
+class Box(NamedTuple):
+    """A rectangle on the image, in pixels from its left and its top edge."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
 
 
 def sender_places(model: CapsuleClassifier) -> dict[str, SenderGrid | None]:
     """The grid on which the senders of each coupling sit, by the coupling's name; None when they have no place."""
     grids = model.sender_grids()
     return {name: grids.get(name) for name, module in model.named_modules() if isinstance(module, Coupling)}
+
+
+def fine_places(model: CapsuleClassifier) -> dict[str, tuple[SenderGrid, Tensor]]:
+    """Where the fine capsules of cross-agreement sit that are patches: their grid and the cell of each, by coupling."""
+    if not isinstance(model, MSPCaps) or model.routing != "cross_agreement" or len(model.scales) == 1:
+        return {}
+    scale = model.scales[0]
+    step = float(model.patch_size * 2**scale)
+    name = "head" if model.middle is None else "middle"
+    return {f"{name}.coupling": (SenderGrid(*model.grids[scale], 1, step / 2, step), model.order)}
+
+
+def box_of(cell: int, grid: SenderGrid, height: int, width: int) -> Box:
+    """What the sender in a cell of a grid stands for on the image, as far as it lies on it.
+
+    The box is a step wide, or as wide as reaches from the first sender's centre to the edge of the image.
+    """
+    row, column = divmod(cell, grid.columns)
+    half, x, y = max(grid.first, grid.step / 2), grid.first + column * grid.step, grid.first + row * grid.step
+    return Box(max(x - half, 0), max(y - half, 0), min(x + half, width), min(y + half, height))
 
 
 def on_grid(values: Tensor, grid: SenderGrid, *, average: bool) -> Tensor:

@@ -1,0 +1,138 @@
+"""Everything that explains images, as a folder: pictures, parse trees, a page, gradients, pose sweeps."""
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from torch import Tensor
+
+from mereo.errors import UsageError, check_choice
+from mereo.explain.gradient_pictures import draw_gradients
+from mereo.explain.observation import Observation, observe
+from mereo.explain.page import AddCase, explanation_page
+from mereo.explain.panels import short
+from mereo.explain.pictures import MOST_ROWS, draw_explanation
+from mereo.explain.pose_sweeps import pose_sweeps, why_no_sweep
+from mereo.explain.sweep_pictures import draw_pose_sweep
+from mereo.explain.tree_growth import parse_trees, why_no_tree
+from mereo.explain.tree_pictures import draw_parse_tree
+from mereo.inference.predict import class_names
+from mereo.models import CapsuleClassifier
+
+KINDS = ("picture", "gradients", "page", "trees", "sweeps")
+Batches = Iterable[tuple[Sequence[str], Tensor]]
+"""Names of images and the images themselves, (batch, channels, height, width) in [0, 1], at most 12 at a time."""
+
+
+def why_not(model: CapsuleClassifier) -> dict[str, str]:
+    """The kinds of explanation that a model cannot give, each with the reason."""
+    tree, sweep = why_no_tree(model), why_no_sweep(model)
+    found = {"page": tree, "trees": tree, "sweeps": sweep}
+    return {kind: reason for kind, reason in found.items() if reason is not None}
+
+
+def file_name(number: int, name: str) -> str:
+    """A name for the files of one image: its number, so that it is unique, and what is harmless of its own name."""
+    return f"{number:04d}-{re.sub(r'[^A-Za-z0-9_-]+', '_', Path(name).stem)[:60]}"
+
+
+def write_page(model: CapsuleClassifier, batches: Batches, path: str | Path, *, keep: int = 4) -> Path:
+    """Write the parse trees of images as one HTML page that needs no other file.
+
+    Args:
+        model: any capsule classifier.
+        batches: names of images and the images themselves, in [0, 1], not normalised.
+        path: of the file.
+        keep: votes shown for each capsule.
+    """
+    with explanation_page(path, _heading(model)) as add:
+        for names, images in batches:
+            observation = observe(model, images)
+            for n, tree in enumerate(parse_trees(observation, keep=keep)):
+                add(names[n], images[n], tree, observation.capsules.activation[n], class_names(observation.model))
+    return Path(path)
+
+
+def write_explanations(
+    model: CapsuleClassifier,
+    batches: Batches,
+    folder: str | Path,
+    *,
+    kinds: Sequence[str] = KINDS,
+    keep: int = 4,
+) -> dict[str, list[Path]]:
+    """Write all that explains images into a folder, a batch at a time: the memory is that of one batch.
+
+    explanation.png, explanation-2.png, ...     lengths, couplings and votes, a picture a batch
+    gradients.png, gradients-2.png, ...         input gradients, a picture a batch
+    trees.html                                  the parse trees of all images
+    trees/, sweeps/                             parse trees and pose sweeps, a picture an image
+
+    Args:
+        model: any capsule classifier.
+        batches: names of images and the images themselves, in [0, 1], not normalised, at most 12 at a time.
+        folder: to write into.
+        kinds: what to write: "picture", "gradients", "page", "trees", "sweeps".
+        keep: votes shown for each capsule of a tree.
+
+    The files written come back, by kind.
+    """
+    reasons, folder, done = why_not(model), Path(folder), 0
+    for kind in kinds:
+        check_choice("kinds", kind, KINDS)
+        if kind in reasons:
+            raise UsageError(f"kinds has {kind!r}, which cannot be made: {reasons[kind]}.")
+    written: dict[str, list[Path]] = {kind: [] for kind in KINDS if kind in kinds}
+    with ExitStack() as stack:
+        page = folder / "trees.html"
+        add = stack.enter_context(explanation_page(page, _heading(model))) if "page" in kinds else None
+        for number, (names, images) in enumerate(batches, start=1):
+            if len(images) > MOST_ROWS:
+                raise UsageError(f"batches has one of {len(images)} images; at most {MOST_ROWS} stand on a picture.")
+            suffix = "" if number == 1 else f"-{number}"
+            for kind, draw in (("picture", draw_explanation), ("gradients", draw_gradients)):
+                if kind in kinds:
+                    path = folder / f"{'explanation' if kind == 'picture' else kind}{suffix}.png"
+                    written[kind].append(draw(model, images, path, titles=names))
+            files = [file_name(done + n, name) for n, name in enumerate(names, start=1)]
+            _write_each(observe(model, images), images, names, files, folder, keep, add, written)
+            done += len(images)
+    if "page" in kinds:
+        written["page"].append(page)
+    return written
+
+
+def _write_each(
+    observation: Observation,
+    images: Tensor,
+    names: Sequence[str],
+    files: Sequence[str],
+    folder: Path,
+    keep: int,
+    add: AddCase | None,
+    written: dict[str, list[Path]],
+) -> None:
+    """What is written for every image by itself."""
+    lengths, classes = observation.capsules.activation, class_names(observation.model)
+    trees = parse_trees(observation, keep=keep) if {"trees", "page"} & set(written) else []
+    for n, tree in enumerate(trees):
+        if add is not None:
+            add(names[n], images[n], tree, lengths[n], classes)
+        if "trees" in written:
+            path = folder / "trees" / f"{files[n]}.png"
+            written["trees"].append(draw_parse_tree(tree, images[n], path, title=names[n]))
+    if "sweeps" in written:
+        sweep = pose_sweeps(observation)
+        for n, name in enumerate(names):
+            moved = int(sweep.explained[n])
+            path = draw_pose_sweep(
+                sweep.images[n], sweep.offsets, images[n], folder / "sweeps" / f"{files[n]}.png", title=name,
+                note=f"capsule of {short(classes[moved])},\nlength {float(lengths[n, moved]):.2f}",
+            )  # fmt: skip
+            written["sweeps"].append(path)
+
+
+def _heading(model: CapsuleClassifier) -> str:
+    model = getattr(model, "_orig_mod", model)
+    return f"What {getattr(model, 'config', {}).get('model', type(model).__name__)} saw"

@@ -1,0 +1,65 @@
+"""Which pixels a class hangs on: gradients of the length of a class capsule with respect to the image."""
+
+import torch
+from torch import Tensor
+
+from mereo.errors import UsageError
+from mereo.explain.observation import check_lengths, chosen_classes, normalised, ready
+from mereo.inference.mode import judged
+from mereo.models import CapsuleClassifier
+
+
+def _gradients(model: CapsuleClassifier, images: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The gradient, and the classes whose lengths it is of."""
+    with judged(model), torch.enable_grad():
+        inputs = images.detach().clone().requires_grad_()
+        lengths = model.capsules(normalised(model, inputs)).activation
+        check_lengths(lengths)
+        chosen = chosen_classes(lengths, classes)
+        (gradient,) = torch.autograd.grad(lengths.gather(1, chosen[:, None]).sum(), inputs)
+    return gradient, chosen
+
+
+def input_gradients(model: CapsuleClassifier, images: Tensor, classes: Tensor | None = None) -> Tensor:
+    """How the length of a class capsule answers to each pixel.
+
+    gradient = d |v_class| / d image
+
+    Args:
+        model: any capsule classifier; it runs in evaluation mode and is left as it was.
+        images: in [0, 1], not normalised; the gradient is with respect to these values.
+        classes: which class to explain for each image, int64 (batch,); the predicted one when None.
+
+    Shapes: (batch, channels, height, width) -> the same.
+
+    Reference: arXiv:1312.6034, section 3.
+    """
+    model, images = ready(model, images)
+    return _gradients(model, images, classes)[0]
+
+
+def integrated_gradients(
+    model: CapsuleClassifier, images: Tensor, classes: Tensor | None = None, *, steps: int = 32
+) -> Tensor:
+    """What each pixel adds to the length of a class capsule on the way from a black image.
+
+    integrated = image / steps * sum_k gradient((k - 1/2) / steps * image),  k = 1 .. steps
+    sum over pixels and channels -> |v_class(image)| - |v_class(black)|  as steps grow
+
+    Args:
+        model, images, classes: as for `input_gradients`.
+        steps: at which the gradient is taken, a batch of images each.
+
+    Shapes: (batch, channels, height, width) -> the same.
+
+    Reference: arXiv:1703.01365, eq. 1, by the midpoint rule.
+    """
+    if not isinstance(steps, int) or steps < 1:
+        raise UsageError(f"steps is {steps!r}; it must be a whole number of at least 1.")
+    model, images = ready(model, images)
+    # The class is that of the image itself, not of the darker ones on the way.
+    _, chosen = _gradients(model, images, classes)
+    total = torch.zeros_like(images)
+    for step in range(steps):
+        total += _gradients(model, (step + 0.5) / steps * images, chosen)[0]
+    return images * total / steps

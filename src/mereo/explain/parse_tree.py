@@ -1,0 +1,89 @@
+"""Parse trees: which part voted for which whole, from a class down to the patches of the image.
+
+A tree grows from a class capsule. Below a capsule stand the senders of its routing with the strongest votes, by
+
+    strength_s = c_s <vote_s, v> / |v|        coupling times vote along the capsule: what it adds to the length
+
+In cross-agreement routing the coupling of a sender is the word of another capsule, the fine one that agreed best with
+its vote; this witness stands below the sender. A capsule that an earlier routing made is followed further down. What
+speaks to two capsules stands below each of them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mereo.explain.places import Box
+
+
+@dataclass(frozen=True)
+class Node:
+    """A capsule of a parse tree.
+
+    Attributes:
+        kind: "class", "capsule" (it has no place of its own) or "patch" (it has one on the image).
+        name: in words; rows and columns count from 0.
+        number: of the class, of the capsule among those that its routing reads, or of the cell row by row.
+        level: 0 for a class, and one more for each step away from it.
+        box: its place on the image; None for what is no patch.
+        length: of the capsule; None for a patch at which several types of capsules sit.
+        senders: how many could vote for it; 0 where the tree ends.
+        carried: the share of all their strengths, in absolute value, that the edges below it carry; 1 for nothing.
+    """
+
+    kind: Literal["class", "capsule", "patch"]
+    name: str
+    number: int
+    level: int
+    box: Box | None = None
+    length: float | None = None
+    senders: int = 0
+    carried: float = 1.0
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Who speaks to whom.
+
+    Attributes:
+        child, parent: places in `ParseTree.nodes`.
+        kind: "vote" of a sender for a receiver; "agreement" of a witness with the vote of a sender; "coupling" for a
+            routing whose votes are not known.
+        coupling: the share c of the vote, or for an agreement of the vote it vouches for; a mean over types that sit
+            at one place.
+        strength: of a vote, what it adds to the length of the parent before the squash, summed over types at one
+            place; of an agreement its score; of a coupling the coupling.
+    """
+
+    child: int
+    parent: int
+    kind: Literal["vote", "agreement", "coupling"]
+    coupling: float
+    strength: float
+
+
+@dataclass(frozen=True)
+class ParseTree:
+    """What an image was taken for, and why: the class explained and its rivals, each with all below it.
+
+    Attributes:
+        nodes: a parent before its children; the class explained is first.
+        edges: one to every node that is no class, in the same order.
+        keep: how many votes were kept for a capsule at most.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    keep: int
+
+    @property
+    def roots(self) -> list[int]:
+        """The classes, the one explained first."""
+        return [place for place, node in enumerate(self.nodes) if node.kind == "class"]
+
+    def below(self, parent: int) -> list[Edge]:
+        """The edges to the children of a node, the strongest first."""
+        return [edge for edge in self.edges if edge.parent == parent]
+
+    def above(self, child: int) -> Edge | None:
+        """The edge to the parent of a node; None for a class."""
+        return next((edge for edge in self.edges if edge.child == child), None)

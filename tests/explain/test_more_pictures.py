@@ -1,0 +1,124 @@
+"""The pictures of trees, gradients and sweeps: there, of a readable size, and of what they are given."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mereo.errors import UsageError
+from mereo.explain import draw_gradients, draw_parse_tree, draw_pose_sweep, observe, parse_trees, pose_sweeps
+from mereo.explain.places import Box
+from mereo.explain.tree_layout import arrange, thickness
+from mereo.explain.tree_pictures import spotlight
+from mereo.models import CapsuleClassifier
+
+Make = Callable[..., CapsuleClassifier]
+MakeImages = Callable[..., Tensor]
+ODD = "$\\notmath$ <b>名前\n\udcff" + "long " * 40
+
+
+def read(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"), dtype=float)
+
+
+def test_tree(model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
+    images = some_images(model)
+    model.class_names = tuple(ODD + str(c) for c in range(model.num_classes))
+    first, second = (
+        read(draw_parse_tree(tree, images[n], tmp_path / "new" / f"{n}.png", title=ODD))
+        for n, tree in enumerate(parse_trees(observe(model, images)))
+    )
+    assert 300 < first.shape[0] < 2000 and 700 < first.shape[1] < 2400
+    assert first.std() > 15 and not np.array_equal(first, second)
+    assert not list((tmp_path / "new").glob(".*"))
+
+
+def test_a_tree_of_dead_capsules(make: Make, tmp_path: Path) -> None:
+    model = make("capsnet", init="default")
+    torch.nn.init.zeros_(model.primary.conv.weight)
+    torch.nn.init.zeros_(model.primary.conv.bias)
+    image = torch.zeros(1, *model.image_shape)
+    assert read(draw_parse_tree(parse_trees(observe(model, image))[0], image[0], tmp_path / "dead.png")).std() > 0
+
+
+def test_nodes_stand_apart_and_over_their_children(model: CapsuleClassifier, some_images: MakeImages) -> None:
+    tree = parse_trees(observe(model, some_images(model)), rivals=1)[0]
+    places, rows, width, labels = arrange(tree)
+    levels = max(node.level for node in tree.nodes) + 1
+    by_row: dict[int, list[float]] = {}
+    for x, row, node in zip(places, rows, tree.nodes, strict=True):
+        by_row.setdefault(row, []).append(x)
+        assert 0.5 <= x <= width - 0.5 and row % levels == node.level
+    # Classes with much below them stand one above the other.
+    assert len(labels) == max(rows) + 1 == (2 * levels if len(tree.nodes) > 40 else levels)
+    assert labels[0] == "class" and labels[:levels] == labels[-levels:]
+    for row in by_row.values():
+        assert row == sorted(row) and all(b - a >= 1 - 1e-9 for a, b in pairwise(row))
+    for n, x in enumerate(places):
+        below = [places[edge.child] for edge in tree.below(n)]
+        if below:
+            assert x == pytest.approx((below[0] + below[-1]) / 2)
+
+
+def test_the_strongest_edge_is_the_thickest(make: Make, some_images: MakeImages) -> None:
+    model = make("three scales")
+    tree = parse_trees(observe(model, some_images(model)))[0]
+    weights = dict(zip(tree.edges, thickness(tree), strict=True))
+    votes = tree.below(0)
+    assert weights[votes[0]] == 1
+    assert weights[votes[1]] == pytest.approx(abs(votes[1].strength / votes[0].strength))
+    assert all(weight == 0 for edge, weight in weights.items() if edge.kind == "agreement")
+
+
+def test_spotlight_fades_all_but_the_box() -> None:
+    image = torch.zeros(1, 4, 6)
+    lit = spotlight(image, Box(1, 0, 3, 2))
+    assert lit[0, :2, 1:3].eq(0).all() and int(lit.gt(0.5).sum()) == 24 - 4 and image.eq(0).all()
+
+
+def test_gradients_picture(model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
+    images = some_images(model)
+    pixels = read(draw_gradients(model, images, tmp_path / "g.png", titles=[ODD, "two"]))
+    assert 300 < pixels.shape[0] < 1200 and 700 < pixels.shape[1] < 2000
+    # Red and blue, not grey, in the last columns.
+    right = pixels[:, pixels.shape[1] // 2 :]
+    assert (right.max(2) - right.min(2) > 80).mean() > 0.005
+
+
+def test_gradients_rows_are_capped(make: Make, tmp_path: Path, some_images: MakeImages) -> None:
+    model = make("two scales")
+    heights = [read(draw_gradients(model, some_images(model, n), tmp_path / f"{n}.png")).shape[0] for n in (12, 14)]
+    assert 0 < heights[1] - heights[0] < 60
+    with pytest.raises(UsageError, match="titles"):
+        draw_gradients(model, some_images(model), tmp_path / "x.png", titles=["one"])
+
+
+def test_sweep_picture(make: Make, tmp_path: Path, some_images: MakeImages) -> None:
+    for kind in ("capsnet", "efficient"):
+        model = make(kind)
+        images = some_images(model)
+        found = pose_sweeps(observe(model, images))
+        path = tmp_path / f"{kind}.png"
+        pixels = read(draw_pose_sweep(found.images[0], found.offsets, images[0], path, title=ODD, note="$x$"))
+        assert 300 < pixels.shape[0] < 2400 and 700 < pixels.shape[1] < 2000 and pixels.std() > 15
+    with pytest.raises(UsageError, match="one image"):
+        draw_pose_sweep(found.images, found.offsets, images[0], tmp_path / "x.png")
+
+
+def test_sweep_cells_stand_in_their_row_and_column(tmp_path: Path) -> None:
+    """A sweep that is black but for one image shows that image alone, in its cell."""
+    images = torch.zeros(4, 5, 1, 16, 16)
+    images[1, 3] = 1
+    offsets = torch.linspace(-0.2, 0.2, 5)
+    black = read(draw_pose_sweep(images * 0, offsets, torch.zeros(1, 16, 16), tmp_path / "a.png"))
+    white = read(draw_pose_sweep(images, offsets, torch.zeros(1, 16, 16), tmp_path / "b.png"))
+    rows, columns = np.nonzero((white - black).sum(2))
+    grid_rows, grid_columns = np.nonzero(black.sum(2)[:, 300:] == 0)
+    assert abs((rows.mean() - grid_rows.min()) / np.ptp(grid_rows) - 1.5 / 4) < 0.03
+    assert abs((columns.mean() - 300 - grid_columns.min()) / np.ptp(grid_columns) - 3.5 / 5) < 0.03
