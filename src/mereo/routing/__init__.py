@@ -2,6 +2,14 @@
 
 from mereo.routing.cross_agreement import CrossAgreementRouting
 from mereo.routing.dynamic import DynamicRouting, dynamic_routing, route_by_agreement
+from mereo.routing.em import EMRouting
 from mereo.routing.self_attention import SelfAttentionRouting
 
-__all__ = ["CrossAgreementRouting", "DynamicRouting", "SelfAttentionRouting", "dynamic_routing", "route_by_agreement"]
+__all__ = [
+    "CrossAgreementRouting",
+    "DynamicRouting",
+    "EMRouting",
+    "SelfAttentionRouting",
+    "dynamic_routing",
+    "route_by_agreement",
+]
