@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-fast lint types imports format freeze tables digits clean
+.PHONY: help demo install test test-fast lint types imports docs docs-serve tutorials format freeze tables digits clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,7 +29,7 @@ install: $(VENV)/.dev  ## make the environment with everything that development 
 demo: $(VENV)/.base  ## train on 1,797 digits, measure, and draw what the network saw (about two minutes)
 	$(BIN)/mereo demo
 
-test: $(VENV)/.dev lint types imports  ## all that CI runs: style, types, layering, every test
+test: $(VENV)/.dev lint types imports docs  ## all that CI runs: style, types, layering, documentation, every test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(TESTS)
 
 test-fast: $(VENV)/.dev  ## the tests without the slow ones
@@ -45,6 +45,15 @@ types: $(VENV)/.dev  ## mypy
 imports: $(VENV)/.dev  ## import-linter: data and imports flow one way
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.dev  ## build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.dev  ## show the documentation in a browser, made anew as you write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+tutorials: $(VENV)/.dev  ## run the tutorials and keep their output for the documentation
+	$(BIN)/python tools/run_tutorials.py
+
 format: $(VENV)/.dev  ## write the code as ruff wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -59,4 +68,4 @@ tables: $(VENV)/.dev  ## write the table of mechanisms in docs/architecture.md a
 	$(BIN)/python tools/write_tables.py
 
 clean:  ## remove the environment and what tools leave behind (runs stay)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site

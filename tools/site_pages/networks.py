@@ -1,0 +1,118 @@
+"""A page for each family of networks, from the registry: presets, parameters counted now, arguments, recipes."""
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import yaml
+
+import mereo
+from mereo.mechanisms import MECHANISMS
+from mereo.models import MODELS, CapsuleClassifier, ModelEntry
+from mereo.training.recipes import RECIPES
+from site_pages.docstrings import markdown, prose
+from site_pages.tables import arguments, table
+
+INTRODUCTION = """# Networks
+
+Every network takes any number of classes and colour channels, and any image size that its arithmetic allows.
+`mereo models` prints this table too; `mereo train --dry-run --model NAME` also says what a training step takes.
+
+"""
+ROW = ("input", "classes", "parameters", "source", "what")
+
+
+def families() -> dict[str, list[ModelEntry]]:
+    """The presets of each family, by the name of its file."""
+    found: dict[str, list[ModelEntry]] = {}
+    for entry in MODELS.values():
+        found.setdefault(entry.module.__module__.rpartition(".")[2], []).append(entry)
+    return found
+
+
+def build(entry: ModelEntry) -> CapsuleClassifier:
+    """The network without numbers in it: shapes alone, so that counting is quick."""
+    with torch.device("meta"):
+        return mereo.create_model(entry.name)
+
+
+def count(module: torch.nn.Module | None) -> int:
+    """Parameters."""
+    return 0 if module is None else sum(p.numel() for p in module.parameters())
+
+
+def row(entry: ModelEntry) -> list[str]:
+    """The facts of one preset, in the order of ROW."""
+    model = build(entry)
+    decoder = count(model.decoder)
+    counted = f"{count(model) - decoder:,}" + (f" + {decoder:,} of the decoder" if decoder else "")
+    shape = "x".join(map(str, entry.pretrained_cfg(entry.defaults)["input_size"]))
+    return [shape, str(entry.defaults["num_classes"]), counted, prose(entry.paper), prose(entry.summary)]
+
+
+def used_mechanisms(entry: ModelEntry) -> list[str]:
+    """The mechanisms that a network is made of."""
+    kinds = {type(module) for module in build(entry).modules()}
+    return [name for name, each in sorted(MECHANISMS.items()) if each.module in kinds]
+
+
+def written(fields: Mapping[str, Any]) -> str:
+    """Fields of a configuration as they stand in its file."""
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+    return yaml.safe_dump(plain, sort_keys=False, default_flow_style=False)
+
+
+def recipe(name: str) -> str:
+    """What a recipe says, as it would stand on the command line."""
+    found = RECIPES[name]
+    reported = ", ".join(f"{value} % on {data}" for data, value in found.reported.items())
+    return "\n\n".join(
+        (
+            f"### {name}",
+            f"{prose(found.summary)} Source: {prose(found.source)}."
+            + (f" Reported test accuracy: {reported}." if reported else ""),
+            f"```yaml\n{written(found.changes)}```",
+            *(f"On {data}:\n\n```yaml\n{written(more)}```" for data, more in found.by_data.items()),
+            f"```sh\nmereo train --recipe {name} --dry-run\n```",
+        )
+    )
+
+
+def page(presets: Sequence[ModelEntry]) -> str:
+    """The page of one family."""
+    module = presets[0].module
+    mechanisms = dict.fromkeys(name for entry in presets for name in used_mechanisms(entry))
+    changes = []
+    for entry in presets:
+        given = ", ".join(f"`{name}={value!r}`" for name, value in entry.arguments.items())
+        changes.append((f"`{entry.name}`", *row(entry)[:3], f"{prose(entry.summary)} {given}"))
+    recipes = dict.fromkeys(entry.recipe for entry in presets if entry.recipe is not None)
+    linked = ", ".join(f"[{name}](../mechanisms/{name}.md)" for name in mechanisms)
+    return "\n".join(
+        (
+            f"# {module.__name__}\n",
+            markdown(inspect.getdoc(module) or "", lambda section: section != "Args"),
+            f"Mechanisms in it: {linked}.\n" if linked else "",
+            "## Presets\n",
+            table(("name", "input", "classes", "parameters", "what, and the arguments that make it"), changes),
+            f'```python\nmodel = mereo.create_model("{presets[0].name}", num_classes=5)\n```\n',
+            f"## Arguments of {module.__name__}\n",
+            arguments(module),
+            "## Recipes\n" if recipes else "",
+            "\n\n".join(map(recipe, recipes)),
+            "\n## Source and cost\n",
+            markdown(inspect.getdoc(sys.modules[module.__module__]) or ""),
+            f"Code: `src/{module.__module__.replace('.', '/')}.py`.",
+        )
+    )
+
+
+def pages() -> dict[str, str]:
+    """All of them, and the table of all presets."""
+    listed = [
+        (f"[`{entry.name}`]({family}.md)", *row(entry)) for family, presets in families().items() for entry in presets
+    ]
+    found = {"networks/index.md": INTRODUCTION + table(("name", *ROW), listed)}
+    return found | {f"networks/{family}.md": page(presets) for family, presets in families().items()}

@@ -1,0 +1,29 @@
+"""Markdown tables, and the table of a constructor's arguments."""
+
+import inspect
+from collections.abc import Sequence
+
+from site_pages.docstrings import blocks, entries, prose
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def arguments(of: type) -> str:
+    """The arguments of a class: what its docstring says of each, beside the default its constructor has."""
+    parameters = inspect.signature(of).parameters
+    described = {
+        name: text
+        for section, body in blocks(inspect.getdoc(of) or "")
+        if section == "Args"
+        for names, text in entries(body)
+        for name in names.split(", ")
+    }
+    rows = []
+    for name, parameter in parameters.items():
+        default = "needed" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
+        rows.append((f"`{name}`", default, prose(described.get(name, ""))))
+    return table(("argument", "default", "what it is"), rows)
