@@ -9,8 +9,11 @@ from mereo.bench.counting import (
     Rates,
     attention_work,
     bound,
+    inversion_work,
     network_work,
     routing_work,
+    stored_predictions_bytes,
+    stored_predictions_work,
     stored_votes_bytes,
     stored_votes_work,
 )
@@ -40,6 +43,22 @@ def test_stored_votes_are_moved_six_times_forward_and_seventeen_back():
     votes = stored_votes_bytes(CAPSNET)
     assert stored_votes_work(CAPSNET, "forward").bytes == 6 * votes
     assert stored_votes_work(CAPSNET, "training").bytes == (6 + 17) * votes
+
+
+def test_a_sweep_of_the_inversion():
+    sizes = {"batch": 2, "children": 7, "parents": 3, "dim": 4}
+    sphere, free = (Setting(sizes | {"task": task}) for task in ("sphere", "free"))
+    pairs, poses, weights, beliefs = 2 * 7 * 3, 2 * 7 * 4, 7 * 3 * 4 * 4, 2 * 3 * 4
+    # <V, T m> and sum r T^T V: a multiply-add for each number of T, twice.
+    assert inversion_work(sphere) == Work(2 * 2 * pairs * 16, 4 * (poses + weights + pairs + 2 * beliefs))
+    # The ten numbers of a symmetric T^T T twice more; a precision factored and inverted, and solved with.
+    flops = 2 * 2 * pairs * 16 + 2 * 2 * pairs * 10 + 2 * 3 * (64 + 2 * 16)
+    covariances = 2 * 3 * 16
+    grams = 7 * 3 * 10
+    assert inversion_work(free) == Work(flops, 4 * (poses + weights + grams + pairs + 2 * beliefs + 2 * covariances))
+    assert stored_predictions_bytes(free) == 4 * pairs * 4
+    assert stored_predictions_work(free) == Work(flops, 5 * 4 * pairs * 4)
+    assert stored_predictions_work(sphere).bytes == 4 * 4 * pairs * 4
 
 
 def test_attention():

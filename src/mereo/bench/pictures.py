@@ -143,7 +143,8 @@ def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: l
                     label = name + (f", {count} threads" if len(counts) > 1 else "") + (" WRONG" if wrong else "")
                     if quantity is _wall:
                         spread = [(m.sizes[swept], 1e3 * m.wall.low, 1e3 * m.wall.high) for m in line if m.wall]
-                        axes.fill_between(*zip(*spread, strict=True), color=colours[name], alpha=0.15, linewidth=0)
+                        if spread:
+                            axes.fill_between(*zip(*spread, strict=True), color=colours[name], alpha=0.15, linewidth=0)
                     style = ":" if wrong else ("-", "--", "-.")[counts.index(count) % 3]
                     axes.plot(*zip(*points, strict=True) if points else ([], []), style, marker="o", markersize=4,
                               color=colours[name], label=label, linewidth=1.6)  # fmt: skip
@@ -168,7 +169,11 @@ def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: l
             axes.set_xlabel(swept, fontsize=8)
             axes.set_ylabel(unit, fontsize=8)
             _finish(axes, title)
-    grid[0][0].legend(fontsize=7, frameon=False)
+    # A contender may be there in some of the panels alone.
+    found = [pair for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    named = {label: handle for handle, label in reversed(found)}
+    handles, labels = list(reversed(named.values())), list(reversed(named))
+    grid[0][0].legend(handles, labels, fontsize=7, framealpha=0.8, edgecolor="none")
     return figure
 
 
