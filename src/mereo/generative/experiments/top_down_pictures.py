@@ -1,0 +1,68 @@
+"""The pictures of top-down attention: whose each place of an overlay is, and how entropies fall."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mereo.training.pictures import displayable, new_figure, save_figure
+
+FIRST, SECOND = torch.tensor([0.85, 0.33, 0.10]), torch.tensor([0.10, 0.45, 0.80])
+"""The colours of the two digits."""
+
+
+class Shown(NamedTuple):
+    """A few overlays.
+
+    Attributes:
+        images: (count, channels, height, width).
+        targets: the two digits by themselves, that of the lower class first, (count, 2, channels, height, width).
+        maps: name -> share of the first digit at each place, (count, rows, columns).
+        strength: how long the parts of a place are together, (count, rows, columns).
+        named: the two classes that the network named, for each.
+    """
+
+    images: Tensor
+    targets: Tensor
+    maps: Mapping[str, Tensor]
+    strength: Tensor
+    named: list[list[int]]
+
+
+def draw_assignments(shown: Shown, path: Path) -> None:
+    """A row an overlay: the image, its digits in two colours, and each map in the same colours."""
+    count = len(shown.images)
+    figure = new_figure(1.5 * (2 + len(shown.maps)), 1.55 * count + 0.5)
+    figure.suptitle("Whose is each part? Orange and blue: the two digits; darker: shorter parts", fontsize=10)
+    for row, all_axes in enumerate(figure.subplots(count, 2 + len(shown.maps), squeeze=False)):
+        overlay, truth, *others = all_axes
+        overlay.imshow(displayable(shown.images[row]), cmap="gray", vmin=0, vmax=1)
+        overlay.set_title("named " + " and ".join(map(str, shown.named[row])), fontsize=8)
+        first, second = shown.targets[row].mean(1).unsqueeze(-1)
+        truth.imshow((first * FIRST + second * SECOND).clamp(0, 1).numpy())
+        truth.set_title("its digits", fontsize=8)
+        strength = (shown.strength[row] / shown.strength[row].max()).unsqueeze(-1)
+        for axes, (name, shares) in zip(others, shown.maps.items(), strict=True):
+            share = shares[row].unsqueeze(-1)
+            axes.imshow((strength * (share * FIRST + (1 - share) * SECOND)).clamp(0, 1).numpy())
+            axes.set_title(name, fontsize=8)
+        for axes in all_axes:
+            axes.set_axis_off()
+    save_figure(figure, path)
+
+
+def draw_entropies(curves: Mapping[str, Sequence[float]], path: Path) -> None:
+    """The mean entropy of the couplings over the iterations."""
+    figure = new_figure(6.4, 3.8)
+    axes = figure.subplots()
+    for name, values in curves.items():
+        dashed = "accumulated" in name
+        axes.plot(range(1, len(values) + 1), values, "--" if dashed else "-", marker=".", label=name)
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("entropy of a part's couplings in bits")
+    axes.set_ylim(0, 1.03)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    save_figure(figure, path)

@@ -1,0 +1,54 @@
+"""The experiments that train something, as a person runs them, on a few digits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from mereo.cli.main import main
+from mereo.generative import GenerativeCapsNet
+from mereo.generative.experiments.generative_parts import hide
+
+FEW = ["--data", "digits", "--epochs", "1", "--limit", "128", "--images", "24"]
+
+
+def reproduce(name: str, folder: Path) -> dict[str, object]:
+    assert main(["reproduce", name, *FEW, "--output", str(folder)]) == 0
+    found: dict[str, object] = json.loads((folder / f"{name}-digits" / "results.json").read_text())
+    for picture in found["pictures"]:  # type: ignore[attr-defined]
+        with Image.open(folder / f"{name}-digits" / picture) as image:
+            assert min(image.size) > 200 and len(image.convert("L").getcolors() or ()) > 20
+    return found
+
+
+@pytest.mark.slow
+def test_top_down_attention_shares_parts_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = reproduce("top_down", tmp_path)
+    (rows,) = found["tables"].values()  # type: ignore[attr-defined]
+    by_name = {row["assignment"]: row for row in rows}
+    assert "routing" in by_name and len(by_name) == 7
+    sharp, soft = by_name["beta 16, accumulated"], by_name["beta 1/sqrt(d)"]
+    assert sharp["step 10"] < soft["step 10"] <= 1
+    assert all(0 <= row["weighted %"] <= 100 or found["both_named"] == 0 for row in rows)
+    assert "Do two parents share" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_parents_of_parts_are_compared(tmp_path: Path) -> None:
+    found = reproduce("generative_parts", tmp_path)
+    accuracy, learned = found["tables"].values()  # type: ignore[attr-defined]
+    assert [row["read from"] for row in accuracy] == ["CapsNet, with labels", "parts", "parents", "parents, masked"]
+    # Without a square nothing is masked.
+    assert accuracy[2]["0 px %"] == accuracy[3]["0 px %"]
+    assert learned[0]["value"] > 0
+
+
+def test_a_square_is_grey_and_nothing_else_changes() -> None:
+    images, hidden = torch.rand(2, 3, 5, 5), torch.zeros(2, 5, 5, dtype=torch.bool)
+    hidden[0, 1:3, 2:4] = True
+    covered = hide(images, hidden)
+    assert covered[0, :, 1:3, 2:4].eq(0.5).all()
+    assert torch.equal(covered.masked_fill(hidden.unsqueeze(1), 0), images.masked_fill(hidden.unsqueeze(1), 0))
+    assert not GenerativeCapsNet(2, 3, 9, channels=2, types=1, child_dim=2).seen(torch.ones(1, 9, 9) > 0).any()
