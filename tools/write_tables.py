@@ -13,7 +13,7 @@ def table() -> str:
     columns = ("mechanism", "kind", "couplings sum to one over", "a sender says", "steps", "update", "source")
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, m in sorted(MECHANISMS.items()):
-        source = f"[{m.paper}](https://arxiv.org/abs/{m.paper.removeprefix('arXiv:')})"
+        source = f"[{m.paper}]({m.paper.replace('arXiv:', 'https://arxiv.org/abs/')})"
         rows.append(f"| `{name}` | {m.kind} | {m.over} | {m.says} | {m.steps} | {m.update} | {source} |")
     return "\n".join(rows) + "\n"
 

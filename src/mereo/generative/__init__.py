@@ -5,25 +5,39 @@ Source: Kiefer, Millidge, Tschantz, Buckley 2022, arXiv:2209.02567; the inversio
 
 from mereo.attention.top_down import top_down_attention
 from mereo.generative.capsule_mixture import CapsuleMixture, MixtureSample
+from mereo.generative.constellation_capsnet import ConstellationCapsNet
+from mereo.generative.constellations import make_constellations
 from mereo.generative.generative_capsnet import Explained, GenerativeCapsNet
 from mereo.generative.generative_capsules import GenerativeCapsules
+from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
 from mereo.generative.inversion import Inversion, invert
+from mereo.generative.partition_metrics import adjusted_rand_index, segmentation_accuracy, variation_of_information
 from mereo.generative.predictive_coding import Inference, infer, label_energies
+from mereo.generative.sparsity import coupling_entropy, hoyer_sparsity, winner_share
 from mereo.generative.toy import toy_routing
 from mereo.generative.von_mises_fisher import VonMisesFisher
 
 __all__ = [
     "CapsuleMixture",
+    "ConstellationCapsNet",
     "Explained",
     "GenerativeCapsNet",
+    "GenerativeCapsuleModel",
     "GenerativeCapsules",
     "Inference",
     "Inversion",
     "MixtureSample",
     "VonMisesFisher",
+    "adjusted_rand_index",
+    "coupling_entropy",
+    "hoyer_sparsity",
     "infer",
     "invert",
     "label_energies",
+    "make_constellations",
+    "segmentation_accuracy",
     "top_down_attention",
     "toy_routing",
+    "variation_of_information",
+    "winner_share",
 ]

@@ -1,0 +1,134 @@
+"""Inference for a generative capsule model from several starts, with a precision that grows as each start settles.
+
+Source: Nazabal, Williams 2021, arXiv:2103.06676 and the authors' code.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mereo.errors import UsageError, check_positive
+from mereo.generative.generative_capsule_model import GenerativeCapsuleModel, Update
+from mereo.generative.random_start import random_responsibilities
+
+SETTLED = 1e-3
+"""A chain has settled at its precision when an update changes the bound by less."""
+
+
+class ConstellationInference(NamedTuple):
+    """The best chain of every image.
+
+    Attributes:
+        labels (images, slots): the object of the likeliest part; for clutter, one more than the last object.
+        responsibilities (images, slots, parts), with one more column for clutter; rows of absent points are 0.
+        mean (images, objects, pose), pose_precision (images, objects, pose, pose): q(y_k).
+        bound (images,), precision (images,): the evidence lower bound, and the precision at which it was reached.
+        trace (images, updates): the bound after every update; it falls where the precision is doubled.
+        finished (images,): whether the chain settled at its last precision before the updates were used up.
+    """
+
+    labels: Tensor
+    responsibilities: Tensor
+    mean: Tensor
+    pose_precision: Tensor
+    bound: Tensor
+    precision: Tensor
+    trace: Tensor
+    finished: Tensor
+
+
+def infer_constellations(
+    model: GenerativeCapsuleModel,
+    points: Tensor,
+    mask: Tensor,
+    generator: torch.Generator,
+    *,
+    precision: float = 50.0,
+    max_precision: float | None = 1e4,
+    restarts: int = 5,
+    updates: int = 500,
+) -> ConstellationInference:
+    """Who is whose part in every image: of several chains from random responsibilities, the one with the largest bound.
+
+    A chain that settles doubles its precision, and it has finished when it settles above `max_precision`. With
+    `doubly_stochastic`, one that explains a single point by an object of its own starts anew when it settles. Chains
+    that finished come before those that ran out of updates, whose bound is of another precision.
+
+    Args:
+        model: what the objects are.
+        points, mask: where the points are, and which slots have one.
+        generator: of the random numbers of the starts.
+        precision: of the points around their places, at first.
+        max_precision: doublings end above it; None: the precision stays as it is.
+        restarts: chains of an image.
+        updates: of a chain at most, those before it started anew included.
+
+    Shapes: points (images, slots, 2), mask (images, slots); see `ConstellationInference`.
+
+    Raises: UsageError for shapes that do not fit, an image without points or, with `doubly_stochastic`, more slots
+        than parts and clutter.
+
+    Reference: arXiv:2103.06676, section 3.3.
+    """
+    check_positive(precision=precision, restarts=restarts, updates=updates)
+    _check(model, points, mask)
+    points, mask = (x.repeat_interleave(restarts, 0) for x in (points, mask))
+    exclusive, last = model.assignment == "doubly_stochastic", max_precision or 0.0
+
+    def start(mask: Tensor) -> Tensor:
+        return random_responsibilities(mask, model.columns, generator, sharp=model.clutter > 0).to(points.dtype)
+
+    now = points.new_full((len(mask),), precision)
+    state = model.update(points, mask, start(mask), now)
+    running, trace = torch.ones_like(mask[:, 0]), [state.bound.clone()]
+    while running.any() and len(trace) < updates:
+        i = running.nonzero().squeeze(-1)
+        after = model.update(points[i], mask[i], state.responsibilities[i], now[i])
+        settled = (after.bound - state.bound[i]).abs() < SETTLED
+        for old, new in zip(state, after, strict=True):
+            old[i] = new
+        trace.append(state.bound.clone())
+        anew = i[settled & model.single_point(after.responsibilities) & exclusive]
+        state.responsibilities[anew] = start(mask[anew])
+        double = i[settled & (now[i] <= last)]
+        ended = i[settled & (now[i] > last)]
+        now[double] *= 2
+        now[anew] = precision
+        running[ended] = False
+        running[anew] = True
+    return _best(model, state, now, torch.stack(trace, -1), ~running, restarts)
+
+
+def _check(model: GenerativeCapsuleModel, points: Tensor, mask: Tensor) -> None:
+    if points.dim() != 3 or points.shape[-1] != 2 or mask.shape != points.shape[:2] or mask.dtype != torch.bool:
+        raise UsageError(
+            f"points are {tuple(points.shape)} and mask is {tuple(mask.shape)}, {mask.dtype};"
+            " they must be (images, slots, 2) and (images, slots), bool."
+        )
+    if not points[mask].isfinite().all():
+        raise UsageError("points hold values that are not finite where mask is True.")
+    if not mask.any(1).all():
+        raise UsageError("mask leaves an image without points; every image needs one at least.")
+    if model.assignment == "doubly_stochastic" and mask.shape[1] > model.columns:
+        raise UsageError(
+            f"points have {mask.shape[1]} slots, and the model explains at most {model.columns} points of an image:"
+            f" {len(model.owner)} parts and clutter={model.clutter}. Give more clutter or assignment='mixture'."
+        )
+
+
+def _best(
+    model: GenerativeCapsuleModel, state: Update, precision: Tensor, trace: Tensor, finished: Tensor, restarts: int
+) -> ConstellationInference:
+    """The chain of each image with the largest bound, of those that finished if there are any."""
+    bound, ended = state.bound.unflatten(0, (-1, restarts)), finished.unflatten(0, (-1, restarts))
+    eligible = ended | ~ended.any(1, keepdim=True)
+    chain = bound.masked_fill(~eligible, -math.inf).argmax(1) + restarts * torch.arange(len(bound), device=bound.device)
+    r, parts = state.responsibilities[chain], len(model.owner)
+    r = torch.cat((r[..., :parts], r[..., parts:].sum(-1, keepdim=True)), -1) if model.clutter else r
+    labels = torch.cat((model.owner, model.owner.new_tensor([model.objects])))[r.argmax(-1)]
+    return ConstellationInference(
+        labels, r, state.mean[chain], state.pose_precision[chain], state.bound[chain], precision[chain], trace[chain],
+        finished[chain],
+    )  # fmt: skip

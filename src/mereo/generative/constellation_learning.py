@@ -1,0 +1,159 @@
+"""Learning templates and noise of a constellation network from points alone, by ascent on the evidence lower bound.
+
+Source: variational EM as in Nazabal, Tsagkas, Williams 2022, arXiv:2209.03115, for the mixture of arXiv:2209.02567.
+Cost: of an epoch, two inversions of all images, images * slots * parts a sweep.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mereo.errors import UsageError, check_positive
+from mereo.generative.constellation_capsnet import BROAD, ConstellationCapsNet, Explanation
+from mereo.generative.constellations import BASES
+
+SMALLEST_SIGMA = 0.02
+SWEEPS = 10
+"""Of an epoch; the responsibilities are kept for the next."""
+
+
+class Learned(NamedTuple):
+    """A network, the bound of an image after every epoch (epochs,), and what it says of the images it learned from."""
+
+    network: ConstellationCapsNet
+    elbo: Tensor
+    explanation: Explanation
+
+
+def fit_templates(network: ConstellationCapsNet, points: Tensor, found: Explanation) -> ConstellationCapsNet:
+    """The templates at which the bound is the largest for these beliefs.
+
+    x = G_0 y + p_x G_x y + p_y G_y y is linear in the template p of a part, so that the best is a weighted least
+    squares fit: sum r E|G_d y|^2 p = sum r E <G_d y, x - G_0 y>, d = x, y. A part that explains nothing stays.
+
+    Shapes: points (images, slots, 2).
+    """
+    corners = torch.cat((points.new_zeros(1, 2), torch.eye(2, dtype=points.dtype, device=points.device)))
+    basis = BASES[network.transform](corners)
+    still, moving = basis[0], basis[1:] - basis[0]
+    r, owner = found.responsibilities[..., : len(network.owner)], network.owner
+    squares = (found.covariance + found.mean.unsqueeze(-1) * found.mean.unsqueeze(-2))[:, owner]
+    squares = torch.einsum("bn,bnef->nef", r.sum(1), squares)
+    system = torch.einsum("cxe,dxf,nef->ncd", moving, moving, squares)
+    seen = torch.einsum("bmn,bmx,cxe,bne->nc", r, points, moving, found.mean[:, owner])
+    right = seen - torch.einsum("xe,cxf,nef->nc", still, moving, squares)
+    used = r.sum((0, 1)) > 1e-3
+    system = torch.where(used[:, None, None], system, torch.eye(2, dtype=points.dtype, device=points.device))
+    fitted = torch.linalg.solve(system, right)
+    return replace(network, templates=torch.where(used.unsqueeze(-1), fitted, network.templates))
+
+
+def fit_sigma(network: ConstellationCapsNet, points: Tensor, found: Explanation) -> ConstellationCapsNet:
+    """The sigma at which the bound is the largest: sigma^2 = sum r E|x - F y|^2 / (2 sum r), at least 0.02.
+
+    Shapes: points (images, slots, 2).
+    """
+    r, owner, basis = found.responsibilities[..., : len(network.owner)], network.owner, network.basis
+    places = (basis @ found.mean[:, owner].unsqueeze(-1)).squeeze(-1)
+    spread = torch.einsum("nde,bnef,ndf->bn", basis, found.covariance[:, owner], basis)
+    errors = (points.unsqueeze(2) - places.unsqueeze(1)).square().sum(-1) + spread.unsqueeze(1)
+    variance = (r * errors).sum() / (2 * r.sum())
+    return replace(network, sigma=max(variance.sqrt().item(), SMALLEST_SIGMA))
+
+
+def _start(
+    points: Tensor, mask: Tensor, generator: torch.Generator, objects: int, parts: int, transform: str, clutter: bool
+) -> ConstellationCapsNet:
+    """Templates that are some points of random images, centred and scaled."""
+    full = (mask.sum(1) >= parts).nonzero().squeeze(-1)
+    if not len(full):
+        raise UsageError(f"parts is {parts}, and no image has as many points; give fewer.")
+    templates = []
+    for _ in range(objects):
+        image = full[torch.randint(len(full), (), generator=generator)]
+        there = points[image][mask[image]]
+        template = there[torch.randperm(len(there), generator=generator)[:parts]]
+        template = template - template.mean(0)
+        templates.append(template * (parts / template.square().sum().clamp(min=1e-6)) ** 0.5)
+    owner = torch.arange(objects, device=points.device).repeat_interleave(parts)
+    return ConstellationCapsNet(torch.cat(templates), owner, BROAD, transform, clutter)
+
+
+def _epochs(
+    network: ConstellationCapsNet,
+    points: Tensor,
+    mask: Tensor,
+    generator: torch.Generator,
+    before: Explanation | None,
+    epochs: int,
+    learn_sigma: bool,
+) -> Learned:
+    """Explain every image anew and from where it was, keep the better, fit the network to it; and so on."""
+    trace = []
+    for _ in range(epochs):
+        fresh = network.random_start(mask, generator)
+        found = network.settle(points, mask, fresh, sigma=network.sigma, sweeps=SWEEPS)
+        if before is not None:
+            again = network.settle(points, mask, before.responsibilities, sigma=network.sigma, sweeps=SWEEPS)
+            found = again.or_better(found)
+        network, before = fit_templates(network, points, found), found
+        if learn_sigma:
+            network = fit_sigma(network, points, found)
+        trace.append(found.elbo.mean())
+    assert before is not None
+    return Learned(network, torch.stack(trace), before)
+
+
+def learn_constellations(
+    points: Tensor,
+    mask: Tensor,
+    generator: torch.Generator,
+    *,
+    objects: int = 3,
+    parts: int = 4,
+    transform: str = "similarity",
+    clutter: bool = False,
+    candidates: int = 12,
+    epochs: int = 40,
+    say: Callable[[str], None] | None = None,
+) -> Learned:
+    """Learn what objects there are from images whose points have no labels.
+
+    Several candidates start from points of random images and learn their templates for an eighth of the epochs; the one
+    with the largest bound goes on. Sigma stays broad for the first half and is learned in the second. In each epoch
+    every image is explained from where it was and from a new random start, so that the bound never falls.
+
+    Args:
+        points, mask: where the points are, and which slots have one.
+        generator: of all random numbers.
+        objects, parts: how many objects, and parts of each; a shape with fewer points leaves parts that coincide.
+        transform: what a pose is, "similarity" or "affine".
+        clutter: whether points may belong to no object.
+        candidates: how many are started.
+        epochs: of the one that goes on, at least 4.
+        say: called with a line of progress now and then.
+
+    Shapes: points (images, slots, 2), mask (images, slots).
+
+    Reference: arXiv:2209.03115, section 3.3 (with permutations there, with a mixture here).
+    """
+    check_positive(objects=objects, parts=parts, candidates=candidates)
+    if epochs < 4:
+        raise UsageError(f"epochs is {epochs}; it must be at least 4.")
+    tell = say or (lambda line: None)
+    early = max(epochs // 8, 1)
+    best: Learned | None = None
+    for number in range(candidates):
+        network = _start(points, mask, generator, objects, parts, transform, clutter)
+        found = _epochs(network, points, mask, generator, None, early, learn_sigma=False)
+        tell(f"candidate {number + 1} of {candidates}: bound {found.elbo[-1]:.3f} after {early} epochs")
+        best = found if best is None or found.elbo[-1] > best.elbo[-1] else best
+    assert best is not None
+    for count, learn_sigma in ((epochs // 2 - early, False), (epochs - epochs // 2, True)):
+        more = _epochs(best.network, points, mask, generator, best.explanation, count, learn_sigma)
+        best = Learned(more.network, torch.cat((best.elbo, more.elbo)), more.explanation)
+        tell(f"bound {best.elbo[-1]:.3f} after {len(best.elbo)} epochs, sigma {best.network.sigma:.3f}")
+    return best

@@ -1,0 +1,25 @@
+"""Sinkhorn's normalisation: a matrix of scores becomes doubly stochastic, in the log domain."""
+
+from torch import Tensor
+
+from mereo.errors import UsageError
+
+
+def log_sinkhorn(scores: Tensor, rounds: int) -> Tensor:
+    """Normalise columns, then rows, `rounds` times: log of a matrix whose rows sum to 1, and whose columns nearly do.
+
+    log r <- log r - logsumexp over rows (log r);   log r <- log r - logsumexp over columns (log r)
+
+    The limit of exp(scores) with both sums 1 approximates the marginals of a random permutation with these weights.
+
+    Shapes: scores (..., n, n), finite -> (..., n, n).
+
+    Reference: Sinkhorn and Knopp 1967; for assignments arXiv:2103.06676, section 3.
+    """
+    if rounds < 1:
+        raise UsageError(f"rounds is {rounds}; it must be at least 1.")
+    if scores.shape[-1] != scores.shape[-2]:
+        raise UsageError(f"scores are {tuple(scores.shape)}; both last sizes must be the same.")
+    for _ in range(rounds):
+        scores = scores.log_softmax(-2).log_softmax(-1)
+    return scores
