@@ -1,0 +1,53 @@
+"""Folded networks answer as they did, have no batch normalisation left, and leave the model as it was."""
+
+import pytest
+import torch
+from torch import nn
+
+import mereo
+from mereo.errors import UsageError
+from mereo.inference.fold import folded
+
+
+def trained(name: str, **arguments: object) -> mereo.models.CapsuleClassifier:
+    """A network whose batch normalisations have seen something."""
+    torch.manual_seed(0)
+    model = mereo.create_model(name, **arguments)  # type: ignore[arg-type]
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(std=0.2)
+            module.running_var.uniform_(0.3, 3)
+            module.weight.data.uniform_(0.5, 2)
+            module.bias.data.normal_()
+    return model
+
+
+def norms(model: nn.Module) -> int:
+    return sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+
+
+@pytest.mark.parametrize("name", ["mspcaps_tiny", "efficient_capsnet", "capsnet_svhn"])
+def test_a_folded_network_answers_the_same(name: str) -> None:
+    model = trained(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    ready = folded(model)
+    images = torch.rand(3, *model.image_shape)
+    with torch.no_grad():
+        torch.testing.assert_close(ready(images), model.eval()(images), rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters()) and not any(p.requires_grad for p in ready.parameters())
+
+
+def test_norms_after_convolutions_are_gone_and_no_others() -> None:
+    model = trained("mspcaps_tiny")
+    assert norms(model) > 0 and norms(folded(model)) == 0
+    # Efficient-CapsNet has its activation between the convolution and the norm: there is nothing to fold into.
+    efficient = trained("efficient_capsnet")
+    between = [isinstance(a, nn.Conv2d) for s in efficient.modules() if isinstance(s, nn.Sequential)
+               for a, b in zip(s, list(s)[1:], strict=False) if isinstance(b, nn.BatchNorm2d)]  # fmt: skip
+    assert norms(folded(efficient)) == len(between) - sum(between)
+
+
+def test_a_folded_copy_is_not_saved_as_the_network_it_is_from(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UsageError, match="does not know its name"):
+        mereo.save_weights(tmp_path / "x.safetensors", folded(trained("mspcaps_tiny")))
