@@ -6,7 +6,7 @@ import torch
 import mereo
 from mereo.data import ImageSet, OverlaidPairs
 from mereo.errors import MereoError, UsageError
-from mereo.inference.answers import collect_answers
+from mereo.inference.answers import check_one_label, collect_answers
 from mereo.inference.evaluate import Scores, evaluate, normalise
 from mereo.inference.mode import judged
 
@@ -60,10 +60,18 @@ def test_bad_weights_are_told(model, split):
         collect_answers(model, split)
 
 
-def test_images_of_several_objects_are_refused(model, split):
+def test_an_image_of_several_objects_is_right_when_all_are_found(split):
+    torch.manual_seed(0)
+    model = mereo.create_model("mspcaps_tiny", channels=(4, 8, 8), in_chans=1, img_size=24, num_classes=3)
     pairs = OverlaidPairs(split)
-    with pytest.raises(UsageError, match="one label an image"):
-        collect_answers(model, pairs)
+    answers = collect_answers(model, pairs)
+    assert answers.labels.shape == (7, 2)
+    for lengths, labels, right in zip(*map(torch.Tensor.tolist, (*answers, answers.right)), strict=True):
+        longest = sorted(range(3), key=lambda c: -lengths[c])[:2]
+        assert right == (set(longest) == set(labels))
+    assert answers.accuracy == evaluate(model, pairs).accuracy
+    with pytest.raises(UsageError, match="2 objects each"):
+        check_one_label(pairs)
 
 
 def test_no_image_is_no_accuracy(model, split):

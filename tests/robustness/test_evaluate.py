@@ -173,7 +173,6 @@ WRONG = [
     (["{w}", "--restarts", "-1"], "restarts is -1"),
     (["{w}", "--seed", "-1"], "seed is -1"),
     (["{w}", "--masking-images", "-1"], "masking_images is -1"),
-    (["{w}", "--data", "multimnist"], "two objects"),
     (["{w}", "--data", "digitz"], "digits"),
     (["{w}", "--split", "tests"], "test"),
     (["{w}", "--device", "cuda:77"], "cpu"),

@@ -58,6 +58,14 @@ def test_values_that_cannot_be_meant(change):
         TrainConfig().replace(**change).check()
 
 
+def test_a_file_with_aliases_is_refused(tmp_path):
+    lines = ["a0: &a0 [ha]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
+    path = tmp_path / "config.yaml"
+    path.write_text("model_args:\n" + "\n".join(f"  {line}" for line in lines) + "\nmodel: *a11\n")
+    with pytest.raises(UsageError, match="alias"):
+        TrainConfig.from_yaml(path)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_is_a_configuration_of_a_model_that_exists(name):
     for data in (None, *RECIPES[name].by_data):

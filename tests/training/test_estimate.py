@@ -1,5 +1,7 @@
 """The figures of a dry run, against counts by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from mereo.training.config import TrainConfig
@@ -35,8 +37,14 @@ def test_time_is_measured_only_when_asked_for():
 
 
 def test_a_step_that_will_not_fit_is_warned_of(capsys):
-    found = estimate(small(batch_size=2**26), measure=False)
-    warn_of_memory(found)
-    assert "smaller --batch-size" in capsys.readouterr().out
-    warn_of_memory(estimate(small(batch_size=2), measure=False))
+    found = estimate(small(batch_size=2), measure=False)
+    warn_of_memory(replace(found, available=found.memory))
     assert capsys.readouterr().out == ""
+    warn_of_memory(replace(found, available=found.memory - 1))
+    assert "smaller --batch-size" in capsys.readouterr().out
+
+
+def test_a_batch_is_never_more_than_there_are_images():
+    found = estimate(small(batch_size=2**62, limit=100), measure=False)
+    assert found.batch_size == 100
+    assert found.memory == estimate(small(batch_size=100, limit=100), measure=False).memory

@@ -79,10 +79,13 @@ def compute() -> Section:
 
 
 def kernels() -> Section:
-    """For each way to run routing whether it is there, or what it lacks."""
+    """For each way to run routing whether it is there, or what it lacks; and what is compiled beside it."""
     from mereo.core.kernels import backends
+    from mereo.core.kernels.library import missing
 
-    return {f"routing, {name}": reason for name, reason in backends().items()}
+    compiled = "compiled" if missing is None else f"PyTorch: {missing}"
+    ways = {f"routing, {name}": reason for name, reason in backends().items()}
+    return {**ways, "agree and combine": compiled, "Bessel functions": compiled}
 
 
 def data(root: str | None) -> Section:

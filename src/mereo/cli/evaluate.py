@@ -27,11 +27,6 @@ def check(options: EvaluateOptions) -> None:
     for epsilon in options.epsilon:
         if not (math.isfinite(epsilon) and 0 <= epsilon <= 1):
             raise UsageError(f"epsilon is {epsilon}; it must be between 0 and 1, the range of a pixel.")
-    if options.data == "multimnist":
-        raise UsageError(
-            "data is 'multimnist', whose images hold two objects each; evaluate is for one label an image. The accuracy"
-            " on pairs stands in the results.json of the run."
-        )
     if options.out is not None and options.out.is_file():
         raise UsageError(f"out is {options.out}, which is a file; it must be a folder.")
 
@@ -75,8 +70,8 @@ def run(words: list[str], command: str) -> None:
     folder = new_folder(options.out)
     document = {"split": options.split, **evaluate_subjects(subjects, plan, folder, Stages())}
     text = json.dumps(document, indent=2)
-    write_atomically(folder / "report.json", f"{text}\n".encode())
-    write_atomically(folder / "report.md", markdown(document).encode())
+    write_atomically(folder / "report.json", f"{text}\n")
+    write_atomically(folder / "report.md", markdown(document))
     if options.json:
         print(text)
         print(f"report: {folder / 'report.md'}", file=sys.stderr)
@@ -113,4 +108,6 @@ def _summary(document: dict[str, object], folder: Path) -> None:
                     f" variance, staying put {m['unmoved']:.2f}, shuffled pairs {m['permuted']:.2f};"
                     f" length x {m['length']:.2f}"
                 )
-    print(f"\nreport    {folder / 'report.md'}\nfigures   {folder / 'report.json'}\npictures  {folder}/")
+    print(f"\nreport    {folder / 'report.md'}\nfigures   {folder / 'report.json'}")
+    if any(folder.rglob("*.png")):
+        print(f"pictures  {folder}/")

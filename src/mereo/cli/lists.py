@@ -14,6 +14,7 @@ Rows = list[dict[str, str]]
 
 def _models() -> Rows:
     from mereo.models import MODELS
+    from mereo.models.pretrained import tags_of
 
     rows = []
     for name, entry in sorted(MODELS.items()):
@@ -23,6 +24,7 @@ def _models() -> Rows:
                 "name": name,
                 "input": "x".join(map(str, shape)),
                 "classes": str(entry.defaults["num_classes"]),
+                "weights": ", ".join(tags_of(name)) or "-",
                 "source": entry.paper,
                 "what": entry.summary,
             }

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 wrong use. Nothing heavy is imported before it is known to be needed.
 """
 
+import io
 import os
 import sys
 import warnings
@@ -28,6 +29,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "recipes": ("mereo.cli.lists", "list the published training recipes"),
 }
 """Name -> (module with a function `run(words, command)`, one line)."""
+
+
+_NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 def usage() -> str:
@@ -71,6 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Threads of OpenMP spin while they wait for each other. On a machine that others use too they then spin for work
     # that is not scheduled, which can slow a training many times over. So they spin briefly, unless told otherwise.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # The name of a file may hold bytes that are no text; showing it must not fail.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         # A person is told what mereo warns of; the libraries' notes to programmers are not for them.
@@ -97,7 +105,9 @@ def _guarded(words: list[str]) -> int:
         return 0
     except OSError as error:
         return _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+    except MemoryError:
+        return _fail("out of memory. Try a smaller --batch-size or smaller images.", 1)
     except RuntimeError as error:
-        if "out of memory" in str(error) or "not enough memory" in str(error):
+        if any(sign in str(error) for sign in _NO_MEMORY):
             return _fail(f"out of memory: {str(error).splitlines()[0]} Try a smaller --batch-size or --accumulate.", 1)
         raise

@@ -38,7 +38,8 @@ class PredictOptions:
     images: tyro.conf.Positional[tuple[str, ...]]
     """Files, folders or patterns."""
     weights: Path | None = None
-    """File of weights or folder of a run; the newest run by default."""
+    """File of weights, folder of a run, or weights of the package such as mspcaps_tiny.mnist (see
+    `mereo models`); the newest run by default, or mspcaps_tiny.mnist where there is none."""
     top: int = 3
     """Classes to name for an image."""
     json: bool = False
@@ -53,18 +54,29 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """Draw what a network saw: lengths of its class capsules, and couplings laid over the images.
+    """Show what a network saw, and why it says what it says. A folder comes out.
+
+    Lengths of the class capsules and couplings laid over the images; parse trees, which part voted for which, as
+    pictures and as a page; gradients with respect to the image; what the decoder sees as the answer's pose is moved.
 
     Examples:
       mereo explain photo.png --weights runs/mspcaps_tiny-digits
+      mereo explain photos/ --only page sweeps --out seen
+      mereo explain photos/ --out seen.html
     """
 
     images: tyro.conf.Positional[tuple[str, ...]]
     """Files, folders or patterns."""
     weights: Path | None = None
-    """File of weights or folder of a run; the newest run by default."""
-    out: Path = Path("explanation.png")
-    """Picture to write."""
+    """File of weights, folder of a run, or weights of the package such as mspcaps_tiny.mnist (see
+    `mereo models`); the newest run by default, or mspcaps_tiny.mnist where there is none."""
+    out: Path | None = None
+    """Folder to write; explanation, explanation-2, ... by default. NAME.png: the picture alone, of at most 12 images.
+    NAME.html: the page alone."""
+    only: tuple[Literal["picture", "gradients", "page", "trees", "sweeps"], ...] = ()
+    """Of all there is: picture (lengths, couplings, votes), gradients, page and trees (parse trees), sweeps (poses)."""
+    keep: int = 4
+    """Votes shown for each capsule of a parse tree, the strongest."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps ..."""
     strict: bool = False
@@ -83,7 +95,8 @@ class EvaluateOptions:
     """
 
     weights: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Files of weights or folders of runs; the newest run by default."""
+    """Files of weights, folders of runs, or weights of the package such as mspcaps_tiny.mnist; the newest run by
+    default."""
     data: str | None = None
     """Data set or folder of images; what the networks were trained on by default."""
     data_root: str | None = None
@@ -150,23 +163,25 @@ class ListOptions:
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """Run the variants of a published table under one protocol, several seeds each; without a name, list the studies.
+    """Run a study (the variants of a published table under one protocol, several seeds each) or an experiment.
 
-    Finished runs are not run again: a study that was stopped goes on.
+    Without a name, list them. Finished runs are not run again: what was stopped goes on. An option that an experiment
+    has no use for is refused.
 
     Examples:
       mereo reproduce
       mereo reproduce coupling_axis --data cifar10 --epochs 4 --limit 10000 --seeds 2
+      mereo reproduce kiefer-routing --epochs 13 --seeds 3
     """
 
     study: tyro.conf.Positional[str | None] = None
-    """Name of the study."""
+    """Name of the study or experiment."""
     variants: tuple[str, ...] = ()
     """Only these variants."""
-    seeds: int = 1
-    """Runs of each variant, with seeds 0, 1, ..."""
+    seeds: int | None = None
+    """Runs of each variant, with seeds 0, 1, ...; one by default."""
     data: str | None = None
-    """Data set; the recipe's own by default."""
+    """Data set; the recipe's or the experiment's own by default."""
     data_root: str | None = None
     """Where data sets lie; else the environment variable MEREO_DATA, else ./data."""
     epochs: int | None = None
@@ -175,6 +190,8 @@ class ReproduceOptions:
     """Epochs of warm-up; the recipe's by default."""
     limit: int | None = None
     """Use at most so many training images."""
+    images: int | None = None
+    """Test images that an experiment works on; its own number by default."""
     batch_size: int | None = None
     """Images of one optimiser step."""
     device: str | None = None
@@ -184,7 +201,7 @@ class ReproduceOptions:
     paper_protocol: bool | None = None
     """Choose the best epoch on the test images, as the papers do."""
     output: str = "runs"
-    """Folder of the run folders."""
+    """Folder of the run folders, and of the experiment's own."""
     json: bool = False
     """Print one JSON document."""
 

@@ -9,12 +9,16 @@ from typing import TypeVar
 from mereo.errors import UsageError
 
 T = TypeVar("T")
-_FRAME = re.compile(r"[─-╿]+")
+_LONGEST = 500
+_FRAME = re.compile(r"[─-╿]+|-{5,}")
+"""Lines are drawn with minus signs where the locale has no others."""
 
 
 def one_line(message: str) -> str:
     """The sense of a framed error message: its first paragraph, and the options it suggests."""
     lines = [_FRAME.sub("", line).strip() for line in message.splitlines()[1:]]
+    while lines and not lines[0]:
+        lines.pop(0)
     paragraph: list[str] = []
     for line in lines:
         if not line:
@@ -23,8 +27,10 @@ def one_line(message: str) -> str:
     suggested: list[str] = []
     if "Perhaps you meant:" in lines:
         after = lines[lines.index("Perhaps you meant:") + 1 :]
-        suggested = [line.split()[0] for line in after if line.startswith("--")]
+        suggested = [line.split()[0].rstrip(",") for line in after if line.startswith("--")]
     text = " ".join(paragraph).rstrip(".") or " ".join(message.split())
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]} ..."
     if suggested:
         text += "; did you mean " + " or ".join(dict.fromkeys(suggested[:3])) + "?"
     return text if text.endswith("?") else text + "."

@@ -1,42 +1,92 @@
 """`mereo reproduce`."""
 
 import json
-from typing import Any
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mereo.cli.options import ReproduceOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
-from mereo.errors import check_positive
-from mereo.training.studies import STUDIES, get_study, run_study
+from mereo.errors import UsageError, check_positive, unknown
+from mereo.training.studies import STUDIES, Study, run_study
+
+if TYPE_CHECKING:
+    from mereo.generative.experiments import Experiment
+
+STUDY_OPTIONS = (
+    "variants", "seeds", "data", "data_root", "epochs", "warmup_epochs", "limit", "batch_size", "device", "precision",
+    "paper_protocol",
+)  # fmt: skip
 
 
 def run(words: list[str], command: str) -> None:
-    """Run a study, or list them."""
+    """Run a study or an experiment, or list them."""
     options = parse(ReproduceOptions, words, command)
+    from mereo.generative.experiments import EXPERIMENTS
+
     if options.study is None:
-        print_table(("study", "variants", "source", "question"), [
-            (name, ", ".join(study.variants), study.source, study.question) for name, study in STUDIES.items()
-        ])  # fmt: skip
+        _list(EXPERIMENTS)
         return
-    check_positive(seeds=options.seeds)
-    study = get_study(options.study)
-    fields = (
-        "data",
-        "data_root",
-        "epochs",
-        "limit",
-        "batch_size",
-        "device",
-        "precision",
-        "paper_protocol",
-        "warmup_epochs",
-    )
-    given = {name: getattr(options, name) for name in fields}
-    overrides: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    rows = run_study(options.study, options.seeds, options.output, overrides, options.variants)
+    name = options.study.replace("-", "_")
+    if name not in STUDIES and name not in EXPERIMENTS:
+        raise unknown("study or experiment", options.study, STUDIES.keys() | EXPERIMENTS.keys())
+    given = _given(options)
+    # What trainings tell on the way does not belong to the document.
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        found: Any
+        if name in EXPERIMENTS:
+            found = _run_experiment(name, EXPERIMENTS[name], given, Path(options.output))
+        else:
+            found = _run_study(name, given, options.output)
     if options.json:
-        print(json.dumps(rows, indent=2))
-        return
+        print(json.dumps(found, indent=2))
+    elif name in EXPERIMENTS:
+        _show_experiment(EXPERIMENTS[name], found)
+    else:
+        _show_study(STUDIES[name], found)
+
+
+def _list(experiments: Mapping[str, "Experiment"]) -> None:
+    rows = [(name, ", ".join(study.variants), study.source, study.question) for name, study in STUDIES.items()]
+    rows += [(name, "-", e.source, e.question) for name, e in experiments.items() if name not in STUDIES]
+    print_table(("name", "variants", "source", "question"), rows)
+
+
+def _given(options: ReproduceOptions) -> dict[str, Any]:
+    """The options that a study or an experiment may or may not use, as far as they were given."""
+    values = {name: getattr(options, name) for name in (*STUDY_OPTIONS, "images")}
+    given = {name: value for name, value in values.items() if value not in (None, ())}
+    check_positive(**{k: given[k] for k in ("seeds", "epochs", "limit", "batch_size", "images") if k in given})
+    return given
+
+
+def _check_used(name: str, given: Mapping[str, Any], used: set[str]) -> None:
+    for option, value in given.items():
+        if option not in used:
+            takes = ", ".join(f"--{u.replace('_', '-')}" for u in sorted(used)) or "no such option"
+            raise UsageError(f"{option} is {value!r}, which {name} has no use for; leave it out. It takes {takes}.")
+
+
+def _run_experiment(name: str, experiment: "Experiment", given: Mapping[str, Any], output: Path) -> dict[str, Any]:
+    from mereo.generative.experiments import Settings
+
+    _check_used(name, given, set(experiment.uses))
+    data = given.get("data", experiment.data)
+    folder = output / (name if data is None else f"{name}-{Path(data).name}")
+    return experiment.run(Settings(folder, **{**given, "data": data}, say=partial(print, flush=True)))
+
+
+def _run_study(name: str, given: Mapping[str, Any], output: str) -> list[dict[str, Any]]:
+    _check_used(name, given, set(STUDY_OPTIONS))
+    overrides = {option: value for option, value in given.items() if option not in ("variants", "seeds")}
+    return run_study(name, given.get("seeds", 1), output, overrides, given.get("variants", ()))
+
+
+def _show_study(study: Study, rows: list[dict[str, Any]]) -> None:
     print(f"\n{study.question}")
 
     def percent(value: float | None) -> str:
@@ -52,3 +102,18 @@ def run(words: list[str], command: str) -> None:
             for row in rows
         ],
     )  # fmt: skip
+
+
+def _show_experiment(experiment: "Experiment", results: Mapping[str, Any]) -> None:
+    def cell(value: object) -> str:
+        if value is None:
+            return "-"
+        return f"{value:z.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+    print(f"\n{experiment.question}")
+    for title, rows in results.get("tables", {}).items():
+        print()
+        print_table(tuple(rows[0]), [[cell(value) for value in row.values()] for row in rows], title)
+    for line in results.get("notes", ()):
+        print(f"\n{line}")
+    print("\nwritten: " + ", ".join(results["files"]))

@@ -3,18 +3,18 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mereo.errors import UsageError
-
 if TYPE_CHECKING:
     from mereo.models import CapsuleClassifier
 
 
+DEFAULT = "mspcaps_tiny.mnist"
+"""The network of the package that a command uses where there is no run."""
+
+
 def newest_run(output: Path = Path("runs")) -> Path:
-    """The run folder whose best weights were written last; UsageError if there is none."""
+    """The run folder whose best weights were written last, or else the network that comes with the package."""
     runs = sorted(output.glob("*/weights/best.safetensors"), key=lambda p: p.stat().st_mtime)
-    if not runs:
-        raise UsageError(f"weights is not given, and there is no run in {output}/; train one with `mereo train`.")
-    return runs[-1].parent.parent
+    return runs[-1].parent.parent if runs else Path(DEFAULT)
 
 
 def load_weights(weights: Path | None, device: str) -> tuple["CapsuleClassifier", Path]:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 GREY_MODES = ("1", "L", "LA", "La", "I", "F")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""Told by their content, whatever the file is called. No others are read: for some, Pillow runs another program."""
 
 
 def is_grey(mode: str) -> bool:
@@ -47,7 +49,7 @@ def decode(stream: BinaryIO, size: tuple[int, int], channels: int) -> npt.NDArra
     """
     from PIL import Image, ImageOps
 
-    with Image.open(stream) as opened:
+    with Image.open(stream, formats=FORMATS) as opened:
         limit = Image.MAX_IMAGE_PIXELS
         if limit is not None and opened.width * opened.height > limit:
             raise ValueError(f"{opened.width} x {opened.height} pixels, more than the limit of {limit}")

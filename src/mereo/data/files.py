@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mereo.data.conversion import check_channels
-from mereo.data.decode import decode, is_grey
+from mereo.data.decode import FORMATS, decode, is_grey
 from mereo.data.raw import RawSplit, Read, Request
 from mereo.data.trees import Tree
 from mereo.errors import MereoError
@@ -103,7 +103,7 @@ def sniff(tree: Tree, files: Sequence[str]) -> tuple[int, tuple[int, int] | None
         try:
             with tree.open(file) as stream, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with Image.open(stream) as image:
+                with Image.open(stream, formats=FORMATS) as image:
                     modes.add(image.mode)
                     sizes.add((image.height, image.width))
         except Exception:  # whether it can be read is the reader's question, not this one's

@@ -11,6 +11,8 @@ from torch import Tensor
 from mereo.data.operation import Operation, uniform_between, whole_between
 from mereo.errors import UsageError
 
+MOST_PIXELS = 2**20
+
 
 def take_window(images: Tensor, corners: Tensor, size: tuple[int, int]) -> Tensor:
     """Cut a window out of each image: out[n, c, y, x] = images[n, c, y + top_n, x + left_n], 0 outside the image.
@@ -79,8 +81,8 @@ class Shift(Operation):
     usage: ClassVar[str] = "shift=2"
 
     def __post_init__(self) -> None:
-        if self.pixels < 0:
-            raise UsageError(f"shift is {self.pixels}; it must be at least 0 pixels.")
+        if not 0 <= self.pixels < MOST_PIXELS:
+            raise UsageError(f"shift is {self.pixels}; it must be at least 0 pixels and below {MOST_PIXELS:,}.")
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
         return whole_between(-self.pixels, self.pixels, count, generator)
@@ -97,8 +99,10 @@ class Crop(Shift):
     usage: ClassVar[str] = "crop=4"
 
     def __post_init__(self) -> None:
-        if self.pixels < 0:
-            raise UsageError(f"crop is {self.pixels}; it must be a padding of at least 0 pixels.")
+        if not 0 <= self.pixels < MOST_PIXELS:
+            raise UsageError(
+                f"crop is {self.pixels}; it must be a padding of at least 0 pixels and below {MOST_PIXELS:,}."
+            )
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
 """Trees of files: a folder, or a zip archive of the same layout."""
 
-import io
 import os
 import zipfile
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from mereo.errors import MereoError
 
@@ -53,7 +52,7 @@ class ZipTree(Tree):
         self.path = path
         try:
             self._archive = zipfile.ZipFile(path)
-        except (OSError, zipfile.BadZipFile) as error:
+        except Exception as error:  # a damaged directory of members makes zipfile raise nearly anything
             raise MereoError(f"the archive {path} cannot be read ({error}); get it again.") from error
         names = [name for name in self._archive.namelist() if not self._hidden(name)]
         self.files = sorted(name for name in names if not name.endswith("/"))
@@ -71,9 +70,11 @@ class ZipTree(Tree):
         return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
 
     def open(self, file: str) -> BinaryIO:
-        if self._archive.getinfo(file).file_size > _LARGEST_MEMBER:
-            raise OSError(f"it unpacks to more than {_LARGEST_MEMBER} bytes")
-        return io.BytesIO(self._archive.read(file))
+        size = self._archive.getinfo(file).file_size
+        if size > _LARGEST_MEMBER:
+            raise OSError(f"it unpacks to {size} bytes, more than the limit of {_LARGEST_MEMBER}")
+        # Unpacked as far as it is read: what is no image is left after its first bytes, however large it claims to be.
+        return cast("BinaryIO", self._archive.open(file))
 
 
 def open_tree(path: Path) -> Tree:

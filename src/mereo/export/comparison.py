@@ -133,7 +133,7 @@ def write_comparison(rows: Sequence[Row], folder: Path, data: str, protocol: str
     paths = []
     for suffix, text in texts.items():
         paths.append(folder / f"comparison.{suffix}")
-        write_atomically(paths[-1], text.encode())
+        write_atomically(paths[-1], text)
     paths.append(folder / "comparison.png")
     draw_comparison(rows, paths[-1], f"{Path(data).name}: {protocol}")
     return paths

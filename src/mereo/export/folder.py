@@ -12,6 +12,7 @@ from typing import Any
 
 from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier, get_model_entry, load, save_weights
+from mereo.models.metadata import check_preprocessing
 from mereo.models.weights import load_tensors, write_atomically
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -68,14 +69,14 @@ def save_pretrained(
     if card:
         from mereo.export.card import model_card
 
-        write_atomically(folder / CARD, model_card(model, known, folder.name).encode())
+        write_atomically(folder / CARD, model_card(model, known, folder.name))
     return folder
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{path} is not a readable config.json ({reason}).") from error
     keys = {"architecture": str, "model_args": dict, "pretrained_cfg": dict}
@@ -83,14 +84,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     if wrong:
         raise UsageError(f"{path} lacks {', '.join(wrong)}; it was not written by mereo's save_pretrained.")
     return content
-
-
-def _numbers(value: Any, count: int, least: float) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == count
-        and all(isinstance(v, int | float) and not isinstance(v, bool) and v > least for v in value)
-    )
 
 
 def load_folder(folder: Path, device: str = "cpu") -> CapsuleClassifier:
@@ -111,15 +104,12 @@ def load_folder(folder: Path, device: str = "cpu") -> CapsuleClassifier:
         if content[name] != metadata.get(key):
             raise UsageError(f"{name} of {config_path} and of {weights} differ; one of the files was changed.")
     model = load(weights, device)
-    cfg, channels = content["pretrained_cfg"], model.image_shape[0]
-    if not (_numbers(cfg.get("mean"), channels, float("-inf")) and _numbers(cfg.get("std"), channels, 0)):
-        raise UsageError(f"mean and std of {config_path} must be lists of {channels} numbers, std above 0.")
-    if cfg.get("input_size") != list(model.image_shape):
-        raise UsageError(f"input_size of {config_path} is {cfg.get('input_size')}; it is {list(model.image_shape)}.")
+    cfg = {k: tuple(v) if isinstance(v, list) else v for k, v in content["pretrained_cfg"].items()}
+    check_preprocessing(config_path, cfg, model)
     labels = content.get("label_names", list(model.class_names))
     fits = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
     if not fits or len(labels) not in (0, model.num_classes):
         raise UsageError(f"label_names of {config_path} must be a list of {model.num_classes} names.")
-    model.pretrained_cfg |= {k: tuple(v) if isinstance(v, list) else v for k, v in cfg.items()}
+    model.pretrained_cfg |= cfg
     model.class_names = tuple(labels)
     return model

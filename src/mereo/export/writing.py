@@ -14,6 +14,7 @@ from mereo.export.images import AtHand, random_images, take
 from mereo.export.onnx_file import open_onnx, quantise_onnx, write_onnx
 from mereo.export.programs import Scorer, lower, open_program, scorer, write_program
 from mereo.models import CapsuleClassifier
+from mereo.models.weights import cannot_write
 
 COARSE = 8 * 2**-8
 """In bfloat16 a score has steps of 2^-8, and another order of sums moves it by a few."""
@@ -71,7 +72,10 @@ def export_model(
     shown = [random_images(model, 2 * max(BATCHES))]
     if images is not None:
         shown.append(take(model, images.test, 2 * max(BATCHES)))
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(out, error) from error
     found = []
     # What is not checked yet lies apart, under the name that the folder will have.
     with tempfile.TemporaryDirectory(dir=out, prefix=".unchecked-") as apart:

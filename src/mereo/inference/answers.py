@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mereo.data import Images
 from mereo.errors import MereoError, UsageError, check_positive
-from mereo.inference.evaluate import normalise
+from mereo.inference.evaluate import found, normalise
 from mereo.inference.mode import judged
 from mereo.models import CapsuleClassifier
 
@@ -19,7 +19,7 @@ Change = Callable[[Tensor, Tensor], Tensor]
 class Answers(NamedTuple):
     """Lengths of the class capsules of images, and what the images are.
 
-    Shapes: lengths float32 (n, classes), labels int64 (n,), both on the CPU.
+    Shapes: lengths float32 (n, classes), labels int64 (n,), or (n, objects) for images of several; both on the CPU.
     """
 
     lengths: Tensor
@@ -32,8 +32,8 @@ class Answers(NamedTuple):
 
     @property
     def right(self) -> Tensor:
-        """Which images are judged right, bool (n,)."""
-        return self.predicted == self.labels
+        """Which images are judged right, bool (n,); those of several objects when all are found."""
+        return self.predicted == self.labels if self.labels.dim() == 1 else found(self.lengths, self.labels).all(1)
 
     @property
     def accuracy(self) -> float:
@@ -45,8 +45,8 @@ def check_one_label(split: Images) -> None:
     """UsageError for images of several objects."""
     if split.labels_per_image > 1:
         raise UsageError(
-            f"the images hold {split.labels_per_image} objects each, and these figures are for one label an image; the"
-            " accuracy on several stands in the results.json of the run."
+            f"the images hold {split.labels_per_image} objects each, and attacks and equivariance are for one; leave"
+            " them out."
         )
 
 
@@ -62,13 +62,12 @@ def collect_answers(
 
     Args:
         model: any capsule classifier; it is judged in eval mode and left as it was.
-        split: images of one label each.
+        split: images of one label each, or of several.
         batch_size: images worked on at once.
         change: what happens to the images before the network sees them.
         progress: called with the number of images done since the last call.
     """
     check_positive(batch_size=batch_size)
-    check_one_label(split)
     parameter, cfg = next(model.parameters()), model.pretrained_cfg
     crop = (model.image_shape[1], model.image_shape[2])
     lengths, labels = [], []

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mereo.data import Batch, Images
+from mereo.errors import MereoError
 from mereo.inference.metrics import wilson_interval
 from mereo.models import CapsuleClassifier
 
@@ -96,9 +97,9 @@ def evaluate(
     model.eval()
     parameter = next(model.parameters())
     cfg = model.pretrained_cfg
-    # count, loss, all found, mean found, any found
+    # count, loss, all found, mean found, any found, lengths not finite
     totals = torch.zeros(
-        5, dtype=torch.float64 if parameter.device.type != "mps" else torch.float32, device=parameter.device
+        6, dtype=torch.float64 if parameter.device.type != "mps" else torch.float32, device=parameter.device
     )
     several = False
     for batch in batches(split, batch_size, parameter.device, tuple(cfg["input_size"][1:]), rank, processes):
@@ -111,12 +112,15 @@ def evaluate(
         hit = found(scores, batch.labels)
         several = hit.shape[1] > 1
         value = scores.new_zeros(()) if loss is None else loss(scores, batch.labels)
-        rows = (hit.new_ones(len(hit)), value * len(hit), hit.all(1), hit.float().mean(1), hit.any(1))
+        bad_rows = ~scores.isfinite().all(1)
+        rows = (hit.new_ones(len(hit)), value * len(hit), hit.all(1), hit.float().mean(1), hit.any(1), bad_rows)
         totals += torch.stack([r.to(totals.dtype).sum() for r in rows])
     if reduce is not None:
         totals = reduce(totals)
     model.train(was_training)
-    count, total_loss, all_found, mean_found, any_found = totals.tolist()
+    count, total_loss, all_found, mean_found, any_found, bad = totals.tolist()
+    if bad:
+        raise MereoError(f"the lengths of {bad:.0f} of {count:.0f} images are not finite; the weights are bad.")
     n = max(count, 1)
     hits = {"mean_hits": mean_found / n, "any_hit": any_found / n} if several else {}
     return Scores(int(count), total_loss / n, all_found / n, hits)

@@ -90,10 +90,21 @@ def class_scores(confusion: Tensor) -> list[ClassScores]:
 
     Shapes: int64 (classes, classes) -> one entry a class.
     """
-    hits, support, said = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
+    return class_ratios(confusion.diagonal(), confusion.sum(1), confusion.sum(0))
+
+
+def class_ratios(hits: Tensor, support: Tensor, said: Tensor) -> list[ClassScores]:
+    """Recall, precision and F1 of every class: h / s, h / t, 2 h / (s + t), 0 for 0 / 0.
+
+    Args:
+        hits: how often the class was there and was said.
+        support, said: how often it was there, and how often it was said.
+
+    Shapes: int64 (classes,) -> one entry a class.
+    """
     return [
         ClassScores(s, t, h / max(s, 1), h / max(t, 1), 2 * h / max(s + t, 1))
-        for h, s, t in zip(hits, support, said, strict=True)
+        for h, s, t in zip(hits.tolist(), support.tolist(), said.tolist(), strict=True)
     ]
 
 

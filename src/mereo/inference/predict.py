@@ -14,6 +14,7 @@ from mereo.data import ImageSet, load_size
 from mereo.data.decode import decode
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import normalise
+from mereo.inference.fold import folded
 from mereo.models import CapsuleClassifier
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
@@ -108,11 +109,13 @@ def predict(
     """What a model says of image files, in their order, a batch at a time."""
     names, cfg = class_names(model), model.pretrained_cfg
     device = next(model.parameters()).device
-    model.eval()
+    model = folded(model)
     for start in range(0, len(paths), batch_size):
         good, images = read_images(paths[start : start + batch_size], model, strict=strict)
         with torch.inference_mode():
             scores = model(normalise(images.to(device), cfg["mean"], cfg["std"])).float()
+        if not bool(scores.isfinite().all()):
+            raise MereoError("the network's lengths are not finite; its weights are bad.")
         values, indices = scores.topk(min(top, len(names)), 1)
         for path, row, columns in zip(good, values.tolist(), indices.tolist(), strict=True):
             yield Prediction(path, tuple(names[c] for c in columns), tuple(row))

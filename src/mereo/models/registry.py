@@ -2,13 +2,17 @@
 
 import fnmatch
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mereo.errors import UsageError, nearest, unknown
 from mereo.models.base import CapsuleClassifier
+
+_LARGEST = 2**31
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,16 @@ def register_model(
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
-    """Names of the models that match a shell-style pattern, sorted; none has weights in the package yet."""
-    return [] if pretrained else sorted(fnmatch.filter(MODELS, pattern))
+    """Names of the models that match a shell-style pattern, sorted.
+
+    Args:
+        pretrained: those with weights in the package alone, as "model.data": "mspcaps_tiny.mnist".
+    """
+    if pretrained:
+        from mereo.models.pretrained import list_pretrained
+
+        return sorted(set(list_pretrained(pattern)) | set(list_pretrained(f"{pattern}.*")))
+    return sorted(fnmatch.filter(MODELS, pattern))
 
 
 def is_model(name: str) -> bool:
@@ -103,7 +115,7 @@ def get_model_entry(name: str) -> ModelEntry:
 
 def create_model(
     name: str,
-    pretrained: bool = False,
+    pretrained: bool | str = False,
     *,
     num_classes: int | None = None,
     in_chans: int | None = None,
@@ -114,8 +126,10 @@ def create_model(
     """Make a published network.
 
     Args:
-        name: one of `list_models()`.
-        pretrained: weights that come with the package; there are none yet, so True is an error that says so.
+        name: one of `list_models()`, or of `list_models(pretrained=True)`, whose weights it then gets.
+        pretrained: start with weights that come with the package: the data set they were trained on, such as "mnist",
+            or True where there is but one. Other numbers of classes and colours may be asked for: the head is then
+            new, the first convolution folded. Everything else is as it was trained.
         num_classes: how many classes; 0 gives the features instead of scores.
         in_chans: colour channels of the images.
         img_size: their side, or (height, width).
@@ -125,14 +139,14 @@ def create_model(
     Returns:
         The model in training mode, with `config` and `pretrained_cfg` set.
     """
+    name, _, tag = name.partition(".")
     entry = get_model_entry(name)
-    if pretrained:
-        raise UsageError(
-            f"pretrained is {pretrained!r}, but no weights for {name!r} come with this version; train them with"
-            f" `mereo train --model {name}` and pass checkpoint_path=, or use mereo.load(path)."
-        )
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **kwargs}
     given = {argument: value for argument, value in given.items() if value is not None}
+    if tag or pretrained:
+        from mereo.models.pretrained import create_pretrained
+
+        return create_pretrained(name, tag or pretrained, given, checkpoint_path)
     defaults = entry.defaults
     for argument in given:
         if argument not in defaults:
@@ -150,11 +164,36 @@ def create_model(
     return model
 
 
+def outline(name: str, **arguments: Any) -> CapsuleClassifier:
+    """The network that `create_model` would make, with shapes and no numbers: it takes no memory, whatever its size."""
+    try:
+        with torch.device("meta"):
+            return create_model(name, **arguments)
+    except RuntimeError as error:
+        # On this device nothing but a size can fail.
+        raise UsageError(f"{name} with these arguments is larger than any memory ({_first_line(error)}).") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+
+
+def _numbers_in(value: Any) -> Iterator[int | float]:
+    """All numbers of a value, also those in lists of lists."""
+    if isinstance(value, tuple | list):
+        for entry in value:
+            yield from _numbers_in(entry)
+    elif isinstance(value, int | float):
+        yield value
+
+
 def _check_kinds(name: str, defaults: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """UsageError for an argument of another kind than its default: a word for a number, a number for a switch."""
     value: Any
     for argument, value in arguments.items():
         default: Any = defaults[argument]
+        if not all(-_LARGEST < number < _LARGEST for number in _numbers_in(value)):
+            raise UsageError(f"{argument} of {name} has a number that is not between -2^31 and 2^31.")
         if argument == "img_size" or default is None:
             continue
         allowed: tuple[type, ...] = (type(default),)
@@ -170,6 +209,10 @@ def _check_kinds(name: str, defaults: Mapping[str, Any], arguments: Mapping[str,
             fixed = argument != "scales" and len(entries) != len(default)
             if fixed or not all(isinstance(v, int) and not isinstance(v, bool) for v in entries):
                 raise UsageError(f"{argument} of {name} is {value!r}; it must be whole numbers such as {default!r}.")
+        if isinstance(default, tuple) and default and isinstance(default[0], tuple):
+            rows: tuple[Any, ...] = tuple(value)
+            if not all(isinstance(row, tuple | list) and all(type(v) is int for v in row) for row in rows):
+                raise UsageError(f"{argument} of {name} is {value!r}; it must be lists of whole numbers, {default!r}.")
     for argument, least in (("num_classes", 0), ("in_chans", 1)):
         if arguments[argument] < least:
             raise UsageError(f"{argument} is {arguments[argument]}; it must be at least {least}.")

@@ -3,6 +3,7 @@
 Nothing is unpickled: a file that is not safetensors is refused by its content.
 """
 
+import errno
 import json
 import os
 import tempfile
@@ -17,31 +18,60 @@ from torch import Tensor
 
 from mereo.errors import MereoError, UsageError
 from mereo.models.base import CapsuleClassifier
-from mereo.models.registry import create_model
+from mereo.models.metadata import FORMAT, check_description, describe
+from mereo.models.pretrained import list_pretrained, pretrained_path
+from mereo.models.registry import create_model, outline
 
-FORMAT = 1
-"""Of the metadata; a file with a higher number is refused."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that at any moment either the old or the new content is there, whole."""
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write a file so that at any moment either the old or the new content is there, whole.
+
+    A link is followed. UsageError for a path that is there and is no file: replacing a device would take it away.
+    """
+    # Text may hold the name of a file, and that may hold bytes that are no text.
+    content = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            raise UsageError(f"cannot write {path}: it is there and is not a file; name a file.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             Path(name).chmod(0o644)
-            Path(name).replace(path)
+            Path(name).replace(target)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> MereoError:
+    """What to say of a file that could not be written."""
+    remedy = "make room there" if error.errno in _FULL else "name a folder that can be written"
+    # Where a folder is wanted, "File exists" means that a file is in its place.
+    reason = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror or error
+    return MereoError(f"cannot write {path}: {reason}. The files written before are untouched; {remedy}.")
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that hold NaN or infinity."""
+    return [n for n, tensor in tensors.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
+
+
+def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """MereoError, before anything is written, for weights that are not finite."""
+    for name in not_finite(tensors):
         raise MereoError(
-            f"cannot write {path}: {error.strerror or error}. The files written before are untouched."
-        ) from error
+            f"{name} holds values that are not finite, so {path} is not written. If it comes from training, a smaller"
+            " lr, clip_norm=1 or a longer warm-up may help."
+        )
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
@@ -59,7 +89,7 @@ def load_tensors(path: str | Path, device: str = "cpu") -> tuple[dict[str, Tenso
         with safe_open(path, framework="pt", device=device) as file:
             metadata = json.loads((file.metadata() or {}).get("mereo", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, OSError) as error:
+    except (SafetensorError, ValueError, RecursionError, OSError) as error:
         raise UsageError(
             f"{path} is not a readable safetensors file ({error}). Pickled checkpoints are not opened; files end in"
             " .safetensors and are written by `mereo train`."
@@ -97,67 +127,63 @@ def save_weights(
         "pretrained_cfg": model.pretrained_cfg,
         **extra,
     }
-    save_tensors(Path(path), model.state_dict() if state is None else state, metadata)
+    state = model.state_dict() if state is None else state
+    check_finite(state, Path(path))
+    save_tensors(Path(path), state, metadata)
 
 
 def load_state(model: CapsuleClassifier, path: str | Path) -> None:
     """Put the weights of a file into a model of the same architecture; UsageError says what does not fit."""
     tensors, _ = load_tensors(path)
-    _fill(model, tensors, Path(path))
+    _check_fits(model, tensors, Path(path))
+    model.load_state_dict(tensors)
 
 
-def _fill(model: CapsuleClassifier, tensors: Mapping[str, Tensor], path: Path) -> None:
+def _check_fits(model: CapsuleClassifier, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """UsageError unless tensors have the names, shapes and kinds of a model's own."""
     expected = model.state_dict()
-    missing = sorted(expected.keys() - tensors.keys())
-    surplus = sorted(tensors.keys() - expected.keys())
-    wrong = [
-        f"{name} is {tuple(tensors[name].shape)}, not {tuple(expected[name].shape)}"
-        for name in sorted(expected.keys() & tensors.keys())
-        if tensors[name].shape != expected[name].shape
-    ]
-    wrong += [
-        f"{name} is {tensors[name].dtype}, not {expected[name].dtype}"
-        for name in sorted(expected.keys() & tensors.keys())
-        if tensors[name].is_floating_point() != expected[name].is_floating_point()
-    ]
-    faults = [f"missing {n}" for n in missing] + [f"unexpected {n}" for n in surplus] + wrong
-    faults += [
-        f"{name} holds values that are not finite"
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all()
-    ]
+    faults = [f"missing {name}" for name in sorted(expected.keys() - tensors.keys())]
+    faults += [f"unexpected {name}" for name in sorted(tensors.keys() - expected.keys())]
+    for name in sorted(expected.keys() & tensors.keys()):
+        given, own = tensors[name], expected[name]
+        if given.shape != own.shape:
+            faults.append(f"{name} is {tuple(given.shape)}, not {tuple(own.shape)}")
+        elif given.is_floating_point() != own.is_floating_point():
+            faults.append(f"{name} is {given.dtype}, not {own.dtype}")
+        # As the model would hold it: a wider number may be too large for it.
+        elif given.is_floating_point() and not torch.isfinite(given.to(own.dtype)).all():
+            faults.append(f"{name} holds values that are not finite")
     if faults:
         shown = "; ".join(faults[:3]) + (f"; and {len(faults) - 3} more" if len(faults) > 3 else "")
         raise UsageError(f"{path} does not fit {type(model).__name__}: {shown}.")
-    model.load_state_dict(dict(tensors))
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> CapsuleClassifier:
-    """A trained model from a file of weights, the folder of a run or an exported folder, in eval mode.
+    """A trained model from a file of weights, the folder of a run, an exported folder, or the package, in eval mode.
+
+    `path` may also be one of `list_models(pretrained=True)`, such as "mspcaps_tiny.mnist", unless a file has that name.
 
     `model.class_names` are the names of its scores, `model.pretrained_cfg` its preprocessing, `model.metadata` all that
     was saved beside the weights.
     """
+    if not Path(path).exists() and str(path) in list_pretrained():
+        path = pretrained_path(str(path))
     path = Path(path)
     if path.is_dir():
         exported = path / "model.safetensors"
         path = exported if exported.is_file() else path / "weights" / "best.safetensors"
     tensors, metadata = load_tensors(path)
-    if metadata.get("format", FORMAT) > FORMAT:
-        raise UsageError(
-            f"{path} has format {metadata['format']}, and this version reads up to {FORMAT}; install a newer mereo."
-        )
-    if not {"model", "args"} <= metadata.keys():
-        raise UsageError(f"{path} does not say which model it is for; it is not a file of weights written by mereo.")
-    arguments = {k: _tuples(v) for k, v in metadata["args"].items()}
-    model = create_model(metadata["model"], **arguments)
-    _fill(model, tensors, path)
-    model.pretrained_cfg = {k: _tuples(v) for k, v in metadata.get("pretrained_cfg", model.pretrained_cfg).items()}
-    model.class_names = tuple(metadata.get("class_names", ()))
+    found = describe(path, metadata)
+    # Compared before it takes memory: a small file may claim a network of any size.
+    try:
+        claimed = outline(found.model, **found.arguments)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    _check_fits(claimed, tensors, path)
+    check_description(path, found, claimed)
+    model = create_model(found.model, **found.arguments)
+    model.load_state_dict(tensors)
+    model.pretrained_cfg = {**model.pretrained_cfg, **found.preprocessing}
+    model.class_names = found.class_names
     model.metadata = metadata
     return model.to(device).eval()
-
-
-def _tuples(value: Any) -> Any:
-    """JSON has lists where arguments were tuples."""
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

@@ -10,7 +10,7 @@ from torch import Tensor
 from mereo.data import Images
 from mereo.data.counter import uniform
 from mereo.errors import UsageError
-from mereo.inference.answers import Answers, collect_answers
+from mereo.inference.answers import Answers, check_one_label, collect_answers
 from mereo.inference.metrics import wilson_interval
 from mereo.inference.mode import judged
 from mereo.models import CapsuleClassifier
@@ -68,7 +68,7 @@ def corruption_curve(
     Args:
         corruption: its name, or one of your own.
         model: any capsule classifier.
-        split: images of one label each.
+        split: images of one label each, or of several.
         clean: what the model says of them uncorrupted.
         seed: of the random choices.
         batch_size: images worked on at once.
@@ -117,6 +117,7 @@ def attack_curve(
         batch_size: images worked on at once.
         progress: called with the number of images done since the last call.
     """
+    check_one_label(split)
     device, crop = next(model.parameters()).device, (model.image_shape[1], model.image_shape[2])
     places = clean.right.nonzero().flatten()
     points = []

@@ -1,12 +1,13 @@
 """The whole evaluation of one network or several: every figure as plain values, every picture as a file."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mereo import __version__
-from mereo.inference.answers import Answers, collect_answers
+from mereo.inference.answers import Answers, check_one_label, collect_answers
 from mereo.inference.metrics import confusion_matrix
 from mereo.robustness.attack_stage import measure_attacks
 from mereo.robustness.attacks import check_attack
@@ -34,6 +35,8 @@ def evaluate_subjects(
         stages: tells how far it is.
     """
     stages = stages or Stages(silent=True)
+    if plan.attacks or plan.equivariance:
+        check_one_label(subjects[0].split)
     for subject in subjects:
         for name in plan.attacks:
             for epsilon in check_epsilons(plan.epsilons):
@@ -48,7 +51,8 @@ def evaluate_subjects(
             "parameters": sum(p.numel() for p in subject.model.parameters()),
             **judge(answers[-1], subject.class_names),
         }
-        _draw_judgement(subject, answers[-1], out / subject.name)
+        if subject.split.labels_per_image == 1:
+            _draw_judgement(subject, answers[-1], out / subject.name)
     if plan.corruptions:
         _corruptions(subjects, answers, plan, out, stages, models)
     if plan.attacks:
@@ -89,7 +93,8 @@ def _corruptions(
             curves[subject.name] = points
             models[subject.name].setdefault("corruptions", {})[name] = [p.to_dict() for p in points]
         panels[name] = corruption.unit, curves
-    draw_curves(panels, out / "corruptions.png", 1 / len(subjects[0].class_names))
+    guessed = 1 / math.comb(len(subjects[0].class_names), subjects[0].split.labels_per_image)
+    draw_curves(panels, out / "corruptions.png", guessed)
 
 
 def _equivariance(subject: Subject, plan: Plan, out: Path, stages: Stages, models: dict[str, dict[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from mereo.inference.metrics import (
     separation,
     wilson_interval,
 )
+from mereo.robustness.objects import judge_objects
 
 BINS = 15
 
@@ -34,6 +35,8 @@ def judge(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
         answers: of every image.
         names: of the classes.
     """
+    if answers.labels.dim() > 1:
+        return judge_objects(answers, names)
     count = len(answers.labels)
     low, high = wilson_interval(answers.accuracy, count)
     confusion = confusion_matrix(answers.predicted, answers.labels, len(names))

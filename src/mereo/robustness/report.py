@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from mereo.robustness.corruptions import CORRUPTIONS
 from mereo.robustness.equivariance import TRANSFORMS
+from mereo.robustness.objects import WORDS, overview_objects
 from mereo.training.report import percent
 
 CALIBRATION = """\
@@ -41,7 +42,9 @@ def suspicious(model: dict[str, Any]) -> list[str]:
 
 
 def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """One line a network: accuracy, calibration, and the worst class."""
+    """One line a network: accuracy, calibration or objects found, and the worst class."""
+    if "objects" in next(iter(models.values())):
+        return overview_objects(models)
     columns = [
         "network",
         "accuracy",
@@ -80,10 +83,13 @@ def markdown(document: dict[str, Any]) -> str:
     models, plan = document["models"], document["plan"]
     first = next(iter(models.values()))
     parts = [f"# {document['data']}, {document['split']} images ({first['count']:,})", table(*overview(models))]
-    classes = len(document["class_names"])
-    bins = len(first["calibration"]["normalised"]["bins"]["images"])
-    e = 2.718281828
-    parts.append(CALIBRATION.format(classes=classes, most=e / (e + classes - 1), bins=bins))
+    if "objects" in first:
+        parts.append(WORDS.format(objects=first["objects"]))
+    else:
+        classes = len(document["class_names"])
+        bins = len(first["calibration"]["normalised"]["bins"]["images"])
+        e = 2.718281828
+        parts.append(CALIBRATION.format(classes=classes, most=e / (e + classes - 1), bins=bins))
     if plan["corruptions"]:
         parts += ["## Accuracy under corruption", "![curves](corruptions.png)"]
         parts += [
@@ -104,7 +110,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def _model(name: str, model: dict[str, Any]) -> list[str]:
-    lengths, folder = model["lengths"], quote(name)
+    folder = quote(name)
     parts = [
         f"## {name}",
         f"`{model['weights']}`, {model['parameters']:,} parameters.",
@@ -115,15 +121,9 @@ def _model(name: str, model: dict[str, Any]) -> list[str]:
                 for c in model["per_class"]
             ],
         ),
-        f"![confusion matrix]({folder}/confusion.png)",
-        f"![reliability]({folder}/calibration.png)",
-        f"![lengths]({folder}/lengths.png)",
-        f"The longest capsule is {_number(lengths['longest_right'])} long in right answers and"
-        f" {_number(lengths['longest_wrong'])} in wrong ones, and leads the next by {_number(lengths['lead_right'])}"
-        f" and {_number(lengths['lead_wrong'])}. Of a right and a wrong answer the right one has the longer"
-        f" capsule with probability {_number(lengths['auroc_longest'])}, the larger"
-        f" lead with {_number(lengths['auroc_lead'])}.",
     ]
+    if "lengths" in model:
+        parts += _lengths(model["lengths"], folder)
     if "masking" in model:
         parts += _masking(model)
     if "attacked_images" in model:
@@ -140,6 +140,19 @@ def _model(name: str, model: dict[str, Any]) -> list[str]:
             for kind, moved in model["equivariance"].items()
         ]
     return parts
+
+
+def _lengths(lengths: dict[str, float | None], folder: str) -> list[str]:
+    return [
+        f"![confusion matrix]({folder}/confusion.png)",
+        f"![reliability]({folder}/calibration.png)",
+        f"![lengths]({folder}/lengths.png)",
+        f"The longest capsule is {_number(lengths['longest_right'])} long in right answers and"
+        f" {_number(lengths['longest_wrong'])} in wrong ones, and leads the next by {_number(lengths['lead_right'])}"
+        f" and {_number(lengths['lead_wrong'])}. Of a right and a wrong answer the right one has the longer"
+        f" capsule with probability {_number(lengths['auroc_longest'])}, the larger"
+        f" lead with {_number(lengths['auroc_lead'])}.",
+    ]
 
 
 def _masking(model: dict[str, Any]) -> list[str]:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mereo.data import Images, ImageSet, load_splits
+from mereo.data import Images, ImageSet, OverlaidPairs, load_splits
 from mereo.data.split import stratified
 from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier, load
@@ -24,7 +25,7 @@ class Subject:
         name: short and different from the others'.
         source: where its weights are from.
         model: on its device.
-        split: images of one label each, with labels in the order of the model's classes.
+        split: images of one label each, or of several, with labels in the order of the model's classes.
         class_names: of the scores, in order: the model's, or those of the data where it carries none.
         data: name of the data set.
     """
@@ -32,7 +33,7 @@ class Subject:
     name: str
     source: Path
     model: CapsuleClassifier
-    split: ImageSet
+    split: Images
     class_names: tuple[str, ...]
     data: str
 
@@ -76,7 +77,7 @@ def choose_data(models: Sequence[CapsuleClassifier], configs: Sequence[TrainConf
     return kinds[0]
 
 
-def match_classes(split: ImageSet, model: CapsuleClassifier, data: str) -> ImageSet:
+def match_classes(split: Images, model: CapsuleClassifier, data: str) -> Images:
     """The split with its labels in the order of the model's classes; UsageError where it has others."""
     known, given = model.class_names, split.class_names
     if not known and len(given) == model.num_classes:
@@ -90,11 +91,15 @@ def match_classes(split: ImageSet, model: CapsuleClassifier, data: str) -> Image
         )
     if given == known:
         return split
+    if not isinstance(split, ImageSet):
+        raise UsageError(f"data is {data!r}, whose classes the model has in another order; give images of one object.")
     places = torch.tensor([known.index(name) for name in given])
     return ImageSet(split.images, places.to(split.labels.device)[split.labels], known)
 
 
-def read_split(model: CapsuleClassifier, config: TrainConfig | None, data: str, root: str | None, split: str) -> Images:
+def read_split(
+    model: CapsuleClassifier, config: TrainConfig | None, data: str, root: str | None, split: str
+) -> ImageSet | OverlaidPairs:
     """One split of a data set at a model's size. The validation images are those held out in its training."""
     config = config or TrainConfig()
     own = config.data == data
@@ -115,6 +120,7 @@ def read_split(model: CapsuleClassifier, config: TrainConfig | None, data: str, 
     chosen = {"test": splits.test, "validation": splits.validation, "train": splits.train}[split]
     if chosen is None:
         raise UsageError(f"{data} has no validation images.")
+    assert isinstance(chosen, ImageSet | OverlaidPairs)
     return chosen
 
 
@@ -143,7 +149,8 @@ def load_subjects(
     models = [load(source, chosen) for source in sources]
     configs = [run_config(source) for source in sources]
     name = choose_data(models, configs, data)
-    subjects, read = [], {}
+    subjects: list[Subject] = []
+    read: dict[Any, ImageSet | OverlaidPairs] = {}
     for label, source, model, config in zip(short_names(sources), sources, models, configs, strict=True):
         if model.num_classes == 0:
             raise UsageError(f"{source} has no class capsules (num_classes is 0); there is nothing to judge.")
@@ -151,16 +158,11 @@ def load_subjects(
         key = (model.image_shape, model.pretrained_cfg["crop_pct"], held)
         if key not in read:
             images = read_split(model, config, name, data_root, split)
-            if not isinstance(images, ImageSet):
-                raise UsageError(
-                    f"data is {name!r}, whose images hold {images.labels_per_image} objects each; evaluate is for one"
-                    " label an image. The accuracy on several stands in the results.json of the run."
-                )
             if limit is not None and limit < len(images):
-                images = images.subset(stratified(images.labels, limit, seed)[1])
+                # Pairs are numbered by their first digit.
+                labels = images.base.labels if isinstance(images, OverlaidPairs) else images.labels
+                images = images.subset(stratified(labels, limit, seed)[1])
             read[key] = images
-        own = match_classes(read[key], model, name)
-        placed = place(own, chosen)
-        assert isinstance(placed, ImageSet)
+        placed = place(match_classes(read[key], model, name), chosen)
         subjects.append(Subject(label, source, model, placed, placed.class_names, name))
     return subjects

@@ -5,7 +5,9 @@ means that weights and optimiser cannot come from different moments. Built on Py
 plain, DDP and fully sharded modules are saved and restored alike.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from mereo.errors import UsageError
-from mereo.models.weights import load_tensors, save_tensors
+from mereo.models.weights import check_finite, load_tensors, not_finite, save_tensors
 from mereo.training.averaging import WeightAverage
+from mereo.training.report import COLUMNS
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -87,9 +90,10 @@ def save_state(
     """Write the whole state atomically; every process must call it, the one with `write` writes."""
     optimizer_tensors, plain = flatten_optimizer(objective, optimizer)
     tensors = {f"model/{name}": tensor for name, tensor in model_state(objective).items()}
-    tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer_tensors.items()}
     if average is not None:
         tensors |= {f"average/{name}": full_tensor(tensor) for name, tensor in average.average.items()}
+    check_finite(tensors, path)
+    tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer_tensors.items()}
     if write:
         save_tensors(path, tensors, {"progress": progress, "optimizer": plain})
 
@@ -97,16 +101,55 @@ def save_state(
 def load_state(
     path: Path, objective: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None
 ) -> dict[str, Any]:
-    """Put a saved state back and return the progress that was saved with it."""
+    """Put a saved state back and return the progress that was saved with it; UsageError for a file that is none."""
     tensors, metadata = load_tensors(path)
-    if not {"progress", "optimizer"} <= metadata.keys():
+    progress, plain = metadata.get("progress"), metadata.get("optimizer")
+    if not (isinstance(plain, dict) and plain.get("groups") and isinstance(progress, dict)):
         raise UsageError(f"{path} is not the state of a run.")
 
     def part(prefix: str) -> dict[str, Tensor]:
         return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
-    restore_model(objective, part("model/"))
-    restore_optimizer(objective, optimizer, part("optimizer/"), metadata["optimizer"])
-    if average is not None:
-        average.load_average(part("average/"))
-    return dict(metadata["progress"])
+    model, moments = part("model/"), part("optimizer/")
+    with fitting(path):
+        for name in not_finite({n: t for n, t in tensors.items() if not n.startswith("optimizer/")}):
+            raise ValueError(f"{name} holds values that are not finite")
+        restore_model(objective, model)
+        for name, tensor in moments.items():
+            # The optimiser itself takes any shape, and fails at its first step.
+            owner = name.rpartition("/")[0].removeprefix("model.")
+            if tensor.dim() and tensor.shape != model[owner].shape:
+                raise ValueError(f"{name} is {tuple(tensor.shape)}, not {tuple(model[owner].shape)}")
+        restore_optimizer(objective, optimizer, moments, plain)
+        if average is not None:
+            average.load_average(part("average/"))
+    return dict(progress)
+
+
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """UsageError that names the file for whatever goes wrong while its tensors are put into a network."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise UsageError(f"{path} does not fit this run ({reason}); remove it to begin anew.") from error
+
+
+def check_progress(path: Path, progress: Mapping[str, Any]) -> None:
+    """UsageError unless the progress is a training's: how far, a row for each finished epoch, and the best of them."""
+    kinds = {"epoch": int, "step": int, "partial": list, "history": list, "seconds": int | float, "best": dict | None}
+    if not all(isinstance(progress.get(name), kind) for name, kind in kinds.items()):
+        raise UsageError(f"{path} does not say how far the run is; remove it to begin anew.")
+    history, best = progress["history"], progress["best"] or {}
+    rows = [row for row in [*history, best] if isinstance(row, dict)]
+    numbers = [*progress["partial"], *(number for row in rows for number in row.values())]
+    fits = (
+        len(history) == progress["epoch"]
+        and all(isinstance(row, dict) and {*COLUMNS, "loading_share"} <= row.keys() for row in history)
+        and progress["step"] >= 0
+        and len(progress["partial"]) == 2
+        and all(number is None or (isinstance(number, int | float) and abs(number) < math.inf) for number in numbers)
+    )
+    if not fits:
+        raise UsageError(f"{path} contradicts itself in how far the run is; remove it to begin anew.")

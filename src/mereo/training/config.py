@@ -15,6 +15,25 @@ from mereo.errors import UsageError, check_choice, check_positive, check_probabi
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
 SCHEDULES = ("cosine", "exponential", "constant")
+_LONGEST_FILE = 2**20
+_LARGEST_NUMBER, _LARGEST_SETTING = 2**63, 1e6
+
+
+class _WithoutAliases(yaml.SafeLoader):
+    """Reads no `*name`: with nine of them a few lines stand for more than any memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias (*name); write the value out")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(text: str) -> Any:
+    """The value that YAML says, of plain kinds; ValueError for text that is none."""
+    try:
+        return yaml.load(text, _WithoutAliases)
+    except Exception as error:  # an impossible date, a tag on the wrong text: PyYAML raises nearly anything
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
 def parse_arguments(words: list[str]) -> dict[str, Any]:
@@ -25,8 +44,8 @@ def parse_arguments(words: list[str]) -> dict[str, Any]:
         if not equals or not name:
             raise ValueError(f"{word!r} is not of the form name=value")
         try:
-            found[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            found[name] = read_yaml(value)
+        except ValueError:
             raise ValueError(f"{value!r} is no value for {name}") from None
     return found
 
@@ -162,6 +181,11 @@ class TrainConfig:
         for name in ("weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 0.")
+        for name in ("lr", "weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight"):
+            if getattr(self, name) > _LARGEST_SETTING:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at most {_LARGEST_SETTING:g}.")
+        if self.decay_rate > 1:
+            raise UsageError(f"decay_rate is {self.decay_rate}; it must be above 0 and at most 1.")
         for name in ("img_size", "in_chans", "clip_norm", "limit", "decay_steps"):
             if getattr(self, name) is not None:
                 check_positive(**{name: getattr(self, name)})
@@ -171,9 +195,11 @@ class TrainConfig:
             raise UsageError(f"accumulate is {self.accumulate}; it must divide batch_size, {self.batch_size}.")
         if self.std is not None:
             check_positive(std=min(self.std, default=0))
+        if not all(abs(value) < _LARGEST_SETTING for value in (*(self.mean or ()), *(self.std or ()))):
+            raise UsageError(f"mean is {self.mean} and std is {self.std}; they must be below {_LARGEST_SETTING:g}.")
         if (self.mean is None) != (self.std is None):
             raise UsageError("mean and std belong together; give both or neither.")
-        if self.name is not None and (not self.name or Path(self.name).name != self.name):
+        if self.name is not None and (self.name in ("", "..") or Path(self.name).name != self.name):
             raise UsageError(f"name is {self.name!r}; it must be the name of a folder, without slashes.")
         if not 0 <= self.seed < 2**31:
             raise UsageError(f"seed is {self.seed}; it must be between 0 and 2^31 - 1.")
@@ -195,12 +221,17 @@ class TrainConfig:
     def from_yaml(cls, path: Path) -> "TrainConfig":
         """Read a file; UsageError if it is missing, is not YAML or names unknown fields."""
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            with path.open(encoding="utf-8") as file:
+                text = file.read(_LONGEST_FILE + 1)  # a device may never end
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise UsageError(f"cannot read the configuration {path}: {reason}.") from error
-        except yaml.YAMLError as error:
-            raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+        if len(text) > _LONGEST_FILE:
+            raise UsageError(f"{path} is longer than any configuration; name the config.yaml of a run.")
+        try:
+            content = read_yaml(text)
+        except ValueError as error:
+            raise UsageError(f"{path} is not YAML: {error}.") from error
         if not isinstance(content, dict):
             raise UsageError(f"{path} holds no configuration; it needs lines such as `model: mspcaps_tiny`.")
         return cls().replace(**{str(k): v for k, v in content.items()})
@@ -239,6 +270,8 @@ def _coerce(name: str, value: Any) -> Any:
             raise UsageError(f"{name} is {value!r}; it must be a number.") from None
     allowed = _TYPES.get(base, (str,))
     fits = isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
+    if isinstance(value, int) and abs(value) >= _LARGEST_NUMBER:
+        raise UsageError(f"{name} is too large a number.")
     if not fits:
         raise UsageError(f"{name} is {value!r}; it must be {base if base in _TYPES else 'one of its names'}.")
     return float(value) if base == "float" else value

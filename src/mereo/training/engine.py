@@ -18,15 +18,24 @@ from mereo.data import Batch
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import Scores, evaluate, found, normalise
 from mereo.models import save_weights
-from mereo.models.weights import load_tensors, save_tensors, write_atomically
+from mereo.models.weights import check_finite, load_tensors, save_tensors, write_atomically
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer
-from mereo.training.checkpoint import full_tensor, load_state, model_state, restore_model, save_state
+from mereo.training.checkpoint import (
+    check_progress,
+    fitting,
+    full_tensor,
+    load_state,
+    model_state,
+    restore_model,
+    save_state,
+)
 from mereo.training.config import TrainConfig
+from mereo.training.events import open_events
 from mereo.training.losses import Objective, score_loss
 from mereo.training.order import derived_seed, epoch_order, generator
 from mereo.training.pictures import draw_curves, draw_images
-from mereo.training.report import Report, event_writer, reading_progress, write_events, write_history
+from mereo.training.report import Report, reading_progress, write_history
 from mereo.training.results import RunResult, draw_test_samples
 from mereo.training.run_folder import RunFolder, check_same, folder_to_resume, new_folder
 from mereo.training.schedule import learning_rate
@@ -138,19 +147,19 @@ class Trainer:
     def fit(self) -> None:
         """All epochs that are still to be done."""
         epoch, first = self._resume()
-        writer = event_writer(self.folder, self.config.tensorboard and self.main, epoch, self.report)
+        events = open_events(self.folder, self.config.tensorboard and self.main, epoch + 1, self.report)
         if self.main and epoch == 0 and first == 0:
             self._draw_training_samples()
         self.report.start(self.config.epochs * self.steps, epoch * self.steps + first)
         try:
             for current in range(epoch, self.config.epochs):
                 row = self._epoch(current, first if current == epoch else 0)
-                if writer is not None:
-                    write_events(writer, row)
+                if events is not None:
+                    events.epoch(row)
         finally:
             self.report.stop()
-            if writer is not None:
-                writer.close()
+            if events is not None:
+                events.close()
 
     def _epoch(self, epoch: int, first: int) -> dict[str, Any]:
         order = epoch_order(self.config.seed, epoch, len(self.splits.train))
@@ -188,6 +197,8 @@ class Trainer:
             sums = self.accelerator.reduce(sums, "mean")
         train_loss, train_accuracy = (sums / self.steps).tolist()
         self.seconds += elapsed
+        state = self.evaluated_state()
+        check_finite(state, self.folder.last)
         split = self.splits.test if self.config.paper_protocol else self.splits.validation
         scores = None if split is None else self.judge(split)
         row: dict[str, Any] = {
@@ -207,7 +218,6 @@ class Trainer:
             or self.best is None
             or ((scores.accuracy, -scores.loss) > (self.best["accuracy"], -self.best["loss"]))
         )
-        state = self.evaluated_state()
         if better:
             figures = {"accuracy": None, "loss": None} if scores is None else scores.to_dict()
             self.best = {"epoch": epoch + 1, **figures}
@@ -269,6 +279,7 @@ class Trainer:
         if not (self.config.resume and self.folder.state.exists()):
             return 0, 0
         progress = load_state(self.folder.state, self.objective, self.optimizer, self.average)
+        check_progress(self.folder.state, progress)
         self.history, self.best = progress["history"], progress["best"]
         self.seconds, self._partial = progress["seconds"], progress["partial"]
         if progress["epoch"] < self.config.epochs:
@@ -288,7 +299,8 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         tensors, _ = load_tensors(self.folder.best)
         self.average = None
-        restore_model(self.objective, tensors)
+        with fitting(self.folder.best):
+            restore_model(self.objective, tensors)
         test_best = self.judge(self.splits.test)
         rates = [row["images_per_second"] for row in self.history]
         results = {

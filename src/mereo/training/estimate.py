@@ -98,7 +98,11 @@ def estimate(config: TrainConfig, *, measure: bool = True) -> Estimate:
     # While recorded, routing runs in the open; the counter cannot look into the compiled form.
     with record(model), FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.rand(1, *model.image_shape, device=device))
-    micro = max(config.batch_size // config.accumulate, 1)
+    images = round(info.splits.get("train", 0) * (1 - config.validation_fraction))
+    if config.limit is not None:
+        images = min(images, config.limit)
+    batch_size = min(config.batch_size, max(images, 1))
+    micro = max(batch_size // config.accumulate, 1)
     small, large = (stored_bytes(objective, _inputs(model, n, labels, device)) for n in (PROBE, 2 * PROBE))
     each = (large - small) / PROBE
     activations = round(small + each * (micro - PROBE))
@@ -106,10 +110,6 @@ def estimate(config: TrainConfig, *, measure: bool = True) -> Estimate:
     copies += config.ema_decay is not None
     memory = 4 * parameters * copies + 2 * activations + WORKSPACE
     seconds = _time_step(objective, _inputs(model, micro, labels, device), device) if measure else None
-    images = info.splits.get("train", 0)
-    images = round(images * (1 - config.validation_fraction))
-    if config.limit is not None:
-        images = min(images, config.limit)
     return Estimate(
         parameters=parameters,
         flops=counter.get_total_flops(),
@@ -117,7 +117,7 @@ def estimate(config: TrainConfig, *, measure: bool = True) -> Estimate:
         available=free_memory(device),
         step_seconds=None if seconds is None else seconds * config.accumulate,
         images=images,
-        batch_size=min(config.batch_size, max(images, 1)),
+        batch_size=batch_size,
         epochs=config.epochs,
     )
 

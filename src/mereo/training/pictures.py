@@ -9,7 +9,8 @@ from torch import Tensor
 from mereo.models.weights import write_atomically
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """A matplotlib figure of that size in inches."""
     # The object-oriented interface leaves no global state behind, and needs no display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -28,7 +29,7 @@ def save_figure(figure: Any, path: Path) -> None:
 
 def draw_curves(history: list[dict[str, Any]], path: Path) -> None:
     """Loss and accuracy by epoch."""
-    figure = _figure(9, 3.2)
+    figure = new_figure(9, 3.2)
     left, right = figure.subplots(1, 2)
     epochs = [row["epoch"] for row in history]
     for axes, quantity, scale in ((left, "loss", 1), (right, "accuracy", 100)):
@@ -56,7 +57,7 @@ def draw_images(
 ) -> None:
     """A grid of images (batch, channels, height, width) in [0, 1] with a line above each, red where it is wrong."""
     rows = -(-len(images) // columns)
-    figure = _figure(1.15 * columns, 1.35 * rows)
+    figure = new_figure(1.15 * columns, 1.35 * rows)
     for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
         axes.set_axis_off()
         if place < len(images):

@@ -1,16 +1,14 @@
-"""What a run tells while it works: a progress bar or a line an epoch, CSV, events for TensorBoard."""
+"""What a run tells while it works: a progress bar or a line an epoch, and CSV."""
 
 import csv
 import io
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mereo.models.weights import write_atomically
-from mereo.training.run_folder import RunFolder
 
 COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
 
@@ -112,23 +110,3 @@ def write_history(path: Path, history: list[dict[str, Any]]) -> None:
     writer.writeheader()
     writer.writerows(history)
     write_atomically(path, text.getvalue().encode())
-
-
-def event_writer(folder: RunFolder, wanted: bool, first_epoch: int, report: Report) -> Any:
-    """A TensorBoard writer, or None; says so when TensorBoard is wanted and not installed."""
-    if not wanted:
-        return None
-    with suppress(ImportError):
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(folder.tensorboard), purge_step=first_epoch + 1)
-    report.say("TensorBoard is not installed; pip install 'mereo[tensorboard]' to have events written.")
-    return None
-
-
-def write_events(writer: Any, row: dict[str, Any]) -> None:
-    """One epoch's figures as TensorBoard scalars."""
-    for name in COLUMNS[1:]:
-        if row[name] is not None:
-            writer.add_scalar(name, row[name], row["epoch"])
-    writer.flush()

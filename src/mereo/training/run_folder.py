@@ -36,7 +36,10 @@ class RunFolder:
 
     def remove_leftovers(self) -> None:
         """Remove half-written files that a kill left behind."""
-        for path in (self.config, self.state, self.best, self.last, self.history, self.results, self.curves):
+        for path in (
+            self.config, self.state, self.best, self.last, self.history, self.results, self.curves,
+            self.train_samples, self.test_samples,
+        ):  # fmt: skip
             for leftover in path.parent.glob(f".{path.name}.*"):
                 leftover.unlink(missing_ok=True)
 

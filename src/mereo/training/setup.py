@@ -8,8 +8,11 @@ from typing import Any
 import torch
 
 from mereo.data import Augmentation, Images, Splits, dataset_info, load_splits
-from mereo.errors import UsageError
+from mereo.data.conversion import check_channels
+from mereo.data.storage import available_memory
+from mereo.errors import UsageError, unknown
 from mereo.models import CapsuleClassifier, create_model, get_model_entry
+from mereo.models.registry import outline
 from mereo.models.weights import load_state
 from mereo.training.config import TrainConfig
 from mereo.training.order import derived_seed
@@ -67,6 +70,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     if augment == ("auto",):
         augment = AUTO_AUGMENT.get(config.data, ("crop=4", "flip")) or ("none",)
     channels = config.in_chans or info.in_chans
+    check_channels(info.in_chans, channels)
     mean, std = config.mean, config.std
     if mean is None or std is None:
         mean, std = (entry.mean,) * channels, (entry.std,) * channels
@@ -82,13 +86,31 @@ def resolve(config: TrainConfig) -> TrainConfig:
 
 def build_model(config: TrainConfig, num_classes: int) -> CapsuleClassifier:
     """The network of a resolved configuration, started from its seed or from given weights."""
+    known = get_model_entry(config.model).defaults
+    for name in config.model_args:
+        if name in ("num_classes", "in_chans"):
+            raise UsageError(f"model_args has {name}, which follows from the data; leave it out.")
+        if name not in known:
+            raise unknown(f"argument of {config.model}", name, known)
     arguments: dict[str, Any] = {"img_size": config.img_size, **config.model_args}
+    arguments |= {"num_classes": num_classes, "in_chans": config.in_chans}
+    _check_memory(config.model, arguments)
     torch.manual_seed(derived_seed(config.seed, "weights"))
-    model = create_model(config.model, num_classes=num_classes, in_chans=config.in_chans, **arguments)
+    model = create_model(config.model, **arguments)
     model.pretrained_cfg |= {"mean": config.mean, "std": config.std}
     if config.weights is not None:
         load_state(model, config.weights)
     return model
+
+
+def _check_memory(name: str, arguments: dict[str, Any]) -> None:
+    """UsageError for a network whose weights alone do not fit, before memory is taken for them."""
+    size = sum(p.numel() * p.element_size() for p in outline(name, **arguments).parameters())
+    if size > (free := available_memory()):
+        raise UsageError(
+            f"{name} with these arguments has {size / 2**30:,.1f} GiB of weights, and {free / 2**30:.1f} GiB of memory"
+            " are free; give a smaller --img-size or other --model-args."
+        )
 
 
 def place(images: Images, device: torch.device) -> Images:

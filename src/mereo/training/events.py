@@ -1,0 +1,67 @@
+"""Figures of a run as events for TensorBoard, written at once, so that a full disk is an error here and not later."""
+
+import errno
+import io
+import os
+import platform
+import time
+from typing import Any
+
+from mereo.models.weights import cannot_write
+from mereo.training.report import COLUMNS, Report
+from mereo.training.run_folder import RunFolder
+
+
+class EventFile:
+    """One file of events. TensorBoard drops what earlier files say of `first_epoch` and later ones.
+
+    Args:
+        folder: of the run.
+        first_epoch: the first that will be written, counted from 1.
+    """
+
+    def __init__(self, folder: RunFolder, first_epoch: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self.path = folder.tensorboard / f"events.out.tfevents.{time.time():.6f}.{platform.node()}.{os.getpid()}"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Without a buffer, so that nothing is left to be written when the file is closed.
+            self._file = self.path.open("wb", buffering=0)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        self._writer, self._event = RecordWriter, Event
+        self._write(step=first_epoch, file_version="brain.Event:2")
+        self._write(step=first_epoch, session_log=SessionLog(status=SessionLog.START))
+
+    def _write(self, **content: Any) -> None:
+        record = io.BytesIO()
+        self._writer(record).write(self._event(wall_time=time.time(), **content).SerializeToString())
+        try:
+            if self._file.write(record.getbuffer()) < record.tell():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """The figures of one epoch as scalars."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=row[name]) for name in COLUMNS[1:] if row[name] is not None]
+        self._write(step=row["epoch"], summary=Summary(value=values))
+
+    def close(self) -> None:
+        """No more epochs."""
+        self._file.close()
+
+
+def open_events(folder: RunFolder, wanted: bool, first_epoch: int, report: Report) -> EventFile | None:
+    """A file of events, or None; says so when TensorBoard is wanted and not installed."""
+    if not wanted:
+        return None
+    try:
+        return EventFile(folder, first_epoch)
+    except ImportError:
+        report.say("TensorBoard is not installed; pip install 'mereo[tensorboard]' to have events written.")
+        return None

@@ -1,0 +1,32 @@
+"""Keep the weights of a finished run in the package, with a card: python tools/keep_weights.py RUN [last|best]."""
+
+import sys
+from pathlib import Path
+
+from mereo.export.card import model_card
+from mereo.export.record import read_record
+from mereo.models import load, save_weights
+from mereo.models.pretrained import FOLDER
+from mereo.training.run_folder import RunFolder
+
+LARGEST = 5_000_000
+
+
+def keep(run: Path, which: str) -> Path:
+    """Write <model>.<data>.safetensors and its card; the path of the former."""
+    folder = RunFolder(run)
+    weights = folder.last if which == "last" else folder.best
+    model, record = load(weights), read_record(weights)
+    name = f"{model.config['model']}.{record['data']}"
+    path = FOLDER / f"{name}.safetensors"
+    save_weights(path, model, class_names=model.class_names, data=record["data"], results=record["results"])
+    if path.stat().st_size > LARGEST:
+        size = path.stat().st_size
+        path.unlink()
+        raise SystemExit(f"{name} takes {size:,} bytes; the package keeps networks of at most {LARGEST:,}.")
+    path.with_suffix(".md").write_text(model_card(model, record, name))
+    return path
+
+
+if __name__ == "__main__":
+    print(keep(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "last"))
