@@ -30,6 +30,8 @@ def count(module: nn.Module | None) -> int:
         ("capsnet_32", {}, 7_992_576, 3_756_544),
         ("capsnet_multimnist", {}, 9_425_664, 1_936_144),
         ("capsnet_cifar", {}, 22_476_448, 0),
+        ("capsnet_middle", {}, 3_285_632, 1_411_344),
+        ("capsnet_middle", {"learned_prior": True}, 3_295_008, 1_411_344),
     ],
 )
 def test_counts_of_the_paper(name: str, arguments: dict[str, Any], encoder: int, decoder: int) -> None:
@@ -107,17 +109,17 @@ def slow_children(model: CapsuleClassifier, images: Tensor) -> Tensor:
     return torch.stack(children, 1)
 
 
-def slow_classes(model: CapsuleClassifier, children: Tensor) -> Tensor:
-    arguments = model.config["args"]
-    weight, steps = model.head.weight, arguments["routing_steps"]
+def slow_classes(model: CapsuleClassifier, children: Tensor, routing: nn.Module | None = None) -> Tensor:
+    arguments, routing = model.config["args"], routing or model.head
+    weight, steps = routing.weight, arguments["routing_steps"]
     parents = weight.shape[0]
     votes = torch.einsum("bid,jide->bije", children, weight)
     b = torch.zeros(votes.shape[:3], dtype=votes.dtype)
     bias = torch.zeros(parents, weight.shape[3], dtype=votes.dtype)
     if arguments["learned_prior"]:
-        b = b + model.head.prior.T
+        b = b + routing.prior.T
     if arguments["capsule_bias"]:
-        bias = model.head.bias
+        bias = routing.bias
     if steps == 0:
         c = torch.full_like(b, 1.0 if arguments["coupling"] == "unit" else 1 / parents)
         return slow_squash((c.unsqueeze(-1) * votes).sum(1) + bias)
@@ -155,6 +157,22 @@ def test_equals_the_equations(options: dict[str, Any]) -> None:
     capsules = model.capsules(images)
     torch.testing.assert_close(capsules.pose, expected, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(model(images), expected.norm(dim=-1), rtol=1e-6, atol=1e-7)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"routing_steps": 0}, {"routing_steps": 4, "learned_prior": True}], ids=str)
+def test_a_middle_layer_routes_as_the_classes_do(options: dict[str, Any]) -> None:
+    made = create_model("capsnet_middle", num_classes=4, img_size=21, **{**SMALL, "middle_capsules": 6}, **options)
+    model = made.double().eval()
+    for parameter in (*model.middle.parameters(), *model.head.parameters()):
+        parameter.add_(torch.randn_like(parameter))
+    images = 5 * torch.randn(2, 1, 21, 21, dtype=torch.float64)
+    children = slow_children(model, images)
+    assert (model.senders, model.num_features) == (6, 48)
+    middle = slow_classes(model, children, model.middle)
+    torch.testing.assert_close(model.forward_features(images), middle, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(model.capsules(images).pose, slow_classes(model, middle), rtol=1e-6, atol=1e-9)
+    assert list(model.sender_grids()) == ["middle.coupling"]
 
 
 def test_detaching_changes_gradients_and_nothing_else() -> None:

@@ -91,7 +91,7 @@ def run(words: list[str], command: str) -> None:
     from mereo.robustness.progress import Stages
 
     paths = find_images(options.images)
-    model, source = load_weights(options.weights, options.device)
+    model, source = load_weights(options.weights, options.device, ready=True)
     if options.weights is None:
         print(f"using {source}", file=sys.stderr)
     kinds, single, out = wanted_kinds(options, model), single_kind(options), options.out or new_folder()

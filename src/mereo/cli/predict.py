@@ -17,7 +17,7 @@ def run(words: list[str], command: str) -> None:
     from mereo.inference.predict import find_images, predict
 
     paths = find_images(options.images)
-    model, source = load_weights(options.weights, options.device)
+    model, source = load_weights(options.weights, options.device, ready=True)
     if options.weights is None:
         print(f"using {source}", file=sys.stderr)
     found = predict(model, paths, top=options.top, batch_size=options.batch_size, strict=options.strict)

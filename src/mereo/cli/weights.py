@@ -3,24 +3,36 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mereo.errors import UsageError
+
 if TYPE_CHECKING:
     from mereo.models import CapsuleClassifier
 
-
-DEFAULT = "mspcaps_tiny.mnist"
-"""The network of the package that a command uses where there is no run."""
+READY = "mspcaps_tiny.mnist"
+"""The network of the package that answers where nothing was trained yet."""
 
 
 def newest_run(output: Path = Path("runs")) -> Path:
-    """The run folder whose best weights were written last, or else the network that comes with the package."""
+    """The run folder whose best weights were written last; UsageError if there is none."""
     runs = sorted(output.glob("*/weights/best.safetensors"), key=lambda p: p.stat().st_mtime)
-    return runs[-1].parent.parent if runs else Path(DEFAULT)
+    if not runs:
+        raise UsageError(f"weights is not given, and there is no run in {output}/; train one with `mereo train`.")
+    return runs[-1].parent.parent
 
 
-def load_weights(weights: Path | None, device: str) -> tuple["CapsuleClassifier", Path]:
-    """A trained network and where it is from."""
+def load_weights(weights: Path | None, device: str, *, ready: bool = False) -> tuple["CapsuleClassifier", Path]:
+    """A trained network and where it is from.
+
+    Args:
+        ready: where no weights are given and there is no run, take `READY` instead of raising a UsageError.
+    """
     from mereo.models import load
     from mereo.training.setup import choose_device
 
-    path = newest_run() if weights is None else weights
+    try:
+        path = newest_run() if weights is None else weights
+    except UsageError:
+        if not ready:
+            raise
+        path = Path(READY)
     return load(path, choose_device(device)), path

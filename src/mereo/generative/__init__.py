@@ -8,8 +8,8 @@ from mereo.generative.capsule_mixture import CapsuleMixture, MixtureSample
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
 from mereo.generative.constellations import make_constellations
 from mereo.generative.generative_capsnet import Explained, GenerativeCapsNet
-from mereo.generative.generative_capsules import GenerativeCapsules
 from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
+from mereo.generative.generative_capsules import GenerativeCapsules
 from mereo.generative.inversion import Inversion, invert
 from mereo.generative.partition_metrics import adjusted_rand_index, segmentation_accuracy, variation_of_information
 from mereo.generative.predictive_coding import Inference, infer, label_energies

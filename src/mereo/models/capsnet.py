@@ -4,6 +4,8 @@ Source: Sabour, Frosst, Hinton 2017, arXiv:1710.09829, and the authors' code. Wi
 Cost at 28x28: 201 M multiply-adds an image, 95 % of them in the second convolution.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules
@@ -30,6 +32,8 @@ class CapsNet(CapsuleClassifier):
         coupling: the fixed coupling of `routing_steps=0`, "unit" or "uniform".
         leaky: let votes go to "none of the above".
         learned_prior: learn the logits from which routing starts.
+        middle_capsules, middle_dim: capsules of a layer between the primary and the class capsules, routed to like
+            these, and their pose size; 0 is no such layer.
         capsule_bias: a bias for the class capsules, which the authors' code has.
         detach_routing: gradients through the last pass alone; not the paper's.
         decoder: have a decoder that rebuilds the image from one class capsule.
@@ -62,6 +66,8 @@ class CapsNet(CapsuleClassifier):
         coupling: str = "unit",
         leaky: bool = False,
         learned_prior: bool = False,
+        middle_capsules: int = 0,
+        middle_dim: int = 8,
         capsule_bias: bool = False,
         detach_routing: bool = False,
         decoder: bool = True,
@@ -71,12 +77,13 @@ class CapsNet(CapsuleClassifier):
         check_choice("padding", padding, ("valid", "same"))
         check_choice("init", init, ("default", "official"))
         check_positive(conv_channels=conv_channels, primary_types=primary_types, primary_dim=primary_dim)
-        check_positive(class_dim=class_dim)
+        check_positive(class_dim=class_dim, middle_dim=middle_dim)
+        if middle_capsules < 0:
+            raise UsageError(f"middle_capsules is {middle_capsules}; it must be at least 0.")
         same = padding == "same"
         self.image_shape = (in_chans, *image_size(img_size))
         rows, columns = (self._map_side(side, same) for side in self.image_shape[1:])
-        self.senders, self.primary_dim, self.class_dim = primary_types * rows * columns, primary_dim, class_dim
-        self.num_features = self.senders * primary_dim
+        self.senders, self.sender_dim, self.class_dim = primary_types * rows * columns, primary_dim, class_dim
         self.init, self.with_decoder = init, decoder
         self.routing_options = {
             "steps": routing_steps,
@@ -89,8 +96,12 @@ class CapsNet(CapsuleClassifier):
         self.grid, self.primary_types, self.same = (rows, columns), primary_types, same
         self.conv = PaddedConv2d(in_chans, conv_channels, 9, same=same)
         self.primary = PrimaryCapsules(conv_channels, primary_types, primary_dim, same=same)
+        self.middle = self._routing(middle_capsules, middle_dim) if middle_capsules else None
         self._initialise(self.conv, std=0.05)
-        self._initialise(self.primary)
+        self._initialise(self.primary, self.middle)
+        if middle_capsules:
+            self.senders, self.sender_dim = middle_capsules, middle_dim
+        self.num_features = self.senders * self.sender_dim
         self.reset_classifier(num_classes)
 
     @staticmethod
@@ -105,14 +116,12 @@ class CapsNet(CapsuleClassifier):
             )
         return conv_out(first, 9, 2)
 
+    def _routing(self, receivers: int, receiver_dim: int) -> DynamicRouting:
+        options: dict[str, Any] = self.routing_options
+        return DynamicRouting(self.senders, receivers, self.sender_dim, receiver_dim, **options)
+
     def make_classifier(self) -> tuple[nn.Module, nn.Module | None]:
-        head = DynamicRouting(
-            self.senders,
-            self.num_classes,
-            self.primary_dim,
-            self.class_dim,
-            **self.routing_options,  # type: ignore[arg-type]
-        )
+        head = self._routing(self.num_classes, self.class_dim)
         decoder = None
         if self.with_decoder:
             decoder = FullyConnectedDecoder(self.num_classes * self.class_dim, self.image_shape)
@@ -134,12 +143,14 @@ class CapsNet(CapsuleClassifier):
         if self.num_classes == 0:
             return {}
         # Without padding the first capsule looks at pixels 0 to 16, whose centre is 8.5.
-        return {"head.coupling": SenderGrid(*self.grid, self.primary_types, 1.0 if self.same else 8.5, 2.0)}
+        name, feeds = ("head.coupling", None) if self.middle is None else ("middle.coupling", 0)
+        return {name: SenderGrid(*self.grid, self.primary_types, 1.0 if self.same else 8.5, 2.0, feeds)}
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """The primary capsules: (batch, types * rows * columns, pose)."""
+        """The primary capsules (batch, types * rows * columns, pose), or the middle ones (batch, middle, pose)."""
         self.check_images(images)
-        return self.primary(self.conv(images).relu())
+        children = self.primary(self.conv(images).relu_())
+        return children if self.middle is None else self.middle(children)
 
     def route(self, features: Tensor) -> Tensor:
         return self.head(features)
@@ -174,6 +185,15 @@ register_model(
     paper="arXiv:2209.02567",
     recipe="capsnet_paper",
     routing_steps=0,
+)
+register_model(
+    "capsnet_middle",
+    CapsNet,
+    "CapsNet with a layer of 16 capsules between 16 types of primary capsules and the classes.",
+    paper="arXiv:2209.02567",
+    recipe="kiefer",
+    primary_types=16,
+    middle_capsules=16,
 )
 register_model(
     "capsnet_multimnist",

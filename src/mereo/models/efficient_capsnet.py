@@ -68,7 +68,8 @@ class EfficientCapsNet(CapsuleClassifier):
         check_choice("decoder", decoder, ("full", "upsampling", "none"))
         check_choice("init", init, ("default", "official"))
         check_positive(primary_dim=primary_dim, class_dim=class_dim)
-        check_positive(primary_kernel=1 if primary_kernel is None else primary_kernel)
+        if not (primary_kernel is None or (type(primary_kernel) is int and primary_kernel > 0)):
+            raise UsageError(f"primary_kernel is {primary_kernel!r}; it must be a whole number above 0.")
         if not stem or any(len(layer) != 3 or min(layer) < 1 for layer in stem):
             raise UsageError(f"stem is {stem}; it must be (kernel, channels, stride), above 0, of each convolution.")
         width = stem[-1][1]

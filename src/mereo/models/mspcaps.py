@@ -18,6 +18,8 @@ from mereo.models.base import CapsuleClassifier, SenderGrid
 from mereo.models.registry import register_model
 from mereo.routing import CrossAgreementRouting, DynamicRouting
 
+MOST_DEPTH = 100
+
 
 class ResidualBlock(nn.Module):
     """conv3x3, BN, ReLU; then depth - 1 times x <- ReLU(x + BN(conv3x3(x))). No convolution has a bias.
@@ -103,6 +105,8 @@ class MSPCaps(CapsuleClassifier):
         check_choice("routing", routing, ("cross_agreement", "dynamic"))
         check_positive(patch_size=patch_size, depth=depth, mid_dim=mid_dim, out_dim=out_dim)
         check_positive(channels=min(channels), pose_dims=min(pose_dims))
+        if depth > MOST_DEPTH:
+            raise UsageError(f"depth is {depth}; it must be at most {MOST_DEPTH}.")
         scales = tuple(scales)
         if not scales or list(scales) != sorted(set(scales) & {0, 1, 2}):
             raise UsageError(f"scales is {scales}; it must name some of the maps 0, 1, 2, each once and in that order.")

@@ -45,7 +45,15 @@ def _cifar(reported: float, **model_args: Any) -> Variant:
     return Variant(model_args=model_args, reported={"cifar10": reported})
 
 
+def _mnist(reported: float, **model_args: Any) -> Variant:
+    return Variant(model_args=model_args, reported={"mnist": reported})
+
+
 _LARGE = {"model": "mspcaps_large"}
+_MIDDLE = {"model": "capsnet_middle"}
+# The authors' three iterations are updates: four weighted sums, from logits that are learned.
+_ROUTED = {"routing_steps": 4, "learned_prior": True}
+_UNROUTED = {"routing_steps": 0}
 
 STUDIES: dict[str, Study] = {
     "coupling_axis": Study(
@@ -87,6 +95,19 @@ STUDIES: dict[str, Study] = {
             "patch_2": Variant(_LARGE, {"patch_size": 2}, {"cifar10": 93.16}),
             "patch_3": Variant(_LARGE, {"patch_size": 3}, {"cifar10": 93.30}),
             "dynamic": Variant(_LARGE, {"routing": "dynamic"}, {"cifar10": 92.56}),
+        },
+    ),
+    "kiefer_routing": Study(
+        "Does CapsNet need its routing, or its decoder, to be right and to be sparse?",
+        "arXiv:2209.02567",
+        "kiefer",
+        {
+            "routed_decoder": _mnist(99.23, **_ROUTED),
+            "unrouted_decoder": _mnist(99.34, **_UNROUTED),
+            "routed": _mnist(99.32, decoder=False, **_ROUTED),
+            "unrouted": _mnist(99.29, decoder=False, **_UNROUTED),
+            "middle_routed": Variant(_MIDDLE, _ROUTED),
+            "middle_unrouted": Variant(_MIDDLE, _UNROUTED),
         },
     ),
 }

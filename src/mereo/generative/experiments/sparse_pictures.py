@@ -1,0 +1,69 @@
+"""The pictures of sparse inference: what each class capsule holds under every condition, and how energies fall."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from mereo.core import lengths
+from mereo.training.pictures import displayable, new_figure, save_figure
+
+TRUE, WINNER, QUIET = "#2b8a3e", "#1971c2", "#adb5bd"
+SHADES = ("#1971c2", "#e8590c", "#2b8a3e", "#9c36b5", "#c2255c")
+
+
+def draw_activity(image: Tensor, label: int, poses: Mapping[str, Tensor], path: Path) -> None:
+    """The entries of every class capsule as bars, a row a condition, the length above; the winner in colour.
+
+    Args:
+        image: in [0, 1], as far as it can be shown.
+        label: the true class, framed.
+        poses: condition -> class capsules.
+        path: of the PNG.
+
+    Shapes: image (channels, height, width), poses (classes, pose).
+    """
+    classes = len(next(iter(poses.values())))
+    largest = max(p.abs().max().item() for p in poses.values())
+    figure = new_figure(0.95 * classes + 2.8, 0.95 * len(poses) + 0.9)
+    figure.suptitle(
+        f"Class capsules of one image of class {label} (framed): entries, and length above; the longest is blue",
+        fontsize=10,
+    )
+    grid = figure.subplots(len(poses), classes + 1, squeeze=False)
+    for row, (condition, found) in zip(grid, poses.items(), strict=True):
+        row[0].imshow(displayable(image), cmap="gray", interpolation="nearest")
+        row[0].set_ylabel(condition, rotation=0, ha="right", va="center", fontsize=8.5)
+        length = lengths(found)
+        for place, (axes, pose) in enumerate(zip(row[1:], found, strict=True)):
+            won = place == int(length.argmax())
+            axes.bar(range(len(pose)), pose.tolist(), color=WINNER if won else QUIET, width=0.9)
+            axes.set_ylim(-1.05 * largest, 1.05 * largest)
+            axes.set_title(
+                f"{length[place].item():.2f}", fontsize=8, pad=2, color=WINNER if won else "black",
+                fontweight="bold" if won else "normal",
+            )  # fmt: skip
+            for side in axes.spines.values():
+                side.set(color=TRUE if place == label else QUIET, linewidth=2 if place == label else 0.6)
+        for axes in row:
+            axes.set_xticks([])
+            axes.set_yticks([])
+    for place, axes in enumerate(grid[-1, 1:]):
+        axes.set_xlabel(str(place), fontsize=8.5)
+    save_figure(figure, path)
+
+
+def draw_energy(curves: Mapping[str, Sequence[float]], path: Path) -> None:
+    """The mean energy over the steps of each descent."""
+    figure = new_figure(8.4, 3.8)
+    axes = figure.subplots()
+    for shade, (name, values) in zip(SHADES, curves.items(), strict=True):
+        axes.plot(values, color=shade, linewidth=1.8, label=f"{name}: {values[0]:.2f} to {values[-1]:.2f}")
+    axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel("mean energy of an image")
+    axes.set_title("How the energy falls", fontsize=10, loc="left")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    save_figure(figure, path)

@@ -1,0 +1,58 @@
+"""How sparse capsules and couplings are: three numbers between 0 and 1.
+
+Used to ask whether routing makes the parse tree that it is meant to make; see arXiv:2209.02567, section 2.
+"""
+
+import math
+
+from torch import Tensor
+
+from mereo.errors import UsageError
+
+
+def winner_share(lengths: Tensor) -> Tensor:
+    """Share of the longest capsule in the length of all: max_j l_j / sum_j l_j.
+
+    1 where one capsule alone is active, 1 / capsules where all are alike, also where all are zero.
+
+    Shapes: lengths (..., capsules), at least 0 -> (...).
+    """
+    total = _several(lengths).sum(-1)
+    return (lengths.amax(-1) / total).masked_fill(total == 0, 1 / lengths.shape[-1])
+
+
+def hoyer_sparsity(lengths: Tensor) -> Tensor:
+    """Hoyer's sparsity: (sqrt(n) - |l|_1 / |l|_2) / (sqrt(n) - 1), for n capsules.
+
+    1 where one capsule alone is active, 0 where all are alike, also where all are zero.
+
+    Shapes: lengths (..., capsules), at least 0 -> (...).
+
+    Reference: Hoyer 2004, section 3.1.
+    """
+    root = math.sqrt(_several(lengths).shape[-1])
+    euclidean = lengths.norm(dim=-1)
+    return ((root - lengths.sum(-1) / euclidean) / (root - 1)).masked_fill(euclidean == 0, 0).clamp(0, 1)
+
+
+def coupling_entropy(couplings: Tensor) -> Tensor:
+    """Entropy of what each sender gives to the receivers, as a share of the largest: -sum_r p_r log p_r / log R.
+
+    p_r = c_r / sum_r c_r. 0 where a sender has one parent, 1 where it gives to all alike, which is no routing. A sender
+    that gives nothing to anyone counts as one that gives to all alike.
+
+    Shapes: couplings (..., receivers, senders), at least 0 -> (..., senders).
+    """
+    receivers = _several(couplings.transpose(-1, -2)).shape[-1]
+    total = couplings.sum(-2, keepdim=True)
+    shares = (couplings / total).masked_fill(total == 0, 1 / receivers)
+    return -shares.xlogy(shares).sum(-2) / math.log(receivers)
+
+
+def _several(values: Tensor) -> Tensor:
+    """The tensor itself; UsageError where the last axis has fewer than two entries or one is below zero."""
+    if values.dim() == 0 or values.shape[-1] < 2:
+        raise UsageError(f"the capsules are {tuple(values.shape)}; sparsity needs at least two to choose among.")
+    if (values < 0).any():
+        raise UsageError(f"the smallest length or coupling is {values.min().item()}; it must be at least 0.")
+    return values
