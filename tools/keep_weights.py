@@ -24,8 +24,26 @@ def keep(run: Path, which: str) -> Path:
         size = path.stat().st_size
         path.unlink()
         raise SystemExit(f"{name} takes {size:,} bytes; the package keeps networks of at most {LARGEST:,}.")
-    path.with_suffix(".md").write_text(model_card(model, record, name))
+    path.with_suffix(".md").write_text(_with_use(model_card(model, record, name), *name.split(".")))
     return path
+
+
+def _with_use(card: str, model: str, data: str) -> str:
+    """The card of a folder, with what it says of use made true of the package."""
+    before, after = card.index("## Use"), card.index("## Labels")
+    use = f"""## Use
+
+```python
+import mereo
+
+model = mereo.create_model("{model}", pretrained="{data}").eval()
+lengths = model(images)  # (batch, classes)
+```
+
+On the command line: `mereo predict photo.png --weights {model}.{data}`.
+
+"""
+    return card[:before] + use + card[after:]
 
 
 if __name__ == "__main__":
