@@ -8,6 +8,7 @@ from PIL import Image
 
 from mereo.bench import SUITES, read_run
 from mereo.cli.main import main
+from mereo.core.kernels.library import missing
 
 TINY = """
 import torch
@@ -153,3 +154,5 @@ def test_doctor_finds_data_and_what_is_missing(call):
     assert found["data"]["root"] == "sets" and found["data"]["mnist"] == str(folder / "train-images-idx3-ubyte")
     assert found["data"]["multimnist"] == found["data"]["mnist"] and found["data"]["svhn"] == "not there"
     assert found["kernels"]["routing, plain"] == "available"
+    compiled = "compiled" if missing is None else f"PyTorch: {missing}"
+    assert found["kernels"]["agree and combine"] == found["kernels"]["Bessel functions"] == compiled
