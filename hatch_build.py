@@ -1,4 +1,4 @@
-"""Build hook: compile the routing passes, src/mereo/core/kernels/dynamic_routing.cpp, where a C++ compiler is found.
+"""Build hook: compile the C++ files of src/mereo/core/kernels into one library where a C++ compiler is found.
 
 The library is plain C with no dependency but the C++ runtime, so one file serves every Python and torch. On x86-64 it
 holds the code for three instruction sets and picks at run time, so a wheel runs on other machines than the one that
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 KERNELS = Path(__file__).parent / "src" / "mereo" / "core" / "kernels"
-SOURCES = [KERNELS / name for name in ("dynamic_routing.cpp", "lanes.hpp", "products.hpp")]
-LIBRARY = KERNELS / "_dynamic_routing.so"
-NOTE = KERNELS / "_dynamic_routing.txt"
+SOURCES = sorted([*KERNELS.glob("*.cpp"), *KERNELS.glob("*.hpp")])
+LIBRARY = KERNELS / "_library.so"
+NOTE = KERNELS / "_library.txt"
 
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 # In the order in which `mereo_isa` numbers them; each name is one that gcc and clang know.
-X86_LEVELS = ["-march=x86-64", "-march=haswell", "-march=skylake-avx512"]
+X86_LEVELS = [["-march=x86-64"], ["-march=haswell"], ["-march=skylake-avx512", "-mprefer-vector-width=512"]]
 
 
 class BuildError(Exception):
@@ -52,14 +52,16 @@ def compile_library() -> None:
     if sys.platform == "win32":
         raise BuildError("the source needs gcc or clang, which are not looked for on Windows")
     cxx = compiler()
-    levels = X86_LEVELS if platform.machine().lower() in {"x86_64", "amd64"} else [""]
+    levels = X86_LEVELS if platform.machine().lower() in {"x86_64", "amd64"} else [[]]
     with tempfile.TemporaryDirectory(dir=KERNELS) as folder:
         objects = []
         for number, level in enumerate(levels):
-            out = f"{folder}/{number}.o"
-            options = [level, f"-DMEREO_ISA={number}", *(["-DMEREO_CHOOSES"] if number == 0 else [])]
-            run(cxx, *FLAGS, *filter(None, options), "-c", str(SOURCES[0]), "-o", out)
-            objects.append(out)
+            options = [*level, f"-DMEREO_ISA={number}", *(["-DMEREO_CHOOSES"] if number == 0 else [])]
+            for source in SOURCES:
+                if source.suffix == ".cpp":
+                    out = f"{folder}/{source.stem}_{number}.o"
+                    run(cxx, *FLAGS, *options, "-c", str(source), "-o", out)
+                    objects.append(out)
         made = f"{folder}/library"
         # The code that every processor runs comes first: of what all three hold, the linker keeps the first.
         run(cxx, "-shared", "-pthread", *objects, "-o", made)

@@ -9,7 +9,8 @@ import pytest
 import mereo
 
 ROOMS = [
-    "core", "routing", "attention", "capsules", "models", "data", "explain", "robustness", "bench", "export", "generative",
+    "core", "routing", "attention", "capsules", "models", "data", "explain", "robustness", "bench", "export",
+    "generative",
 ]  # fmt: skip
 
 

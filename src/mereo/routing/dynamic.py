@@ -14,6 +14,7 @@ from mereo.core.kernels.routing import route
 from mereo.errors import UsageError, check_choice, check_positive
 
 __all__ = ["DynamicRouting", "dynamic_routing", "route_by_agreement"]
+MOST_STEPS = 1000
 
 
 def dynamic_routing(
@@ -103,8 +104,8 @@ class DynamicRouting(nn.Module):
         super().__init__()
         check_positive(senders=senders, receivers=receivers, sender_dim=sender_dim, receiver_dim=receiver_dim)
         check_choice("coupling", coupling, ("unit", "uniform"))
-        if steps < 0:
-            raise UsageError(f"steps is {steps}; it must be at least 0.")
+        if not 0 <= steps <= MOST_STEPS:
+            raise UsageError(f"steps is {steps}; it must be at least 0 and at most {MOST_STEPS}.")
         # Without routing the scores are the couplings: they pass through unchanged, so that recording still sees them.
         unit = steps == 0 and coupling == "unit"
         if unit and (leaky or learned_prior):

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mereo.core.bessel import _EXACT, _SINGLE, _growth_and_ratio, log_vmf_normaliser, log_vmf_normaliser_and_slope
+from mereo.core.bessel import (
+    _EXACT,
+    _SINGLE,
+    _growth_and_ratio,
+    log_vmf_normaliser,
+    log_vmf_normaliser_and_slope,
+    mean_resultant_length,
+)
 from mereo.core.kernels import bessel, library
 
 pytestmark = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
@@ -100,6 +107,19 @@ def test_equal_to_pytorch_alone(d: int, dtype: torch.dtype, monkeypatch: pytest.
     scale = log_normaliser.abs() + log_normaliser[0].abs()
     assert ((compiled[0] - log_normaliser).abs() <= ROUNDING[dtype] * scale).all()
     assert ((compiled[1] - slope).abs() <= ROUNDING[dtype] * slope).all()
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 16, 100])
+def test_slopes_equal_those_of_pytorch_alone(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = torch.cat((torch.zeros(1), torch.logspace(-4, 9, 2000))).to(D).requires_grad_()
+
+    def slopes() -> Tensor:
+        return torch.autograd.grad(mean_resultant_length(d, k).sum(), k)[0]
+
+    compiled = slopes()
+    monkeypatch.setattr(bessel, "runs", lambda k: False)
+    # Just below the place where its own series begins, the slope is a difference of larger numbers.
+    torch.testing.assert_close(compiled, slopes(), rtol=1e-11, atol=4e-15)
 
 
 def test_what_compiles_does_not_see_it() -> None:

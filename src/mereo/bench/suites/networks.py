@@ -1,13 +1,14 @@
-"""Whole networks: CapsNet beside its convolutions, MSPCaps by kernel, 224x224, and every registered model."""
+"""Whole networks: CapsNet beside its parts, MSPCaps by kernel, 224x224, and every registered model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Table, Work, Workload
+from mereo.bench.case import Contender, Mode, Setting, Suite, Table, UnavailableError, Work, Workload
 from mereo.bench.check import Step
 from mereo.bench.counting import network_work
 from mereo.bench.kernels import PREFIX, labelled, shares
@@ -83,6 +84,15 @@ def _whole(setting: Setting) -> Contender:
     return Contender(setting.word("model"), lambda mode: workload(_make(setting), setting, mode))
 
 
+def _without_optimiser(setting: Setting) -> Contender:
+    def build(mode: Mode) -> Workload:
+        if mode == "forward":
+            raise UnavailableError("inference has no optimiser")
+        return replace(workload(_make(setting), setting, mode), finish=None)
+
+    return Contender("without its optimiser", build, "part")
+
+
 def _convolutions(setting: Setting) -> Contender:
     def build(mode: Mode) -> Workload:
         model = _make(setting)
@@ -96,11 +106,11 @@ def _convolutions(setting: Setting) -> Contender:
 
 CAPSNET = Suite(
     "capsnet",
-    "CapsNet for MNIST at batch 128: the whole step beside its two convolutions alone, inference likewise",
+    "CapsNet for MNIST at batch 128: the whole step beside that without Adam and its convolutions, inference likewise",
     TAKES,
     {"batch": 128, "model": "capsnet"},
     _inputs,
-    lambda setting: (_whole(setting), _convolutions(setting)),
+    lambda setting: (_whole(setting), _without_optimiser(setting), _convolutions(setting)),
     _work,
     quick={"batch": 16},
     memory=("forward", "training"),

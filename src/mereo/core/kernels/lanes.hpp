@@ -79,7 +79,7 @@ template <int STEP> inline void transpose(vec* x) {
 }
 
 // src[l * stride + k] -> dst[k][l], within +-limit; zeros in the lanes beyond `lanes`.
-void to_lanes(const float* src, idx stride, idx lanes, idx count, vec* dst, float limit) {
+inline void to_lanes(const float* src, idx stride, idx lanes, idx count, vec* dst, float limit) {
     const vec most = splat(limit);
     idx k = 0;
     for (; k + VL <= count; k += VL) {
@@ -103,7 +103,7 @@ void to_lanes(const float* src, idx stride, idx lanes, idx count, vec* dst, floa
 }
 
 // The way back: dst[l * stride + k] = src[k][l].
-void from_lanes(const vec* src, idx stride, idx lanes, idx count, float* dst) {
+inline void from_lanes(const vec* src, idx stride, idx lanes, idx count, float* dst) {
     idx k = 0;
     for (; k + VL <= count; k += VL) {
         vec rows[VL];
@@ -115,21 +115,11 @@ void from_lanes(const vec* src, idx stride, idx lanes, idx count, float* dst) {
         for (idx l = 0; l < lanes; ++l) dst[l * stride + k] = reinterpret_cast<const float*>(src + k)[l];
 }
 
-// Like it, but added; nothing passes where `u`, which lies as dst does, was held within +-LARGEST.
-void add_from_lanes(const vec* src, const float* u, idx stride, idx lanes, idx count, float* dst) {
-    float row[VL];
-    for (idx k = 0; k < count; k += VL) {
-        vec rows[VL];
-        for (idx l = 0; l < VL; ++l) rows[l] = k + l < count ? src[k + l] : vec{};
-        transpose<VL / 2>(rows);
-        for (idx l = 0; l < lanes; ++l) {
-            std::memcpy(row, rows + l, sizeof row);
-            float* to = dst + l * stride + k;
-            const float* from = u + l * stride + k;
-            for (idx j = 0, end = std::min<idx>(VL, count - k); j < end; ++j)
-                to[j] += std::abs(from[j]) > LARGEST ? 0.0f : row[j];
-        }
-    }
+// Like it, but nothing passes where `u`, which lies as dst does, was held within +-LARGEST.
+inline void from_held_lanes(const vec* src, const float* u, idx stride, idx lanes, idx count, float* dst) {
+    from_lanes(src, stride, lanes, count, dst);
+    for (idx l = 0; l < lanes; ++l)
+        for (idx k = l * stride, end = k + count; k < end; ++k) dst[k] = std::abs(u[k]) > LARGEST ? 0.0f : dst[k];
 }
 
 }  // namespace

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mereo.core.kernels import fused, triton_passes
+from mereo.core.kernels import library, triton_passes
 from mereo.core.kernels.plain import Routing, plain
 from mereo.core.kernels.vote_free import route_without_votes
 from mereo.errors import UsageError, check_choice
@@ -58,7 +58,7 @@ def _float32_alone(call: Routing, device: str) -> str | None:
 
 
 def _fused_cannot(call: Routing) -> str | None:
-    return fused.missing or _float32_alone(call, "cpu")
+    return library.missing or _float32_alone(call, "cpu")
 
 
 def _triton_cannot(call: Routing) -> str | None:
@@ -76,7 +76,7 @@ METHODS: dict[str, tuple[Callable[[Routing], Tensor], Callable[[Routing], str | 
 
 def backends() -> dict[str, str]:
     """For each method of routing "available", or what it lacks here."""
-    lacking = {"triton": triton_passes.missing(), "fused": fused.missing}
+    lacking = {"triton": triton_passes.missing(), "fused": library.missing}
     return {name: lacking.get(name) or "available" for name in METHODS}
 
 

@@ -11,14 +11,17 @@ to another argument is F's own derivative with g in place of x. Where W is the s
 children come before the transforms.
 
 Cost: dense 2 B S R d D FLOPs each; shared 2 B S R d + 2 B R d D. Live at once, beside arguments and result: dense a few
-tensors (batch, receivers, tile, d_in); shared (batch, receivers, d_in). Saved for the gradient: the arguments.
+tensors (batch, receivers, tile, d_in), shared (batch, receivers, d_in). Dense forms in float32 on a CPU are compiled
+C++ (`vote_form.cpp`), with no more alive than votes of one pair and parents. Saved for the gradient: the arguments.
 """
 
+from ctypes import c_int64, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mereo.core.kernels.library import Entry, at, entry
 from mereo.core.kernels.streamed import default_tile
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError
@@ -26,10 +29,19 @@ from mereo.errors import UsageError
 NAMES = "cuWv"
 # Contracted from left to right, so that no step makes a tensor with children, parents and d_out together.
 ORDER = {"v": "cuW", "c": "vWu", "u": "vWc", "W": "cuv"}
+F32 = torch.float32
+
+_vote_form = entry("mereo_vote_form", *[c_void_p] * 5, *[c_int64] * 6)
 
 
 def _axes(shared: bool) -> dict[str, str]:
     return {"c": "brs", "u": "bsd", "W": "rde" if shared else "rsde", "v": "bre"}
+
+
+def _sizes(axes: dict[str, str], given: dict[str, Tensor | None]) -> dict[str, int]:
+    """How long each axis is."""
+    pairs = [(axes[name], x) for name, x in given.items() if x is not None]
+    return {letter: size for letters, x in pairs for letter, size in zip(letters, x.shape, strict=True)}
 
 
 @torch.library.custom_op("mereo::vote_form", mutates_args=())
@@ -38,8 +50,14 @@ def _derivative(
 ) -> Tensor:
     """dF/d(wanted), where `wanted` names the argument that is None."""
     axes, given = _axes(shared), dict(zip(NAMES, (c, u, W, v), strict=True))
+    sizes = _sizes(axes, given)
+    shape = [sizes[axis] for axis in axes[wanted]]
     operands = [(axes[name], x) for name in ORDER[wanted] if (x := given[name]) is not None]
     dtype = operands[0][1].dtype
+    if not all(sizes.values()):
+        return operands[0][1].new_zeros(shape)
+    if not shared and _vote_form is not None and all(x.dtype == F32 and x.device.type == "cpu" for _, x in operands):
+        return _compiled(_vote_form, shape, given, sizes)
     equation = f"{','.join(letters for letters, _ in operands)}->{axes[wanted]}"
     senders = next(x.shape[letters.index("s")] for letters, x in operands if "s" in letters)
     step = senders if shared else tile
@@ -55,6 +73,14 @@ def _derivative(
     return result.contiguous()
 
 
+def _compiled(run: Entry, shape: list[int], given: dict[str, Tensor | None], sizes: dict[str, int]) -> Tensor:
+    """By the library: float32 on a CPU, transforms that are not shared."""
+    arguments = [None if x is None else x.contiguous() for x in given.values()]
+    out = torch.empty(shape, dtype=F32, device="cpu")  # also where another device is the default
+    run(*map(at, (*arguments, out)), *(sizes[axis] for axis in "bsrde"), torch.get_num_threads())
+    return out
+
+
 def _tile(x: Tensor, letters: str, first: int, step: int) -> Tensor:
     if "s" in letters:
         axis = letters.index("s")
@@ -64,10 +90,9 @@ def _tile(x: Tensor, letters: str, first: int, step: int) -> Tensor:
 
 @_derivative.register_fake
 def _(wanted: str, *arguments: Any) -> Tensor:
-    axes = _axes(arguments[4])
-    given = [(axes[name], x) for name, x in zip(NAMES, arguments[:4], strict=True) if x is not None]
-    sizes = {letter: size for letters, x in given for letter, size in zip(letters, x.shape, strict=True)}
-    return given[0][1].new_empty([sizes[letter] for letter in axes[wanted]])
+    axes, given = _axes(arguments[4]), dict(zip(NAMES, arguments[:4], strict=True))
+    sizes, first = _sizes(axes, given), next(x for x in arguments if x is not None)
+    return first.new_empty([sizes[letter] for letter in axes[wanted]])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -110,7 +135,7 @@ def combine(couplings: Tensor, children: Tensor, weight: Tensor, *, tile: int | 
     """What the parents become: sum_s c_brs W_rs^T u_bs.
 
     Args:
-        tile: how many children are looked at together, for dense transforms; None chooses it from the sizes.
+        tile: how many children are looked at together where einsum does it; None chooses it from the sizes.
 
     Shapes: couplings (batch, receivers, senders), children (batch, senders, d_in), weight (receivers, senders, d_in,
         d_out) or, shared by all children, (receivers, d_in, d_out) -> (batch, receivers, d_out).
@@ -123,7 +148,7 @@ def agree(children: Tensor, weight: Tensor, parents: Tensor, *, tile: int | None
     """How well each vote fits its parent: <W_rs^T u_bs, v_br>; the adjoint of `combine`.
 
     Args:
-        tile: how many children are looked at together, for dense transforms; None chooses it from the sizes.
+        tile: how many children are looked at together where einsum does it; None chooses it from the sizes.
 
     Shapes: children (batch, senders, d_in), weight (receivers, senders, d_in, d_out) or, shared by all children,
         (receivers, d_in, d_out), parents (batch, receivers, d_out) -> (batch, receivers, senders).

@@ -1,0 +1,56 @@
+"""The log and the ratio of modified Bessel functions in compiled C++: `bessel.cpp`, for `mereo.core.bessel`."""
+
+from ctypes import c_double, c_int64, c_void_p
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mereo.core.kernels.library import at, entry
+
+_ARGUMENTS = (*[c_void_p] * 6, *[c_int64] * 6, *[c_double] * 3)
+_ENTRIES = {
+    torch.float32: entry("mereo_bessel_float", *_ARGUMENTS),
+    torch.float64: entry("mereo_bessel_double", *_ARGUMENTS),
+}
+
+
+class Expansion(NamedTuple):
+    """What is expanded, and where.
+
+    Attributes:
+        debye, ratio: coefficients of the series, float64, a row for each term.
+        terms: how many rows count.
+        steps, top: the order is brought down from `top` by so many.
+        stirling: what g at `top` has beside functions of k.
+        far: the argument from which on the slope of A comes from its own series.
+    """
+
+    debye: Tensor
+    ratio: Tensor
+    terms: int
+    steps: int
+    top: float
+    stirling: float
+    far: float
+
+
+def runs(k: Tensor) -> bool:
+    """Whether the library is there, and takes values of this type from where they lie."""
+    return _ENTRIES.get(k.dtype) is not None and k.device.type == "cpu"
+
+
+def evaluate(k: Tensor, expansion: Expansion, *wanted: str) -> list[Tensor]:
+    """Of "g", "q" and "slope" those that are wanted, of a vector and in its own type.
+
+    Cost: at order 7, on one thread, g and q take 2 ns a value in float32 and 9 ns in float64.
+    """
+    function = _ENTRIES[k.dtype]
+    assert function is not None
+    k = k.contiguous()
+    found = {name: torch.empty_like(k) for name in wanted}
+    debye, ratio, terms, steps, *places = expansion
+    pointers = map(at, (k, found.get("g"), found.get("q"), found.get("slope"), debye, ratio))
+    counts = (k.numel(), steps, terms, debye.shape[1], ratio.shape[1], torch.get_num_threads())
+    function(*pointers, *counts, *places)
+    return list(found.values())

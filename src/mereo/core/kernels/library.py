@@ -1,0 +1,57 @@
+"""The library that the build of mereo compiled from the C++ files of this folder: loaded, or why there is none.
+
+It is plain C: no header of torch, no compiler at run time. Installing mereo builds it where a C++ compiler is found;
+where none is, the reason lies in a text file beside it and `missing` holds it.
+"""
+
+import ctypes
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+_HERE = Path(__file__).parent
+SOURCES = sorted([*_HERE.glob("*.cpp"), *_HERE.glob("*.hpp")])
+LIBRARY = _HERE / "_library.so"
+NOTE = _HERE / "_library.txt"
+"""What the build left: the digest of the source that it compiled, or why it compiled nothing."""
+
+REMEDY = "install a C++ compiler and mereo again (in a checkout: pip install -e .)"
+
+
+def digest() -> str:
+    """Of the source, so that a library built from another one is known."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()
+
+
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    note = NOTE.read_text().strip() if NOTE.is_file() else "mereo was installed without building it"
+    if not LIBRARY.is_file():
+        return None, f"the compiled library is missing: {note}; {REMEDY}"
+    if note != digest():
+        return None, f"the compiled library is older than its source; {REMEDY}"
+    try:
+        return ctypes.CDLL(str(LIBRARY)), None
+    except OSError as error:
+        return None, f"the compiled library does not load ({error}); {REMEDY}"
+
+
+_library, missing = _load()
+"""The library, and why it cannot be used (None where it can)."""
+
+Entry = Callable[..., None]
+
+
+def entry(name: str, *arguments: type) -> Entry | None:
+    """A function of the library, compiled for the best instruction set that this processor has; None without it."""
+    if _library is None:
+        return None
+    function = _library[f"{name}_{_library.mereo_isa()}"]
+    function.argtypes, function.restype = arguments, None
+    return function
+
+
+def at(x: Tensor | None) -> int | None:
+    """Where the entries of a tensor lie, for an argument that is a pointer."""
+    return None if x is None else x.data_ptr()

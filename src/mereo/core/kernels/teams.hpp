@@ -1,0 +1,71 @@
+// How the work is cut: images into blocks of lanes, children into tiles and parts, and parts among threads.
+#pragma once
+
+#include <atomic>
+#include <system_error>
+#include <thread>
+
+#include "products.hpp"
+
+// An entry point has the instruction set for which it was compiled at the end of its name.
+#define NAME_(a, b) a##_##b
+#define NAME(a, b) NAME_(a, b)
+#define ENTRY(name) NAME(name, MEREO_ISA)
+
+namespace {
+
+inline idx blocks_of(const Sizes& z) { return (z.B + VL - 1) / VL; }
+
+// (B, R, E) -> [block of images][R E][lane]
+inline void to_blocks(const float* x, const Sizes& z, vec* out) {
+    const idx RE = z.R * z.E;
+    for (idx b = 0; b < z.B; b += VL)
+        to_lanes(x + b * RE, RE, std::min<idx>(VL, z.B - b), RE, out + b / VL * RE, INFINITY);
+}
+
+// Children go by in tiles: their transforms should stay in the second-level cache while the images go by. Where they do
+// not return, since one block holds all images, long stretches of memory are read faster.
+inline idx tile_of(const Sizes& z) {
+    return std::clamp<idx>((192 << 10) / (4 * z.R * z.D * z.E), z.B <= VL ? 32 : 4, 32);
+}
+
+// The children are cut into parts, each summed for itself; threads take the next part that is free, so that a thread
+// which is held up holds nobody up. As long as there are more parts than threads, results do not depend on how many.
+struct Team {
+    idx parts, threads;
+    // Work in multiplications: starting a thread takes as long as some 1e6 of them.
+    Team(idx count, double work, idx most, idx asked) {
+        count = std::max<idx>(count, 1);
+        threads = std::clamp<idx>(std::min<idx>(asked, idx(work / 2e6)), 1, count);
+        parts = work < 4e6 ? 1 : most;
+        parts = std::min(std::max(parts, threads), count);
+    }
+    Team(const Sizes& z, idx asked)
+        : Team(z.S, double(z.B) * z.S * z.R * z.D * z.E,
+               std::clamp<idx>((8 << 20) / std::max<idx>(4 * z.B * z.R * z.E, 1), 1, 8), asked) {}
+    // work(part, first, last) of `count` children
+    template <class Work> void share_out(idx count, Work work) const {
+        std::atomic<idx> next{0};
+        auto run = [&, all = parts] {
+            for (idx part; (part = next++) < all;) work(part, count * part / all, count * (part + 1) / all);
+        };
+        std::vector<std::thread> others;
+        try {
+            for (idx t = 1; t < threads; ++t) others.emplace_back(run);
+        } catch (const std::system_error&) {  // no more threads are to be had: those there are do it all
+        }
+        run();
+        for (auto& each : others) each.join();
+    }
+};
+
+// Add up what each part summed, [part][block of images][R E][lane] -> (B, R, E).
+inline void gather(vec* sums, idx parts, const Sizes& z, float* out) {
+    const idx RE = z.R * z.E, n = blocks_of(z) * RE;
+    for (idx p = 1; p < parts; ++p)
+        for (idx k = 0; k < n; ++k) sums[k] += sums[p * n + k];
+    for (idx b = 0; b < z.B; b += VL)
+        from_lanes(sums + b / VL * RE, RE, std::min<idx>(VL, z.B - b), RE, out + b * RE);
+}
+
+}  // namespace
