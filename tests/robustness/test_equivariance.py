@@ -92,5 +92,5 @@ def test_a_network(digits_like):
 def test_images_of_several_objects_are_refused(network, digits_like):
     from mereo.data import OverlaidPairs
 
-    with pytest.raises(UsageError, match="one label an image"):
+    with pytest.raises(UsageError, match="attacks and equivariance are for one"):
         equivariance("shift", network, OverlaidPairs(digits_like))
