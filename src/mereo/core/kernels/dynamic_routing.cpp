@@ -41,7 +41,7 @@ void uniform_range(const float* u, const float* W, float share, vec* sum, const 
             for (idx r = 0; r < z.R; ++r)
                 for (idx s = 0; s < n; ++s) {
                     const float* w = W + (r * z.S + s0 + s) * matrix;
-                    fetch(w + z.S * matrix, matrix);
+                    fetch(w, z);
                     add_votes(ut + s * z.D, w, z.D, z.E, sum + (b / VL * z.R + r) * z.E);
                 }
         }
@@ -69,7 +69,7 @@ void pass_range(const float* u, const float* W, const vec* V, const vec* G, bool
                         const vec *Vr = V + at + r * z.E, *Gr = G + at + r * z.E;
                         const float* w = W + (r * z.S + s0 + g0 + s) * matrix;
                         vec agreement = {}, fit = {}, *mine = kept + (r * group + s) * z.E;
-                        fetch(w + z.S * matrix, matrix);
+                        fetch(w, z);
                         votes_of(ut + (g0 + s) * z.D, w, z.D, z.E, [&](const auto& U, idx e) INLINE {
                             agreement += dot(U, Vr + e);
                             if (BACK) fit += dot(U, Gr + e);
@@ -128,7 +128,7 @@ void gradients_range(const float* u, const float* W, const Passes& p, bool leaky
                             const float* w = W + (r * z.S + s0 + g0 + s) * matrix;
                             const vec *V = p.V + at + r * z.E, *G = p.G + at + r * z.E;
                             vec *cs = c + s * z.R + r, *as = a + s * z.R + r;
-                            fetch(w + z.S * matrix, matrix);
+                            fetch(w, z);
                             votes_of(ut + (g0 + s) * z.D, w, z.D, z.E, [&](const auto& U, idx e) INLINE {
                                 for (idx t = 0; t < p.count; ++t) {
                                     const vec agreement = dot(U, V + t * p.stride + e);
@@ -156,8 +156,8 @@ void gradients_range(const float* u, const float* W, const Passes& p, bool leaky
                             }
                             for (int j = 0; j < N; ++j) dU[e + j] = total[j];
                         });
-                        fetch(W + (pair + z.S) * matrix, matrix);
-                        fetch(dW + (pair + z.S) * matrix, matrix);
+                        fetch(W + pair * matrix, z);
+                        fetch(dW + pair * matrix, z);
                         pull(dU, W + pair * matrix, z, dut + (g0 + s) * z.D);
                         turned.add(ut + (g0 + s) * z.D, lanes, b == 0, dW + pair * matrix);
                     }

@@ -14,9 +14,10 @@ struct Sizes {
     idx pitch() const { return E <= VL / 2 ? VL / 2 : (E + VL - 1) / VL * VL; }
 };
 
-// Ask for the matrix of the next parent: it lies far away, where no processor looks by itself.
-inline void fetch(const float* p, idx count) {
-    for (idx k = 0; k < count; k += 16) __builtin_prefetch(p + k);
+// Ask for the matrix of the parent after the next: it lies far away, where no processor looks by itself.
+inline void fetch(const float* w, const Sizes& z) {
+    const idx matrix = z.D * z.E;
+    for (idx k = 0; k < matrix; k += 16) __builtin_prefetch(w + 2 * z.S * matrix + k);
 }
 
 // work(N, first) for N of `count` entries at a time, as many as the registers hold, N known to the compiler.

@@ -33,11 +33,10 @@ void couplings_to_lanes(const Form& f, idx r, idx s0, idx n, idx b, idx lanes, v
     to_lanes(f.c + (b * f.z.R + r) * f.z.S + s0, f.z.R * f.z.S, lanes, n, out, INFINITY);
 }
 
-// The transform of a pair; that of the next parent is asked for.
+// The transform of a pair; one that comes later is asked for.
 const float* transform(const Form& f, idx r, idx s) {
-    const idx matrix = f.z.D * f.z.E;
-    const float* w = f.W + (r * f.z.S + s) * matrix;
-    fetch(w + f.z.S * matrix, matrix);
+    const float* w = f.W + (r * f.z.S + s) * f.z.D * f.z.E;
+    fetch(w, f.z);
     return w;
 }
 
