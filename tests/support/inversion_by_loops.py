@@ -42,6 +42,15 @@ class Loops:
         ]
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """The same problem as `invert` is told of it."""
+        return {
+            "poses": self.poses, "transforms": self.transforms, "sigma": self.sigma, "kappa": self.kappa,
+            "log_prior": self.log_prior, "directions": self.directions, "mask": torch.tensor(self.there),
+            "owner": torch.tensor(self.owner),
+        }  # fmt: skip
+
+    @property
     def parents(self) -> int:
         return max(self.owner) + 1
 

@@ -29,11 +29,7 @@ D = torch.float64
 
 def run(p: Loops, **options: Any) -> Inversion:
     """`invert` on the problem of the loops."""
-    given = {
-        "sigma": p.sigma, "kappa": p.kappa, "log_prior": p.log_prior, "directions": p.directions,
-        "mask": torch.tensor(p.there), "owner": torch.tensor(p.owner),
-    }  # fmt: skip
-    return invert(p.poses, p.transforms, **given | options)
+    return invert(**p.arguments | options)
 
 
 def priors(parents: int, e: int) -> tuple[Tensor, Tensor]:

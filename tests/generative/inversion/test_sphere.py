@@ -27,11 +27,7 @@ D = torch.float64
 
 def run(p: Loops, **options: Any) -> Inversion:
     """`invert` on the problem of the loops."""
-    given = {
-        "sigma": p.sigma, "kappa": p.kappa, "log_prior": p.log_prior, "directions": p.directions,
-        "mask": torch.tensor(p.there), "owner": torch.tensor(p.owner),
-    }  # fmt: skip
-    return invert(p.poses, p.transforms, family="sphere", **given | options)
+    return invert(family="sphere", **p.arguments | options)
 
 
 def problem(seed: int, *sizes: int, **changes: Any) -> Loops:
