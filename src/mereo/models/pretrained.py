@@ -86,12 +86,15 @@ def fill(model: CapsuleClassifier, tensors: dict[str, Tensor], metadata: dict[st
     channels = model.image_shape[0]
     if first in adapted and adapted[first].shape[1] != channels:
         adapted[first] = _fold(adapted[first], channels)
-        resized = [n for n, x in own.items() if n.startswith("decoder.") and x.shape != adapted[n].shape]
+        resized = [
+            n for n in own.keys() & adapted.keys() if n.startswith("decoder.") and own[n].shape != adapted[n].shape
+        ]
         adapted |= {name: own[name] for name in resized}
-    faults = [name for name, x in own.items() if name not in adapted or adapted[name].shape != x.shape]
+    faults = sorted(own.keys() ^ adapted.keys())
+    faults += [name for name in own.keys() & adapted.keys() if adapted[name].shape != own[name].shape]
     if faults:
         raise UsageError(
-            f"the weights of {source} do not fit these arguments: {faults[0]} is of another shape. They were trained"
+            f"the weights of {source} do not fit these arguments: {faults[0]} is another one. They were trained"
             f" with {', '.join(f'{k}={v}' for k, v in metadata['args'].items() if k in ('img_size', 'in_chans'))} and"
             " the preset's other arguments; num_classes and in_chans alone may differ."
         )

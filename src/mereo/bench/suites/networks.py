@@ -30,7 +30,7 @@ def _training(loss: Callable[..., Tensor], module: nn.Module) -> Workload:
 
 
 def workload(model: CapsuleClassifier, setting: Setting, mode: Mode) -> Workload:
-    """Inference, or a training step with margin loss, decoder and Adam, in channels-last memory as `mereo train`."""
+    """Inference, or a training step with margin loss, decoder and Adam; every network in channels-last memory."""
     model = model.to(setting.device).to(memory_format=torch.channels_last)
     if mode == "forward":
         model.eval()
