@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-fast lint types imports docs docs-serve tutorials format freeze tables digits clean
+.PHONY: help demo install test test-fast test-oracles lint types imports docs docs-serve tutorials format freeze tables digits clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mereo needs Python 3.11 or newer; name one with PYTHON=...")'
@@ -34,6 +34,10 @@ test: $(VENV)/.dev lint types imports docs  ## all that CI runs: style, types, l
 
 test-fast: $(VENV)/.dev  ## the tests without the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow" $(TESTS)
+
+test-oracles: $(VENV)/.dev  ## our attacks against those of torchattacks too, which pins old libraries that it does not need
+	$(BIN)/python -m pip install --quiet --no-deps 'torchattacks>=3.5.1'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/robustness/test_oracles.py
 
 lint: $(VENV)/.dev  ## ruff, for style and format
 	$(BIN)/ruff check .
