@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import mereo
-from mereo.models.weights import load_tensors, write_atomically
+from mereo.files import write_atomically
+from mereo.models.weights import load_tensors
 from mereo.training.engine import Trainer
 
 

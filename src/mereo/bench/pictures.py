@@ -7,7 +7,7 @@ from typing import Any
 from mereo.bench.memory import amount
 from mereo.bench.report import heading, milliseconds, versus
 from mereo.bench.results import Measurement, Run
-from mereo.training.pictures import save_figure
+from mereo.pictures import new_figure, save_figure
 
 COLOURS = ("#6b6b6b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4b3f9e", "#a0522d", "#111111")
 """By order of appearance; the reference is grey."""
@@ -49,15 +49,6 @@ def _colours(run: Run) -> dict[str, str]:
     return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
 
 
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _finish(axes: Any, title: str) -> None:
     axes.set_title(title, fontsize=9, color=INK, loc="left")
     axes.tick_params(labelsize=8, colors=INK)
@@ -84,7 +75,7 @@ def _bars(run: Run, panels: list[tuple[str, str, Quantity, str]]) -> Any:
         places.append((case, ""))
         places += [(case, c) for c in dict.fromkeys(m.contender for m in run.measurements if m.case == case)]
     colours = _colours(run)
-    figure = _figure(2.2 + 3.1 * len(panels), 1.3 + 0.25 * len(places))
+    figure = new_figure(2.2 + 3.1 * len(panels), 1.3 + 0.25 * len(places))
     for column, axes in enumerate(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]):
         title, mode, quantity, unit = panels[column]
         here = [(y, run.find(case, mode, c)) for y, (case, c) in enumerate(places) if c]
@@ -128,7 +119,7 @@ def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: l
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     colours = _colours(run)
-    figure = _figure(max(6.5, 1.0 + 3.4 * len(panels)), 1.3 + 2.7 * len(axes_swept))
+    figure = new_figure(max(6.5, 1.0 + 3.4 * len(panels)), 1.3 + 2.7 * len(axes_swept))
     limit = run.options.get("limit")
     counts = list(dict.fromkeys(m.threads for m in run.measurements))
     grid = figure.subplots(len(axes_swept), len(panels), squeeze=False)

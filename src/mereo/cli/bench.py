@@ -64,7 +64,7 @@ def choose_models(suite: "Suite", pattern: str) -> "Suite":
 def write(run: "Run", options: BenchOptions, more: list["Table"], *, pictures: bool) -> None:
     """The files that were asked for."""
     from mereo.bench import draw, markdown
-    from mereo.models.weights import write_atomically
+    from mereo.files import write_atomically
 
     if options.json is not None:
         write_atomically(options.json, run.to_json().encode())

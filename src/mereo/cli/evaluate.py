@@ -49,7 +49,7 @@ def run(words: list[str], command: str) -> None:
     if not options.weights:
         print(f"using {sources[0]}", file=sys.stderr)
 
-    from mereo.models.weights import write_atomically
+    from mereo.files import write_atomically
     from mereo.robustness.evaluation import evaluate_subjects
     from mereo.robustness.plan import Plan
     from mereo.robustness.progress import Stages

@@ -5,16 +5,12 @@ from typing import Any
 from torch import Tensor
 
 from mereo.explain.layout import DPI
-from mereo.training.pictures import displayable
+from mereo.pictures import displayable, new_figure
 
 
 def new_canvas(width: float, height: float) -> tuple[Any, Any]:
     """A figure of this size, and axes over the whole of it from (0, 0) at its lower left to (width, height)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height, layout=None, dpi=DPI)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(0, height))
     axes.set_axis_off()

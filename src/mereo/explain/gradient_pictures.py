@@ -14,7 +14,7 @@ from mereo.explain.panels import VOTES, draw_image, draw_lengths, draw_title, sh
 from mereo.explain.pictures import MOST_ROWS, check_titles
 from mereo.inference.predict import class_names
 from mereo.models import CapsuleClassifier
-from mereo.training.pictures import save_figure
+from mereo.pictures import save_figure
 
 BRIGHTEST = 0.995
 """Quantile of the pixels at which the colours end: single pixels would leave the others pale."""

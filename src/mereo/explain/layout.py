@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mereo.explain.panels import FAINT, INK
+from mereo.pictures import new_figure
 
 DPI = 160
 BARS, GAP, MARGIN, HEADER, CAPTION_LINE = 1.55, 0.2, 0.12, 0.52, 0.16
@@ -83,9 +84,6 @@ def make_sheet(
         letters: in the longest name beside the bars.
         caption: sentences at the foot, each on a line of its own, or on several where the sheet is narrow.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     tall = min(max(image_size[0] / image_size[1], 1 / 3), 3.0)
     wide = 1.4 * min(1.0, tall**-0.5) if tall > 1 else 1.4
     high = max(wide * tall, 1.1)
@@ -100,8 +98,7 @@ def make_sheet(
     lines = [line for sentence in caption for line in textwrap.wrap(sentence, int(LETTERS * width))]
     bottom = len(lines) * CAPTION_LINE + 0.14 + (0.48 if maps else TICKS)
     height = HEADER + 0.17 * titled + rows * high + (rows - 1) * gap + bottom
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height, layout=None, dpi=DPI)
     sheet = Sheet(figure, [], lefts, widths, bottom, (width, height))
     for n, line in enumerate(reversed(lines)):
         sheet.write(MARGIN, 0.08 + n * CAPTION_LINE, line, ha="left", va="bottom", fontsize=7, color=FAINT)

@@ -22,8 +22,8 @@ from mereo.explain.panels import shown_classes
 from mereo.explain.parse_tree import ParseTree
 from mereo.explain.tree_svg import patch_boxes, tree_svg
 from mereo.explain.tree_words import describe
-from mereo.models.weights import cannot_write
-from mereo.training.pictures import displayable
+from mereo.files import cannot_write
+from mereo.pictures import displayable
 
 HELP = """\
 <p>Point at a node, tap it, or reach it with Tab and the arrow keys: it lights its way up to the class, all that speaks

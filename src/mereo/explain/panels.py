@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mereo.models.base import SenderGrid
-from mereo.training.pictures import displayable
+from mereo.pictures import displayable
 
 INK, FAINT = "#24292f", "#6e7781"
 PREDICTED, TRUE, OTHER = "#e8590c", "#2b8a3e", "#ced4da"

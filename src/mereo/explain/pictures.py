@@ -13,7 +13,7 @@ from mereo.explain.layout import make_sheet
 from mereo.explain.panels import colour_scale, draw_image, draw_lengths, draw_map, draw_title, short
 from mereo.models import CapsuleClassifier
 from mereo.models.base import SenderGrid
-from mereo.training.pictures import save_figure
+from mereo.pictures import save_figure
 
 MOST_ROWS = 12
 FIRST, LAST, VOTES = "first routing", "last routing", "votes"

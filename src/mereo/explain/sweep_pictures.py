@@ -8,7 +8,7 @@ from torch import Tensor
 from mereo.errors import UsageError
 from mereo.explain.canvas import fitted, new_canvas, paste
 from mereo.explain.panels import FAINT, INK, PREDICTED, printable, short
-from mereo.training.pictures import save_figure
+from mereo.pictures import save_figure
 
 CELL, LEFT, TOP, BOTTOM, MARGIN = 0.56, 1.95, 0.74, 0.12, 0.12
 

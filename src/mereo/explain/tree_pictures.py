@@ -11,7 +11,7 @@ from mereo.explain.parse_tree import Node, ParseTree
 from mereo.explain.places import Box
 from mereo.explain.tree_layout import arrange, thickness
 from mereo.explain.tree_words import caption, carried, edge_number
-from mereo.training.pictures import save_figure
+from mereo.pictures import save_figure
 
 FOR, AGAINST = "#e03131", "#1971c2"
 WIDTH, HEIGHT, THUMB, CIRCLE = 0.56, 1.02, 0.46, 0.17

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mereo.export.rows import Row
-from mereo.models.weights import write_atomically
-from mereo.training.pictures import save_figure
+from mereo.files import write_atomically
+from mereo.pictures import new_figure, save_figure
 
 COLUMNS = (
     "network", "test %", "spread", "seeds", "parameters", "MACs", "training images/s", "inference images/s",
@@ -72,8 +72,6 @@ def _csv(rows: Sequence[Row]) -> str:
 
 def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
     """A panel a quantity, a bar a network, dots for the seeds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     rows = ranked(rows)
@@ -85,8 +83,7 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
         ("training, images/s", lambda row: row.train_rate, lambda v: f"{v:,.0f}"),
         ("training memory in MiB", lambda row: row.memory / 2**20, lambda v: f"{v:,.0f}"),
     ]
-    figure = Figure(figsize=(13, 2.2 + 0.75 * len(rows)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 2.2 + 0.75 * len(rows))
     figure.suptitle(title, fontsize=11)
     grid = figure.subplots(2, 3, sharey=True)
     places = range(len(rows))

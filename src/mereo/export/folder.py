@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mereo.errors import UsageError
+from mereo.files import write_atomically
 from mereo.models import CapsuleClassifier, get_model_entry, load, save_weights
 from mereo.models.metadata import check_preprocessing
-from mereo.models.weights import load_tensors, write_atomically
+from mereo.models.weights import load_tensors
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 RECORD = ("data", "seed", "epoch", "results", "command")

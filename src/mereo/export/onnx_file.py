@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mereo.export.programs import EXAMPLES, Scorer
+from mereo.files import write_atomically
 from mereo.models import CapsuleClassifier
-from mereo.models.weights import write_atomically
 
 IMAGES, SCORES = "images", "scores"
 

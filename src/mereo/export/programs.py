@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from mereo.files import write_atomically
 from mereo.models import CapsuleClassifier
-from mereo.models.weights import write_atomically
 
 Scorer = Callable[[Tensor], Tensor]
 """Normalised images (batch, channels, height, width) -> scores (batch, classes), both float32 on the CPU."""

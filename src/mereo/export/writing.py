@@ -13,8 +13,8 @@ from mereo.export.forms import BATCHES, FORMS, Exported, check_forms, file_name
 from mereo.export.images import AtHand, random_images, take
 from mereo.export.onnx_file import open_onnx, quantise_onnx, write_onnx
 from mereo.export.programs import Scorer, lower, open_program, scorer, write_program
+from mereo.files import cannot_write
 from mereo.models import CapsuleClassifier
-from mereo.models.weights import cannot_write
 
 COARSE = 8 * 2**-8
 """In bfloat16 a score has steps of 2^-8, and another order of sums moves it by a few."""

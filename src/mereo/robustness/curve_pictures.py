@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from mereo.pictures import displayable, new_figure, save_figure
 from mereo.robustness.curves import Point
-from mereo.robustness.style import FAINT, INK, RIGHT, WRONG, colour, marker, new_figure, quiet
-from mereo.training.pictures import displayable, save_figure
+from mereo.robustness.style import FAINT, INK, RIGHT, WRONG, colour, marker, quiet
 
 AMPLIFIED = 0.5
 """Grey level of no change in the picture of a perturbation."""

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mereo.pictures import new_figure, save_figure
 from mereo.robustness.equivariance import TRANSFORMS, Moved
-from mereo.robustness.style import FAINT, INK, new_figure, quiet
-from mereo.training.pictures import save_figure
+from mereo.robustness.style import FAINT, INK, quiet
 
 TRACKS = 12
 LENGTH, ANGLE = "#2b8a3e", "#9c36b5"

@@ -8,16 +8,6 @@ MODELS = ("#1971c2", "#e8590c", "#2b8a3e", "#9c36b5", "#c2255c", "#0c8599", "#84
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
-def new_figure(width: float, height: float) -> Any:
-    """A matplotlib figure of that size in inches, which needs no display and no global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=130, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def quiet(axes: Any, title: str, x: str, y: str, grid: str = "both") -> None:
     """A title on the left, labelled axes, faint rules and no frame."""
     axes.set_title(title, fontsize=10, color=INK, loc="left", fontweight="bold")

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from mereo.data import Batch
 from mereo.errors import MereoError, UsageError
+from mereo.files import write_atomically
 from mereo.inference.evaluate import Scores, evaluate, found, normalise
 from mereo.models import save_weights
-from mereo.models.weights import check_finite, load_tensors, save_tensors, write_atomically
+from mereo.models.weights import check_finite, load_tensors, save_tensors
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer
 from mereo.training.checkpoint import (

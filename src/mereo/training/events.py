@@ -7,7 +7,7 @@ import platform
 import time
 from typing import Any
 
-from mereo.models.weights import cannot_write
+from mereo.files import cannot_write
 from mereo.training.report import COLUMNS, Report
 from mereo.training.run_folder import RunFolder
 

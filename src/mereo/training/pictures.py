@@ -1,30 +1,11 @@
 """Pictures of a run: learning curves, what augmentation makes of the images, what the model says of test images."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from mereo.models.weights import write_atomically
-
-
-def new_figure(width: float, height: float) -> Any:
-    """A matplotlib figure of that size in inches."""
-    # The object-oriented interface leaves no global state behind, and needs no display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """A matplotlib figure as PNG, written atomically."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    write_atomically(path, content.getvalue())
+from mereo.pictures import displayable, new_figure, save_figure
 
 
 def draw_curves(history: list[dict[str, Any]], path: Path) -> None:
@@ -44,12 +25,6 @@ def draw_curves(history: list[dict[str, Any]], path: Path) -> None:
     left.set_yscale("log")
     left.legend()
     save_figure(figure, path)
-
-
-def displayable(image: Tensor) -> Any:
-    """(channels, height, width) in [0, 1] as an array that matplotlib shows: grey, RGB, or the mean of the channels."""
-    image = image.detach().float().clamp(0, 1).cpu()
-    return image.permute(1, 2, 0).numpy() if image.shape[0] == 3 else image.mean(0).numpy()
 
 
 def draw_images(

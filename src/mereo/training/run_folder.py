@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mereo.errors import UsageError
-from mereo.models.weights import write_atomically
+from mereo.files import write_atomically
 from mereo.training.config import TrainConfig
 
 IDENTITY = {"device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root"}

@@ -59,7 +59,7 @@ class Experiment:
 
     def run(self, settings: Settings) -> dict[str, Any]:
         """Run it, write results.json, and return what stands in it; `files` names all that was written."""
-        from mereo.models.weights import write_atomically
+        from mereo.files import write_atomically
 
         settings.folder.mkdir(parents=True, exist_ok=True)
         found: dict[str, Any] = import_module(f"{__name__}.{self.module}").run(settings)

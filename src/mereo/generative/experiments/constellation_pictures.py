@@ -11,7 +11,7 @@ from torch import Tensor
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
 from mereo.generative.constellations import CLASSIC, Constellations, make_constellations, make_templates
 from mereo.generative.experiments.constellation_methods import compared
-from mereo.training.pictures import new_figure, save_figure
+from mereo.pictures import new_figure, save_figure
 
 SHADES = ("#1971c2", "#e8590c", "#2b8a3e", "#868e96")
 MARKERS = ("o", "^", "s", "X")

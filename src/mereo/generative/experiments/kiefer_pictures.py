@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mereo.training.pictures import new_figure, save_figure
+from mereo.pictures import new_figure, save_figure
 
 SHADES = {
     "routed_decoder": "#1971c2", "unrouted_decoder": "#e8590c", "routed": "#4dabf7", "unrouted": "#ffa94d",

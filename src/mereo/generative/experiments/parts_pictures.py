@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mereo.generative.generative_capsnet import GenerativeCapsNet
-from mereo.training.pictures import displayable, new_figure, save_figure
+from mereo.pictures import displayable, new_figure, save_figure
 
 
 def draw_rebuilt(model: GenerativeCapsNet, images: Tensor, hidden: Tensor, path: Path) -> None:

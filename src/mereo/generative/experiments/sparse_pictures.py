@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from mereo.core import lengths
-from mereo.training.pictures import displayable, new_figure, save_figure
+from mereo.pictures import displayable, new_figure, save_figure
 
 TRUE, WINNER, QUIET = "#2b8a3e", "#1971c2", "#adb5bd"
 SHADES = ("#1971c2", "#e8590c", "#2b8a3e", "#9c36b5", "#c2255c")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.training.pictures import displayable, new_figure, save_figure
+from mereo.pictures import displayable, new_figure, save_figure
 
 FIRST, SECOND = torch.tensor([0.85, 0.33, 0.10]), torch.tensor([0.10, 0.45, 0.80])
 """The colours of the two digits."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from mereo.generative.experiments import Settings
 from mereo.generative.toy import PENALTIES, ToyRouting, toy_routing
-from mereo.training.pictures import new_figure, save_figure
+from mereo.pictures import new_figure, save_figure
 
 CLOSED_FORMS = {
     ("output only", "none"): ("-7/3, 11/3, 2/3", "0"),
