@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained", dpi: int = 130) -> Any:
+Layout = Literal["constrained"] | None
+
+
+def new_figure(width: float, height: float, layout: Layout = "constrained", dpi: int = 130) -> Any:
     """A white matplotlib figure of that size in inches."""
     # The object-oriented interface leaves no global state behind, and needs no display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -296,13 +296,15 @@ class Trainer:
 
     def finish(self) -> RunResult:
         """Judge the last and the best weights on the test images and write the results."""
+        self.report.say(f"judging {len(self.splits.test):,} test images")
         test_last = self.judge(self.splits.test)
         self.accelerator.wait_for_everyone()
         tensors, _ = load_tensors(self.folder.best)
         self.average = None
         with fitting(self.folder.best):
             restore_model(self.objective, tensors)
-        test_best = self.judge(self.splits.test)
+        best_is_last = self.best is not None and self.best["epoch"] == len(self.history)
+        test_best = test_last if best_is_last else self.judge(self.splits.test)
         rates = [row["images_per_second"] for row in self.history]
         results = {
             "model": self.config.model,

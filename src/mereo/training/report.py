@@ -1,4 +1,4 @@
-"""What a run tells while it works: a progress bar or a line an epoch, and CSV."""
+"""What a run tells while it works: a progress bar, or a line an epoch and a minute, and CSV."""
 
 import csv
 import io
@@ -37,9 +37,13 @@ class Report:
 
     def __init__(self, *, silent: bool = False) -> None:
         self.silent = silent
+        # Without a terminal there is no bar, and so many seconds without a line would make a person wonder.
+        self.patience = 60.0
         self.live = not silent and sys.stderr.isatty()
         self._bar: Any = None
         self._task: Any = None
+        self._steps = self._done = self._first = 0
+        self._began = self._said = 0.0
 
     def say(self, line: str) -> None:
         """One line for the person."""
@@ -49,9 +53,12 @@ class Report:
             self._bar.console.print(line, highlight=False, markup=False)
         else:
             print(line, flush=True)
+        self._said = time.monotonic()
 
     def start(self, steps: int, done: int) -> None:
         """The run begins: `steps` optimiser steps in all, `done` of them before this start."""
+        self._steps, self._done, self._first = steps, done, done
+        self._began = self._said = time.monotonic()
         if self.live:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -64,11 +71,17 @@ class Report:
 
     def step(self, epoch: int, epochs: int, rate: float, loss: float | None) -> None:
         """One optimiser step is done."""
+        self._done += 1
+        told = "" if loss is None else f", loss {loss:.4f}"
         if self._bar is not None:
-            told = "" if loss is None else f", loss {loss:.4f}"
             self._bar.update(
                 self._task, advance=1, description=f"epoch {epoch}/{epochs}{told}", rate=f"{rate:,.0f} images/s"
             )
+        elif loss is not None and time.monotonic() - self._said >= self.patience:
+            seconds = (time.monotonic() - self._began) / (self._done - self._first)
+            left = duration(seconds * (self._steps - self._done))
+            done = f"epoch {epoch}/{epochs}, step {self._done:,} of {self._steps:,}"
+            self.say(f"{done}{told}, {rate:,.0f} images/s, {left} left")
 
     def epoch(self, row: dict[str, Any], epochs: int, best: bool, left: float) -> None:
         """One epoch is done: a line of its figures."""
