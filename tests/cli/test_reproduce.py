@@ -8,7 +8,7 @@ import pytest
 from mereo.cli.main import main
 from mereo.cli.options import ReproduceOptions
 from mereo.cli.reproduce import STUDY_OPTIONS
-from mereo.generative.experiments import EXPERIMENTS, Settings
+from mereo.experiments import EXPERIMENTS, Settings
 from mereo.training.studies import STUDIES
 
 

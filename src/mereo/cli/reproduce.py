@@ -15,7 +15,7 @@ from mereo.errors import UsageError, check_positive, unknown
 from mereo.training.studies import STUDIES, Study, run_study
 
 if TYPE_CHECKING:
-    from mereo.generative.experiments import Experiment
+    from mereo.experiments import Experiment
 
 STUDY_OPTIONS = (
     "variants", "seeds", "data", "data_root", "epochs", "warmup_epochs", "limit", "batch_size", "device", "precision",
@@ -26,7 +26,7 @@ STUDY_OPTIONS = (
 def run(words: list[str], command: str) -> None:
     """Run a study or an experiment, or list them."""
     options = parse(ReproduceOptions, words, command)
-    from mereo.generative.experiments import EXPERIMENTS
+    from mereo.experiments import EXPERIMENTS
 
     if options.study is None:
         _list(EXPERIMENTS)
@@ -72,7 +72,7 @@ def _check_used(name: str, given: Mapping[str, Any], used: set[str]) -> None:
 
 
 def _run_experiment(name: str, experiment: "Experiment", given: Mapping[str, Any], output: Path) -> dict[str, Any]:
-    from mereo.generative.experiments import Settings
+    from mereo.experiments import Settings
 
     _check_used(name, given, set(experiment.uses))
     data = given.get("data", experiment.data)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mereo.generative.experiments import Settings
-from mereo.generative.experiments.images import take_test_images
-from mereo.generative.experiments.kiefer_pictures import draw_routing
+from mereo.experiments import Settings
+from mereo.experiments.images import take_test_images
+from mereo.experiments.kiefer_pictures import draw_routing
 from mereo.generative.layer_sparsity import MEASURES, layer_sparsity
 from mereo.models import load
 from mereo.training.config import TrainConfig

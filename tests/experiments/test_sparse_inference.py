@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from PIL import Image
 
-from mereo.generative.experiments import EXPERIMENTS, Settings, sparse_inference
+from mereo.experiments import EXPERIMENTS, Settings, sparse_inference
 from mereo.training import studies
 from mereo.training.studies import Study, Variant
 

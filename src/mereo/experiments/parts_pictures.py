@@ -15,7 +15,7 @@ def draw_rebuilt(model: GenerativeCapsNet, images: Tensor, hidden: Tensor, path:
 
     Shapes: images (batch, channels, height, width), hidden bool (batch, height, width).
     """
-    from mereo.generative.experiments.generative_parts import hide
+    from mereo.experiments.generative_parts import hide
 
     clean, covered = model.explain(images), hide(images, hidden)
     seen = model.explain(covered, model.seen(hidden))

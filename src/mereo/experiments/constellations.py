@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
+from mereo.experiments import Settings
+from mereo.experiments.constellation_methods import REPORTED, compared
+from mereo.experiments.constellation_pictures import draw_constellations, draw_templates
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
 from mereo.generative.constellation_learning import learn_constellations
 from mereo.generative.constellations import Constellations, make_constellations
-from mereo.generative.experiments import Settings
-from mereo.generative.experiments.constellation_methods import REPORTED, compared
-from mereo.generative.experiments.constellation_pictures import draw_constellations, draw_templates
 from mereo.generative.partition_metrics import adjusted_rand_index, segmentation_accuracy, variation_of_information
 
 NOISES = (0.0, 0.1, 0.25)

@@ -16,10 +16,10 @@ from mereo.data import Batch, load_splits
 from mereo.data.images import Images, ImageSet
 from mereo.data.multimnist import OverlaidPairs
 from mereo.errors import UsageError
+from mereo.experiments import Settings
+from mereo.experiments.fitting import batches, fit
+from mereo.experiments.top_down_pictures import Shown, draw_assignments, draw_entropies
 from mereo.generative import CapsuleMixture
-from mereo.generative.experiments import Settings
-from mereo.generative.experiments.fitting import batches, fit
-from mereo.generative.experiments.top_down_pictures import Shown, draw_assignments, draw_entropies
 from mereo.models.capsnet import CapsNet
 from mereo.training.losses import many_hot, margin_loss
 from mereo.training.setup import choose_device

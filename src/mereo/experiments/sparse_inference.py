@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mereo.core import lengths
 from mereo.data import Batch
-from mereo.generative.experiments import Settings
-from mereo.generative.experiments.images import take_test_images
-from mereo.generative.experiments.sparse_pictures import draw_activity, draw_energy
+from mereo.experiments import Settings
+from mereo.experiments.images import take_test_images
+from mereo.experiments.sparse_pictures import draw_activity, draw_energy
 from mereo.generative.predictive_coding import Inference, infer, label_energies
 from mereo.generative.sparsity import hoyer_sparsity, winner_share
 from mereo.models import CapsuleClassifier, load

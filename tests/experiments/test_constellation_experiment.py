@@ -7,11 +7,11 @@ import torch
 from PIL import Image
 
 from mereo.errors import UsageError
+from mereo.experiments import EXPERIMENTS, Settings, constellations
+from mereo.experiments.constellation_methods import compared
+from mereo.experiments.constellation_pictures import _renamed
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
 from mereo.generative.constellations import make_constellations, make_templates
-from mereo.generative.experiments import EXPERIMENTS, Settings, constellations
-from mereo.generative.experiments.constellation_methods import compared
-from mereo.generative.experiments.constellation_pictures import _renamed
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from mereo.cli.main import main
+from mereo.experiments.generative_parts import hide
 from mereo.generative import GenerativeCapsNet
-from mereo.generative.experiments.generative_parts import hide
 
 FEW = ["--data", "digits", "--epochs", "1", "--limit", "128", "--images", "24"]
 

@@ -1,4 +1,4 @@
-"""The experiments of this room: each is a file with `run(settings)`, and `mereo reproduce NAME` runs it.
+"""Experiments that answer a question of a paper: a file each with `run(settings)`, run by `mereo reproduce NAME`.
 
 `run` draws its pictures into `settings.folder` and returns plain numbers, strings, lists and dicts; they are written to
 `results.json` beside the pictures. The command prints what lies under three names of that dict:
@@ -6,6 +6,8 @@
     tables    title -> rows, each a dict column -> value
     notes     lines below the tables
     pictures  names of the files drawn
+
+This module imports no torch.
 """
 
 import json

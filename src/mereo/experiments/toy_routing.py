@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mereo.generative.experiments import Settings
+from mereo.experiments import Settings
 from mereo.generative.toy import PENALTIES, ToyRouting, toy_routing
 from mereo.pictures import new_figure, save_figure
 

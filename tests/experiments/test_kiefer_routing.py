@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from mereo.generative.experiments import EXPERIMENTS, Settings
-from mereo.generative.experiments.images import take_test_images
+from mereo.experiments import EXPERIMENTS, Settings
+from mereo.experiments.images import take_test_images
 from mereo.generative.layer_sparsity import MEASURES, layer_sparsity
 from mereo.models import load
 from mereo.training import studies

@@ -14,9 +14,9 @@ from torch import Tensor
 from mereo.data import Batch, load_splits
 from mereo.data.images import Images
 from mereo.errors import UsageError
-from mereo.generative.experiments import Settings
-from mereo.generative.experiments.fitting import batches, fit
-from mereo.generative.experiments.parts_pictures import draw_occlusion, draw_rebuilt, draw_samples
+from mereo.experiments import Settings
+from mereo.experiments.fitting import batches, fit
+from mereo.experiments.parts_pictures import draw_occlusion, draw_rebuilt, draw_samples
 from mereo.generative.generative_capsnet import GenerativeCapsNet
 from mereo.routing import DynamicRouting
 from mereo.training.losses import many_hot, margin_loss
