@@ -108,6 +108,17 @@ def test_half_precision_accumulates_in_float32(normaliser: str, dtype: torch.dty
     assert torch.equal(got, expected.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("normaliser", sorted(SUM_TO_ONE))
+def test_scores_that_overflowed_half_precision_win_or_lose(normaliser: str, dtype: torch.dtype) -> None:
+    infinity = float("inf")
+    scores = torch.tensor([[infinity, 3.0, -infinity, infinity], [-infinity] * 4, [-infinity, 1.0, -infinity, -900.0]])
+    couplings = coupling("senders", normaliser)(scores.to(dtype)[None, None])[0, 0]
+    assert couplings[0].tolist() == [0.5, 0, 0, 0.5]
+    assert couplings[1].sum() == 1
+    assert couplings[2].tolist() == [0, 1, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -72,6 +72,9 @@ class Coupling(nn.Module):
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         wide = scores.to(accumulation_type(scores)) / self.temperature
+        if wide.dtype != scores.dtype:
+            # Large activations overflow half precision to infinite scores, and inf - inf is NaN in every normaliser.
+            wide = wide.clamp(torch.finfo(wide.dtype).min, torch.finfo(wide.dtype).max)
         if mask is not None:
             wide = wide.masked_fill(~mask, torch.finfo(wide.dtype).min)
         couplings = self._normalise(wide, AXIS[self.over])
