@@ -10,6 +10,8 @@ from mereo.cli.main import main
 from mereo.errors import UsageError
 from mereo.models import pretrained, save_weights
 
+NAMES = tuple(f"digit {i}" for i in range(10))
+
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mereo.models.CapsuleClassifier:
@@ -17,8 +19,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mereo.models.Capsu
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
     torch.manual_seed(0)
     model = mereo.create_model("mspcaps_tiny", num_classes=10, in_chans=3).eval()
-    names = tuple(f"digit {i}" for i in range(10))
-    save_weights(tmp_path / "mspcaps_tiny.digits.safetensors", model, class_names=names, data="digits")
+    save_weights(tmp_path / "mspcaps_tiny.digits.safetensors", model, class_names=NAMES, data="digits")
     return model
 
 
@@ -95,3 +96,30 @@ def test_a_command_takes_the_network_of_the_package(
     Image.new("RGB", (40, 30), "white").save(tmp_path / "photo.png")
     assert main(["predict", str(tmp_path / "photo.png"), "--weights", "mspcaps_tiny.digits"]) == 0
     assert "digit" in capsys.readouterr().out
+
+
+def test_true_means_the_weights_for_images_of_the_preset(shelf: mereo.models.CapsuleClassifier, tmp_path: Path) -> None:
+    grey = mereo.create_model("mspcaps_tiny", num_classes=4, in_chans=1)
+    save_weights(tmp_path / "mspcaps_tiny.grey.safetensors", grey, class_names=tuple("abcd"), data="grey")
+    assert mereo.create_model("mspcaps_tiny", pretrained=True).class_names == NAMES
+    assert mereo.create_model("mspcaps_tiny", pretrained="grey").class_names == tuple("abcd")
+    (tmp_path / "mspcaps_tiny.digits.safetensors").rename(tmp_path / "mspcaps_tiny.numbers.safetensors")
+    save_weights(tmp_path / "mspcaps_tiny.digits.safetensors", shelf, data="digits")
+    with pytest.raises(UsageError, match="pretrained is True, and mspcaps_tiny has weights for digits, grey, numbers"):
+        mereo.create_model("mspcaps_tiny", pretrained=True)
+
+
+def test_timm_knows_the_same_weights_by_the_same_names() -> None:
+    timm = pytest.importorskip("timm")
+    names = mereo.list_models(pretrained=True)
+    assert names == [name for name in timm.list_models(pretrained=True) if mereo.is_model(name.partition(".")[0])]
+    for name in names:
+        model, tag = name.split(".")
+        wanted = mereo.create_model(name).eval()
+        images = torch.rand(2, *wanted.image_shape)
+        for found in (timm.create_model(name, pretrained=True), timm.create_model(model, pretrained=tag)):
+            torch.testing.assert_close(found.eval()(images), wanted(images))
+            assert found.pretrained_cfg["mean"] == wanted.pretrained_cfg["mean"]
+        data = timm.data.resolve_data_config({}, pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+        assert tuple(data["input_size"]) == wanted.image_shape
+        assert timm.create_model(name, pretrained=False).class_names == ()

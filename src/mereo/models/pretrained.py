@@ -5,6 +5,7 @@ says how it was trained and what it measured. `tools/keep_weights.py` makes both
 """
 
 import fnmatch
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,29 @@ def pretrained_path(name: str) -> Path:
     return FOLDER / f"{name}.safetensors"
 
 
+def description_of(name: str) -> dict[str, Any]:
+    """What the weights of one of `list_pretrained()` say of themselves, without reading the tensors."""
+    from safetensors import safe_open
+
+    with safe_open(pretrained_path(name), framework="pt") as file:
+        found: dict[str, Any] = json.loads(file.metadata()["mereo"])
+    return found
+
+
+def default_tag(model: str) -> str | None:
+    """The data set that `pretrained=True` means: the only one, or the only one whose images are the preset's."""
+    from mereo.models.registry import get_model_entry
+
+    tags, preset = tags_of(model), get_model_entry(model).defaults
+    if len(tags) > 1:
+        args = {tag: description_of(f"{model}.{tag}")["args"] for tag in tags}
+        images = ("in_chans", "img_size")
+        tags = [tag for tag in tags if all(args[tag][name] == preset[name] for name in images)]
+    return tags[0] if len(tags) == 1 else None
+
+
 def choose_tag(model: str, pretrained: bool | str) -> str:
-    """Which weights `pretrained` asks for: a data set by name, or, for True, the only ones there are."""
+    """Which weights `pretrained` asks for: a data set by name, or, for True, `default_tag`."""
     tags = tags_of(model)
     if not tags:
         raise UsageError(
@@ -43,11 +65,12 @@ def choose_tag(model: str, pretrained: bool | str) -> str:
             f" {', '.join(list_pretrained()) or 'none'}. Train them with `mereo train --model {model}` and pass"
             " checkpoint_path=, or use mereo.load(path)."
         )
-    if pretrained is True and len(tags) > 1:
+    tag = default_tag(model) if pretrained is True else pretrained
+    if tag is None:
         raise UsageError(f"pretrained is True, and {model} has weights for {', '.join(tags)}; name one of them.")
-    if pretrained is not True and pretrained not in tags:
+    if tag not in tags:
         raise UsageError(f"pretrained is {pretrained!r}; {model} has weights for {', '.join(tags)}.")
-    return tags[0] if pretrained is True else str(pretrained)
+    return str(tag)
 
 
 def create_pretrained(

@@ -128,8 +128,8 @@ def create_model(
     Args:
         name: one of `list_models()`, or of `list_models(pretrained=True)`, whose weights it then gets.
         pretrained: start with weights that come with the package: the data set they were trained on, such as "mnist",
-            or True where there is but one. Other numbers of classes and colours may be asked for: the head is then
-            new, the first convolution folded. Everything else is as it was trained.
+            or True for the one whose images are the preset's, or the only one. Other numbers of classes and colours
+            may be asked for: the head is then new, the first convolution folded. All else is as it was trained.
         num_classes: how many classes; 0 gives the features instead of scores.
         in_chans: colour channels of the images.
         img_size: their side, or (height, width).

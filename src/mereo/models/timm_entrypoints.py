@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mereo.models.base import CapsuleClassifier
+from mereo.models.pretrained import default_tag, description_of, pretrained_path, tags_of
 from mereo.models.registry import MODELS, ModelEntry, create_model
 
 default_cfgs: dict[str, Any] = {}
@@ -32,18 +33,36 @@ def _as_saved(model: CapsuleClassifier, saved: dict[str, Any], pretrained: bool)
 
 def _entrypoint(entry: ModelEntry) -> Callable[..., CapsuleClassifier]:
     def create(
-        pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **kwargs: Any
+        pretrained: bool | str = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **kwargs: Any
     ) -> CapsuleClassifier:
         for timms_own in ("cache_dir", "pretrained_model_args"):
             kwargs.pop(timms_own, None)
         saved = pretrained_cfg if isinstance(pretrained_cfg, dict) and pretrained_cfg.get("source") in SAVED else None
-        model = create_model(entry.name, pretrained and saved is None, **kwargs)
-        return model if saved is None else _as_saved(model, saved, pretrained)
+        if saved is not None:
+            return _as_saved(create_model(entry.name, **kwargs), saved, bool(pretrained))
+        # Of "mspcaps_tiny.mnist" timm hands on what follows the dot.
+        tag = (
+            pretrained_cfg if pretrained is True and isinstance(pretrained_cfg, str) and pretrained_cfg else pretrained
+        )
+        return create_model(entry.name, tag, **kwargs)
 
     create.__name__ = create.__qualname__ = entry.name
     create.__module__ = __name__
     create.__doc__ = entry.summary
     return create
+
+
+def _configurations(entry: ModelEntry) -> dict[str, dict[str, Any]]:
+    """timm's configurations of a network: one for each of its weights, the default first, or one without weights."""
+    own = {key: value for key, value in entry.pretrained_cfg(entry.defaults).items() if key != "architecture"}
+    default = default_tag(entry.name)
+    names = [f"{entry.name}.{tag}" for tag in sorted(tags_of(entry.name), key=lambda tag: tag != default)]
+    found = {}
+    for name in names:
+        kept = description_of(name)["pretrained_cfg"]
+        found[name] = {key: tuple(v) if isinstance(v := kept[key], list) else v for key in own}
+        found[name]["file"] = str(pretrained_path(name))
+    return found or {entry.name: own}
 
 
 def register() -> None:
@@ -52,10 +71,7 @@ def register() -> None:
 
     module = sys.modules[__name__]
     new = {name: entry for name, entry in MODELS.items() if not is_model(name)}
-    cfgs = {}
-    for name, entry in new.items():
-        cfg = entry.pretrained_cfg(entry.defaults)
-        cfgs[name] = {k: v for k, v in cfg.items() if k != "architecture"}
+    cfgs = {name: cfg for entry in new.values() for name, cfg in _configurations(entry).items()}
     default_cfgs.update(generate_default_cfgs(cfgs))
     for name, entry in new.items():
         function = _entrypoint(entry)
