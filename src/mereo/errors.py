@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+_LONGEST_LIST = 400
+"""Letters of a catalogue that an error message still lists."""
+
 
 class UsageError(ValueError):
     """A wrong argument: the message names the argument, what it was and what would do. Exit code 2."""
@@ -19,15 +22,14 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not among `known`: suggests the nearest ones, or lists a short catalogue whole."""
+    """The error for a name that is not among `known`: suggests the nearest ones, or lists a catalogue of some lines."""
     names = sorted(known)
     close = nearest(str(name), names)
     if close:
         remedy = "did you mean " + " or ".join(repr(c) for c in close) + "?"
-    elif len(names) <= 12:
-        remedy = "known: " + ", ".join(names) + "."
     else:
-        remedy = f"{len(names)} are known."
+        listed = ", ".join(names)
+        remedy = f"known: {listed}." if len(listed) <= _LONGEST_LIST else f"{len(names)} are known."
     return UsageError(f"unknown {kind} {name!r}; {remedy}")
 
 

@@ -46,13 +46,21 @@ def test_validation_is_stratified_and_follows_the_seed() -> None:
     assert torch.equal(tests[0], tests[1])
 
 
-def test_a_limit_holds_for_training_images_only() -> None:
+def test_a_limit_holds_for_training_images_and_for_those_held_out_in_proportion() -> None:
     whole, few = load_splits("digits", img_size=8), load_splits("digits", img_size=8, limit=50)
     assert len(few.train) == 50
     assert set(labels(few.train)) == {5}
     assert len(few.test) == 359
-    assert labels(few.validation) == labels(whole.validation)
-    assert len(load_splits("digits", img_size=8, limit=5000).train) == 1294
+    assert len(few.validation) == 6, "144 of 1294"
+    stored = {image.numpy().tobytes() for image in whole.validation.images}
+    assert all(image.numpy().tobytes() in stored for image in few.validation.images), "never those trained on"
+    more = load_splits("digits", img_size=8, limit=5000)
+    assert (len(more.train), len(more.validation)) == (1294, 144)
+
+
+def test_a_limit_leaves_validation_images_of_the_data_whole(make_folder: Callable[..., Path]) -> None:
+    splits = load_splits(str(make_folder(*TWO, "val/cat=3", "val/dog=2")), img_size=8, limit=6)
+    assert (labels(splits.train), labels(splits.validation), labels(splits.test)) == ([2, 4], [3, 2], [3, 4])
 
 
 def test_progress_counts_all_splits(make_folder: Callable[..., Path]) -> None:

@@ -107,3 +107,12 @@ def run(words: list[str], command: str) -> None:
         print(json.dumps(chosen, indent=2))
         return
     print_table(list(chosen[0]), [list(row.values()) for row in chosen])
+    if command == "models" and options.pattern in {row["name"] for row in chosen}:
+        print(f"\narguments of {options.pattern}, for create_model(..., NAME=VALUE) and --model-args NAME=VALUE\n")
+        print_table(("argument", "default"), _arguments(options.pattern))
+
+
+def _arguments(name: str) -> list[tuple[str, str]]:
+    from mereo.models import get_model_entry
+
+    return [(argument, repr(value)) for argument, value in get_model_entry(name).defaults.items()]

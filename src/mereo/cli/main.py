@@ -45,8 +45,16 @@ def usage() -> str:
     )
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    print(f"mereo: warning: {message}", file=sys.stderr)
+def _warner() -> Callable[..., None]:
+    """What shows a warning, each text once: several networks read the same images."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+        if str(message) not in shown:
+            shown.add(str(message))
+            print(f"mereo: warning: {message}", file=sys.stderr)
+
+    return show
 
 
 def _run(words: list[str]) -> int:
@@ -80,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = _warner()
         # A person is told what mereo warns of; the libraries' notes to programmers are not for them.
         warnings.simplefilter("default", UserWarning)
         for note in (FutureWarning, DeprecationWarning):

@@ -67,7 +67,7 @@ def _given(options: ReproduceOptions) -> dict[str, Any]:
 def _check_used(name: str, given: Mapping[str, Any], used: set[str]) -> None:
     for option, value in given.items():
         if option not in used:
-            takes = ", ".join(f"--{u.replace('_', '-')}" for u in sorted(used)) or "no such option"
+            takes = ", ".join(f"--{u.replace('_', '-')}" for u in sorted(used)) or "none of these options"
             raise UsageError(f"{option} is {value!r}, which {name} has no use for; leave it out. It takes {takes}.")
 
 

@@ -33,6 +33,9 @@ class Trace(Mapping[str, Tensor]):
         return self._steps[name]
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self._steps:
+            # A mapping raises this one, or `in` and `get` would not work.
+            raise KeyError(str(unknown("coupling", name, self._steps)))
         return self._steps[name][-1]
 
     def __iter__(self) -> Iterator[str]:
@@ -81,7 +84,13 @@ def record(model: nn.Module) -> Iterator[Trace]:
 
 @contextmanager
 def intervene(model: nn.Module, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    """Change couplings inside the block: `changes` maps a module's name to a function couplings -> couplings."""
+    """Change couplings inside the block: `changes` maps a name to a function couplings -> couplings.
+
+    The names are those of a `Trace`:
+
+    with mereo.intervene(model, {"head.coupling": torch.zeros_like}):
+        model(images)
+    """
     found = _couplings(model)
     for name in changes:
         if name not in found:

@@ -3,7 +3,7 @@
 from mereo.data.augmentation import OPERATIONS, Augmentation
 from mereo.data.geometric import take_window
 from mereo.data.images import Batch, Images, ImageSet
-from mereo.data.load import Splits, load_size, load_splits
+from mereo.data.load import Splits, load_size, load_split, load_splits
 from mereo.data.multimnist import OverlaidPairs
 from mereo.data.operation import Operation
 from mereo.data.sources import DATASETS, DatasetInfo, data_root, dataset_info, list_datasets, open_dataset
@@ -23,6 +23,7 @@ __all__ = [
     "dataset_info",
     "list_datasets",
     "load_size",
+    "load_split",
     "load_splits",
     "open_dataset",
     "take_window",

@@ -27,7 +27,8 @@ def _name_all(tree: Tree, broken: Sequence[tuple[str, str]]) -> str:
     """One line that names the first few of the files that could not be read, each with its reason."""
     shown = "; ".join(f"{file} ({reason})" for file, reason in broken[:_NAMED])
     more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
-    return f"{len(broken)} of the files in {tree.path} could not be read as images: {shown}{more}"
+    count = "1 file" if len(broken) == 1 else f"{len(broken)} files"
+    return f"{count} in {tree.path} could not be read as images: {shown}{more}"
 
 
 def _attempts(tree: Tree, size: tuple[int, int], channels: int) -> Callable[[Sequence[str]], list[Pixels | str]]:
@@ -88,7 +89,7 @@ class FileSplit(RawSplit):
         line = _name_all(self.tree, broken)
         if strict or len(broken) == len(self):
             raise MereoError(f"{line}. Remove or repair them{', or do without strict' if strict else ''}.")
-        warnings.warn(f"{line}. They are skipped.", UserWarning, stacklevel=4)
+        warnings.warn(f"{line}. Skipped.", UserWarning, stacklevel=4)
 
 
 def sniff(tree: Tree, files: Sequence[str]) -> tuple[int, tuple[int, int] | None]:

@@ -9,11 +9,11 @@ from mereo.core.shapes import image_size
 from mereo.data.conversion import check_channels
 from mereo.data.images import Images, ImageSet
 from mereo.data.multimnist import PAD, OverlaidPairs
-from mereo.data.raw import Progress, RawSplit, Read, Request
+from mereo.data.raw import Progress, RawDataset, RawSplit, Read, Request
 from mereo.data.sources import open_dataset
 from mereo.data.split import hold_out, stratified
 from mereo.data.storage import Storage
-from mereo.errors import MereoError, UsageError, check_positive, check_probability
+from mereo.errors import MereoError, UsageError, check_choice, check_positive, check_probability
 
 OVERLAID = "multimnist"
 PAIR_SEED = 0
@@ -54,9 +54,13 @@ def load_size(img_size: tuple[int, int], crop_pct: float) -> tuple[int, int]:
 
 
 def _plan(splits: dict[str, RawSplit], validation_fraction: float, seed: int, limit: int | None) -> dict[str, RawSplit]:
-    """Which images go where, before any is decoded. The limit comes last, so that it does not change validation."""
+    """Which images go where, before any is decoded.
+
+    The limit comes last: what is held out under it was held out without it too, and is never trained on.
+    """
     plan = dict(splits)
-    if "validation" not in plan and validation_fraction:
+    carved = "validation" not in plan and validation_fraction > 0
+    if carved:
         kept, held = hold_out(plan["train"].labels, validation_fraction, seed)
         if not len(held):
             raise UsageError(
@@ -64,8 +68,10 @@ def _plan(splits: dict[str, RawSplit], validation_fraction: float, seed: int, li
             )
         plan |= {"train": plan["train"].take(kept), "validation": plan["train"].take(held)}
     if limit is not None and limit < len(plan["train"]):
-        _, chosen = stratified(plan["train"].labels, limit, seed)
-        plan["train"] = plan["train"].take(chosen)
+        whole = len(plan["train"])
+        for name in ("train", "validation") if carved else ("train",):
+            _, chosen = stratified(plan[name].labels, -(-len(plan[name]) * limit // whole), seed)
+            plan[name] = plan[name].take(chosen)
     return plan
 
 
@@ -98,7 +104,7 @@ def load_splits(
             and test has its own.
         seed: of the held-out choice and of the limit. Test images and their pairs do not depend on it.
         strict: whether a file that cannot be read is an error, rather than skipped with a warning.
-        limit: at most so many training images, stratified.
+        limit: at most so many training images, stratified, and held-out ones in proportion; others stay whole.
         pairs_per_image: for multimnist, how many test pairs start from each test digit.
         memory_budget: bytes of decoded images that may lie in memory; half of what is available when None. What does
             not fit is memory-mapped.
@@ -106,30 +112,85 @@ def load_splits(
         download: whether missing files of a named dataset may be fetched.
         progress: called with (images done, images in all).
     """
-    size = load_size(image_size(img_size if isinstance(img_size, int) else (img_size[0], img_size[1])), crop_pct)
-    check_probability(validation_fraction=validation_fraction)
-    if limit is not None:
-        check_positive(limit=limit)
+    dataset, channels, images, skipped = _read(
+        _Wanted(
+            data, root, img_size, in_chans, crop_pct, validation_fraction, seed, strict, limit, download,
+            pairs_per_image, Storage(memory_budget, cache_dir), progress,
+        )
+    )  # fmt: skip
+    return Splits(images["train"], images.get("validation"), images["test"], dataset.class_names, channels, skipped)
+
+
+def load_split(
+    data: str,
+    split: str = "test",
+    *,
+    root: str | Path | None = None,
+    img_size: int | tuple[int, int],
+    in_chans: int | None = None,
+    crop_pct: float = 1.0,
+    validation_fraction: float = 0.1,
+    seed: int = 0,
+    strict: bool = False,
+    limit: int | None = None,
+    download: bool = True,
+) -> Images:
+    """One of the splits of `load_splits`, "train", "validation" or "test"; of the others nothing is decoded."""
+    check_choice("split", split, ("train", "validation", "test"))
+    wanted = _Wanted(data, root, img_size, in_chans, crop_pct, validation_fraction, seed, strict, limit, download)
+    return _read(wanted, only=split)[2][split]
+
+
+class _Wanted(NamedTuple):
+    """The arguments of `load_splits`."""
+
+    data: str
+    root: str | Path | None
+    img_size: int | tuple[int, int]
+    in_chans: int | None
+    crop_pct: float
+    validation_fraction: float
+    seed: int
+    strict: bool
+    limit: int | None
+    download: bool
+    pairs_per_image: int = 1
+    storage: Storage | None = None
+    progress: Progress | None = None
+
+
+def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, dict[str, Images], int]:
+    """The dataset, its channels, the images of all splits or of one, and how many could not be read."""
+    data, side = wanted.data, wanted.img_size
+    size = load_size(image_size(side if isinstance(side, int) else (side[0], side[1])), wanted.crop_pct)
+    check_probability(validation_fraction=wanted.validation_fraction)
+    if wanted.limit is not None:
+        check_positive(limit=wanted.limit)
     if data == OVERLAID:
         size = size[0] - 2 * PAD, size[1] - 2 * PAD
         if min(size) < 1:
-            raise UsageError(f"img_size is {img_size}; for {OVERLAID} it must be above {2 * PAD}, the padding.")
-    dataset = open_dataset(data, root, download=download)
-    channels = dataset.in_chans if in_chans is None else in_chans
+            raise UsageError(f"img_size is {side}; for {OVERLAID} it must be above {2 * PAD}, the padding.")
+    dataset = open_dataset(data, wanted.root, download=wanted.download)
+    channels = dataset.in_chans if wanted.in_chans is None else wanted.in_chans
     check_channels(dataset.in_chans, channels)
-    plan = _plan(dataset.splits, validation_fraction, seed, limit)
+    plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit)
+    if only is not None:
+        if only not in plan:
+            raise UsageError(f"{data} has no {only} images.")
+        plan = {only: plan[only]}
 
-    counter = _Counter(progress, sum(len(split) for split in plan.values()))
-    request = Request(size, channels, Storage(memory_budget, cache_dir), strict, counter)
+    counter = _Counter(wanted.progress, sum(len(split) for split in plan.values()))
+    request = Request(size, channels, wanted.storage or Storage(), wanted.strict, counter)
     reads = {name: split.read(request) for name, split in plan.items()}
-    _check_classes(plan["train"], reads["train"], dataset.class_names)
+    if "train" in plan:
+        _check_classes(plan["train"], reads["train"], dataset.class_names)
     stored = {name: ImageSet(read.images, read.labels, dataset.class_names) for name, read in reads.items()}
     images: dict[str, Images] = dict(stored)
     if data == OVERLAID:
-        images |= {name: OverlaidPairs(part, seed=PAIR_SEED) for name, part in stored.items()}
-        images["test"] = OverlaidPairs(stored["test"], pairs_per_image=pairs_per_image, seed=PAIR_SEED)
-    skipped = sum(read.skipped for read in reads.values())
-    return Splits(images["train"], images.get("validation"), images["test"], dataset.class_names, channels, skipped)
+        for name, part in stored.items():
+            pairs = wanted.pairs_per_image if name == "test" else 1
+            images[name] = OverlaidPairs(part, pairs_per_image=pairs, seed=PAIR_SEED)
+    return dataset, channels, images, sum(read.skipped for read in reads.values())
 
 
 def _check_classes(planned: RawSplit, read: Read, class_names: tuple[str, ...]) -> None:

@@ -130,7 +130,7 @@ def _image_folder(data: str | Path, root: str | Path | None) -> Path:
         )
     if os.sep in text or text.startswith((".", "~")) or path.suffix:
         raise UsageError(f"data is {text!r}, and there is no such folder; name one, or one of {', '.join(DATASETS)}.")
-    raise unknown("dataset", text, DATASETS)
+    raise UsageError(f"{unknown('dataset', text, DATASETS)} There is no folder of that name either.")
 
 
 def open_dataset(data: str | Path, root: str | Path | None = None, *, download: bool = True) -> RawDataset:

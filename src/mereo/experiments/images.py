@@ -2,7 +2,7 @@
 
 import torch
 
-from mereo.data import Batch, load_splits
+from mereo.data import Batch, load_split
 from mereo.data.split import stratified
 from mereo.errors import UsageError
 from mereo.inference.evaluate import normalise
@@ -13,14 +13,13 @@ def take_test_images(
     model: CapsuleClassifier, data: str, data_root: str | None, count: int | None, device: torch.device
 ) -> Batch:
     """At most `count` images of the test split, every class in its share, normalised and on the device."""
-    # The test images alone are wanted; a hundred others keep every class of the data set in sight.
-    splits = load_splits(
-        data, root=data_root, img_size=model.image_shape[1:], in_chans=model.image_shape[0], validation_fraction=0.0,
-        crop_pct=model.pretrained_cfg["crop_pct"], limit=100,
+    test = load_split(
+        data, root=data_root, img_size=model.image_shape[1:], in_chans=model.image_shape[0],
+        crop_pct=model.pretrained_cfg["crop_pct"],
     )  # fmt: skip
-    if splits.test.labels_per_image > 1:
+    if test.labels_per_image > 1:
         raise UsageError(f"data is {data!r}, whose images hold several objects; this experiment takes one label each.")
-    everything = splits.test.batch(torch.arange(len(splits.test)), crop=model.image_shape[1:])
+    everything = test.batch(torch.arange(len(test)), crop=model.image_shape[1:])
     wanted = len(everything.labels) if count is None else count
     chosen = stratified(everything.labels, wanted, 0)[1]
     images = normalise(everything.images[chosen], model.pretrained_cfg["mean"], model.pretrained_cfg["std"])

@@ -88,7 +88,8 @@ def read_images(paths: Iterable[Path], model: CapsuleClassifier, *, strict: bool
         shown = "; ".join(broken[:10]) + (f"; and {len(broken) - 10} more" if len(broken) > 10 else "")
         if not good:
             raise MereoError(f"none of {len(broken)} files could be read as an image: {shown}.")
-        warnings.warn(f"{len(broken)} files could not be read as images and are left out: {shown}.", stacklevel=2)
+        count = "1 file" if len(broken) == 1 else f"{len(broken)} files"
+        warnings.warn(f"{count} could not be read as images: {shown}. Left out.", stacklevel=2)
     stored = ImageSet(torch.stack(pixels), torch.zeros(len(good), dtype=torch.int64), ("",))
     return good, stored.batch(torch.arange(len(good)), crop=(height, width)).images
 

@@ -150,3 +150,5 @@ class CapsuleClassifier(nn.Module):
                 f"images are {tuple(images.shape)}; this model takes (batch, {channels}, {height}, {width}). "
                 "Resize them, or create the model with other in_chans and img_size."
             )
+        if not images.is_floating_point():
+            raise UsageError(f"images are {images.dtype}; this model takes floats, such as images.float() / 255.")

@@ -92,27 +92,30 @@ def create_pretrained(
     return network
 
 
-def fill(model: CapsuleClassifier, tensors: dict[str, Tensor], metadata: dict[str, Any], source: str) -> None:
+def fill(model: CapsuleClassifier, tensors: dict[str, Tensor], metadata: dict[str, Any], source: str) -> list[str]:
     """Give a network the weights of another of its kind, with as much as fits of what it was asked to be.
 
     Another number of classes keeps a new head and decoder. Another number of colours folds the first convolution as
     timm does: summed for one, repeated and scaled for more. Anything else that does not fit is a UsageError.
+
+    Returns the names of the parts that keep weights of their own.
     """
     own, adapted = model.state_dict(), dict(tensors)
+    kept: list[str] = []
     if model.num_classes != metadata["args"]["num_classes"]:
         heads = tuple(f"{name}." for name in ("head", "decoder", model.classifier))
         adapted = {name: x for name, x in adapted.items() if not name.startswith(heads)}
-        adapted |= {name: x for name, x in own.items() if name.startswith(heads)}
+        kept += [name for name in own if name.startswith(heads)]
     else:
         model.class_names = tuple(metadata.get("class_names", ()))
     first = f"{model.first_conv}.weight"
     channels = model.image_shape[0]
     if first in adapted and adapted[first].shape[1] != channels:
         adapted[first] = _fold(adapted[first], channels)
-        resized = [
+        kept += [
             n for n in own.keys() & adapted.keys() if n.startswith("decoder.") and own[n].shape != adapted[n].shape
         ]
-        adapted |= {name: own[name] for name in resized}
+    adapted |= {name: own[name] for name in kept}
     faults = sorted(own.keys() ^ adapted.keys())
     faults += [name for name in own.keys() & adapted.keys() if adapted[name].shape != own[name].shape]
     if faults:
@@ -122,6 +125,7 @@ def fill(model: CapsuleClassifier, tensors: dict[str, Tensor], metadata: dict[st
             " the preset's other arguments; num_classes and in_chans alone may differ."
         )
     model.load_state_dict(adapted)
+    return sorted({name.partition(".")[0] for name in kept})
 
 
 def _fold(weight: Tensor, channels: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mereo.errors import UsageError, nearest, unknown
+from mereo.errors import UsageError, unknown
 from mereo.models.base import CapsuleClassifier
 
 _LARGEST = 2**31
@@ -150,8 +150,7 @@ def create_model(
     defaults = entry.defaults
     for argument in given:
         if argument not in defaults:
-            close = nearest(argument, defaults) or sorted(defaults)
-            raise UsageError(f"{name} has no argument {argument!r}; it has " + ", ".join(close) + ".")
+            raise unknown(f"argument of {name}", argument, defaults)
     arguments = defaults | {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     _check_kinds(name, defaults, arguments)
     model = entry.module(**arguments)

@@ -119,6 +119,17 @@ def _check_fits(model: CapsuleClassifier, tensors: Mapping[str, Tensor], path: P
         raise UsageError(f"{path} does not fit {type(model).__name__}: {shown}.")
 
 
+def weights_file(path: str | Path) -> Path:
+    """The file that `load` reads for the path of a file or folder, or a name of the package."""
+    if not Path(path).exists() and str(path) in list_pretrained():
+        return pretrained_path(str(path))
+    path = Path(path)
+    if path.is_dir():
+        exported = path / "model.safetensors"
+        return exported if exported.is_file() else path / "weights" / "best.safetensors"
+    return path
+
+
 def load(path: str | Path, device: str | torch.device = "cpu") -> CapsuleClassifier:
     """A trained model from a file of weights, the folder of a run, an exported folder, or the package, in eval mode.
 
@@ -127,12 +138,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> CapsuleClassif
     `model.class_names` are the names of its scores, `model.pretrained_cfg` its preprocessing, `model.metadata` all that
     was saved beside the weights.
     """
-    if not Path(path).exists() and str(path) in list_pretrained():
-        path = pretrained_path(str(path))
-    path = Path(path)
-    if path.is_dir():
-        exported = path / "model.safetensors"
-        path = exported if exported.is_file() else path / "weights" / "best.safetensors"
+    path = weights_file(path)
     tensors, metadata = load_tensors(path)
     found = describe(path, metadata)
     # Compared before it takes memory: a small file may claim a network of any size.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mereo.data import Images, ImageSet, OverlaidPairs, load_splits
+from mereo.data import Images, ImageSet, OverlaidPairs, load_split
 from mereo.data.split import stratified
 from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier, load
@@ -46,13 +46,14 @@ def run_config(source: Path) -> TrainConfig | None:
 
 
 def short_names(sources: Sequence[Path]) -> list[str]:
-    """A name for each: of the run's folder, else of the file; numbered where they would be the same."""
+    """A name for each: of the run's folder, else of the file or the weights; numbered where they would be the same."""
     stems = []
     for source in sources:
         path = source.resolve()
         in_run = path.is_file() and path.parent.name == "weights"
         run = path.parent.parent.name
-        stems.append(path.name if path.is_dir() else run if in_run and path.stem == "best" else
+        # What is no file are weights of the package, whose tag looks like a suffix: mspcaps_tiny.mnist.
+        stems.append(path.name if not path.is_file() else run if in_run and path.stem == "best" else
                      f"{run}-{path.stem}" if in_run else path.stem)  # fmt: skip
     named: list[str] = []
     for stem in stems:
@@ -105,21 +106,17 @@ def read_split(
     own = config.data == data
     if split == "validation" and own and config.paper_protocol:
         raise UsageError("split is 'validation', but the run held out none (paper_protocol); use test.")
-    # Only the split that is asked for should be decoded; two images of each class keep the others valid.
-    small = None if split == "train" or data == "multimnist" else 100
-    splits = load_splits(
+    chosen = load_split(
         data,
+        split,
         root=root if root is not None else config.data_root,
         img_size=model.image_shape[1:],
         in_chans=model.image_shape[0],
         crop_pct=model.pretrained_cfg["crop_pct"],
-        validation_fraction=0.0 if split == "test" else config.validation_fraction or 0.1,
+        validation_fraction=config.validation_fraction or (0.1 if split == "validation" else 0.0),
         seed=config.seed,
-        limit=small,
+        limit=config.limit if own else None,
     )
-    chosen = {"test": splits.test, "validation": splits.validation, "train": splits.train}[split]
-    if chosen is None:
-        raise UsageError(f"{data} has no validation images.")
     assert isinstance(chosen, ImageSet | OverlaidPairs)
     return chosen
 
