@@ -10,6 +10,7 @@ from mereo.models.pretrained import FOLDER
 from mereo.training.run_folder import RunFolder
 
 LARGEST = 5_000_000
+LICENSE = "apache-2.0"
 
 
 def keep(run: Path, which: str) -> Path:
@@ -19,6 +20,7 @@ def keep(run: Path, which: str) -> Path:
     model, record = load(weights), read_record(weights)
     name = f"{model.config['model']}.{record['data']}"
     path = FOLDER / f"{name}.safetensors"
+    model.pretrained_cfg["license"] = LICENSE
     save_weights(path, model, class_names=model.class_names, data=record["data"], results=record["results"])
     if path.stat().st_size > LARGEST:
         size = path.stat().st_size

@@ -273,6 +273,8 @@ def test_images_of_another_shape_are_refused(name: str) -> None:
     for shape in ((2, channels, height + 1, width), (2, channels + 1, height, width), (channels, height, width)):
         with pytest.raises(UsageError, match=re.escape(f"images are {shape}; ") + takes):
             model(torch.rand(shape))
+    with pytest.raises(UsageError, match=r"images are torch.uint8; .*float\(\) / 255"):
+        model(torch.zeros(2, *model.image_shape, dtype=torch.uint8))
 
 
 # --- compilers and exporters ----------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_unknown_names(model: Model) -> None:
         model(torch.randn(2, 5, 8))
     with pytest.raises(UsageError, match="unknown coupling 'rooting'"):
         trace.steps("rooting")
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="unknown coupling"):
         trace["rooting"]
 
 

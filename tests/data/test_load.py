@@ -4,11 +4,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from mereo.data import Images, ImageSet, load_size, load_splits
+from mereo.data import Images, ImageSet, load_size, load_split, load_splits
 from mereo.data.storage import Storage, available_memory
 from mereo.errors import MereoError, UsageError
 
@@ -44,6 +45,28 @@ def test_validation_is_stratified_and_follows_the_seed() -> None:
     assert not torch.equal(pixels[0], pixels[2])
     tests = [splits.test.batch(torch.arange(359)).images for splits in (one, other)]
     assert torch.equal(tests[0], tests[1])
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize("options", [{}, {"limit": 50, "seed": 1}, {"validation_fraction": 0.3}], ids=str)
+def test_one_split_is_that_of_all_of_them(split: str, options: dict[str, Any]) -> None:
+    wanted = getattr(load_splits("digits", img_size=8, **options), split)
+    found = load_split("digits", split, img_size=8, **options)
+    assert len(found) == len(wanted)
+    ours, theirs = (images.batch(torch.arange(len(wanted))) for images in (found, wanted))
+    assert torch.equal(ours.images, theirs.images) and torch.equal(ours.labels, theirs.labels)
+
+
+def test_of_the_other_splits_nothing_is_decoded(make_folder: Callable[..., Path]) -> None:
+    folder = make_folder(*TWO)
+    (folder / "train/cat/000.png").write_bytes(b"no image")
+    assert len(load_split(str(folder), img_size=8)) == 7  # a warning would be an error
+    with pytest.warns(UserWarning, match="1 file in"):
+        load_split(str(folder), "train", img_size=8, validation_fraction=0)
+    with pytest.raises(UsageError, match="has no validation images"):
+        load_split(str(folder), "validation", img_size=8, validation_fraction=0)
+    with pytest.raises(UsageError, match="split is 'val'"):
+        load_split(str(folder), "val", img_size=8)
 
 
 def test_a_limit_holds_for_training_images_and_for_those_held_out_in_proportion() -> None:

@@ -36,18 +36,32 @@ def test_the_card_holds_the_numbers_of_the_run(run, which):
     epoch = f"epoch {results['best_epoch']} of 3, chosen on held-out validation images"
     assert (epoch if which == "best" else "the last of 3 epochs") in card
     assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in card and "1 x 16 x 16" in card and "[0.5]" in card
-    assert "apache-2.0" in card and "eprint = {2508.16922}" in card and f"# {'my_net'}\n" in card
+    assert "No licence was named" in card and "eprint = {2508.16922}" in card and f"# {'my_net'}\n" in card
 
 
 def test_the_hub_reads_the_front_matter(run):
     hub = pytest.importorskip("huggingface_hub")
     _, card = card_of(run, run)
     data = hub.ModelCard(card).data
-    assert (data.library_name, data.license, data.pipeline_tag) == ("mereo", "apache-2.0", "image-classification")
+    assert (data.library_name, data.license, data.pipeline_tag) == ("mereo", None, "image-classification")
     (result,) = data.eval_results
     accuracy = json.loads((run / "results.json").read_text())["test_best"]["accuracy"]
     assert (result.metric_type, result.dataset_name) == ("accuracy", "digits")
     assert result.metric_value == round(100 * accuracy, 2)
+
+
+def test_a_licence_is_told_where_one_was_named(make):
+    model = make("capsnet")
+    model.pretrained_cfg["license"] = "cc-by-4.0"
+    card = model_card(model, {}, "net")
+    assert "The weights are under cc-by-4.0." in card and yaml.safe_load(card.split("---")[1])["license"] == "cc-by-4.0"
+
+
+def test_a_card_says_in_what_a_network_differs_from_the_published_one():
+    published = model_card(mereo.create_model("mspcaps_tiny"), {}, "net")
+    assert "344 thousand parameters. `mspcaps_tiny` of mereo, arXiv:2508.16922." in published
+    variant = model_card(mereo.create_model("mspcaps_tiny", num_classes=3, patch_size=2), {}, "net")
+    assert "A variant of `mspcaps_tiny`" in variant and "parameters): num_classes 3, patch_size 2." in variant
 
 
 def test_a_card_without_a_run_claims_nothing(make):

@@ -34,6 +34,10 @@ def test_a_table_tells_what_was_compared(call, run):
     assert code == 0, err
     card = Path("again/README.md").read_text()
     assert card.replace("again", "net") == Path("net/README.md").read_text()
+    code, out, err = call("export", run, "--license", "mit", "--out", "licensed")
+    assert code == 0, err
+    assert "license: mit\n" in Path("licensed/README.md").read_text()
+    assert json.loads(Path("licensed/config.json").read_text())["pretrained_cfg"]["license"] == "mit"
 
 
 def test_precision_prints_what_it_costs(call, run):

@@ -25,7 +25,7 @@ def front_matter(model: CapsuleClassifier, record: Mapping[str, Any], name: str)
     """What the hub reads of a card."""
     content: dict[str, Any] = {
         "library_name": "mereo",
-        "license": model.pretrained_cfg.get("license", "apache-2.0"),
+        **({"license": model.pretrained_cfg["license"]} if model.pretrained_cfg.get("license") else {}),
         "pipeline_tag": "image-classification",
         "tags": ["image-classification", "capsule-network", "mereo", "timm"],
     }
@@ -45,6 +45,19 @@ def front_matter(model: CapsuleClassifier, record: Mapping[str, Any], name: str)
             }
         ]
     return content
+
+
+def _what(model: CapsuleClassifier) -> str:
+    """Which published network this is, or of which it is a variant, and what is other in it."""
+    entry, arguments = get_model_entry(model.config["model"]), model.config["args"]
+    preset = entry.defaults
+    other = ", ".join(f"{name} {value}" for name, value in arguments.items() if value != preset[name])
+    known = f"`{entry.name}` of mereo, {entry.paper}"
+    return f"A variant of {known} ({entry.summary.rstrip('.')}): {other}." if other else f"{entry.summary} {known}."
+
+
+def _licence(name: str | None) -> str:
+    return f"The weights are under {name}." if name else "No licence was named for these weights."
 
 
 def _measured(model: CapsuleClassifier, record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -83,7 +96,7 @@ def _citation(paper: str) -> str:
 
 def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -> str:
     """README.md of a folder called `name`."""
-    cfg, entry = model.pretrained_cfg, get_model_entry(model.config["model"])
+    cfg, paper = model.pretrained_cfg, get_model_entry(model.config["model"]).paper
     matter = yaml.safe_dump(front_matter(model, record, name), sort_keys=False, allow_unicode=True)
     channels, height, width = model.image_shape
     labels = ", ".join(model.class_names) if model.class_names else f"{model.num_classes} classes without names"
@@ -96,7 +109,7 @@ def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -
     parts = [
         f"---\n{matter}---\n",
         f"# {name}\n",
-        f"{entry.summary} `{entry.name}` of mereo, {entry.paper}.\n",
+        f"{_what(model)}\n",
         "## Measured\n",
         *([] if "results" in record else [f"{NOT_MEASURED}\n"]),
         _table(_measured(model, record)) + "\n",
@@ -114,8 +127,8 @@ def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -
         "## Preprocessing\n",
         f"{preprocessing}\n",
         "## Licence\n",
-        f"The weights are under {cfg.get('license', 'apache-2.0')}. The data has its own licence.\n",
+        f"{_licence(cfg.get('license'))} The data has its own licence.\n",
         "## Citation\n",
-        f"```bibtex\n{_citation(entry.paper)}\n```\n",
+        f"```bibtex\n{_citation(paper)}\n```\n",
     ]
     return "\n".join(parts)

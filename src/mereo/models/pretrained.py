@@ -88,6 +88,7 @@ def create_pretrained(
     fill(network, tensors, metadata, source)
     kept = ("mean", "std") if network.image_shape[0] == metadata["args"]["in_chans"] else ()
     network.pretrained_cfg |= {name: tuple(metadata["pretrained_cfg"][name]) for name in kept}
+    network.pretrained_cfg["license"] = metadata["pretrained_cfg"].get("license")
     network.metadata = metadata
     return network
 

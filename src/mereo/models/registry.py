@@ -63,7 +63,6 @@ class ModelEntry:
             "first_conv": self.module.first_conv,
             "classifier": self.module.classifier,
             "paper_ids": self.paper,
-            "license": "apache-2.0",
         }
 
 

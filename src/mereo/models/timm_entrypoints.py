@@ -61,6 +61,7 @@ def _configurations(entry: ModelEntry) -> dict[str, dict[str, Any]]:
     for name in names:
         kept = description_of(name)["pretrained_cfg"]
         found[name] = {key: tuple(v) if isinstance(v := kept[key], list) else v for key in own}
+        found[name]["license"] = kept["license"]
         found[name]["file"] = str(pretrained_path(name))
     return found or {entry.name: own}
 
