@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import LogLocator, NullFormatter
-
-from mereo.pictures import new_figure, save_figure
+from mereo.pictures import new_figure, plain_log, save_figure, whole_ticks
 from mereo.robustness.style import colour, marker, quiet
 
 
@@ -24,10 +22,8 @@ def draw(runs: list[Path], path: Path) -> None:
                 _draw_run(axes, run, result, networks.index(result["model"]))
         quiet(axes, data, "epoch", "error in %")
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        plain_log(axes.yaxis)
+        whole_ticks(axes.xaxis)
         axes.legend(fontsize=7, frameon=False)
     save_figure(figure, path)
 

@@ -31,6 +31,22 @@ def save_figure(figure: Any, path: Path) -> None:
     write_atomically(path, content.getvalue())
 
 
+def whole_ticks(axis: Any) -> None:
+    """Whole numbers alone on an axis, also where there is but one."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def plain_log(axis: Any) -> None:
+    """A logarithmic axis whose ticks are written as people write them: 0.5, 20, 1,000."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:,.6g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
 def displayable(image: "Tensor") -> Any:
     """(channels, height, width) in [0, 1] as an array that matplotlib shows: grey, RGB, or the mean of the channels."""
     image = image.detach().float().clamp(0, 1).cpu()

@@ -8,6 +8,7 @@ from PIL import Image
 
 from mereo.bench import comparison, draw, markdown, read_comparable, read_run
 from mereo.bench.machine import machine_facts
+from mereo.bench.report import three_digits
 from mereo.bench.results import SCHEMA
 from mereo.errors import UsageError
 
@@ -99,6 +100,13 @@ def test_bars_and_lines_are_drawn(run_of):
     assert draw(run, Path("lines.png")) and is_drawn("lines.png")
     text = markdown(run, "lines.png", [])
     assert "![small](lines.png)" in text and "does not fit 1 GiB" in text and "WRONG" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(0.4512, "0.451"), (1.35, "1.35"), (94.04, "94"), (999.6, "1,000"), (12345.6, "12,346")]
+)
+def test_three_digits_count(value, told):
+    assert three_digits(value) == told
 
 
 def test_nothing_measured_draws_nothing(run_of):

@@ -77,11 +77,19 @@ def test_a_file_holds_one_kind(call: Call) -> None:
     for words, told in (
         (("--out", "a.html", "--only", "trees"), "trees"),
         (("--out", "capsnet.safetensors"), ".png or .html"),
+        (("--out", "foo.JPG"), ".png or .html"),
+        (("--out", "foo.pdf", "--only", "picture"), ".png or .html"),
         (("--keep", "0"), "keep is 0"),
         (("--only", "sweep"), "sweeps"),
     ):
         code, _, err = call("photos", "--weights", "capsnet.safetensors", *words)
         assert code == 2 and told in err and err.count("\n") == 1
+    assert not list(Path().glob("foo*"))
+
+
+def test_a_folder_may_have_a_point_in_its_name(call: Call) -> None:
+    code, out, _ = call("photos", "--weights", "capsnet.safetensors", "--out", "seen.v2", "--only", "picture")
+    assert code == 0 and out == "picture: seen.v2/explanation.png\n"
 
 
 def test_many_images_come_in_batches(call: Call) -> None:
@@ -122,7 +130,11 @@ def test_each_batch_has_its_picture(make: Make, some_images: MakeImages, tmp_pat
 def test_names_of_files_are_harmless() -> None:
     assert file_name(3, "a b.jpeg") == "0003-a_b"
     assert file_name(12, "..") == "0012-_" and file_name(1, "$(rm -r)\n`x`.png") == "0001-_rm_-r_x_"
-    assert len(file_name(1, "x" * 300)) < 80
+    assert file_name(1, "Kätzchen ü.png") == file_name(1, "Ka\u0308tzchen u\u0308.png") == "0001-Kätzchen_ü"
+    assert file_name(2, "名前 (1).png") == "0002-名前_1_"
+    assert file_name(3, "\udcff.png") == "0003-_"
+    # Other characters of the name, and those of the file that is written first, need room in 255 bytes.
+    assert len(file_name(1, "x" * 300).encode()) < 200 > len(file_name(1, "名" * 300).encode()) > 100
 
 
 def test_refusals(make: Make, tmp_path: Path) -> None:

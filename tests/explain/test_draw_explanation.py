@@ -14,8 +14,9 @@ from torch import Tensor
 import mereo
 from mereo.errors import UsageError
 from mereo.explain import draw_explanation, explain, observe
-from mereo.explain.panels import shown_classes
+from mereo.explain.panels import colour_scale, draw_lengths, shown_classes
 from mereo.models import CapsuleClassifier
+from mereo.pictures import new_figure
 
 Make = Callable[..., CapsuleClassifier]
 MakeImages = Callable[..., Tensor]
@@ -105,6 +106,23 @@ def test_which_bars() -> None:
     lengths = torch.arange(50.0)
     assert shown_classes(lengths, set()) == list(range(49, 39, -1))
     assert shown_classes(lengths, {2, 49}) == [*range(49, 40, -1), 2]
+
+
+def test_the_scale_of_shares_far_above_zero_starts_at_the_smallest() -> None:
+    near, far, same = torch.tensor([0.2, 0.3]), torch.tensor([0.1, 0.3]), torch.full((2,), 0.25)
+    assert colour_scale(near, signed=False).get_clim() == pytest.approx((0.2, 0.3))
+    assert colour_scale(far, signed=False).get_clim() == pytest.approx((0, 0.3))
+    assert colour_scale(near, signed=True).get_clim() == pytest.approx((-0.3, 0.3))
+    # What is the same everywhere is one colour, the strongest.
+    assert colour_scale(same, signed=False).get_clim() == pytest.approx((0.245, 0.25))
+
+
+@pytest.mark.parametrize(("lengths", "told"), [([0.2, 0.8, 0.5], ["0.80", "0.50"]), ([0.4], ["0.40"])])
+def test_the_two_longest_bars_have_numbers(lengths: list[float], told: list[str]) -> None:
+    axes = new_figure(2, 2).subplots()
+    values = torch.tensor(lengths)
+    draw_lengths(axes, values, int(values.argmax()), set(), ["a", "b", "c"])
+    assert sorted(text.get_text() for text in axes.texts) == sorted(told)
 
 
 def test_another_class_is_another_picture(tmp_path: Path, make: Make, some_images: MakeImages) -> None:

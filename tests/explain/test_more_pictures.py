@@ -13,7 +13,7 @@ from torch import Tensor
 from mereo.errors import UsageError
 from mereo.explain import draw_gradients, draw_parse_tree, draw_pose_sweep, observe, parse_trees, pose_sweeps
 from mereo.explain.places import Box
-from mereo.explain.tree_layout import arrange, thickness
+from mereo.explain.tree_layout import MOST, arrange, fitting, thickness
 from mereo.explain.tree_pictures import spotlight
 from mereo.models import CapsuleClassifier
 
@@ -37,6 +37,19 @@ def test_tree(model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages)
     assert 300 < first.shape[0] < 2000 and 700 < first.shape[1] < 2400
     assert first.std() > 15 and not np.array_equal(first, second)
     assert not list((tmp_path / "new").glob(".*"))
+
+
+def test_a_wide_tree_loses_its_weakest_votes(make: Make, tmp_path: Path, some_images: MakeImages) -> None:
+    model = make("three scales")
+    images = some_images(model)
+    tree = parse_trees(observe(model, images), keep=20)[0]
+    drawn = fitting(tree)
+    assert arrange(tree).width > MOST >= arrange(drawn).width and 1 < drawn.keep < 20
+    assert arrange(tree.with_votes(drawn.keep + 1)).width > MOST
+    with pytest.warns(UserWarning, match="20 votes for each capsule are too many .* the page draws them all"):
+        pixels = read(draw_parse_tree(tree, images[0], tmp_path / "wide.png"))
+    assert pixels.shape[1] < 4200
+    assert fitting(drawn) is drawn
 
 
 def test_a_tree_of_dead_capsules(make: Make, tmp_path: Path) -> None:

@@ -38,6 +38,17 @@ def votes_by_loops(observation: Observation, name: str, receiver: int) -> list[f
     return found
 
 
+def test_fewer_votes_are_those_of_a_smaller_tree(model: CapsuleClassifier, some_images: MakeImages) -> None:
+    observation = observe(model, some_images(model))
+    large, small = (parse_trees(observation, keep=keep)[IMAGE] for keep in (5, 2))
+    found = large.with_votes(2)
+    assert found.edges == small.edges and found.keep == 2
+    for node, expected in zip(found.nodes, small.nodes, strict=True):
+        assert node.carried == pytest.approx(expected.carried, abs=1e-5)
+        assert replace(node, carried=1.0) == replace(expected, carried=1.0)
+    assert large.with_votes(5) == large
+
+
 def by_place(values: list[float], grid: SenderGrid | None) -> list[float]:
     """The sums over the types of senders that sit at one place."""
     if grid is None:

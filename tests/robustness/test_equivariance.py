@@ -8,7 +8,7 @@ import torch
 import mereo
 from mereo.errors import UsageError
 from mereo.robustness import compare_poses, equivariance
-from mereo.robustness.equivariance import errors_of_linear_fit, shift, turn
+from mereo.robustness.equivariance import errors_of_linear_fit, shift, turn, why_no_fit
 
 
 def gaussian(*shape, seed=0):
@@ -50,6 +50,16 @@ def test_small_classes_are_left_out():
     moved = compare_poses(1.0, gaussian(29, 2), gaussian(29, 2, seed=3), labels)
     assert set(moved.by_class) == {0}
     assert math.isnan(compare_poses(1.0, gaussian(9, 2), gaussian(9, 2), labels[20:]).linear)
+
+
+def test_why_there_is_no_fit():
+    few, enough = torch.tensor([0] * 9 + [1] * 6), torch.tensor([0] * 10 + [1] * 6)
+    poses = gaussian(16, 2)
+    assert why_no_fit([compare_poses(1.0, poses, 2 * poses, enough)], enough) is None
+    told = why_no_fit([compare_poses(1.0, poses[:15], poses[:15], few)], few)
+    assert told == "too few images of a class (9) to fit a rule; 10 are needed"
+    still = torch.ones_like(poses)
+    assert "do not differ" in str(why_no_fit([compare_poses(1.0, still, still, enough)], enough))
 
 
 def test_errors_are_those_of_held_out_images():

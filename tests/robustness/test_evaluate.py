@@ -161,6 +161,36 @@ def test_names_are_short_and_different(tmp_path):
         (tmp_path / name / "weights" / "last.safetensors").touch()
     paths = ["a/run", "b/run", "c/weights/best.safetensors", "c/weights/last.safetensors"]
     assert short_names([tmp_path / p for p in paths]) == ["run", "run-2", "c", "c-last"]
+    (tmp_path / "my.net.safetensors").touch()
+    named = short_names([Path("mspcaps_tiny.mnist"), Path("mspcaps_tiny.cifar10"), tmp_path / "my.net.safetensors"])
+    assert named == ["mspcaps_tiny.mnist", "mspcaps_tiny.cifar10", "my.net"]
+
+
+def test_few_images_are_told_of(call):
+    code, out, err = call(
+        save("one.safetensors"), "--limit", "40", "--equivariance", "--attack", "fgsm", "pgd", "--epsilon", "0.1",
+        "--steps", "2", "--attack-limit", "20", "--masking-images", "0",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "attacked: 20 of the 40 images" in out
+    reason = "too few images of a class (4) to fit a rule; 10 are needed"
+    assert f"rotation, one: {reason}" in out and f"shift, one: {reason}" in out
+    text = Path("evaluation/report.md").read_text()
+    assert text.count(f"No rule: {reason}.") == 2 and "On 20 of the 40 images." in text
+    assert pictures("evaluation")["one/equivariance.png"][0] > 400
+
+
+def test_attacked_images_are_those_of_the_strongest_attack(call, monkeypatch):
+    titles = []
+    monkeypatch.setattr(
+        "mereo.robustness.attack_stage.draw_attacked", lambda clean, attacked, truth, title, path: titles.append(title)
+    )
+    words = (save_run("runs/one"), "--limit", "100", "--epsilon", "0.3", "--masking-images", "0", "--queries", "1")
+    code, out, err = call(*words, "--attack", "pgd", "square", "--json")
+    assert code == 0, err
+    attacks = json.loads(out)["models"]["one"]["attacks"]
+    assert attacks["pgd"][1]["accuracy"] < attacks["square"][1]["accuracy"]
+    assert titles == ["one under PGD (arXiv:1706.06083), the strongest of 2 attacks"]
 
 
 WRONG = [
@@ -172,6 +202,13 @@ WRONG = [
     (["{w}", "--steps", "0"], "steps is 0"),
     (["{w}", "--restarts", "-1"], "restarts is -1"),
     (["{w}", "--seed", "-1"], "seed is -1"),
+    (["{w}", "--steps", "20"], "steps is 20, which has no use without an attack; give one with --attack"),
+    (["{w}", "--epsilon", "0.3"], "--attack"),
+    (["{w}", "--queries", "5"], "--attack"),
+    (["{w}", "--restarts", "2"], "--attack"),
+    (["{w}", "--attack-limit", "None"], "attack_limit is None"),
+    (["{w}", "--masking-images", "0"], "masking_images is 0"),
+    (["{w}", "--attack-loss", "margin"], "--attack"),
     (["{w}", "--masking-images", "-1"], "masking_images is -1"),
     (["{w}", "--data", "digitz"], "digits"),
     (["{w}", "--split", "tests"], "test"),

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from mereo.bench.memory import amount
-from mereo.bench.report import heading, milliseconds, versus
+from mereo.bench.report import heading, milliseconds, three_digits, versus
 from mereo.bench.results import Measurement, Run
-from mereo.pictures import new_figure, save_figure
+from mereo.pictures import new_figure, plain_log, save_figure
 
 COLOURS = ("#6b6b6b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4b3f9e", "#a0522d", "#111111")
 """By order of appearance; the reference is grey."""
@@ -63,7 +63,7 @@ def _text(m: Measurement, quantity: Quantity, reference: Measurement | None) -> 
     if value is None:
         return m.memory_note if quantity is _peak else m.status
     if quantity is _peak:
-        return f"{value:,.0f}"
+        return three_digits(value)
     told = milliseconds(value / 1e3)
     return told if m.contender == m.reference else f"{told}  {versus(m, reference)}"
 
@@ -116,8 +116,6 @@ def _bars(run: Run, panels: list[tuple[str, str, Quantity, str]]) -> Any:
 
 def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: list[str]) -> Any:
     """A row a size that was swept, a column a quantity, a line a contender; a cross is where it no longer fits."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
     colours = _colours(run)
     figure = new_figure(max(6.5, 1.0 + 3.4 * len(panels)), 1.3 + 2.7 * len(axes_swept))
     limit = run.options.get("limit")
@@ -152,8 +150,7 @@ def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: l
                     axes.plot(list(least), list(least.values()), color="black", linewidth=1)
             axes.set_xscale("log")
             axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:,.6g}"))
+            plain_log(axes.yaxis)
             values = sorted({int(m.sizes[swept]) for m in here})
             axes.set_xticks(values, [f"{v:,}" for v in values])
             axes.minorticks_off()

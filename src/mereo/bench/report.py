@@ -8,9 +8,13 @@ MIB = 2**20
 
 
 def milliseconds(seconds: float) -> str:
-    """Three digits that count."""
-    value = 1e3 * seconds
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    """A time in milliseconds, without its unit."""
+    return three_digits(1e3 * seconds)
+
+
+def three_digits(value: float) -> str:
+    """Three digits that count, and all of a large whole number."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def _percent(share: float) -> str:
@@ -24,7 +28,7 @@ def _error(value: float | None) -> str:
 def _mebibytes(m: Measurement) -> str:
     if m.resident is None and m.allocator is None:
         return m.memory_note or "-"
-    return " / ".join(f"{v / MIB:,.0f}" for v in (m.resident, m.allocator) if v is not None)
+    return " / ".join(three_digits(v / MIB) for v in (m.resident, m.allocator) if v is not None)
 
 
 def _two(form: str, by_wall: float, by_cpu: float | None) -> str:

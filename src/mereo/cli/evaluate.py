@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from mereo.cli.options import EvaluateOptions
@@ -10,6 +11,10 @@ from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.cli.weights import newest_run
 from mereo.errors import UsageError, check_positive
+
+ATTACK_OPTIONS = (
+    "epsilon", "attack_loss", "steps", "queries", "restarts", "attack_limit", "masking_images",
+)  # fmt: skip
 
 
 def check(options: EvaluateOptions) -> None:
@@ -27,6 +32,10 @@ def check(options: EvaluateOptions) -> None:
     for epsilon in options.epsilon:
         if not (math.isfinite(epsilon) and 0 <= epsilon <= 1):
             raise UsageError(f"epsilon is {epsilon}; it must be between 0 and 1, the range of a pixel.")
+    for field in fields(EvaluateOptions):
+        value = getattr(options, field.name)
+        if field.name in ATTACK_OPTIONS and not options.attack and value != field.default:
+            raise UsageError(f"{field.name} is {value!r}, which has no use without an attack; give one with --attack.")
     if options.out is not None and options.out.is_file():
         raise UsageError(f"out is {options.out}, which is a file; it must be a folder.")
 
@@ -82,7 +91,7 @@ def run(words: list[str], command: str) -> None:
 def _summary(document: dict[str, object], folder: Path) -> None:
     from typing import Any, cast
 
-    from mereo.robustness.report import curve_rows, overview, suspicious
+    from mereo.robustness.report import attacked, curve_rows, overview, suspicious
 
     models, plan = cast("dict[str, Any]", document["models"]), cast("dict[str, Any]", document["plan"])
     count = next(iter(models.values()))["count"]
@@ -91,6 +100,8 @@ def _summary(document: dict[str, object], folder: Path) -> None:
         ("corruptions", next(iter(models.values())).get("corruptions", ())),
         ("attacks", plan["attacks"]),
     ):
+        if kind == "attacks" and names and (some := attacked(models)) < count:
+            print(f"\nattacked: {some:,} of the {count:,} images (--attack-limit)")
         for name in names:
             print()
             print_table(*curve_rows(models, kind, name))
@@ -108,6 +119,8 @@ def _summary(document: dict[str, object], folder: Path) -> None:
                     f" variance, staying put {m['unmoved']:.2f}, shuffled pairs {m['permuted']:.2f};"
                     f" length x {m['length']:.2f}"
                 )
+            elif kind in model["no_fit"]:
+                print(f"\n{kind}, {name}: {model['no_fit'][kind]}")
     print(f"\nreport    {folder / 'report.md'}\nfigures   {folder / 'report.json'}")
     if any(folder.rglob("*.png")):
         print(f"pictures  {folder}/")

@@ -22,6 +22,11 @@ BATCH = 12
 """Images worked on at once: as many as stand on one picture."""
 FILES = {".png": "picture", ".html": "page"}
 """What `--out` names when it is a file."""
+OTHER_FILES = (
+    ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg", ".pdf", ".eps", ".ps", ".htm", ".json", ".md",
+    ".txt", ".csv",
+)  # fmt: skip
+"""What is meant as a file, and is none that can be written."""
 
 
 def new_folder() -> Path:
@@ -37,7 +42,7 @@ def single_kind(options: ExplainOptions) -> str | None:
     if options.out is None or options.out.is_dir():
         return None
     kind = FILES.get(options.out.suffix.lower())
-    if kind is None and options.out.is_file():
+    if kind is None and (options.out.is_file() or options.out.suffix.lower() in OTHER_FILES):
         raise UsageError(f"out is {options.out}, a file; give a folder, or a file that ends in .png or .html.")
     if kind is not None and options.only and set(options.only) != {kind}:
         raise UsageError(

@@ -1,23 +1,74 @@
 """Tables for people: drawn on a terminal, plain columns when piped."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+WHOLE = 20
+"""Letters up to which a cell stays on one line however narrow the terminal is."""
+FRAME = 3
+"""What a column takes beside its letters."""
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-    """A table on standard output."""
+    """A table on standard output; one too wide for the terminal becomes several, each with the first column."""
     cells = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(*columns, title=title or None, title_justify="left")
-        for row in cells:
-            table.add_row(*row)
-        Console().print(table)
+        _draw(columns, cells, title)
         return
     if title:
         print(title)
     widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
     for line in [list(columns), *cells]:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _draw(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    by_column = list(zip(columns, *cells, strict=True))
+    most = [max(Text(cell).cell_len for cell in column) for column in by_column]
+    # The first column says what a row is of.
+    least = [most[0], *(_least(column) for column in by_column[1:])]
+    least = [min(width, console.width // 2) for width in least]
+    for number, places in enumerate(_parts(least, console.width)):
+        # Text stands as it is, where a string could hold markup: names of files and classes hold anything.
+        table = Table(title=Text(title, "table.title") if title and not number else None, title_justify="left")
+        widths = _widths([least[p] for p in places], [most[p] for p in places], console.width)
+        for place, width in zip(places, widths, strict=True):
+            table.add_column(Text(columns[place]), width=width, overflow="fold")
+        for row in cells:
+            table.add_row(*(Text(row[place]) for place in places))
+        console.print(table)
+
+
+def _least(column: Sequence[str]) -> int:
+    """Letters that a column needs: short cells stay whole, its header and long cells may break between words."""
+    from rich.cells import cell_len
+
+    whole = [cell for cell in column[1:] if cell_len(cell) <= WHOLE]
+    return max(cell_len(part) for part in ["", *whole, *(word for cell in column for word in cell.split())])
+
+
+def _parts(least: Sequence[int], room: int) -> Iterator[list[int]]:
+    """The columns by number, the first and as many others as fit into the room at a time."""
+    part = [0]
+    for place in range(1, len(least)):
+        if len(part) > 1 and sum(least[p] + FRAME for p in (*part, place)) >= room:
+            yield part
+            part = [0]
+        part.append(place)
+    yield part
+
+
+def _widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+    """The width of each column: the widest give way first, none below its least."""
+    widths = list(most)
+    while sum(width + FRAME for width in widths) >= room:
+        loose = [place for place, width in enumerate(widths) if width > least[place]]
+        if not loose:
+            break
+        widths[max(loose, key=lambda place: widths[place])] -= 1
+    return widths

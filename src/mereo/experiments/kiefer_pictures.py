@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mereo.pictures import new_figure, save_figure
+from mereo.pictures import new_figure, plain_log, save_figure, whole_ticks
 
 SHADES = {
     "routed_decoder": "#1971c2", "unrouted_decoder": "#e8590c", "routed": "#4dabf7", "unrouted": "#ffa94d",
@@ -31,9 +31,10 @@ def draw_routing(
                 linestyle="--" if "unrouted" in variant else "-", label=None if seed else variant.replace("_", ", "),
             )  # fmt: skip
     left.set_yscale("log")
+    plain_log(left.yaxis)
     left.set_xlabel("epoch")
     left.set_title("Training loss (solid: routed, dashed: not)", fontsize=10, loc="left")
-    left.xaxis.get_major_locator().set_params(integer=True)
+    whole_ticks(left.xaxis)
     left.legend(fontsize=8, frameon=False)
     names = [f"{row['variant'].replace('_', ', ')}: {row['layer']}" for row in sparsity]
     bars = right.barh(

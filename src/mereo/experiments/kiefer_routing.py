@@ -68,7 +68,7 @@ def _losses(folder: RunFolder) -> list[float]:
 def _accuracy_row(row: dict[str, Any], losses: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {
         "variant": row["variant"], "parameters": row["parameters"], "seeds": row["seeds"], "test %": row["last"],
-        "spread": row["spread"], "paper %": row["reported"],
+        "spread %": row["spread"], "paper %": row["reported"],
         "train loss": statistics.mean(of_a_seed[-1] for of_a_seed in losses),
     }  # fmt: skip
 

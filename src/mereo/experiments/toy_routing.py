@@ -1,5 +1,7 @@
 """The toy model of appendix B: where six descents end, beside their closed forms, and how they get there."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ CLOSED_FORMS = {
 STEPS = 500
 PICTURE = "toy_routing.png"
 SHADES = ("#1971c2", "#e8590c", "#2b8a3e")
-RAISED = (-8, 8, 0)
-"""Points by which the label of a unit's end stands above it, so that equal ends can be read."""
+LINE = 9.5
+"""Points that a label takes in height."""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -58,10 +60,6 @@ def _draw(curves: dict[tuple[str, str], ToyRouting], path: Path) -> None:
         for unit, shade in enumerate(SHADES):
             values = found.trace[:, unit].tolist()
             axes.plot(values, color=shade, linewidth=1.8, label=f"unit of input {values[0]:g}")
-            axes.annotate(
-                f"{values[-1]:z.2f}", (len(values) - 1, values[-1]), xytext=(4, RAISED[unit]), color=shade,
-                textcoords="offset points", fontsize=8, va="center", annotation_clip=False,
-            )  # fmt: skip
         axes.axhline(0, color="#adb5bd", linewidth=0.8)
         axes.set_title(f"{energy}, {'no penalty' if penalty == 'none' else penalty.upper()}", fontsize=9, loc="left")
         axes.grid(alpha=0.25)
@@ -70,4 +68,38 @@ def _draw(curves: dict[tuple[str, str], ToyRouting], path: Path) -> None:
     for axes in grid[-1]:
         axes.set_xlabel("step", fontsize=8)
     figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.draw_without_rendering()
+    for axes, found in zip(grid.flat, curves.values(), strict=True):
+        _label_ends(axes, found)
     save_figure(figure, path)
+
+
+def _label_ends(axes: Any, found: ToyRouting) -> None:
+    """The value at which each unit ends, beside its line; labels that would cover each other are moved apart."""
+    last, ends = len(found.trace) - 1, found.trace[-1].tolist()
+    points = 72 / axes.figure.dpi
+    heights = [float(axes.transData.transform((last, end))[1]) * points for end in ends]
+    for end, shade, height, place in zip(ends, SHADES, heights, apart(heights, LINE), strict=True):
+        axes.annotate(
+            f"{end:z.2f}", (last, end), xytext=(4, place - height), color=shade, textcoords="offset points",
+            fontsize=8, va="center", annotation_clip=False,
+        )  # fmt: skip
+
+
+def apart(heights: Sequence[float], least: float) -> list[float]:
+    """Heights at least so far from each other: those too close stand around their mean, the others where they were."""
+    groups = [[place] for place in sorted(range(len(heights)), key=lambda place: heights[place])]
+
+    def middle(group: list[int]) -> float:
+        return sum(heights[place] for place in group) / len(group)
+
+    def close(below: list[int], above: list[int]) -> bool:
+        return middle(above) - middle(below) < least * (len(above) + len(below)) / 2
+
+    while near := [n for n, pair in enumerate(pairwise(groups)) if close(*pair)]:
+        groups[near[0] : near[0] + 2] = [groups[near[0]] + groups[near[0] + 1]]
+    found = list(heights)
+    for group in groups:
+        for rank, place in enumerate(group):
+            found[place] = middle(group) + least * (rank - (len(group) - 1) / 2)
+    return found

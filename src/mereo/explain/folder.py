@@ -1,6 +1,7 @@
 """Everything that explains images, as a folder: pictures, parse trees, a page, gradients, pose sweeps."""
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,8 @@ from mereo.models import CapsuleClassifier
 KINDS = ("picture", "gradients", "page", "trees", "sweeps")
 Batches = Iterable[tuple[Sequence[str], Tensor]]
 """Names of images and the images themselves, (batch, channels, height, width) in [0, 1], at most 12 at a time."""
+LONGEST = 120
+"""Bytes that the file of an image keeps of the image's own name."""
 
 
 def why_not(model: CapsuleClassifier) -> dict[str, str]:
@@ -34,7 +37,9 @@ def why_not(model: CapsuleClassifier) -> dict[str, str]:
 
 def file_name(number: int, name: str) -> str:
     """A name for the files of one image: its number, so that it is unique, and what is harmless of its own name."""
-    return f"{number:04d}-{re.sub(r'[^A-Za-z0-9_-]+', '_', Path(name).stem)[:60]}"
+    # An accent may follow its letter as a character of its own, which is no word character.
+    stem = re.sub(r"[^\w-]+", "_", unicodedata.normalize("NFC", Path(name).stem))
+    return f"{number:04d}-{stem.encode()[:LONGEST].decode(errors='ignore')}"
 
 
 def write_page(model: CapsuleClassifier, batches: Batches, path: str | Path, *, keep: int = 4) -> Path:

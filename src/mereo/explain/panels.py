@@ -54,7 +54,10 @@ def shown_classes(lengths: Tensor, wanted: set[int]) -> list[int]:
 
 
 def draw_lengths(axes: Any, lengths: Tensor, explained: int, true: set[int], names: list[str]) -> None:
-    """Bars of the lengths (classes,): the explained class in orange, a true class with its name in green."""
+    """Bars of the lengths (classes,): the explained class in orange, a true class with its name in green.
+
+    The explained class and the longest of the others carry their numbers.
+    """
     shown = shown_classes(lengths, {explained, *true})
     values = [float(lengths[c]) for c in shown]
     colours = [PREDICTED if c == explained else TRUE if c in true else OTHER for c in shown]
@@ -73,21 +76,31 @@ def draw_lengths(axes: Any, lengths: Tensor, explained: int, true: set[int], nam
     for side in axes.spines.values():
         side.set_visible(False)
     place = shown.index(explained)
-    inside = values[place] > 0.7
-    axes.text(
-        values[place] + (-0.02 if inside else 0.02), place, f"{values[place]:.2f}", va="center_baseline", fontsize=6.5,
-        ha="right" if inside else "left", color="white" if inside else PREDICTED, fontweight="bold",
-    )  # fmt: skip
+    others = [other for other in range(len(shown)) if other != place]
+    rival = max(others, key=lambda other: values[other], default=place)
+    for numbered in {place, rival}:
+        value, own = values[numbered], numbered == place
+        inside = value > 0.7
+        axes.text(
+            value + (-0.02 if inside else 0.02), numbered, f"{value:.2f}", va="center_baseline", fontsize=6.5,
+            ha="right" if inside else "left", fontweight="bold" if own else "normal",
+            color=INK if not own else "white" if inside else PREDICTED,
+        )  # fmt: skip
 
 
 def colour_scale(values: Tensor, *, signed: bool) -> Any:
-    """A ScalarMappable for a column of maps: from 0 to its largest value, or as far to both sides of 0."""
+    """A ScalarMappable for a column of maps: from 0 to its largest value, or as far to both sides of 0.
+
+    Values that all lie far above 0 would be one colour; theirs starts at the smallest.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-    top = max(float(values.abs().max()), 1e-6)
+    top, low = max(float(values.abs().max()), 1e-6), float(values.min())
+    # Where all are the same, rounding must not look like a difference.
+    start = -top if signed else min(low, 0.98 * top) if low > top / 2 else 0.0
     colours = LinearSegmentedColormap.from_list("explanation", VOTES if signed else SHARES)
-    return ScalarMappable(Normalize(-top if signed else 0.0, top), colours)
+    return ScalarMappable(Normalize(start, top), colours)
 
 
 def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: SenderGrid, scale: Any, numbers: str) -> None:
@@ -106,7 +119,8 @@ def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: Sender
     values = heat.float().cpu()
     tint = torch.from_numpy(scale.to_rgba(values.numpy())[..., :3])
     # Dark pixels take the colour itself (a grey where it is white), light ones are drawn towards white.
-    strength = (values.abs() / scale.norm.vmax).clamp(0, 1).unsqueeze(-1)
+    low, top = max(scale.norm.vmin, 0.0), scale.norm.vmax
+    strength = ((values.abs() - low) / (top - low)).clamp(0, 1).unsqueeze(-1)
     film = tint * (0.62 + 0.38 * torch.maximum(strength, grey))
     axes.imshow((film + (1 - film) * 0.5 * grey).numpy(), interpolation="nearest")
     axes.set_axis_off()

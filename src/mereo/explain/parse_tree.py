@@ -9,7 +9,7 @@ its vote; this witness stands below the sender. A capsule that an earlier routin
 speaks to two capsules stands below each of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mereo.explain.places import Box
@@ -83,6 +83,25 @@ class ParseTree:
     def below(self, parent: int) -> list[Edge]:
         """The edges to the children of a node, the strongest first."""
         return [edge for edge in self.edges if edge.parent == parent]
+
+    def with_votes(self, keep: int) -> "ParseTree":
+        """The same tree with at most `keep` votes for each capsule, the strongest; all below the others is gone."""
+        nodes, edges = list[Node](), list[Edge]()
+
+        def grow(old: int) -> None:
+            place, found = len(nodes), self.below(old)
+            nodes.append(self.nodes[old])
+            if len(found) > keep:
+                sizes = [abs(edge.strength) for edge in found]
+                carried = self.nodes[old].carried * sum(sizes[:keep]) / sum(sizes)
+                nodes[place] = replace(self.nodes[old], carried=carried)
+            for edge in found[:keep]:
+                edges.append(replace(edge, child=len(nodes), parent=place))
+                grow(edge.child)
+
+        for root in self.roots:
+            grow(root)
+        return ParseTree(tuple(nodes), tuple(edges), keep)
 
     def above(self, child: int) -> Edge | None:
         """The edge to the parent of a node; None for a class."""

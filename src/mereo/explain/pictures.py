@@ -106,11 +106,17 @@ def draw_explanation(
     columns = _map_columns(explanation)
     rebuilt = explanation.rebuilt
     pictures = 1 + len(columns) + (rebuilt is not None)
+    scales = [colour_scale(column.cells, signed=column.signed) for column in columns]
     caption = _caption(columns, true_labels is not None, classes is not None, total)
+    caption += [
+        f"{c.title.capitalize()}: all shares lie between {c.cells.min():.3g} and {c.cells.max():.3g}, so its scale does"
+        " not start at 0."
+        for c, scale in zip(columns, scales, strict=True)
+        if scale.norm.vmin > 0
+    ]
     height, width = images.shape[-2:]
     letters = max(len(short(name)) for name in names)
     sheet = make_sheet(len(images), (height, width), pictures, bool(columns), titles is not None, letters, caption)
-    scales = [colour_scale(column.cells, signed=column.signed) for column in columns]
     for i, row in enumerate(sheet.axes):
         draw_image(row[0], images[i])
         if titles is not None:

@@ -10,6 +10,9 @@ APART = 0.35
 WIDEST = 20.0
 """Widths of a node up to which the trees of the classes stand side by side; wider ones stand one above the other."""
 
+MOST = 40.0
+"""Widths of a node up to which a tree is drawn as a picture."""
+
 
 class Layout(NamedTuple):
     """Places of nodes, in rooms of one node.
@@ -57,6 +60,16 @@ def arrange(tree: ParseTree) -> Layout:
     across = [x - starts[root] for x, root in zip(across, family, strict=True)]
     rows = [level + root * len(labels) for level, root in zip(levels, family, strict=True)]
     return Layout(across, rows, max(widths), labels * len(widths))
+
+
+def fitting(tree: ParseTree) -> ParseTree:
+    """The tree with as many votes for each capsule as a picture has room for."""
+    if arrange(tree).width <= MOST:
+        return tree
+    keep = 1
+    while arrange(tree.with_votes(keep + 1)).width <= MOST:
+        keep += 1
+    return tree.with_votes(keep)
 
 
 def thickness(tree: ParseTree) -> list[float]:

@@ -1,5 +1,6 @@
 """A parse tree as a picture: classes at the top, the parts that spoke for them below, patches shown on the image."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from mereo.explain.canvas import fitted, new_canvas, paste
 from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, printable, short
 from mereo.explain.parse_tree import Node, ParseTree
 from mereo.explain.places import Box
-from mereo.explain.tree_layout import arrange, thickness
+from mereo.explain.tree_layout import arrange, fitting, thickness
 from mereo.explain.tree_words import caption, carried, edge_number
 from mereo.pictures import save_figure
 
@@ -38,7 +39,8 @@ def draw_parse_tree(tree: ParseTree, image: Tensor, path: str | Path, *, title: 
     """Draw the parse tree of one image as PNG.
 
     Red votes are for their parent, blue ones against it, and the number is what a vote adds to the parent's length
-    before the squash; dashed lines lead to the witness that agreed best with a vote.
+    before the squash; dashed lines lead to the witness that agreed best with a vote. Of a tree too wide for a picture
+    it draws fewer votes for each capsule, the strongest, and says so; `write_page` draws them all.
 
     Args:
         tree: from `parse_trees`.
@@ -48,7 +50,12 @@ def draw_parse_tree(tree: ParseTree, image: Tensor, path: str | Path, *, title: 
 
     Shapes: image (channels, height, width).
     """
+    whole, tree = tree, fitting(tree)
     layout, lines = arrange(tree), caption(tree)
+    if tree.keep < whole.keep:
+        lines.append(f"The picture has no room for {whole.keep} votes for each capsule; the page draws them all.")
+        told = f"{whole.keep} votes for each capsule are too many for the picture of a tree, which draws fewer of them"
+        warnings.warn(f"{told}; the page draws them all", stacklevel=2)
     width = max(LEFT + layout.width * WIDTH + MARGIN, 5.8)
     foot = MARGIN + CAPTION_LINE * len(lines)
     height = TOP + max(len(layout.labels) * HEIGHT, IMAGE + 0.2) + foot

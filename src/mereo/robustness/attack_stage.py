@@ -56,7 +56,8 @@ def measure_attacks(
         return
     for part, said in zip(parts, clean, strict=True):
         curves_of = {panel: curves[part.name] for panel, (_, curves) in panels.items()}
-        _draw_attacked(part, said, plan, epsilons[1:], out / part.name / "attacked.png")
+        strongest = min(plan.attacks, key=lambda name: sum(p["accuracy"] for p in models[part.name]["attacks"][name]))
+        _draw_attacked(part, said, plan, strongest, epsilons[1:], out / part.name / "attacked.png")
         models[part.name]["attacked_images"] = len(part.split)
         if plan.masking_images:
             found = _masking(part, said, parts, plan, curves_of, stages)
@@ -113,8 +114,8 @@ def _masking(
     return {"epsilon": epsilon, "images": len(images), "checks": [f.to_dict() for f in found]}
 
 
-def _draw_attacked(part: Subject, said: Answers, plan: Plan, epsilons: Sequence[float], path: Path) -> None:
-    """A few images that are judged right, of different classes where possible, attacked by the last of the attacks."""
+def _draw_attacked(part: Subject, said: Answers, plan: Plan, name: str, epsilons: Sequence[float], path: Path) -> None:
+    """A few images that are judged right, of different classes where possible, under the attack of that name."""
     few = part_of(part, said, SHOWN_IMAGES, plan.seed, said.right)
     if not len(few.split):
         return
@@ -124,7 +125,6 @@ def _draw_attacked(part: Subject, said: Answers, plan: Plan, epsilons: Sequence[
     names, rows = part.class_names, []
     # Evenly spread, the largest always among them.
     step = -(-len(epsilons) // SHOWN_EPSILONS)
-    name = plan.attacks[-1]
     for epsilon in list(epsilons)[::-1][::step][::-1]:
         changed = attack(
             name, part.model, images, labels, epsilon, steps=plan.steps_of(name), restarts=plan.restarts,
@@ -132,5 +132,6 @@ def _draw_attacked(part: Subject, said: Answers, plan: Plan, epsilons: Sequence[
         )  # fmt: skip
         predicted = answer(part.model, changed)
         rows.append((epsilon, changed.cpu(), [names[c] for c in predicted.tolist()], (predicted == labels).tolist()))
-    title = f"{part.name} under {written(name)} ({ATTACKS[name].paper})"
+    chosen = f", the strongest of {len(plan.attacks)} attacks" if len(plan.attacks) > 1 else ""
+    title = f"{part.name} under {written(name)} ({ATTACKS[name].paper}){chosen}"
     draw_attacked(images.cpu(), rows, [names[c] for c in labels.tolist()], title, path)

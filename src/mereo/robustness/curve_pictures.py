@@ -1,5 +1,6 @@
 """Pictures of curves: accuracy over severity or epsilon, several networks in one plot, and attacked images."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from mereo.robustness.style import FAINT, INK, RIGHT, WRONG, colour, marker, qui
 
 AMPLIFIED = 0.5
 """Grey level of no change in the picture of a perturbation."""
+TITLE_LETTERS = 11
+"""Of a title, to the inch."""
 
 
 def draw_curves(panels: Mapping[str, tuple[str, Mapping[str, Sequence[Point]]]], path: Path, chance: float) -> None:
@@ -70,8 +73,10 @@ def draw_attacked(
     Shapes: clean and each attacked (n, channels, height, width).
     """
     rows, columns = len(clean), 1 + 2 * len(attacked)
-    figure = new_figure(max(0.98 * columns + 0.2, 5.4), 1.22 * rows + 0.95)
-    figure.suptitle(title, fontsize=10, color=INK, fontweight="bold", x=0.01, ha="left")
+    width = max(0.98 * columns + 0.2, 5.4)
+    figure = new_figure(width, 1.22 * rows + 0.95)
+    heading = textwrap.fill(title, int(TITLE_LETTERS * width))
+    figure.suptitle(heading, fontsize=10, color=INK, fontweight="bold", x=0.01, ha="left")
     note = (
         "The image and its class, then for each epsilon the attacked image, what the network says of it,\nand what was"
     )

@@ -28,6 +28,8 @@ from mereo.inference.mode import judged
 from mereo.models import CapsuleClassifier
 
 FOLDS = 5
+FEWEST = 2 * FOLDS
+"""Images of a class that a fit takes."""
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 ANGLES = (-60.0, -45.0, -30.0, -15.0, 0.0, 15.0, 30.0, 45.0, 60.0)
 SHIFTS = (-20.0, -15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0, 20.0)
@@ -122,7 +124,7 @@ def compare_poses(amount: float, before: Tensor, after: Tensor, labels: Tensor, 
     sums, by_class = torch.zeros(4, dtype=torch.float64), dict[int, float]()
     for label in labels.unique().tolist():
         x, y = before[labels == label], after[labels == label]
-        if len(x) < 2 * FOLDS:
+        if len(x) < FEWEST:
             continue
         total = (y - y.mean(0)).square().sum()
         fitted = errors_of_linear_fit(x, y).sum()
@@ -134,6 +136,16 @@ def compare_poses(amount: float, before: Tensor, after: Tensor, labels: Tensor, 
     longer = (lengths(after) / lengths(before).clamp(min=1e-6)).mean()
     cosine = torch.nn.functional.cosine_similarity(before, after, dim=1).clamp(-1, 1)
     return Moved(amount, linear, unmoved, permuted, by_class, float(longer), float(cosine.acos().rad2deg().mean()))
+
+
+def why_no_fit(moved: Sequence[Moved], labels: Tensor) -> str | None:
+    """Why no rule was fitted to any of the poses; None if one was."""
+    if any(m.by_class for m in moved):
+        return None
+    most = int(labels.unique(return_counts=True)[1].max()) if len(labels) else 0
+    if most < FEWEST:
+        return f"too few images of a class ({most}) to fit a rule; {FEWEST} are needed"
+    return "the poses of a class do not differ, so there is nothing to explain"
 
 
 def true_poses(

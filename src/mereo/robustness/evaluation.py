@@ -14,7 +14,7 @@ from mereo.robustness.attacks import check_attack
 from mereo.robustness.corruptions import CORRUPTIONS
 from mereo.robustness.curve_pictures import draw_curves
 from mereo.robustness.curves import Point, check_epsilons, corruption_curve
-from mereo.robustness.equivariance import TRANSFORMS, equivariance
+from mereo.robustness.equivariance import TRANSFORMS, equivariance, why_no_fit
 from mereo.robustness.equivariance_pictures import draw_equivariance
 from mereo.robustness.judgement import judge, reliabilities
 from mereo.robustness.pictures import draw_calibration, draw_confusion, draw_lengths
@@ -105,5 +105,7 @@ def _equivariance(subject: Subject, plan: Plan, out: Path, stages: Stages, model
                 name, subject.model, subject.split, seed=plan.seed, batch_size=plan.batch_size, progress=done
             )
     models[subject.name]["equivariance"] = {name: [m.to_dict() for m in moved] for name, (moved, _, _) in found.items()}
+    reasons = {name: why_no_fit(moved, labels) for name, (moved, _, labels) in found.items()}
+    models[subject.name]["no_fit"] = {name: reason for name, reason in reasons.items() if reason is not None}
     title = f"{subject.name}: what happens to the capsule of the true class"
     draw_equivariance(found, subject.class_names, title, out / subject.name / "equivariance.png")

@@ -129,5 +129,6 @@ def draw_lengths(answers: Answers, title: str, path: Path) -> None:
         first = label == what[0]
         quiet(axes, title if first else "", label, "% of the right, or of the wrong answers" if first else "")
         axes.set_xlim(0, top)
-    figure.axes[0].legend(fontsize=8, frameon=False, loc="upper left", labelcolor=INK)
+    handles = figure.axes[0].get_legend_handles_labels()[0]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False, labelcolor=INK)
     save_figure(figure, path)

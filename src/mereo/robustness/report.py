@@ -22,8 +22,9 @@ other images of its class (*linear*), by the pose before (*unmoved*), and by a l
 invariance, *linear* near *shuffled* is neither. A rule alone proves little: an untrained network that is nearly linear
 follows one too. *Length* is after over before, *angle* between the two poses."""
 ATTACKS = """\
-On {images:,} of the images. Attacks change every pixel by at most epsilon within [0, 1], before normalisation, and
-raise the loss `{loss}` of the lengths; {restarts}. Images that are judged wrong unattacked count as wrong."""
+On {images:,} of the {count:,} images. Attacks change every pixel by at most epsilon within [0, 1], before
+normalisation, and raise the loss `{loss}` of the lengths; {restarts}. Images that are judged wrong unattacked count as
+wrong."""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -67,6 +68,12 @@ def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[st
     return columns, rows
 
 
+def attacked(models: dict[str, dict[str, Any]]) -> int:
+    """How many of the images were attacked."""
+    first = next(iter(models.values()))
+    return int(next(iter(first["attacks"].values()))[0]["images"])
+
+
 def curve_rows(models: dict[str, dict[str, Any]], kind: str, name: str) -> tuple[list[str], list[list[str]]]:
     """Accuracy by amount of one corruption or attack, a line a network."""
     amounts = [p["amount"] for p in next(iter(models.values()))[kind][name]]
@@ -97,11 +104,10 @@ def markdown(document: dict[str, Any]) -> str:
             for name, corruption in CORRUPTIONS.items()
         ]
     if plan["attacks"]:
-        first_attacked = next(iter(first["attacks"].values()))[0]["images"]
         tries = f"{plan['restarts']} tries each" if plan["restarts"] > 1 else "one try each"
         parts += [
             "## Accuracy under attack, by epsilon",
-            ATTACKS.format(images=first_attacked, loss=plan["loss"], restarts=tries),
+            ATTACKS.format(images=attacked(models), count=first["count"], loss=plan["loss"], restarts=tries),
         ]
         parts += ["![curves](attacks.png)", *[table(*curve_rows(models, "attacks", name)) for name in plan["attacks"]]]
     for name, model in models.items():
@@ -137,6 +143,7 @@ def _model(name: str, model: dict[str, Any]) -> list[str]:
                 (f"{kind}, {TRANSFORMS[kind][2]}", *columns),
                 [(f"{m['amount']:g}", *[_number(m[f], 2) for f in fields], f"{m['angle']:.0f}°") for m in moved],
             )
+            + (f"\n\nNo rule: {model['no_fit'][kind]}." if kind in model["no_fit"] else "")
             for kind, moved in model["equivariance"].items()
         ]
     return parts

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mereo.pictures import displayable, new_figure, save_figure
+from mereo.pictures import displayable, new_figure, plain_log, save_figure, whole_ticks
 
 
 def draw_curves(history: list[dict[str, Any]], path: Path) -> None:
@@ -21,8 +21,9 @@ def draw_curves(history: list[dict[str, Any]], path: Path) -> None:
         axes.set_xlabel("epoch")
         axes.set_ylabel(quantity + (" in %" if scale == 100 else ""))
         axes.grid(alpha=0.3)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        whole_ticks(axes.xaxis)
     left.set_yscale("log")
+    plain_log(left.yaxis)
     left.legend()
     save_figure(figure, path)
 

@@ -1,5 +1,6 @@
 """What a finished run gives, and how its figures are told."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,18 +63,26 @@ def summary(result: RunResult, picture: Path | None = None) -> None:
         print(f"{name:<{width}}  {value}")
 
 
+def _listed(names: Sequence[str], classes: Sequence[int]) -> str:
+    return ", ".join(names[c] for c in classes)
+
+
 @torch.inference_mode()
 def draw_test_samples(model: CapsuleClassifier, test: Images, device: torch.device, path: Path) -> None:
-    """Test images with what the model says of them, wrong answers in red, and what it rebuilds of them."""
+    """Test images with what the model says of them, wrong answers in red with the truth, and what it rebuilds."""
     count = min(32, len(test))
     cfg, names = model.pretrained_cfg, test.class_names
     batch = test.batch(
         torch.arange(count) * (len(test) // count), crop=(model.image_shape[1], model.image_shape[2]), device=device
     )
     capsules = model.eval().capsules(normalise(batch.images, cfg["mean"], cfg["std"]))
-    said = capsules.activation.topk(batch.labels.reshape(count, -1).shape[1], 1).indices
-    titles = [", ".join(names[c] for c in row) for row in said.tolist()]
+    true = batch.labels.reshape(count, -1)
+    said = capsules.activation.topk(true.shape[1], 1).indices
     wrong = (~found(capsules.activation, batch.labels).all(1)).tolist()
+    titles = [
+        f"said {_listed(names, answer)},\nis {_listed(names, truth)}" if failed else _listed(names, answer)
+        for answer, truth, failed in zip(said.tolist(), true.tolist(), wrong, strict=True)
+    ]
     images = batch.images
     if model.decoder is not None:
         # Each row of images above the row of what the decoder makes of their longest capsule.
