@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import mereo
 from mereo.cli.main import COMMANDS, main
 from mereo.cli.train import options_from
 
@@ -92,12 +93,14 @@ WRONG = [
     (["train", "--augment", "rotat=3"], "rotate"),
     (["train", "--device", "cuda:77"], "cpu"),
     (["train", "--img-size", "4"], "patch_size"),
+    (["train", "--img-size", "64", "48"], "write --img-size 64x48"),
+    (["train", "--img-size", "64x"], "such as 64x48"),
     (["train", "--in-chans", "2"], "in_chans is 2"),
     (["train", "--model-args", "pach_size=2"], "patch_size"),
     (["train", "--model-args", "patch_size"], "name=value"),
     (["train", "--model-args", "patch_size=x"], "patch_size"),
     (["train", "--model", "capsnet", "--img-size", "12"], "at least 17"),
-    (["train", "--weights", "nothing.safetensors"], "not a file"),
+    (["train", "--weights", "nothing.safetensors"], "no such file or folder; there are mspcaps_tiny."),
     (["train", "nothing.yaml"], "nothing.yaml"),
     (["train", "--name", "a/b"], "slashes"),
     (["train", "--name", ".."], "slashes"),
@@ -186,6 +189,25 @@ def test_resume_by_name_and_by_configuration(call, trained):
     assert os.listdir("runs") == ["small"]
     code, _, err = call("train", "--name", "small", "--resume", "--lr", "0.5")
     assert code == 2 and "lr was" in err
+
+
+def test_resume_says_where_nothing_or_everything_was_done(call, trained):
+    assert "no run" not in call("train", "--name", "new", *SMALL)[1]
+    code, out, _ = call("train", "--name", "newer", "--resume", *SMALL)
+    assert code == 0 and out.startswith("no run of that name in runs; starting runs/newer\n")
+    code, out, _ = call("train", "--name", "newer", "--resume")
+    assert code == 0 and out.startswith("runs/newer was finished already, with its results in runs/newer/results.json")
+
+
+def test_images_need_not_be_square(call, trained):
+    code, _, err = call("train", *SMALL, "--img-size", "24x16", "--name", "oblong")
+    assert code == 0, err
+    code, _, err = call("train", "runs/oblong/config.yaml", "--name", "again")
+    assert code == 0, err
+    assert mereo.load("runs/again").image_shape == (1, 24, 16)
+    for words in (["predict", "photos", "--weights"], ["explain", "photos", "--weights"], ["evaluate", "--limit=30"]):
+        code, _, err = call(*words, "runs/oblong")
+        assert code == 0, err
 
 
 def test_recipes_can_be_overridden():

@@ -7,7 +7,7 @@ import pytest
 
 from mereo.cli.main import main
 from mereo.cli.options import ReproduceOptions
-from mereo.cli.reproduce import STUDY_OPTIONS
+from mereo.cli.reproduce import STUDY_OPTIONS, _show_experiment
 from mereo.experiments import EXPERIMENTS, Settings
 from mereo.training.studies import STUDIES
 
@@ -40,6 +40,12 @@ def test_an_experiment_runs_by_its_name(call, name):
     assert code == 0, err
     assert "closed form" in out and "there/toy_routing/results.json" in out
     assert Path("there/toy_routing/toy_routing.png").exists()
+
+
+def test_percent_have_two_decimals(capsys):
+    results = {"tables": {"found": [{"name": "a", "test %": 9.7493, "loss": 0.123456, "n": 1200}]}, "files": ["x"]}
+    _show_experiment(EXPERIMENTS["toy_routing"], results)
+    assert "a     9.75    0.1235  1,200" in capsys.readouterr().out
 
 
 def test_json_is_one_document(call):

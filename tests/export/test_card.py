@@ -91,6 +91,7 @@ CONFIGS = {
         epochs=3, lr=1e-2, augment=["none"], model_args={"channels": [4, 8, 8], "routing": "dynamic"}, in_chans=3,
         mean=[0.1, 0.2, 0.3], std=[1.0, 1.0, 1.0], paper_protocol=True, tensorboard=False, seed=7, ema_decay=0.9,
     ),
+    "oblong": TrainConfig().replace(img_size=[24, 16]),
     "recipe": apply_recipe("mspcaps_paper", None, "cifar10").replace(epochs=2),
     "recipe of another network": apply_recipe("capsnet_paper", "efficient_capsnet", "fashion_mnist"),
 }  # fmt: skip

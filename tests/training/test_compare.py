@@ -79,7 +79,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     for row in rows:
         assert 0 <= row.accuracy <= 1 and row.spread is not None and row.chosen_on == "validation"
         assert row.macs > 0 and row.memory > 0 and row.rate > 0 and row.train_rate > 0 and row.test_images == 359
-    with pytest.raises(UsageError, match="epochs was 1 and is 2"):
+    with pytest.raises(UsageError, match="begun with epochs 1; give the same again, or another --output"):
         run_comparison([SMALL], 1, str(tmp_path), {**SHARED, "epochs": 2}, say=said.append)
 
 
@@ -138,6 +138,7 @@ def test_the_command_writes_a_page_and_a_picture(tmp_path, monkeypatch, capsys):
         (["capsnet", "--epochs", "0"], "epochs is 0"),
         (["capsnet", "--data", "digitz"], "digits"),
         (["capsnet", "--img-size", "12"], "at least 17"),
+        (["capsnet", "--img-size", "32", "24"], "write --img-size 32x24"),
         (["capsnet", "--precision", "fp7"], "precision is 'fp7'"),
     ],
 )

@@ -2,9 +2,10 @@
 
 import pytest
 
+from mereo.cli.train import options_from
 from mereo.errors import UsageError
 from mereo.models import MODELS
-from mereo.training.config import TrainConfig
+from mereo.training.config import TrainConfig, show_size
 from mereo.training.recipes import RECIPES, apply_recipe
 
 
@@ -33,6 +34,10 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
         ("augment: flip", "must be a list"),
         ("lr: fast", "must be a number"),
         ("mean: [a]", "numbers"),
+        ("img_size: [64, 48, 3]", "such as 64x48"),
+        ("img_size: 64x", "such as 64x48"),
+        ("img_size: true", "such as 64x48"),
+        ("img_size: [64, 0.5]", "such as 64x48"),
         ("- 1", "holds no configuration"),
         ("{", "is not YAML"),
     ],
@@ -56,6 +61,21 @@ def test_wrong_files_are_told_in_one_line(tmp_path, text, match):
 def test_values_that_cannot_be_meant(change):
     with pytest.raises(UsageError):
         TrainConfig().replace(**change).check()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("64", 64), ("64x48", (64, 48)), ("[64, 48]", (64, 48)), ("64x64", 64), ("[32]", 32), ("null", None)],
+)
+def test_sides_of_images_are_one_number_or_height_and_width(tmp_path, text, size):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"img_size: {text}\n")
+    config = TrainConfig.from_yaml(path)
+    assert config.img_size == size
+    path.write_text(config.to_yaml())
+    assert TrainConfig.from_yaml(path) == config
+    if size is not None:
+        assert options_from(["--img-size", show_size(size)]).img_size == size
 
 
 def test_a_file_with_aliases_is_refused(tmp_path):

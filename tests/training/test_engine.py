@@ -115,7 +115,7 @@ def test_resuming_a_finished_run_only_judges_it_again(small_config, silent):
 
 def test_resuming_with_another_setting_is_refused(small_config, silent):
     train(small_config(name="run", epochs=1), silent)
-    with pytest.raises(UsageError, match=r"lr was 0\.001 and is 0\.01"):
+    with pytest.raises(UsageError, match=r"lr was 0\.001 and is 0\.01.*--weights .*runs/run and another --name"):
         train(small_config(name="run", epochs=1, lr=0.01, resume=True), silent)
 
 
@@ -270,9 +270,3 @@ def test_wrong_devices_say_what_there_is():
 def test_a_batch_larger_than_the_data_becomes_the_data(small_config, silent):
     result = train(small_config(batch_size=4096, epochs=1), silent)
     assert result.results["train_images"] == 96
-
-
-def test_start_weights_are_taken(small_config, silent):
-    first = train(small_config(name="first", epochs=1), silent)
-    setup = prepare(small_config(weights=str(first.folder.best)))
-    assert torch.equal(setup.model.state_dict()["head.weight"], load_tensors(first.folder.best)[0]["head.weight"])

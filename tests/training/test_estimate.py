@@ -1,11 +1,17 @@
 """The figures of a dry run, against counts by hand."""
 
+import time
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
+from mereo.data import DatasetInfo
+from mereo.errors import UsageError
+from mereo.training import estimate as estimating
+from mereo.training import unread
 from mereo.training.config import TrainConfig
-from mereo.training.estimate import estimate, warn_of_memory
+from mereo.training.estimate import estimate, print_estimate, training_images, warn_of_memory
 
 
 def small(**changes):
@@ -48,3 +54,69 @@ def test_a_batch_is_never_more_than_there_are_images():
     found = estimate(small(batch_size=2**62, limit=100), measure=False)
     assert found.batch_size == 100
     assert found.memory == estimate(small(batch_size=100, limit=100), measure=False).memory
+
+
+@pytest.mark.parametrize(
+    ("splits", "changes", "count"),
+    [
+        ({"train": 100, "test": 20}, {}, 90),
+        ({"train": 100, "validation": 20, "test": 20}, {}, 100),
+        ({"train": 100, "validation": 20}, {}, 90),
+        ({"train": 100}, {}, 72),
+        ({"train": 100, "test": 20}, {"validation_fraction": 0.0}, 100),
+        ({"train": 100, "test": 20}, {"limit": 30}, 30),
+    ],
+)
+def test_images_are_counted_as_the_run_will_split_them(splits, changes, count):
+    info = DatasetInfo("photos", "", "", 2, 3, None, splits)
+    assert training_images(small(**changes), info) == count
+
+
+def test_files_that_cannot_be_read_are_named_and_not_counted(tmp_path, monkeypatch):
+    for place, count in (("train/a", 5), ("train/b", 5), ("val/a", 2), ("val/b", 2), ("test/a", 1), ("test/b", 1)):
+        (tmp_path / place).mkdir(parents=True)
+        for index in range(count):
+            Image.new("L", (28, 28), 9 * index).save(tmp_path / place / f"{index}.png")
+    (tmp_path / "train" / "a" / "notes.png").write_text("no image")
+    config = small(data=str(tmp_path), batch_size=2)
+    with pytest.warns(UserWarning, match=r"notes\.png \(not an image\)"):
+        assert estimate(config).images == 10
+    monkeypatch.setattr(unread, "SECONDS", 0.0)
+    assert estimate(config).images == 11, "no time to look"
+
+
+def test_the_figures_are_told_before_the_timing(monkeypatch, capsys):
+    def stop(*args: object) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(estimating, "_time_step", stop)
+    with pytest.raises(KeyboardInterrupt):
+        print_estimate(small())
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("parameters", "FLOPs", "memory")) and out.endswith("timing a step ...\n")
+
+
+def test_a_slow_step_is_timed_on_a_part_of_its_batch(monkeypatch):
+    """A network of 10 ms an image, and a batch of minutes."""
+    counts: list[int] = []
+    forward = estimating.Objective.forward
+
+    def slow(self, images, *others):
+        if self.training and images.shape[0] != estimating.PROBE:
+            counts.append(len(images))
+            time.sleep(0.01 * len(images))
+        return forward(self, images[:2], *(other[:2] for other in others))
+
+    monkeypatch.setattr(estimating.Objective, "forward", slow)
+    monkeypatch.setattr(estimating, "TIMING_SECONDS", 1.0)
+    began = time.perf_counter()
+    found = estimate(small(batch_size=1024))
+    assert time.perf_counter() - began < 10, "ten seconds for one step"
+    assert max(counts) < 200
+    assert found.step_seconds == pytest.approx(10.24, rel=0.6)
+
+
+def test_wrong_augmentation_does_not_pass_a_dry_run(capsys):
+    with pytest.raises(UsageError, match="did you mean 'rotate'"):
+        print_estimate(small(augment=["rotat=15"]))
+    assert capsys.readouterr().out == ""

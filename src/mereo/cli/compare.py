@@ -10,6 +10,7 @@ from mereo.cli.options import CompareOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.errors import check_positive
+from mereo.training.config import show_size
 
 SHARED = (
     "data", "data_root", "epochs", "limit", "batch_size", "lr", "img_size", "warmup_epochs", "device", "precision",
@@ -30,9 +31,8 @@ def run(words: list[str], command: str) -> None:
         rows = run_comparison(
             options.models, options.seeds, options.output, given, options.recipe, partial(print, flush=True)
         )
-    parts = [
-        f"{name} {given[name]}" for name in SHARED if name in given and name not in ("data", "data_root", "device")
-    ]
+    told = given | ({"img_size": show_size(given["img_size"])} if "img_size" in given else {})
+    parts = [f"{name} {told[name]}" for name in SHARED if name in told and name not in ("data", "data_root", "device")]
     protocol = ", ".join([*([f"recipe {options.recipe}"] if options.recipe else []), *parts, f"seeds {options.seeds}"])
     folder = comparison_folder(options.data, options.output)
     paths = write_comparison(rows, folder, options.data, protocol)

@@ -50,6 +50,8 @@ def run(words: list[str], command: str) -> None:
     model, source = _open(options.weights)
     if options.weights is None:
         _say(f"using {source}")
+    if options.license is not None:
+        model.pretrained_cfg["license"] = options.license
     images, reason = find_images(model, options.data, options.data_root, options.limit)
     if images is None and options.precision != "fp32":
         raise UsageError(

@@ -6,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-from mereo.training.config import TrainConfig
+from mereo.training.config import ImageSize, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class TrainOptions(TrainConfig):
       mereo train --model capsnet --data mnist --epochs 5
       mereo train --recipe mspcaps_paper --data cifar10 --dry-run
       mereo train --data my_photos --img-size 64      folder my_photos/{train,val}/<class>/*
+      mereo train --data my_photos --weights mspcaps_tiny.cifar10
       mereo train runs/capsnet-mnist/config.yaml      repeat a run
       mereo train runs/capsnet-mnist/config.yaml --resume
     """
@@ -220,11 +221,14 @@ class ExportOptions:
     """
 
     weights: tyro.conf.Positional[Path | None] = None
-    """File of weights, folder of a run, or folder made by this command; the newest run by default."""
+    """File of weights, folder of a run, weights of the package such as mspcaps_tiny.mnist, or folder made by this
+    command; the newest run by default."""
     to: tuple[Literal["onnx", "torch", "timm", "hub"], ...] = ("hub",)
     """Forms: onnx (model.onnx), torch (model.pt2), timm (config.json, model.safetensors), hub (these and README.md)."""
     out: Path = Path("exported")
     """Folder to write."""
+    license: str | None = None
+    """Licence of the weights, for the model card, such as apache-2.0 or cc-by-4.0; none is named by default."""
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
     """Arithmetic of the exported file: bf16 goes into torch, int8 into onnx (integer convolutions) and torch (integer
     weights)."""
@@ -272,8 +276,8 @@ class CompareOptions:
     """Peak learning rate."""
     warmup_epochs: float | None = None
     """Epochs over which the rate rises."""
-    img_size: int | None = None
-    """Side to which images are brought; each network's own by default."""
+    img_size: ImageSize = None
+    """Side to which images are brought, or height and width as 64x48; each network's own by default."""
     device: str | None = None
     """auto, cpu, cuda, cuda:1, mps ..."""
     precision: str | None = None

@@ -36,10 +36,18 @@ def one_line(message: str) -> str:
     return text if text.endswith("?") else text + "."
 
 
+def _check_sides(words: Sequence[str]) -> None:
+    """UsageError for two sides of an image as two words: the second would be taken for something else."""
+    for option, height, width in zip(words, words[1:], words[2:], strict=False):
+        if option == "--img-size" and height.isdigit() and width.isdigit():
+            raise UsageError(f"img_size is {height} {width}; write --img-size {height}x{width}, height x width.")
+
+
 def parse(options: type[T], words: Sequence[str], command: str, default: T | None = None) -> T:
     """Options of one command; UsageError for what cannot be parsed. `--help` prints and leaves with 0."""
     import tyro
 
+    _check_sides(words)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):

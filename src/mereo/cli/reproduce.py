@@ -105,15 +105,17 @@ def _show_study(study: Study, rows: list[dict[str, Any]]) -> None:
 
 
 def _show_experiment(experiment: "Experiment", results: Mapping[str, Any]) -> None:
-    def cell(value: object) -> str:
+    def cell(column: str, value: object) -> str:
         if value is None:
             return "-"
-        return f"{value:z.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+        if isinstance(value, float):
+            return f"{value:z.2f}" if "%" in column else f"{value:z.4f}"
+        return f"{value:,}" if isinstance(value, int) else str(value)
 
     print(f"\n{experiment.question}")
     for title, rows in results.get("tables", {}).items():
         print()
-        print_table(tuple(rows[0]), [[cell(value) for value in row.values()] for row in rows], title)
+        print_table(tuple(rows[0]), [[cell(*pair) for pair in row.items()] for row in rows], title)
     for line in results.get("notes", ()):
         print(f"\n{line}")
     print("\nwritten: " + ", ".join(results["files"]))

@@ -69,8 +69,12 @@ def run(words: list[str], command: str) -> None:
     from mereo.training.engine import train
     from mereo.training.estimate import estimate, warn_of_memory
     from mereo.training.results import summary
+    from mereo.training.run_folder import folder_to_resume, resumed
 
     if os.environ.get("RANK", "0") == "0":
+        told = resumed(folder_to_resume(config)) if config.resume else None
+        if told is not None:
+            print(told, flush=True)
         warn_of_memory(estimate(config, measure=False))
     result = train(config)
     if result.main:

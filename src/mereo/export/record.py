@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mereo.errors import UsageError
-from mereo.training.config import FIELDS, TrainConfig, show_arguments
+from mereo.training.config import FIELDS, TrainConfig, show_arguments, show_size
 from mereo.training.recipes import RECIPES, apply_recipe
 from mereo.training.run_folder import IDENTITY, RunFolder
 
@@ -74,6 +74,8 @@ def command_of(config: TrainConfig) -> str:
             words.append(f"--{option}" if value else f"--no-{option}")
         elif isinstance(value, dict):
             words += [f"--{option}", *show_arguments(value)]
+        elif name == "img_size":
+            words += [f"--{option}", show_size(value)]
         elif isinstance(value, tuple):
             words += [f"--{option}", *map(str, value)]
         else:

@@ -20,6 +20,8 @@ from mereo.models.metadata import FORMAT, check_description, describe
 from mereo.models.pretrained import list_pretrained, pretrained_path
 from mereo.models.registry import create_model, outline
 
+_NO_PICKLES = "Pickled checkpoints are not opened"
+
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """Names of the tensors that hold NaN or infinity."""
@@ -51,9 +53,11 @@ def load_tensors(path: str | Path, device: str = "cpu") -> tuple[dict[str, Tenso
             metadata = json.loads((file.metadata() or {}).get("mereo", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, RecursionError, OSError) as error:
+        program = path.suffix in {".onnx", ".pt2"}
+        others = "An exported program is run by onnxruntime or torch.export" if program else _NO_PICKLES
         raise UsageError(
-            f"{path} is not a readable safetensors file ({error}). Pickled checkpoints are not opened; files end in"
-            " .safetensors and are written by `mereo train`."
+            f"{path} is not a readable safetensors file ({error}). {others}; weights end in .safetensors, as"
+            " `mereo train` writes them."
         ) from error
     if not isinstance(metadata, dict):
         raise UsageError(f"{path} holds tensors but says nothing of the model they belong to; it is not mereo's.")
@@ -120,14 +124,28 @@ def _check_fits(model: CapsuleClassifier, tensors: Mapping[str, Tensor], path: P
 
 
 def weights_file(path: str | Path) -> Path:
-    """The file that `load` reads for the path of a file or folder, or a name of the package."""
+    """The file that `load` reads for the path of a file or folder, or a name of the package; UsageError if none is."""
     if not Path(path).exists() and str(path) in list_pretrained():
         return pretrained_path(str(path))
     path = Path(path)
-    if path.is_dir():
-        exported = path / "model.safetensors"
-        return exported if exported.is_file() else path / "weights" / "best.safetensors"
-    return path
+    if not path.is_dir():
+        if not path.is_file():
+            raise UsageError(
+                f"weights are {str(path)!r}, and there is no such file or folder; {_at_hand(path.parent)}."
+            )
+        return path
+    for file in (path / "model.safetensors", path / "weights" / "best.safetensors"):
+        if file.is_file():
+            return file
+    raise UsageError(f"weights are {str(path)!r}, a folder without weights; {_at_hand(path)}.")
+
+
+def _at_hand(folder: Path) -> str:
+    """The trained networks of a folder, the newest first, and those of the package."""
+    files = sorted(folder.glob("*/weights/best.safetensors"), key=lambda file: -file.stat().st_mtime)
+    runs = [str(file.parent.parent) for file in files]
+    listed = ", ".join(runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
+    return f"there are {f'{listed}; and ' if runs else ''}{', '.join(list_pretrained())} in the package"
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> CapsuleClassifier:

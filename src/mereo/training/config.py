@@ -4,6 +4,7 @@ This module imports no torch, so that `--help` answers at once.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -67,6 +68,38 @@ ModelArguments = Annotated[
 ]
 
 
+def parse_size(value: Any) -> int | tuple[int, int] | None:
+    """Sides of an image: 64, "64", "64x48" or [64, 48], height first; UsageError for anything else."""
+    sides = value.lower().split("x") if isinstance(value, str) else [value] if isinstance(value, int) else value
+    try:
+        numbers = [int(side) for side in sides]
+        whole = all(isinstance(side, int | str) and not isinstance(side, bool) for side in sides)
+    except (TypeError, ValueError):
+        numbers, whole = [], False
+    if not whole or len(numbers) not in (1, 2) or min(numbers) < 1:
+        raise UsageError(f"img_size is {value!r}; it must be a whole number above 0 or height x width, such as 64x48.")
+    if max(numbers) >= _LARGEST_NUMBER:
+        raise UsageError("img_size is too large a number.")
+    return numbers[0] if numbers[0] == numbers[-1] else (numbers[0], numbers[1])
+
+
+def show_size(size: int | Sequence[int] | None) -> str:
+    """What `parse_size` reads: 64, or 64x48."""
+    return "x".join(map(str, size)) if isinstance(size, Sequence) else str(size)
+
+
+ImageSize = Annotated[
+    int | tuple[int, int] | None,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="SIDE|HEIGHTxWIDTH",
+        instance_from_str=lambda words: None if words == ["None"] else parse_size(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, int | tuple),
+        str_from_instance=lambda value: [show_size(value)],
+    ),
+]
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Train a network: a run folder with weights, results and pictures comes out."""
@@ -81,8 +114,8 @@ class TrainConfig:
     """A published recipe (`mereo recipes`) to start from."""
     model_args: ModelArguments = field(default_factory=dict)
     """Further arguments of the network, as name=value."""
-    img_size: int | None = None
-    """Side to which images are brought; the network's own by default."""
+    img_size: ImageSize = None
+    """Side to which images are brought, or height and width as 64x48; the network's own by default."""
     in_chans: int | None = None
     """Colour channels; the data's own by default."""
 
@@ -131,7 +164,7 @@ class TrainConfig:
     paper_protocol: bool = False
     """Choose the best epoch on the test images, as the papers do, and say so; nothing is held out."""
     limit: int | None = None
-    """Use at most so many training images."""
+    """Use at most so many training images, and as large a share of those held out."""
     strict: bool = False
     """Stop at an image that cannot be read instead of leaving it out."""
 
@@ -153,7 +186,8 @@ class TrainConfig:
     output: str = "runs"
     """Folder of the run folders."""
     weights: str | None = None
-    """Start from these weights."""
+    """Start from these weights: a file, the folder of a run, or weights of the package such as mspcaps_tiny.mnist
+    (see `mereo models`). For another number of classes or colours, the parts that depend on it are fitted."""
     resume: bool = False
     """Go on with the run of that name where it was stopped."""
     checkpoint_seconds: float = 60.0
@@ -186,9 +220,11 @@ class TrainConfig:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at most {_LARGEST_SETTING:g}.")
         if self.decay_rate > 1:
             raise UsageError(f"decay_rate is {self.decay_rate}; it must be above 0 and at most 1.")
-        for name in ("img_size", "in_chans", "clip_norm", "limit", "decay_steps"):
+        for name in ("in_chans", "clip_norm", "limit", "decay_steps"):
             if getattr(self, name) is not None:
                 check_positive(**{name: getattr(self, name)})
+        if self.img_size is not None:
+            parse_size(self.img_size)
         if self.ema_decay is not None:
             check_probability(ema_decay=self.ema_decay)
         if self.batch_size % self.accumulate:
@@ -225,7 +261,9 @@ class TrainConfig:
                 text = file.read(_LONGEST_FILE + 1)  # a device may never end
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise UsageError(f"cannot read the configuration {path}: {reason}.") from error
+            images = path.parent if path.name == "config.yaml" and path.parent.is_dir() else None
+            hint = f" A folder of images is named by --data: --data {images}." if images is not None else ""
+            raise UsageError(f"cannot read the configuration {path}: {reason}.{hint}") from error
         if len(text) > _LONGEST_FILE:
             raise UsageError(f"{path} is longer than any configuration; name the config.yaml of a run.")
         try:
@@ -247,6 +285,8 @@ def _coerce(name: str, value: Any) -> Any:
     """A value from YAML as its field wants it: lists become tuples, `1e-4` (text to YAML) a number."""
     if name not in FIELDS:
         raise unknown("field of the configuration", name, FIELDS)
+    if name == "img_size":
+        return None if value is None else parse_size(value)
     declared = FIELDS[name].type
     kind = (
         "dict[str, Any]" if name == "model_args" else declared.__name__ if isinstance(declared, type) else str(declared)

@@ -355,7 +355,10 @@ def train(config: TrainConfig, report: Report | None = None) -> RunResult:
     main = int(os.environ.get("RANK", "0")) == 0
     report = report or Report(silent=not main)
     config, folder = open_folder(config)
-    setup = prepare(config, progress=reading_progress(report), cache=folder.path)
+    goes_on = config.resume and folder.state.exists()
+    setup = prepare(config, progress=reading_progress(report), cache=folder.path, goes_on=goes_on)
+    if setup.start is not None:
+        report.say(setup.start)
     with deterministic_on(setup.device):
         trainer = Trainer(setup, folder, report)
         if trainer.main:

@@ -1,24 +1,31 @@
 """What a training will take, before it starts: parameters, FLOPs, memory, the time of an epoch."""
 
+import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mereo.core import record
-from mereo.data import dataset_info
+from mereo.data import DatasetInfo, dataset_info
+from mereo.data.folder import TEST_FRACTION
 from mereo.data.storage import available_memory
 from mereo.models import CapsuleClassifier
 from mereo.training.config import TrainConfig
 from mereo.training.losses import Objective
 from mereo.training.report import duration
 from mereo.training.setup import build_model, choose_device, resolve
+from mereo.training.start import start_from
+from mereo.training.unread import without_unread
 
 PROBE = 4
 """Images of the small batch from which memory is reckoned."""
 
+TIMING_SECONDS = 3.0
+"""Spent on timing, about: a part of a batch is no larger than what can still be timed in it."""
 
 WORKSPACE = 128 * 2**20
 """Bytes for the libraries' own buffers. This, and gradients of activations as large as what is stored, were fitted to
@@ -86,8 +93,25 @@ def stored_bytes(objective: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     return sum(seen.values())
 
 
-def estimate(config: TrainConfig, *, measure: bool = True) -> Estimate:
-    """Reckon what a configuration takes; with `measure`, a few steps on random images are timed."""
+def training_images(config: TrainConfig, info: DatasetInfo) -> int:
+    """Images of an epoch, as far as they can be counted without reading them."""
+    count = info.splits.get("train", 0)
+    if not {"validation", "test"} & info.splits.keys():
+        count -= round(TEST_FRACTION * count)
+    # With one of the two alone, it is the test split.
+    if not {"validation", "test"} <= info.splits.keys():
+        count -= round(config.validation_fraction * count)
+    return count if config.limit is None else min(count, config.limit)
+
+
+def estimate(
+    config: TrainConfig, *, measure: bool = True, told: Callable[[Estimate], None] = lambda found: None
+) -> Estimate:
+    """Reckon what a configuration takes; with `measure`, steps on random images are timed, for a few seconds in all,
+    and files that cannot be read are looked for.
+
+    `told` is called with the figures that need no timing, before it begins.
+    """
     config = resolve(config)
     device = choose_device(config.device)
     info = dataset_info(config.data, config.data_root)
@@ -98,9 +122,7 @@ def estimate(config: TrainConfig, *, measure: bool = True) -> Estimate:
     # While recorded, routing runs in the open; the counter cannot look into the compiled form.
     with record(model), FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.rand(1, *model.image_shape, device=device))
-    images = round(info.splits.get("train", 0) * (1 - config.validation_fraction))
-    if config.limit is not None:
-        images = min(images, config.limit)
+    images = training_images(config, info)
     batch_size = min(config.batch_size, max(images, 1))
     micro = max(batch_size // config.accumulate, 1)
     small, large = (stored_bytes(objective, _inputs(model, n, labels, device)) for n in (PROBE, 2 * PROBE))
@@ -108,37 +130,47 @@ def estimate(config: TrainConfig, *, measure: bool = True) -> Estimate:
     activations = round(small + each * (micro - PROBE))
     copies = 2 if config.optimizer == "sgd" else 4
     copies += config.ema_decay is not None
-    memory = 4 * parameters * copies + 2 * activations + WORKSPACE
-    seconds = _time_step(objective, _inputs(model, micro, labels, device), device) if measure else None
-    return Estimate(
+    found = Estimate(
         parameters=parameters,
         flops=counter.get_total_flops(),
-        memory=memory,
+        memory=4 * parameters * copies + 2 * activations + WORKSPACE,
         available=free_memory(device),
-        step_seconds=None if seconds is None else seconds * config.accumulate,
+        step_seconds=None,
         images=images,
         batch_size=batch_size,
         epochs=config.epochs,
     )
+    told(found)
+    if not measure:
+        return found
+    seconds = _time_step(objective, batch_size, micro, labels, device)
+    images = training_images(config, without_unread(info, strict=config.strict))
+    return replace(found, step_seconds=seconds, images=images)
 
 
-def _time_step(objective: Objective, inputs: tuple[Tensor, ...], device: torch.device) -> float:
-    if objective.model.channels_last:
-        objective.to(memory_format=torch.channels_last)
-        images = inputs[0].contiguous(memory_format=torch.channels_last)
-    else:
-        images = inputs[0]
+def _time_step(objective: Objective, batch_size: int, micro: int, labels: int, device: torch.device) -> float:
+    """Seconds of a step of `batch_size` images, from parts of a batch that double while there is time."""
+    layout = torch.channels_last if objective.model.channels_last else torch.contiguous_format
+    objective.to(memory_format=layout)
 
-    def step() -> float:
+    def step(count: int) -> float:
+        images, *others = _inputs(objective.model, count, labels, device)
+        images = images.contiguous(memory_format=layout)
         began = time.perf_counter()
-        objective(images, *inputs[1:])[0].backward()
+        objective(images, *others)[0].backward()
         objective.zero_grad(set_to_none=True)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - began
 
-    step()
-    return sorted(step() for _ in range(3))[1]
+    end = time.perf_counter() + TIMING_SECONDS
+    count = min(2, micro)
+    times = [step(count)]
+    while (left := end - time.perf_counter()) > min(times) and len(times) < 5:
+        if count < micro and left > 8 * min(times):
+            count, times = min(2 * count, micro), []
+        times.append(step(count))
+    return statistics.median_low(times) * batch_size / count
 
 
 def gibibytes(count: float) -> str:
@@ -148,21 +180,34 @@ def gibibytes(count: float) -> str:
 
 def print_estimate(config: TrainConfig) -> None:
     """`mereo train --dry-run`."""
-    found = estimate(config)
+    config = resolve(config)
+    if config.weights is not None and not config.resume:
+        model = build_model(config, dataset_info(config.data, config.data_root).num_classes)
+        print(start_from(model, config.weights))
+    found = estimate(config, told=_print_size)
     seconds = found.epoch_seconds or 0.0
-    rows = [
+    _print_rows(
+        ("an epoch", f"about {duration(seconds)} for {found.images:,} images"),
+        ("the run", f"about {duration(seconds * found.epochs)} for {found.epochs} epochs, judging not counted"),
+    )
+
+
+def _print_size(found: Estimate) -> None:
+    _print_rows(
         ("parameters", f"{found.parameters:,}"),
         ("FLOPs", f"{found.flops / 1e9:.3f} G an image forward (a multiply-add is two)"),
         (
             "memory",
             f"about {gibibytes(found.memory)} for a step of {found.batch_size}; {gibibytes(found.available)} are free",
         ),
-        ("an epoch", f"about {duration(seconds)} for {found.images:,} images"),
-        ("the run", f"about {duration(seconds * found.epochs)} for {found.epochs} epochs, judging not counted"),
-    ]
+    )
+    warn_of_memory(found)
+    print("timing a step ...", flush=True)
+
+
+def _print_rows(*rows: tuple[str, str]) -> None:
     for name, value in rows:
         print(f"{name:<12}{value}")
-    warn_of_memory(found)
 
 
 def warn_of_memory(found: Estimate) -> None:

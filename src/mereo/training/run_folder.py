@@ -82,12 +82,27 @@ def folder_to_resume(config: TrainConfig) -> RunFolder:
     return RunFolder(taken[-1][1]) if taken else RunFolder(Path(config.output) / run_name(config))
 
 
+def resumed(folder: RunFolder) -> str | None:
+    """What to say of a folder before its run goes on; None where the run itself will tell."""
+    if not folder.config.exists():
+        return f"no run of that name in {folder.path.parent}; starting {folder.path}"
+    if folder.state.exists() and folder.results.exists():
+        return f"{folder.path} was finished already, with its results in {folder.results}; it is only judged again"
+    return None
+
+
+def differences(saved: TrainConfig, given: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The fields by which two configurations compute something else, with both values."""
+    a, b = saved.to_dict(), given.to_dict()
+    return {name: (a[name], b[name]) for name in a if name not in IDENTITY and a[name] != b[name]}
+
+
 def check_same(saved: TrainConfig, given: TrainConfig, folder: RunFolder) -> None:
     """UsageError unless two configurations compute the same."""
-    a, b = saved.to_dict(), given.to_dict()
-    differing = [name for name in a if name not in IDENTITY and a[name] != b[name]]
+    differing = differences(saved, given)
     if differing:
-        parts = ", ".join(f"{name} was {a[name]} and is {b[name]}" for name in differing[:4])
+        parts = ", ".join(f"{name} was {was} and is {now}" for name, (was, now) in list(differing.items())[:4])
         raise UsageError(
-            f"resume goes on with {folder.path} as it was begun, but {parts}. Leave those out, or start a new run."
+            f"resume goes on with {folder.path} as it was begun, but {parts}. Leave those out, or start a new run from"
+            f" its weights: without --resume, with --weights {folder.path} and another --name."
         )

@@ -13,9 +13,9 @@ from mereo.data.storage import available_memory
 from mereo.errors import UsageError, unknown
 from mereo.models import CapsuleClassifier, create_model, get_model_entry
 from mereo.models.registry import outline
-from mereo.models.weights import load_state
 from mereo.training.config import TrainConfig
 from mereo.training.order import derived_seed
+from mereo.training.start import follow_weights, start_from
 
 AUTO_AUGMENT = {
     "digits": ("rotate=10", "crop=2"),
@@ -30,7 +30,10 @@ AUTO_AUGMENT = {
 
 @dataclass
 class Setup:
-    """Everything a run needs, and the configuration with nothing left open."""
+    """Everything a run needs, and the configuration with nothing left open.
+
+    `start` says from which weights the network starts; None where it starts from its seed, or goes on.
+    """
 
     config: TrainConfig
     model: CapsuleClassifier
@@ -38,6 +41,7 @@ class Setup:
     augmentation: Augmentation | None
     device: torch.device
     crop: tuple[int, int]
+    start: str | None
 
 
 def choose_device(name: str) -> torch.device:
@@ -62,6 +66,10 @@ def resolve(config: TrainConfig) -> TrainConfig:
     config.check()
     entry = get_model_entry(config.model)
     info = dataset_info(config.data, config.data_root)
+    channels = config.in_chans or info.in_chans
+    check_channels(info.in_chans, channels)
+    if config.weights is not None:
+        config = follow_weights(config, channels)
     size = config.img_size
     if size is None and "img_size" not in config.model_args:
         default = entry.defaults["img_size"]
@@ -69,8 +77,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     augment = config.augment
     if augment == ("auto",):
         augment = AUTO_AUGMENT.get(config.data, ("crop=4", "flip")) or ("none",)
-    channels = config.in_chans or info.in_chans
-    check_channels(info.in_chans, channels)
+    parse_augment(augment)
     mean, std = config.mean, config.std
     if mean is None or std is None:
         mean, std = (entry.mean,) * channels, (entry.std,) * channels
@@ -84,8 +91,13 @@ def resolve(config: TrainConfig) -> TrainConfig:
     )
 
 
+def parse_augment(texts: tuple[str, ...]) -> Augmentation | None:
+    """The augmentation of a configuration; None where it is "none"."""
+    return None if texts in ((), ("none",)) else Augmentation.parse(texts)
+
+
 def build_model(config: TrainConfig, num_classes: int) -> CapsuleClassifier:
-    """The network of a resolved configuration, started from its seed or from given weights."""
+    """The network of a resolved configuration, started from its seed."""
     known = get_model_entry(config.model).defaults
     for name in config.model_args:
         if name in ("num_classes", "in_chans"):
@@ -98,8 +110,6 @@ def build_model(config: TrainConfig, num_classes: int) -> CapsuleClassifier:
     torch.manual_seed(derived_seed(config.seed, "weights"))
     model = create_model(config.model, **arguments)
     model.pretrained_cfg |= {"mean": config.mean, "std": config.std}
-    if config.weights is not None:
-        load_state(model, config.weights)
     return model
 
 
@@ -122,16 +132,16 @@ def place(images: Images, device: torch.device) -> Images:
     return images.to(device) if size < free / 4 else images
 
 
-def prepare(config: TrainConfig, *, progress: Any = None, cache: Path | None = None) -> Setup:
+def prepare(config: TrainConfig, *, progress: Any = None, cache: Path | None = None, goes_on: bool = False) -> Setup:
     """Resolve a configuration and load what it names.
 
-    The model is built before the data, so that a wrong argument shows before minutes of reading.
+    The model is built before the data, so that a wrong argument shows before minutes of reading. Where a run goes on
+    from its state, the weights that it once started from are not looked for.
     """
     config = resolve(config)
     device = choose_device(config.device)
-    augmentation = None if config.augment in ((), ("none",)) else Augmentation.parse(config.augment)
     info = dataset_info(config.data, config.data_root)
-    model = build_model(config, info.num_classes)
+    model, start = _started(config, info.num_classes, goes_on)
     crop = model.image_shape[1:]
     splits = load_splits(
         config.data,
@@ -147,10 +157,15 @@ def prepare(config: TrainConfig, *, progress: Any = None, cache: Path | None = N
         progress=progress,
     )
     if len(splits.class_names) != info.num_classes:
-        model = build_model(config, len(splits.class_names))
+        model, start = _started(config, len(splits.class_names), goes_on)
     splits = splits._replace(
         train=place(splits.train, device),
         validation=None if splits.validation is None else place(splits.validation, device),
         test=place(splits.test, device),
     )
-    return Setup(config, model, splits, augmentation, device, crop)
+    return Setup(config, model, splits, parse_augment(config.augment), device, crop, start)
+
+
+def _started(config: TrainConfig, num_classes: int, goes_on: bool) -> tuple[CapsuleClassifier, str | None]:
+    model = build_model(config, num_classes)
+    return model, None if config.weights is None or goes_on else start_from(model, config.weights)

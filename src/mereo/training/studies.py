@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mereo.errors import unknown
+from mereo.errors import UsageError, unknown
 from mereo.training.config import TrainConfig
 from mereo.training.recipes import apply_recipe
 
@@ -166,13 +166,18 @@ def finish_runs(
     UsageError for a finished run of another configuration: it is no part of this table.
     """
     from mereo.training.engine import train
-    from mereo.training.run_folder import RunFolder, check_same
+    from mereo.training.run_folder import RunFolder, differences
     from mereo.training.setup import resolve
 
     folders = {key: RunFolder(Path(config.output) / str(config.name)) for key, config in configs.items()}
     for key, folder in folders.items():
         if folder.config.exists():
-            check_same(TrainConfig.from_yaml(folder.config), resolve(configs[key]), folder)
+            differing = differences(TrainConfig.from_yaml(folder.config), resolve(configs[key]))
+            if differing:
+                begun = ", ".join(f"{name} {was}" for name, (was, _) in differing.items())
+                raise UsageError(
+                    f"{folder.path.parent} was begun with {begun}; give the same again, or another --output."
+                )
     results: dict[str, list[dict[str, Any]]] = {}
     for place, ((label, seed), config) in enumerate(configs.items(), start=1):
         finished = folders[label, seed].results

@@ -1,0 +1,107 @@
+"""Weights that a training starts from: where they may lie, what starts anew, and what a run remembers of them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from mereo.cli.main import main
+from mereo.errors import UsageError
+from mereo.models import create_model, pretrained, save_weights
+from mereo.models.weights import load_tensors
+from mereo.training.config import TrainConfig
+from mereo.training.engine import train
+from mereo.training.estimate import print_estimate
+from mereo.training.setup import prepare, resolve
+
+SMALL = {"channels": [4, 8, 8], "patch_size": 2}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def colours(tmp_path, monkeypatch) -> dict[str, torch.Tensor]:
+    """The weights of a small network for four classes of coloured images, the only ones of the package."""
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "package")
+    torch.manual_seed(5)
+    model = create_model("mspcaps_tiny", num_classes=4, in_chans=3, img_size=16, **SMALL)
+    model.pretrained_cfg |= {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+    save_weights(tmp_path / "package" / "mspcaps_tiny.photos.safetensors", model, class_names=tuple("abcd"))
+    return model.state_dict()
+
+
+def test_weights_of_the_package_start_a_network_for_other_classes_and_colours(small_config, colours):
+    setup = prepare(small_config(weights="mspcaps_tiny.photos", model_args={}))
+    ours = setup.model.state_dict()
+    assert ours["head.weight"].shape[0] == 10 and setup.model.class_names == ()
+    first = f"{setup.model.first_conv}.weight"
+    torch.testing.assert_close(ours[first], colours[first].sum(1, keepdim=True))
+    kept = [name for name in ours if name != first and not name.startswith("head.")]
+    assert kept and all(torch.equal(ours[name], colours[name]) for name in kept)
+    assert setup.start == "starting from mspcaps_tiny.photos; new: head; first convolution folded from in_chans 3 to 1"
+    # The network is the one that the weights are of, without being described again.
+    assert setup.config.model_args == SMALL and setup.config.img_size == 16
+    assert setup.config.mean == (0.5,), "that of three colours does not fit one"
+    assert resolve(setup.config) == setup.config
+
+
+def test_images_of_as_many_colours_are_normalised_as_the_weights_are_used_to(small_config, colours):
+    config = resolve(small_config(weights="mspcaps_tiny.photos", model_args={}, in_chans=3))
+    assert (config.mean, config.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    given = resolve(config.replace(mean=[0, 0, 0], std=[1, 1, 1]))
+    assert given.mean == (0, 0, 0)
+
+
+@pytest.mark.parametrize("weights", ["runs/first", "runs/first/weights/best.safetensors"])
+def test_a_run_and_a_file_start_a_network_and_are_found_from_elsewhere(
+    small_config, silent, tmp_path, monkeypatch, weights
+):
+    first = train(small_config(name="first", epochs=1), silent)
+    second = train(small_config(name="second", epochs=1, weights=weights), silent)
+    monkeypatch.chdir("/")
+    saved = TrainConfig.from_yaml(second.folder.config)
+    assert saved.weights == str(tmp_path / weights)
+    setup = prepare(saved)
+    assert setup.start == f"starting from {tmp_path / weights}"
+    assert torch.equal(setup.model.state_dict()["head.weight"], load_tensors(first.folder.best)[0]["head.weight"])
+
+
+def test_a_run_goes_on_without_the_weights_it_started_from(small_config, silent):
+    train(small_config(name="first", epochs=1), silent)
+    second = train(small_config(name="second", epochs=1, weights="runs/first"), silent)
+    shutil.rmtree("runs/first")
+    again = train(TrainConfig.from_yaml(second.folder.config).replace(name="second", resume=True), silent)
+    assert again.test_last == second.test_last
+    second.folder.state.unlink()
+    with pytest.raises(UsageError, match="no such file or folder"):
+        train(TrainConfig.from_yaml(second.folder.config).replace(name="second", resume=True), silent)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": "capsnet"}, "those of mspcaps_tiny, and model is 'capsnet'; give --model mspcaps_tiny"),
+        ({"model_args": {"patch_size": 4}}, "do not fit these arguments"),
+        ({"weights": "mspcaps_tiny.nothing"}, "no such file or folder"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(small_config, colours, changes, told):
+    config = small_config(**{"weights": "mspcaps_tiny.photos", "model_args": {}, **changes})
+    with pytest.raises(UsageError, match=told):
+        prepare(config)
+    with pytest.raises(UsageError, match=told):
+        print_estimate(config)
+    assert not Path("runs").exists()
+
+
+def test_the_line_is_told_by_the_run_and_by_a_dry_run(colours, capsys):
+    words = ["--weights", "mspcaps_tiny.photos", "--limit", "32", "--epochs", "1", "--device", "cpu"]
+    line = "starting from mspcaps_tiny.photos; new: head; first convolution"
+    assert main(["train", *words, "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(line)
+    assert main(["train", *words, "--no-tensorboard"]) == 0
+    assert line in capsys.readouterr().out
