@@ -40,7 +40,7 @@ from mereo.training.report import Report, reading_progress, write_history
 from mereo.training.results import RunResult, draw_test_samples
 from mereo.training.run_folder import RunFolder, check_same, folder_to_resume, new_folder
 from mereo.training.schedule import learning_rate
-from mereo.training.setup import Setup, prepare
+from mereo.training.setup import Setup, images_told, prepare
 
 FINITE_CHECK_STEPS = {"cpu": 1}
 """How often the loss is looked at, by device: elsewhere looking stalls the queue of the device, so it is done less."""
@@ -357,6 +357,7 @@ def train(config: TrainConfig, report: Report | None = None) -> RunResult:
     config, folder = open_folder(config)
     goes_on = config.resume and folder.state.exists()
     setup = prepare(config, progress=reading_progress(report), cache=folder.path, goes_on=goes_on)
+    report.say(images_told(setup))
     if setup.start is not None:
         report.say(setup.start)
     with deterministic_on(setup.device):

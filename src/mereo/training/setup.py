@@ -166,6 +166,19 @@ def prepare(config: TrainConfig, *, progress: Any = None, cache: Path | None = N
     return Setup(config, model, splits, parse_augment(config.augment), device, crop, start)
 
 
+def images_told(setup: Setup) -> str:
+    """How many images serve for what, in a line."""
+    splits, config = setup.splits, setup.config
+    told = [f"{len(splits.train):,} images to train on"]
+    if splits.validation is not None:
+        told.append(f"{len(splits.validation):,} to choose the epoch by")
+    told.append(f"{len(splits.test):,} to test on")
+    has = dataset_info(config.data, config.data_root).splits
+    if "validation" in has and "test" not in has:
+        told[-1] += " (the val folder, for there is no test folder)"
+    return ", ".join(told)
+
+
 def _started(config: TrainConfig, num_classes: int, goes_on: bool) -> tuple[CapsuleClassifier, str | None]:
     model = build_model(config, num_classes)
     return model, None if config.weights is None or goes_on else start_from(model, config.weights)

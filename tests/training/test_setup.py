@@ -1,0 +1,32 @@
+"""What a run has before it starts, and what it tells of it."""
+
+from pathlib import Path
+
+import pytest
+
+from mereo.training.setup import images_told, prepare
+from pictures import picture
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for place, count in (("train/cat", 10), ("train/dog", 10), ("val/cat", 2), ("val/dog", 3)):
+        (tmp_path / "photos" / place).mkdir(parents=True)
+        for number in range(count):
+            picture(number).save(tmp_path / "photos" / place / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def test_what_images_serve_for_is_told(small_config, photos):
+    config = small_config(data=str(photos), limit=None)
+    told = images_told(prepare(config))
+    assert told == (
+        "18 images to train on, 2 to choose the epoch by, 5 to test on (the val folder, for there is no test folder)"
+    )
+    (photos / "val").rename(photos / "test")
+    assert images_told(prepare(config)) == "18 images to train on, 2 to choose the epoch by, 5 to test on"
+    assert images_told(prepare(config.replace(validation_fraction=0.0))) == "20 images to train on, 5 to test on"
+    (photos / "val" / "cat").mkdir(parents=True)
+    (photos / "val" / "dog").mkdir()
+    picture(1).save(photos / "val/cat/1.png")
+    assert images_told(prepare(config)) == "20 images to train on, 1 to choose the epoch by, 5 to test on"
