@@ -1,4 +1,4 @@
-"""How far a long evaluation is: a bar on a terminal, a line a stage when piped, on standard error."""
+"""How far a long evaluation is: a bar on a terminal, a line a stage and a minute when piped, on standard error."""
 
 import sys
 import time
@@ -18,6 +18,7 @@ class Stages:
 
     def __init__(self, *, silent: bool = False) -> None:
         self.silent, self.live = silent, not silent and sys.stderr.isatty()
+        self.patience = 60.0
 
     @contextmanager
     def stage(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -35,9 +36,24 @@ class Stages:
             bar.start()
             task = bar.add_task(title, total=total)
         try:
-            yield (lambda done: bar.advance(task, done)) if bar is not None else (lambda done: None)
+            yield self._lines(title, total) if bar is None else (lambda done: bar.advance(task, done))
         finally:
             if bar is not None:
                 bar.stop()
         if not self.silent:
             print(f"{title}: {duration(time.monotonic() - began)}", file=sys.stderr, flush=True)
+
+    def _lines(self, title: str, total: int) -> Callable[[int], None]:
+        """Without a terminal: a line once so many seconds have passed since the last one."""
+        began = said = time.monotonic()
+        finished = 0
+
+        def advance(done: int) -> None:
+            nonlocal said, finished
+            finished, now = finished + done, time.monotonic()
+            if not self.silent and now - said >= self.patience:
+                said = now
+                left = duration((now - began) / max(finished, 1) * (total - finished))
+                print(f"{title}: {finished:,} of {total:,}, {left} left", file=sys.stderr, flush=True)
+
+        return advance
