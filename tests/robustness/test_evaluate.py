@@ -194,7 +194,7 @@ def test_attacked_images_are_those_of_the_strongest_attack(call, monkeypatch):
 
 
 WRONG = [
-    (["nothing.safetensors"], "not a file"),
+    (["nothing.safetensors"], "no such file or folder"),
     (["{w}", "--attack", "fgms"], "fgsm"),
     (["{w}", "--attack", "fgsm", "--epsilon", "0.1", "2"], "epsilon is 2.0"),
     (["{w}", "--attack", "fgsm", "--epsilon", "nan"], "epsilon is nan"),
