@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from mereo.training.engine import train
+from mereo.training.report import Report
 from mereo.training.setup import images_told, prepare
 from pictures import picture
 
@@ -30,3 +32,10 @@ def test_what_images_serve_for_is_told(small_config, photos):
     (photos / "val" / "dog").mkdir()
     picture(1).save(photos / "val/cat/1.png")
     assert images_told(prepare(config)) == "20 images to train on, 1 to choose the epoch by, 5 to test on"
+
+
+@pytest.mark.parametrize(("batch_size", "few"), [(32, True), (1, False)])
+def test_a_run_of_few_steps_is_told_of(small_config, capsys, batch_size, few):
+    config = small_config(limit=60, batch_size=batch_size)
+    train(config, Report())
+    assert ("2 steps are few to learn in; a smaller --batch-size" in capsys.readouterr().out) == few

@@ -42,6 +42,9 @@ from mereo.training.run_folder import RunFolder, check_same, folder_to_resume, n
 from mereo.training.schedule import learning_rate
 from mereo.training.setup import Setup, images_told, prepare
 
+FEW_STEPS = 100
+"""In a whole training; with fewer a network is hardly moved from where it started."""
+
 FINITE_CHECK_STEPS = {"cpu": 1}
 """How often the loss is looked at, by device: elsewhere looking stalls the queue of the device, so it is done less."""
 
@@ -362,6 +365,9 @@ def train(config: TrainConfig, report: Report | None = None) -> RunResult:
         report.say(setup.start)
     with deterministic_on(setup.device):
         trainer = Trainer(setup, folder, report)
+        steps = trainer.steps * setup.config.epochs
+        if steps < FEW_STEPS:
+            report.say(f"{steps} steps are few to learn in; a smaller --batch-size or more --epochs would give more")
         if trainer.main:
             saved = setup.config.replace(resume=False, dry_run=False)
             write_atomically(folder.config, saved.to_yaml().encode())
