@@ -11,6 +11,7 @@ from PIL import Image
 
 import mereo
 from mereo.cli.main import main
+from mereo.errors import UsageError
 from mereo.robustness import load_subjects
 from mereo.robustness.subjects import short_names
 from mereo.training.config import TrainConfig
@@ -123,6 +124,32 @@ def test_validation_images_are_those_held_out(call):
     assert held is not None and torch.equal(subject.split.images, held.images)
     (trained,) = load_subjects([Path(folder)], split="train", limit=50)
     assert len(trained.split) == 50 and len(set(trained.split.labels.tolist())) == 10
+
+
+def test_images_that_were_trained_on_are_never_taken_for_held_out_ones(call):
+    folder = Path(save_run("runs/held"))
+    config = folder / "config.yaml"
+    config.write_text(TrainConfig.from_yaml(config).replace(validation_fraction=0.0).to_yaml())
+    for source in (folder, Path(save("alone.safetensors"))):
+        with pytest.raises(UsageError, match="digits has no validation images"):
+            load_subjects([source], split="validation", data="digits")
+
+
+def test_runs_of_other_limits_are_judged_on_their_own_images(call):
+    folders = [Path(save_run(f"runs/{name}")) for name in ("few", "all")]
+    config = folders[0] / "config.yaml"
+    config.write_text(TrainConfig.from_yaml(config).replace(limit=100).to_yaml())
+    few, all_of_them = load_subjects(folders, split="train")
+    assert len(few.split) == 100 < len(all_of_them.split)
+
+
+def test_test_images_are_judged_where_a_class_has_one_training_image(call):
+    for split in ("train", "val"):
+        for name, shade in (("7", 200), ("3", 60)):
+            os.makedirs(f"single/{split}/{name}")
+            Image.new("L", (20, 20), shade).save(f"single/{split}/{name}/0.png")
+    (subject,) = load_subjects([Path(save_run("runs/held"))], data="single")
+    assert len(subject.split) == 2
 
 
 def test_a_folder_with_some_of_the_classes(call):

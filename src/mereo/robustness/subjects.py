@@ -102,7 +102,8 @@ def read_split(
     model: CapsuleClassifier, config: TrainConfig | None, data: str, root: str | None, split: str
 ) -> ImageSet | OverlaidPairs:
     """One split of a data set at a model's size. The validation images are those held out in its training."""
-    config = config or TrainConfig()
+    # Weights without their run do not say which images were held out.
+    config = config or TrainConfig(validation_fraction=0.0)
     own = config.data == data
     if split == "validation" and own and config.paper_protocol:
         raise UsageError("split is 'validation', but the run held out none (paper_protocol); use test.")
@@ -113,7 +114,8 @@ def read_split(
         img_size=model.image_shape[1:],
         in_chans=model.image_shape[0],
         crop_pct=model.pretrained_cfg["crop_pct"],
-        validation_fraction=config.validation_fraction or (0.1 if split == "validation" else 0.0),
+        # The test images do not depend on it, and a class of one image has none to hold out.
+        validation_fraction=0.0 if split == "test" else config.validation_fraction,
         seed=config.seed,
         limit=config.limit if own else None,
     )
@@ -151,7 +153,9 @@ def load_subjects(
     for label, source, model, config in zip(short_names(sources), sources, models, configs, strict=True):
         if model.num_classes == 0:
             raise UsageError(f"{source} has no class capsules (num_classes is 0); there is nothing to judge.")
-        held = (config.seed, config.validation_fraction) if config is not None and split != "test" else None
+        held = (
+            (config.seed, config.validation_fraction, config.limit) if config is not None and split != "test" else None
+        )
         key = (model.image_shape, model.pretrained_cfg["crop_pct"], held)
         if key not in read:
             images = read_split(model, config, name, data_root, split)
