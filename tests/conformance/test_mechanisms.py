@@ -169,10 +169,15 @@ def test_recording_sees_the_declared_couplings(entry: Mechanism) -> None:
     for name in trace:
         coupling = module.get_submodule(name)
         assert isinstance(coupling, Coupling) and coupling.over == entry.over
-        for couplings in trace.steps(name):
-            assert couplings.dim() == 4 and couplings.shape[0] == plain.shape[0] and couplings.isfinite().all()
+        for call in trace.calls(name):
+            shares = call.couplings
+            assert shares.dim() == 4 and shares.shape[0] == plain.shape[0] and shares.isfinite().all()
             if coupling.normaliser in SUM_TO_ONE:
-                total = couplings.sum(AXIS[entry.over])
+                if call.weight is not None:
+                    shares = shares / call.weight
+                if call.offset is not None:
+                    shares = shares - call.offset
+                total = shares.sum(AXIS[entry.over])
                 torch.testing.assert_close(total, torch.ones_like(total))
 
 

@@ -146,3 +146,25 @@ def test_what_fused_attention_may_replace() -> None:
 def test_repr_names_what_differs_from_the_default() -> None:
     assert repr(Coupling("senders")) == "Coupling(over='senders', normaliser='softmax')"
     assert "top_k=3" in repr(Coupling("senders", "top_k", top_k=3, dropout=0.5))
+
+
+def test_over_both_all_pairs_share_one_sum() -> None:
+    torch.manual_seed(0)
+    scores, mask = torch.randn(2, 3, 4, 5), torch.rand(2, 1, 4, 5) > 0.3
+    couplings = Coupling("both")(scores, mask)
+    torch.testing.assert_close(couplings.sum((-2, -1)), torch.ones(2, 3))
+    assert (couplings[~mask.expand_as(couplings)] == 0).all()
+    torch.testing.assert_close(Coupling("both")(scores), scores.flatten(2).softmax(-1).view_as(scores))
+
+
+def test_over_none_each_score_stands_for_itself() -> None:
+    scores = torch.randn(2, 1, 4, 5)
+    torch.testing.assert_close(Coupling("none", "sigmoid")(scores), scores.sigmoid())
+    with pytest.raises(UsageError, match="over is 'none'"):
+        Coupling("none", "softmax")
+
+
+def test_offset_and_weight_are_part_of_the_couplings() -> None:
+    scores, offset, weight = torch.randn(2, 1, 4, 5), torch.randn(4, 5), torch.rand(2, 1, 1, 5)
+    couplings = Coupling("receivers")(scores, offset=offset, weight=weight)
+    torch.testing.assert_close(couplings, (scores.softmax(-2) + offset) * weight)

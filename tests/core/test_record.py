@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from mereo.attention import MultiHeadAttention
-from mereo.core import Coupling, intervene, record
+from mereo.core import Call, Coupling, Grid, Signal, intervene, record
 from mereo.errors import UsageError
+from mereo.mechanisms import MECHANISMS
 from mereo.routing import DynamicRouting
 
 
@@ -26,8 +27,8 @@ def model() -> Model:
     return Model().eval()
 
 
-def hooks(model: nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+def observers(model: nn.Module) -> int:
+    return sum(len(m.observers) for m in model.modules() if isinstance(m, Coupling))
 
 
 def test_record_names_and_shapes(model: Model) -> None:
@@ -49,8 +50,8 @@ def test_recording_changes_nothing_and_leaves_nothing(model: Model) -> None:
     before = model(x)
     with record(model):
         inside = model(x)
-        assert hooks(model) == 2 and model.attention.coupling.watched
-    assert hooks(model) == 0 and not model.attention.coupling.watched
+        assert observers(model) == 2 and model.attention.coupling.watched
+    assert observers(model) == 0 and not model.attention.coupling.watched
     torch.testing.assert_close(inside, before)
     assert torch.equal(model(x), before)
 
@@ -59,7 +60,7 @@ def test_hooks_go_when_the_block_fails(model: Model) -> None:
     for manager in (record(model), intervene(model, {"routing.coupling": lambda c: c})):
         with pytest.raises(ZeroDivisionError), manager:
             raise ZeroDivisionError
-    assert hooks(model) == 0
+    assert observers(model) == 0
 
 
 def test_intervene_changes_the_output_as_told(model: Model) -> None:
@@ -68,7 +69,7 @@ def test_intervene_changes_the_output_as_told(model: Model) -> None:
     with intervene(model, {"attention.coupling": torch.zeros_like}):
         silenced = model.attention(x)
     torch.testing.assert_close(silenced, model.attention.proj.bias.expand_as(silenced))
-    assert hooks(model) == 0 and torch.equal(model.attention(x), before)
+    assert observers(model) == 0 and torch.equal(model.attention(x), before)
 
 
 def test_record_inside_intervene_sees_the_change(model: Model) -> None:
@@ -91,9 +92,11 @@ def test_unknown_names(model: Model) -> None:
         trace["rooting"]
 
 
-def test_a_model_without_couplings() -> None:
-    with pytest.raises(UsageError, match="Linear has no Coupling"), record(nn.Linear(2, 2)):
-        pass
+def test_a_model_without_couplings_gives_an_empty_trace() -> None:
+    model = nn.Linear(2, 2)
+    with record(model) as trace:
+        model(torch.zeros(1, 2))
+    assert len(trace) == 0 and not trace.signals
 
 
 def test_a_coupling_itself() -> None:
@@ -113,5 +116,103 @@ def test_through_a_compiled_model(model: Model) -> None:
     torch.testing.assert_close(inside, before)
     with intervene(compiled, {"routing.coupling": torch.zeros_like}):
         assert (compiled(x) == 0).all()
-    assert hooks(model) == 0
+    assert observers(model) == 0
     torch.testing.assert_close(compiled(x), before)
+
+
+def test_calls_tell_scores_numbers_and_places(model: Model) -> None:
+    model.routing.coupling.senders = Grid(1, 5, 1, 2.0, 4.0)
+    with record(model) as trace:
+        model(torch.randn(2, 5, 8))
+    (attention,), passes = trace.calls("attention.coupling"), trace.calls("routing.coupling")
+    assert [call.number for call in (attention, *passes)] == [0, 1, 2, 3]
+    assert [call.step for call in passes] == [0, 1, 2] and {call.name for call in passes} == {"routing.coupling"}
+    assert passes[0].senders == Grid(1, 5, 1, 2.0, 4.0) and passes[0].receivers is None
+    for call in (attention, *passes):
+        torch.testing.assert_close(call.scores.softmax(-1 if call.over == "senders" else -2), call.couplings)
+    assert torch.equal(trace.scores("routing.coupling")[2], passes[2].scores)
+
+
+@pytest.mark.parametrize("outer", ["record", "intervene"])
+def test_what_is_recorded_is_what_acts(outer: str, model: Model) -> None:
+    change = intervene(model, {"attention.coupling": torch.zeros_like})
+    x = torch.randn(2, 5, 8)
+    if outer == "record":
+        with record(model) as trace, change:
+            model(x)
+    else:
+        with change, record(model) as trace:
+            model(x)
+    assert (trace["attention.coupling"] == 0).all()
+
+
+def example(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    module, inputs = MECHANISMS[name].example()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return module.eval(), inputs
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+def test_silenced_senders_have_no_influence(name: str) -> None:
+    module, inputs = example(name)
+    other = tuple(torch.randn_like(x) if x.is_floating_point() else x for x in inputs)
+    with record(module) as trace:
+        module(*inputs)
+    with intervene(module, dict.fromkeys(trace, torch.zeros_like)):
+        silent, changed = module(*inputs), module(*other)
+    torch.testing.assert_close(silent, changed)
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+def test_scores_can_be_changed(name: str) -> None:
+    module, inputs = example(name)
+    with record(module) as plain:
+        module(*inputs)
+    with intervene(module, scores=dict.fromkeys(plain, torch.zeros_like)), record(module) as trace:
+        module(*inputs)
+    for coupling in trace:
+        for call in trace.calls(coupling):
+            assert (call.scores == 0).all()
+            shares = call.couplings if call.weight is None else call.couplings / call.weight.clamp(min=1e-9)
+            shares = shares if call.offset is None else shares - call.offset
+            assert (shares - shares.mean()).abs().max() < 1e-6
+
+
+def test_changes_see_the_call_and_the_context(model: Model) -> None:
+    seen: list[Call] = []
+
+    def keep(couplings: Tensor, call: Call) -> Tensor:
+        seen.append(call)
+        return couplings * call.context["there"]
+
+    there = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
+    with intervene(model, {"routing.coupling": keep}, context={"there": there}), record(model) as trace:
+        model(torch.randn(2, 5, 8))
+    assert [call.step for call in seen] == [0, 1, 2] and all(call.over == "receivers" for call in seen)
+    assert (trace["routing.coupling"][..., 3:] == 0).all() and (trace["routing.coupling"][..., :3] > 0).all()
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Signal("gates")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gate(x.sigmoid())
+
+
+def test_signals_are_recorded_and_changed() -> None:
+    model, x = Gated(), torch.randn(2, 3)
+    with record(model) as trace:
+        model(x)
+    assert torch.equal(trace.signals["gate"][0], x.sigmoid()) and len(trace) == 0
+    with intervene(model, {"gate": torch.zeros_like}), record(model) as trace:
+        assert (model(x) == 0).all()
+    assert (trace.signals["gate"][0] == 0).all()
+    with pytest.raises(UsageError, match="gate"), intervene(model, scores={"gate": torch.zeros_like}):
+        pass
+    with pytest.raises(UsageError, match="kind is 'gate'"):
+        Signal("gate")

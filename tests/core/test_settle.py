@@ -38,3 +38,8 @@ def test_gradient_flows_through_every_step() -> None:
 def test_negative_steps() -> None:
     with pytest.raises(UsageError, match="steps is -1"):
         settle(lambda x: x, torch.zeros(1), steps=-1)
+
+
+def test_a_schedule_gives_every_step_its_item() -> None:
+    assert settle(lambda state, item: [*state, item], [], steps=(0.5, 0.25, 1.0)) == [0.5, 0.25, 1.0]
+    assert settle(lambda x, rate: x + rate, torch.tensor(0.0), steps=[4.0, 1e-9, 3.0], tolerance=1e-6) == 4.0

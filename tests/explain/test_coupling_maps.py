@@ -8,7 +8,6 @@ from torch import Tensor
 
 import mereo
 from mereo.explain import Observation, coupling_maps, observe
-from mereo.explain.agreements import Agreement, best_agreements
 from mereo.explain.coupling_maps import receiver_weights
 from mereo.models import CapsuleClassifier
 
@@ -58,8 +57,9 @@ def test_the_class_routing_shows_its_own_couplings(make: Make, some_images: Make
     assert found.receiver.equal(asked) and (found.num_receivers, found.over) == (10, "senders")
 
 
-def of_classes(observation: Observation, classes: Tensor) -> Agreement:
-    return best_agreements(observation.exchanges["head.coupling"], torch.arange(len(classes)), classes)
+def of_classes(observation: Observation, classes: Tensor) -> tuple[Tensor, Tensor]:
+    exchange = observation.exchanges["head.coupling"]
+    return exchange.module.best_members(*exchange.inputs, torch.arange(len(classes)), classes)
 
 
 @pytest.mark.parametrize("kind", ["three scales", "unshared, over senders"])
@@ -89,7 +89,7 @@ def test_the_first_map_follows_the_witnesses(make: Make, some_images: MakeImages
     asked = torch.tensor([1, 1])
     weights = receiver_weights(observation, asked, 0, 16)
     torch.testing.assert_close(weights.sum(1), torch.ones(2))
-    found = of_classes(observation, asked).witnesses
+    found = of_classes(observation, asked)[0]
     for b in range(2):
         shares = observation.trace["head.coupling"][b, 0, 1]
         expected = sum(shares[k] * observation.trace["middle.coupling"][b, 0, found[b, k]] for k in range(4))

@@ -82,7 +82,7 @@ def test_methods_that_are_not_there_or_cannot_run() -> None:
     routing, fine, coarse = make()
     with pytest.raises(UsageError, match=r"method is 'fused'; it must be one of 'auto', 'streamed', 'plain'"):
         routing(fine, coarse, method="fused")
-    with pytest.raises(UsageError, match=r"a transform of torch.func is active; use 'auto' or 'plain'"):
+    with pytest.raises(UsageError, match=r"a transform of torch.func .*; use 'auto' or 'plain'"):
         torch.vmap(lambda f, c: routing(f[None], c[None], method="streamed"))(fine, coarse)
 
 

@@ -102,13 +102,13 @@ def test_one_step_with_equal_children_is_the_mean_and_the_population_variance() 
     torch.testing.assert_close(cluster.variance, votes.var(2, unbiased=False))
 
 
-def test_couplings_sum_to_one_over_the_parents_and_start_equal() -> None:
+def test_couplings_share_out_each_childs_activation_and_start_equal() -> None:
     module, poses, present = some()
     with record(module) as trace:
         module(poses, present)
     first, *_, last = trace.steps("coupling")
-    torch.testing.assert_close(first, torch.full((2, 1, 3, 6), 1 / 3, dtype=D))
-    torch.testing.assert_close(last.sum(2), torch.ones(2, 1, 6, dtype=D))
+    torch.testing.assert_close(first, present[:, None, None].expand(2, 1, 3, 6) / 3)
+    torch.testing.assert_close(last.sum(2), present.unsqueeze(1))
     assert (last - first).abs().max() > 0.1
 
 

@@ -63,7 +63,9 @@ def test_couplings_without_the_prior_sum_to_one_over_the_parents() -> None:
     with record(module) as trace:
         module(torch.randn(2, 6, 4))
     assert trace["coupling"].shape == (2, 1, 3, 6) and len(trace.steps("coupling")) == 1
-    torch.testing.assert_close(trace["coupling"].sum(-2), torch.ones(2, 1, 6))
+    (call,) = trace.calls("coupling")
+    torch.testing.assert_close(call.offset, module.log_prior)
+    torch.testing.assert_close((call.couplings - module.log_prior).sum(-2), torch.ones(2, 1, 6))
 
 
 def test_a_single_parent_gets_every_vote_whole() -> None:

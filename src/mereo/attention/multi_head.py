@@ -7,7 +7,7 @@ Cost: projections 4 N D^2 multiplications an image (N tokens of D), scores and c
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, mechanism
+from mereo.core import Causal, Coupling, mechanism
 from mereo.core.coupling import Over
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError, check_positive, check_probability
@@ -55,6 +55,7 @@ class MultiHeadAttention(nn.Module):
         qkv_bias: biases of the three projections.
         over: the axis of the normaliser. "receivers" makes the senders divide themselves among the receivers.
         normaliser: see `Coupling`.
+        causal: each token hears itself and those before it; see `mereo.core.Causal` for contexts of other lengths.
         attn_drop: dropout of the couplings.
         proj_drop: dropout of the output.
 
@@ -79,6 +80,7 @@ class MultiHeadAttention(nn.Module):
         qkv_bias: bool = True,
         over: Over = "senders",
         normaliser: str = "softmax",
+        causal: bool = False,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
     ) -> None:
@@ -92,7 +94,8 @@ class MultiHeadAttention(nn.Module):
         self.query = nn.Linear(dim, dim, bias=qkv_bias)
         self.key = nn.Linear(context_dim, dim, bias=qkv_bias)
         self.value = nn.Linear(context_dim, dim, bias=qkv_bias)
-        self.coupling = Coupling(over, normaliser, dropout=attn_drop)
+        topology = Causal() if causal else None
+        self.coupling = Coupling(over, normaliser, dropout=attn_drop, topology=topology)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()

@@ -4,30 +4,42 @@ Source: Kiefer, Millidge, Tschantz, Buckley 2022, arXiv:2209.02567, equations 4 
 Cost: predictions 2 R S d D FLOPs an image once (R children, S parents), then 4 R S d an iteration.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, DenseVotes, mechanism
+from mereo.core import Coupling, DenseVotes, mechanism, settle
 from mereo.core.votes import Votes
 from mereo.errors import UsageError, check_positive
 
 
-def _settle(
+class _State(NamedTuple):
+    """Children (batch, children, child_dim), and the scores and couplings that made them, None at first."""
+
+    poses: Tensor
+    scores: Tensor | None = None
+    couplings: Tensor | None = None
+
+
+def _explain(
     votes: Votes, children: Tensor, coupling: Coupling, steps: int, beta: float, accumulate: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The children after `steps` iterations, and the last couplings, (batch, 1, children, parents)."""
     rows = None if mask is None else mask[:, None, None, :]
-    there = None if mask is None else mask.any(-1)[:, None, None]
-    poses, scores, couplings = children, None, None
-    for _ in range(steps):
-        fits = beta * votes.agree(poses.unsqueeze(1))
-        scores = fits if scores is None or not accumulate else scores + fits
+    present = None if mask is None else mask.any(-1)[:, None, None]
+
+    def step(state: _State) -> _State:
+        scores = beta * votes.agree(state.poses.unsqueeze(1))
+        if accumulate and state.scores is not None:
+            scores = state.scores + scores
         couplings = coupling(scores, rows)
         poses = votes.combine(couplings).squeeze(1)
-        if there is not None:
-            poses = torch.where(there, poses, children)
-    assert couplings is not None
-    return poses, couplings
+        return _State(poses if present is None else torch.where(present, poses, children), scores, couplings)
+
+    last = settle(step, _State(children), steps=steps)
+    assert last.couplings is not None
+    return last.poses, last.couplings
 
 
 def top_down_attention(
@@ -77,10 +89,10 @@ def top_down_attention(
     batch = children.shape[:-2]
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (*batch, n)):
         raise UsageError(f"mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be bool of {(*batch, n)}.")
-    votes = DenseVotes(parents.reshape(-1, n, e), transforms.transpose(-1, -2))
+    votes = DenseVotes(parents.reshape(-1, n, e), transforms.transpose(-1, -2), method="stored")
     rows = None if mask is None else mask.reshape(-1, n)
     scale = d**-0.5 if beta is None else beta
-    poses, couplings = _settle(
+    poses, couplings = _explain(
         votes, children.reshape(-1, m, d), Coupling("senders"), iterations, scale, accumulate, rows
     )
     return poses.reshape(children.shape), couplings.reshape(*batch, m, n)
@@ -158,8 +170,9 @@ class TopDownAttention(nn.Module):
         return DenseVotes(parents, self.weight).dense().squeeze(1)
 
     def forward(self, parents: Tensor, children: Tensor, mask: Tensor | None = None) -> Tensor:
-        votes = DenseVotes(parents, self.weight)
-        return _settle(votes, children, self.coupling, self.iterations, self.beta, self.accumulate, mask)[0]
+        # Predictions are the same in every iteration and asked twice in each: keeping them is cheaper.
+        votes = DenseVotes(parents, self.weight, method="stored")
+        return _explain(votes, children, self.coupling, self.iterations, self.beta, self.accumulate, mask)[0]
 
     def extra_repr(self) -> str:
         children, parents, parent_dim, child_dim = self.weight.shape

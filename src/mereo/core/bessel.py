@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels import bessel as compiled
+from mereo.core.kernels.transforms import nested_forward_mode, transformed
 from mereo.errors import UsageError
 
 _EXACT = (18, 10)
@@ -232,6 +233,48 @@ for _operator in (_slope_of_ratio, _ratio, _growth):
 _normaliser_and_slope.register_fake(lambda k, dimension: (k.new_empty(k.shape), k.new_empty(k.shape)))
 _differentiable(_ratio, _slope_of_ratio)
 _differentiable(_growth, _ratio)
+_OPERATORS = (_growth, _ratio, _slope_of_ratio)
+"""Each is the derivative of the one before it."""
+
+
+class _Transformable(torch.autograd.Function):
+    """An operator for forward-mode derivatives and the transforms of `torch.func`, which ours have no rule for."""
+
+    @staticmethod
+    def forward(k: Tensor, order: float, level: int) -> Tensor:
+        return _OPERATORS[level](k, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, int], output: Tensor) -> None:
+        k, ctx.order, ctx.level = inputs
+        ctx.save_for_backward(k)
+        ctx.save_for_forward(k)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient * _derived(ctx.saved_tensors[0], ctx.order, ctx.level + 1), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        if nested_forward_mode():  # PyTorch loses the outer tangent of what a function saves
+            raise UsageError(
+                "forward mode inside forward mode is not supported for Bessel functions; take one of the two"
+                " derivatives in reverse mode, as torch.func.hessian does."
+            )
+        return tangent * _derived(ctx.saved_tensors[0], ctx.order, ctx.level + 1)
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[Any, ...], k: Tensor, order: float, level: int) -> tuple[Tensor, Any]:
+        return _derived(k, order, level), axes[0]  # every entry by itself
+
+
+def _derived(k: Tensor, order: float, level: int) -> Tensor:
+    """g, A or A' for level 0, 1 or 2, with as many derivatives as are known."""
+    if level >= len(_OPERATORS):
+        raise UsageError("the third derivative of the log of a Bessel function is not known here.")
+    if transformed():
+        return _Transformable.apply(k, order, level)
+    return _OPERATORS[level](k, order)
 
 
 def _check_type(argument: str, x: Tensor) -> None:
@@ -261,9 +304,9 @@ def log_bessel_i(order: float, x: Tensor) -> Tensor:
     if not order >= -0.5:
         raise UsageError(f"order is {order!r}; it must be at least -0.5.")
     _check_type("x", x)
-    if (x < 0).any():
+    if not transformed() and (x < 0).any():  # a transform has no values to look at
         raise UsageError(f"x has a value of {x.min().item()}; it must be at least 0.")
-    return _growth(x, float(order)) + torch.special.xlogy(torch.full_like(x, order), x / 2) - math.lgamma(order + 1)
+    return _derived(x, float(order), 0) + torch.special.xlogy(torch.full_like(x, order), x / 2) - math.lgamma(order + 1)
 
 
 def log_vmf_normaliser(dimension: int, kappa: Tensor) -> Tensor:
@@ -276,7 +319,7 @@ def log_vmf_normaliser(dimension: int, kappa: Tensor) -> Tensor:
     Shapes: kappa >= 0, any -> the same.
     """
     _check(dimension, "kappa", kappa)
-    return _log_uniform(dimension) - _growth(kappa, dimension / 2 - 1)
+    return _log_uniform(dimension) - _derived(kappa, dimension / 2 - 1, 0)
 
 
 def mean_resultant_length(dimension: int, kappa: Tensor) -> Tensor:
@@ -285,7 +328,7 @@ def mean_resultant_length(dimension: int, kappa: Tensor) -> Tensor:
     Shapes: kappa >= 0, any -> the same, in [0, 1].
     """
     _check(dimension, "kappa", kappa)
-    return _ratio(kappa, dimension / 2 - 1)
+    return _derived(kappa, dimension / 2 - 1, 1)
 
 
 def log_vmf_normaliser_and_slope(dimension: int, kappa: Tensor) -> tuple[Tensor, Tensor]:

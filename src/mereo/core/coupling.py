@@ -1,37 +1,52 @@
 """Coupling: the one place where scores become couplings.
 
 Whether couplings sum to one over the senders (attention: each receiver divides its attention) or over the receivers
-(routing: each part divides its vote among wholes) is the argument `over`. Because every mechanism couples here, a
-forward hook on this module watches or changes any of them: see `mereo.core.record`.
+(routing: each part divides its vote among wholes) is the argument `over`. Because every mechanism couples here, and
+combines nothing but what comes out here, `mereo.core.record` sees what acts and `mereo.core.intervene` changes it.
+
+The one exception: the posterior shares of densities in `mereo.generative` (a mixture's responsibilities, Sinkhorn's
+assignments) are derived from a joint density together with its bound. Replacing them alone would leave a bound that
+belongs to other shares, so they are not couplings.
 """
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from mereo.core.normalisers import NORMALISERS, top_k_softmax
+from mereo.core.observe import Call, Observable
 from mereo.core.squash import accumulation_type
+from mereo.core.topology import Grid, Topology
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 
 Over = Literal["senders", "receivers"]
-AXIS: dict[str, int] = {"senders": -1, "receivers": -2}
+Axis = Literal["senders", "receivers", "both", "none"]
+AXIS: dict[str, tuple[int, ...]] = {"senders": (-1,), "receivers": (-2,), "both": (-2, -1), "none": ()}
+"""The axes along which couplings are normalised together."""
 
 
-class Coupling(nn.Module):
-    """Who listens to whom: c = dropout(normalise(scores / temperature)), normalised along one axis.
+class Coupling(Observable):
+    """Who listens to whom: c = weight * (dropout(normalise(scores / temperature)) + offset).
 
     Args:
-        over: the axis along which couplings are normalised, "senders" or "receivers".
+        over: the axis along which scores are normalised: "senders", "receivers", "both" together (all pairs of a head
+            share one sum), or "none", for the normalisers "sigmoid" and "none", which look at each score by itself.
         normaliser: "softmax", "leaky_softmax", "sparsemax", "entmax15", "top_k", "sigmoid" or "none".
         temperature: divides the scores; above 0.
         top_k: how many entries keep a coupling, for the normaliser "top_k" alone.
         dropout: probability with which a coupling is dropped in training (the others are scaled up).
+        topology: which pairs there are; every pair when None.
+
+    Attributes:
+        senders, receivers: where they sit on the image, set by the network that knows; None for those without a place.
 
     Shapes:
-        scores (batch, heads, receivers, senders), mask bool broadcastable to it -> couplings of the shape of scores.
+        scores (batch, heads, receivers, senders); mask bool, offset and weight broadcastable to it -> couplings of the
+        shape of scores. `context` is handed to those who watch; it changes nothing.
 
     Reads as:
         couplings[b, h, r, s]: the share of sender s in what receiver r becomes. A pair that is masked out gets
@@ -40,51 +55,88 @@ class Coupling(nn.Module):
 
     def __init__(
         self,
-        over: Over,
+        over: Axis,
         normaliser: str = "softmax",
         *,
         temperature: float = 1.0,
         top_k: int | None = None,
         dropout: float = 0.0,
+        topology: Topology | None = None,
     ) -> None:
         super().__init__()
         check_choice("over", over, AXIS)
         check_choice("normaliser", normaliser, [*NORMALISERS, "top_k"])
         check_positive(temperature=temperature)
         check_probability(dropout=dropout)
+        if over == "none" and normaliser not in ("sigmoid", "none"):
+            raise UsageError(f"over is 'none' with normaliser {normaliser!r}; give 'sigmoid' or 'none', or an axis.")
         if (normaliser == "top_k") != (top_k is not None):
             raise UsageError(f"top_k is {top_k} with normaliser {normaliser!r}; give both or neither.")
         if top_k is not None:
             check_positive(top_k=top_k)
         self.over, self.normaliser = over, normaliser
         self.temperature, self.top_k, self.dropout = temperature, top_k, dropout
+        self.topology = topology
+        self.senders: Grid | None = None
+        self.receivers: Grid | None = None
         self._normalise = NORMALISERS[normaliser] if top_k is None else partial(top_k_softmax, k=top_k)
 
     @property
-    def watched(self) -> bool:
-        """Whether a hook waits for the couplings, so that they must be made."""
-        return bool(self._forward_hooks or self._forward_pre_hooks)
-
-    @property
     def is_plain_softmax(self) -> bool:
-        """Whether this is the coupling that fused attention computes."""
+        """Whether this is the coupling that fused attention computes, but for the topology."""
         return self.over == "senders" and self.normaliser == "softmax" and self.temperature == 1.0
 
-    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    def normalise(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores -> normalised scores of the same type, 0 where the mask is False; without dropout."""
         wide = scores.to(accumulation_type(scores)) / self.temperature
         if wide.dtype != scores.dtype:
             # Large activations overflow half precision to infinite scores, and inf - inf is NaN in every normaliser.
             wide = wide.clamp(torch.finfo(wide.dtype).min, torch.finfo(wide.dtype).max)
         if mask is not None:
             wide = wide.masked_fill(~mask, torch.finfo(wide.dtype).min)
-        couplings = self._normalise(wide, AXIS[self.over])
+        axes = AXIS[self.over]
+        if len(axes) == 2:
+            shares = self._normalise(wide.flatten(-2), -1).unflatten(-1, wide.shape[-2:])
+        else:
+            shares = self._normalise(wide, axes[0] if axes else -1)
         if mask is not None:
-            couplings = couplings.masked_fill(~mask, 0)
-        return F.dropout(couplings.to(scores.dtype), self.dropout, self.training)
+            shares = shares.masked_fill(~mask, 0)
+        return shares.to(scores.dtype)
+
+    def _couple(self, scores: Tensor, mask: Tensor | None, offset: Tensor | None, weight: Tensor | None) -> Tensor:
+        couplings = F.dropout(self.normalise(scores, mask), self.dropout, self.training)
+        if offset is not None:
+            couplings = couplings + offset
+        return couplings if weight is None else couplings * weight
+
+    def forward(
+        self,
+        scores: Tensor,
+        mask: Tensor | None = None,
+        *,
+        offset: Tensor | None = None,
+        weight: Tensor | None = None,
+        context: Mapping[str, Any] | None = None,
+    ) -> Tensor:
+        if self.topology is not None:
+            mask = self.topology.restrict(mask, scores.shape[-2], scores.shape[-1], scores.device)
+        if not self.observers:
+            return self._couple(scores, mask, offset, weight)
+        call = Call(
+            scores, self.over, mask=mask, offset=offset, weight=weight, topology=self.topology,
+            senders=self.senders, receivers=self.receivers, context=dict(context or {}),
+        )  # fmt: skip
+        for observer in self.observers:
+            call.scores = observer.scores(call)
+        call.couplings = self._couple(call.scores, mask, offset, weight)
+        for observer in self.observers:
+            call.couplings = observer.couplings(call)
+        return call.couplings
 
     def extra_repr(self) -> str:
         parts = [f"over={self.over!r}", f"normaliser={self.normaliser!r}"]
         parts += [f"temperature={self.temperature}"] if self.temperature != 1 else []
         parts += [f"top_k={self.top_k}"] if self.top_k else []
         parts += [f"dropout={self.dropout}"] if self.dropout else []
+        parts += [f"topology={self.topology}"] if self.topology is not None else []
         return ", ".join(parts)

@@ -1,108 +1,221 @@
-"""Watch or change the couplings of any model: built on forward hooks of `Coupling` alone.
+"""Watch or change the couplings and signals of any model, by observers on `Coupling` and `Signal`.
 
-A hook added to a model that is already compiled is ignored without a word, and a compiled model cannot hand couplings
-out. Both context managers therefore force eager execution while they are open, and fused paths step aside because
-their `Coupling` is watched.
+An observer added to a model that is already compiled would be ignored without a word, and a compiled model cannot hand
+couplings out. Both context managers therefore force eager execution while they are open, and fused paths step aside
+because their `Coupling` is watched.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mereo.core.coupling import Coupling
-from mereo.errors import UsageError, unknown
+from mereo.core.observe import Call, Observable, Observer
+from mereo.errors import unknown
+
+Change = Callable[..., Tensor]
+"""(couplings) or (couplings, call) -> couplings."""
 
 
 class Trace(Mapping[str, Tensor]):
-    """Couplings by the name of the module that made them.
+    """What a model's couplings and signals were while it was recorded, by the name of the module.
 
-    `trace[name]` is what the module made last, (batch, heads, receivers, senders); `trace.steps(name)` is all it made,
-    in order: an iterated routing couples once a pass.
+    As a mapping it holds couplings: `trace[name]` is what the module made last, (batch, heads, receivers, senders), as
+    it acted. `trace.steps(name)` is all it made, in order: an iterated routing couples once a pass.
+
+    Attributes:
+        signals: gates, states and kept tokens, every value of each by name.
     """
 
     def __init__(self) -> None:
-        self._steps: dict[str, list[Tensor]] = {}
+        self._calls: dict[str, list[Call]] = {}
+        self.signals: dict[str, list[Tensor]] = {}
+
+    def calls(self, name: str) -> list[Call]:
+        """Every evaluation of coupling `name`, with its scores, its number, topology and places: see `Call`."""
+        if name not in self._calls:
+            raise unknown("coupling", name, self._calls)
+        return self._calls[name]
 
     def steps(self, name: str) -> list[Tensor]:
-        """Every coupling that module `name` made while the recording ran."""
-        if name not in self._steps:
-            raise unknown("coupling", name, self._steps)
-        return self._steps[name]
+        """Every coupling that module `name` made."""
+        return [call.couplings for call in self.calls(name) if call.couplings is not None]
+
+    def scores(self, name: str) -> list[Tensor]:
+        """The scores of each of them."""
+        return [call.scores for call in self.calls(name)]
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._steps:
+        if name not in self._calls:
             # A mapping raises this one, or `in` and `get` would not work.
-            raise KeyError(str(unknown("coupling", name, self._steps)))
-        return self._steps[name][-1]
+            raise KeyError(str(unknown("coupling", name, self._calls)))
+        return self.steps(name)[-1]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._steps)
+        return iter(self._calls)
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._calls)
 
     def __repr__(self) -> str:
-        rows = (f"{n}: {len(s)} x {tuple(s[-1].shape)}" for n, s in self._steps.items())
+        rows = (f"{name}: {len(calls)} x {tuple(calls[-1].scores.shape)}" for name, calls in self._calls.items())
         return f"Trace({'; '.join(rows)})"
 
 
-def _couplings(model: nn.Module) -> dict[str, Coupling]:
-    model = getattr(model, "_orig_mod", model)
-    found = {name: m for name, m in model.named_modules() if isinstance(m, Coupling)}
-    if not found:
-        raise UsageError(f"{type(model).__name__} has no Coupling: there is nothing to record or to change.")
-    return found
+class _Watcher:
+    """Sees everything and changes nothing."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.step = name, 0
+
+    def scores(self, call: Call) -> Tensor:
+        return call.scores
+
+    def couplings(self, call: Call) -> Tensor:
+        assert call.couplings is not None
+        return call.couplings
+
+    def signal(self, value: Tensor) -> Tensor:
+        return value
 
 
-@contextmanager
-def record(model: nn.Module) -> Iterator[Trace]:
-    """Record the couplings that `model` makes inside the block.
+class _Recorder(_Watcher):
+    """Keeps every call of one module in a trace."""
 
-    with mereo.record(model) as trace:
-        model(images)
-    trace["routing.coupling"]      # (batch, heads, receivers, senders)
-    """
-    trace = Trace()
+    def __init__(self, name: str, trace: Trace) -> None:
+        super().__init__(name)
+        self.trace = trace
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(module: nn.Module, inputs: Any, couplings: Tensor) -> None:
-            trace._steps.setdefault(name, []).append(couplings.detach())
+    def couplings(self, call: Call) -> Tensor:
+        assert call.couplings is not None
+        number = sum(map(len, self.trace._calls.values()))
+        kept = replace(
+            call, name=self.name, step=self.step, number=number,
+            scores=call.scores.detach(), couplings=call.couplings.detach(),
+        )  # fmt: skip
+        self.trace._calls.setdefault(self.name, []).append(kept)
+        self.step += 1
+        return call.couplings
 
-        return hook
+    def signal(self, value: Tensor) -> Tensor:
+        self.trace.signals.setdefault(self.name, []).append(value.detach())
+        return value
 
-    handles = [c.register_forward_hook(keep(name)) for name, c in _couplings(model).items()]
+
+def _takes_call(change: Change) -> bool:
+    """Whether a function has a second positional parameter without a default, for the call."""
     try:
-        with torch.compiler.set_stance("force_eager"):
-            yield trace
-    finally:
-        for handle in handles:
-            handle.remove()
+        parameters = inspect.signature(change).parameters.values()
+    except ValueError:  # a function in C, such as torch.zeros_like
+        return False
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(needed) > 1
+
+
+class _Changer(_Watcher):
+    """Replaces scores, couplings or signals of one module."""
+
+    def __init__(
+        self, name: str, scores: Change | None, couplings: Change | None, context: Mapping[str, Any], count: list[int]
+    ) -> None:
+        super().__init__(name)
+        self.change_scores, self.change, self.context, self.count = scores, couplings, context, count
+
+    def _apply(self, change: Change | None, value: Tensor, call: Call) -> Tensor:
+        if change is None:
+            return value
+        if not _takes_call(change):
+            return change(value)
+        context = {**self.context, **call.context}
+        return change(value, replace(call, name=self.name, step=self.step, number=self.count[0], context=context))
+
+    def scores(self, call: Call) -> Tensor:
+        return self._apply(self.change_scores, call.scores, call)
+
+    def couplings(self, call: Call) -> Tensor:
+        assert call.couplings is not None
+        changed = self._apply(self.change, call.couplings, call)
+        self.step, self.count[0] = self.step + 1, self.count[0] + 1
+        return changed
+
+    def signal(self, value: Tensor) -> Tensor:
+        return value if self.change is None else self.change(value)
+
+
+def _observables(model: nn.Module) -> dict[str, Observable]:
+    model = getattr(model, "_orig_mod", model)
+    return {name: m for name, m in model.named_modules() if isinstance(m, Observable)}
 
 
 @contextmanager
-def intervene(model: nn.Module, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    """Change couplings inside the block: `changes` maps a name to a function couplings -> couplings.
-
-    The names are those of a `Trace`:
-
-    with mereo.intervene(model, {"head.coupling": torch.zeros_like}):
-        model(images)
-    """
-    found = _couplings(model)
-    for name in changes:
-        if name not in found:
-            raise unknown("coupling", name, found)
-
-    def replace(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-        return lambda module, inputs, couplings: change(couplings)
-
-    handles = [found[name].register_forward_hook(replace(change)) for name, change in changes.items()]
+def _watching(watched: Mapping[str, tuple[Observable, Observer]]) -> Iterator[None]:
+    """Observers on their modules, and everything eager, while the block runs."""
+    for module, observer in watched.values():
+        module.observers.append(observer)
+        # Recorders come last, whichever block was opened first: what is recorded is what acts.
+        module.observers.sort(key=lambda each: isinstance(each, _Recorder))
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for module, observer in watched.values():
+            module.observers.remove(observer)
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[Trace]:
+    """Record the couplings and signals that `model` makes inside the block; a model without any gives an empty trace.
+
+    with mereo.record(model) as trace:
+        model(images)
+    trace["routing.coupling"]            # what acted last: (batch, heads, receivers, senders)
+    trace.calls("routing.coupling")      # every pass, with scores, mask, topology and places
+    """
+    trace = Trace()
+    with _watching({name: (m, _Recorder(name, trace)) for name, m in _observables(model).items()}):
+        yield trace
+
+
+@contextmanager
+def intervene(
+    model: nn.Module,
+    changes: Mapping[str, Change] | None = None,
+    *,
+    scores: Mapping[str, Change] | None = None,
+    context: Mapping[str, Any] | None = None,
+) -> Iterator[None]:
+    """Change couplings, signals or scores inside the block.
+
+    Args:
+        changes: a function couplings -> couplings for each name of a `Trace`; of a signal, value -> value. What is
+            returned is what acts: with `torch.zeros_like` no sender has any influence.
+        scores: a function scores -> scores for each name, applied before they are normalised.
+        context: handed on to the functions, beside what the mechanism itself says of a call.
+
+    A function with two positional parameters gets the `Call` as well: its number, step, mask, topology, where senders
+    and receivers sit, and the context.
+
+    with mereo.intervene(model, {"head.coupling": torch.zeros_like}):
+        model(images)
+    """
+    there, changes, scores = _observables(model), changes or {}, scores or {}
+    for name in changes:
+        if name not in there:
+            raise unknown("coupling or signal", name, there)
+    couplings = [name for name, module in there.items() if isinstance(module, Coupling)]
+    for name in scores:
+        if name not in couplings:
+            raise unknown("coupling", name, couplings)
+    count = [0]
+    observers: dict[str, tuple[Observable, Observer]] = {
+        name: (module, _Changer(name, scores.get(name), changes.get(name), context or {}, count))
+        for name, module in there.items()
+        if name in changes or name in scores
+    }
+    with _watching(observers):
+        yield

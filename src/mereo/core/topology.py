@@ -1,4 +1,8 @@
-"""Who may talk to whom: index tables made once, at construction."""
+"""Who may talk to whom, and where senders and receivers sit: values made once, at construction."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,3 +26,53 @@ def grid_groups(fine: tuple[int, int], coarse: tuple[int, int]) -> Tensor:
         raise UsageError(f"a fine grid of {fine} cannot lie under a coarse grid of {coarse}; it needs larger sides.")
     index = torch.arange(fine[0] * fine[1]).view(fine)[: q * coarse[0], : p * coarse[1]]
     return index.view(coarse[0], q, coarse[1], p).transpose(1, 2).reshape(coarse[0] * coarse[1], q * p)
+
+
+class Grid(NamedTuple):
+    """Where on the image the senders or receivers of a coupling sit: numbered by type, then row, then column.
+
+    Attributes:
+        rows, columns, types: there are types * rows * columns of them.
+        first: centre of the top left one in pixels from the image's top and left edge, to within a pixel.
+        step: pixels from one to the next, down and across.
+        feeds: for senders, None when the receivers are the classes; else the place of the first receiver among the fine
+            capsules (cross-agreement) or the senders of the class routing.
+    """
+
+    rows: int
+    columns: int
+    types: int
+    first: float
+    step: float
+    feeds: int | None = None
+
+
+@dataclass(frozen=True)
+class Topology(ABC):
+    """Which senders each receiver can hear; where there is none, each hears all."""
+
+    @abstractmethod
+    def allowed(self, receivers: int, senders: int, device: torch.device | None = None) -> Tensor:
+        """The pairs there are: bool (receivers, senders), True = takes part."""
+
+    def restrict(self, mask: Tensor | None, receivers: int, senders: int, device: torch.device) -> Tensor:
+        """A mask broadcastable to (batch, heads, receivers, senders), without the pairs that are not allowed."""
+        allowed = self.allowed(receivers, senders, device)
+        return allowed if mask is None else mask & allowed
+
+
+@dataclass(frozen=True)
+class Causal(Topology):
+    """Each receiver hears itself and the senders before it.
+
+    Receivers are the last of the senders: with S senders and R receivers, receiver r hears senders 0 to r + S - R. So
+    the newest token alone may ask the whole past, as in decoding with a cache.
+    """
+
+    def allowed(self, receivers: int, senders: int, device: torch.device | None = None) -> Tensor:
+        if senders < receivers:
+            raise UsageError(
+                f"there are {senders} senders for {receivers} receivers; a causal exchange needs at least as many"
+                " senders as receivers, for the receivers are the last of them."
+            )
+        return torch.ones(receivers, senders, dtype=torch.bool, device=device).tril(senders - receivers)

@@ -6,13 +6,14 @@ where s = sum_s c_s vote_s is the capsule before it is squashed to v. A squash k
 length before the squash; a negative contribution is a vote against. A learned bias is no sender's and is left out.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from mereo.core import lengths
+from mereo.core import Votes, lengths
 from mereo.core.squash import EPS
 from mereo.explain.observation import Exchange, Observation, chosen_classes
-from mereo.routing import CrossAgreementRouting, DynamicRouting, SelfAttentionRouting
 
 
 def exchange_contributions(exchange: Exchange, couplings: Tensor, images: Tensor, receivers: Tensor) -> Tensor | None:
@@ -22,24 +23,18 @@ def exchange_contributions(exchange: Exchange, couplings: Tensor, images: Tensor
         exchange, couplings: the pass through the routing and the couplings of it, both from an observation.
         images, receivers: which receiver of which image, int64 (pairs,).
 
-    Shapes: couplings (batch, heads, receivers, senders) -> (pairs, senders), or None when the routing is of a kind
-    whose votes are not known here.
+    Shapes: couplings (batch, heads, receivers, senders) -> (pairs, senders), or None for a module without a method
+    `votes` that gives its votes for the same inputs.
     """
-    routing, coupled = exchange.module, couplings.mean(1)[images, receivers]
-    if isinstance(routing, CrossAgreementRouting):
-        senders = exchange.inputs[1]
-    elif isinstance(routing, DynamicRouting):
-        senders = exchange.inputs[0]
-    elif isinstance(routing, SelfAttentionRouting):
-        senders, coupled = exchange.inputs[0], coupled + routing.log_prior[receivers]
-    else:
+    votes_of: Callable[..., Votes] | None = getattr(exchange.module, "votes", None)
+    if votes_of is None:
         return None
     parents = exchange.output[images, receivers]
     direction = parents / lengths(parents, keepdim=True).clamp(min=EPS**0.5)
-    # Only the transforms of the receivers asked about are used, never the votes for all.
     with torch.no_grad():
-        votes = torch.einsum("nsd,nsde->nse", senders[images], routing.weight[receivers])
-        return coupled * torch.einsum("nse,ne->ns", votes, direction)
+        votes = votes_of(*exchange.inputs).select(images, receivers)
+        fits = torch.einsum("nhse,ne->nhs", votes, direction)
+        return (couplings[images, :, receivers] * fits).mean(1)
 
 
 def vote_contributions(observation: Observation, classes: Tensor | None = None) -> Tensor | None:

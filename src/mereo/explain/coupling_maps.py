@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from mereo.core import Coupling
-from mereo.core.coupling import Over
-from mereo.explain.agreements import best_agreements
+from mereo.core.coupling import Axis
 from mereo.explain.observation import Observation, chosen_classes
 from mereo.explain.places import on_grid, spread
 from mereo.models.base import SenderGrid
@@ -47,7 +46,7 @@ class CouplingMap:
     heat: Tensor
     grid: SenderGrid
     num_receivers: int
-    over: Over
+    over: Axis
 
 
 def receiver_weights(observation: Observation, classes: Tensor, first: int, count: int) -> Tensor:
@@ -60,8 +59,10 @@ def receiver_weights(observation: Observation, classes: Tensor, first: int, coun
     """
     row, exchange = observation.class_row(classes), observation.exchanges[observation.class_coupling]
     if isinstance(exchange.module, CrossAgreementRouting):
-        found = best_agreements(exchange, torch.arange(len(row), device=row.device), classes).witnesses
-        row = row.new_zeros(len(row), exchange.inputs[0].shape[1]).scatter_add(1, found, row)
+        samples = torch.arange(len(row), device=row.device)
+        fine, coarse = exchange.inputs
+        best, _ = exchange.module.best_members(fine, coarse, samples, classes)
+        row = row.new_zeros(len(row), exchange.inputs[0].shape[1]).scatter_add(1, best, row)
     weights = row[:, first : first + count]
     return weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
@@ -81,7 +82,7 @@ def coupling_maps(observation: Observation, classes: Tensor | None = None) -> di
             continue
         grid, couplings = grids[name], observation.trace[name].mean(1)
         receivers, coupling = couplings.shape[1], observation.model.get_submodule(name)
-        over: Over = coupling.over if isinstance(coupling, Coupling) else "receivers"
+        over: Axis = coupling.over if isinstance(coupling, Coupling) else "receivers"
         if grid.feeds is None:
             values = observation.class_row(chosen)
         else:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from mereo.core import lengths
 from mereo.errors import UsageError
-from mereo.explain.agreements import best_agreements
 from mereo.explain.contributions import exchange_contributions
 from mereo.explain.observation import Observation, chosen_classes
 from mereo.explain.parse_tree import Edge, Node, ParseTree
@@ -98,14 +97,17 @@ class _Growth:
         poses = exchange.inputs[1 if crossed else 0] if kind == "vote" else None
         # With a single scale a capsule would vouch for itself.
         vouched = crossed and exchange.inputs[0] is not exchange.inputs[1]
-        agreement = best_agreements(exchange, *self.pair(receiver)) if vouched else None
+        agreement = None
+        if vouched and isinstance(exchange.module, CrossAgreementRouting):
+            fine, coarse = exchange.inputs
+            agreement = exchange.module.best_members(fine, coarse, *self.pair(receiver))
         for sender in kept:
             source = self.source(sender) if last and not crossed else None
             child = self.add(parent, sender, self.grids.get(name), poses)
             vote = Edge(child, parent, kind, float(couplings[sender]), float(strengths[sender]))
             self.edges.append(vote)
             if agreement is not None:
-                self.vouch(vote, name, int(agreement.witnesses[0, sender]), float(agreement.scores[0, sender]))
+                self.vouch(vote, name, int(agreement[0][0, sender]), float(agreement[1][0, sender]))
             elif source is not None:
                 self.grow(child, *source)
 

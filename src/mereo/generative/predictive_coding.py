@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.core import lengths
+from mereo.core import lengths, settle
 from mereo.errors import MereoError, UsageError, check_choice, check_positive
 from mereo.inference.mode import judged
 from mereo.models import CapsNet, CapsuleClassifier
@@ -166,10 +166,10 @@ def _descents(
                 # The same in every step, for the image is clamped.
                 hidden = network.conv(part)
                 hidden = (hidden.relu() if how.rectify else hidden).repeat_interleave(several, 0)
-            yield _settle(network, hidden, clamped.flatten().to(hidden.device), how, tell)
+            yield _descend(network, hidden, clamped.flatten().to(hidden.device), how, tell)
 
 
-def _settle(network: CapsNet, hidden: Tensor, labels: Tensor, how: Descent, tell: Callable[[], None]) -> Inference:
+def _descend(network: CapsNet, hidden: Tensor, labels: Tensor, how: Descent, tell: Callable[[], None]) -> Inference:
     """The descents of one part: hidden is f1(x), labels are those clamped, and `tell` is called after each step."""
     with torch.no_grad():
         primary = network.primary(hidden)
@@ -183,24 +183,31 @@ def _settle(network: CapsNet, hidden: Tensor, labels: Tensor, how: Descent, tell
         errors = (a1 - hidden, a2 - network.primary(a1), a3 - network.head(a2))
         return energy + sum(error.square().flatten(1).sum(1) for error in errors)
 
-    state, first_free = [hidden, primary, classes], 2 if how.free == "class" else 0
+    first_free = 2 if how.free == "class" else 0
     trace = []
-    for step in range(how.steps + 1):
+
+    def energies(state: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Its smooth part and the price of the lengths, (batch,) each; their sum is kept."""
+        energy, price = smooth(*state), how.penalty * lengths(state[2]).sum(1)
+        trace.append((energy + price).detach())
+        return energy, price
+
+    def descend(state: list[Tensor]) -> list[Tensor]:
         state = [a.detach().requires_grad_(place >= first_free) for place, a in enumerate(state)]
         with torch.enable_grad():
-            energy = smooth(*state)
-            price = how.penalty * lengths(state[2]).sum(1)
-            trace.append((energy + price).detach())
-            if step == how.steps:
-                break
+            energy, price = energies(state)
             descended = energy if how.method == "prox" else energy + price
             gradients = torch.autograd.grad(descended.sum(), state[first_free:])
         with torch.no_grad():
             moved = [a - how.lr * g for a, g in zip(state[first_free:], gradients, strict=True)]
             if how.method == "prox":
                 moved[-1] = _shorten(moved[-1], how.lr * how.penalty)
-            state = [*state[:first_free], *moved]
         tell()
+        return [*state[:first_free], *moved]
+
+    state = settle(descend, [hidden, primary, classes], steps=how.steps)
+    with torch.no_grad():
+        energies(state)
     found = torch.stack(trace, 1)
     # Capsules that sgd cannot bring to rest may raise the energy a little; that alone is no divergence.
     if not found.isfinite().all() or (found[:, -1] > found[:, 0] + 1).any():

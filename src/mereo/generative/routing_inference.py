@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from mereo.core import Coupling, squash
+from mereo.core import Coupling, settle, squash
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
 from mereo.routing.em import fit_clusters, inverse_temperatures, vote_scores
@@ -74,26 +74,31 @@ CHILDREN: dict[str, Callable[[GenerativeCapsuleModel, Tensor, Tensor], PoseVotes
 """What the children are."""
 
 
-def _dynamic(said: PoseVotes, scores: Tensor, coupling: Coupling, steps: int) -> Tensor:
+def _dynamic(given: PoseVotes, scores: Tensor, coupling: Coupling, steps: int) -> Tensor:
     """b += <vote, v_k>, where v_k = squash of the sum of the votes for object k: the last couplings."""
-    for _ in range(steps - 1):
-        couplings = coupling(scores, said.mask[:, None, None]).squeeze(1)
-        whole = squash(torch.einsum("bhc,bhce,kh->bke", couplings, said.votes, said.member))
-        scores = scores + torch.einsum("bhce,bke,kh->bhc", said.votes, whole, said.member).unsqueeze(1)
-    return coupling(scores, said.mask[:, None, None])
+
+    def step(scores: Tensor) -> Tensor:
+        couplings = coupling(scores, given.mask[:, None, None]).squeeze(1)
+        whole = squash(torch.einsum("bhc,bhce,kh->bke", couplings, given.votes, given.member))
+        return scores + torch.einsum("bhce,bke,kh->bhc", given.votes, whole, given.member).unsqueeze(1)
+
+    return coupling(settle(step, scores, steps=steps - 1), given.mask[:, None, None])
 
 
-def _em(said: PoseVotes, scores: Tensor, coupling: Coupling, steps: int) -> Tensor:
+def _em(given: PoseVotes, scores: Tensor, coupling: Coupling, steps: int) -> Tensor:
     """Fit a Gaussian to the votes for each object, score every vote by its object's: the last couplings."""
-    beta = said.votes.new_zeros(len(said.member))
-    votes = said.votes.flatten(1, 2).unsqueeze(1)
-    for temperature in inverse_temperatures(steps, 0.01)[:-1]:
-        couplings = coupling(scores, said.mask[:, None, None])
-        weights = (couplings * said.member[None, :, :, None]).flatten(2)
-        clusters = fit_clusters(votes.expand(-1, len(said.member), -1, -1), weights, beta, beta, temperature, 1e-6)
+    beta = given.votes.new_zeros(len(given.member))
+    votes = given.votes.flatten(1, 2).unsqueeze(1).expand(-1, len(given.member), -1, -1)
+
+    def step(scores: Tensor, temperature: float) -> Tensor:
+        couplings = coupling(scores, given.mask[:, None, None])
+        weights = (couplings * given.member[None, :, :, None]).flatten(2)
+        clusters = fit_clusters(votes, weights, beta, beta, temperature, 1e-6)
         fits = vote_scores(votes, clusters).unflatten(2, scores.shape[2:])
-        scores = (fits * said.member[None, :, :, None]).sum(1, keepdim=True)
-    return coupling(scores, said.mask[:, None, None])
+        return (fits * given.member[None, :, :, None]).sum(1, keepdim=True)
+
+    scores = settle(step, scores, steps=inverse_temperatures(steps, 0.01)[:-1])
+    return coupling(scores, given.mask[:, None, None])
 
 
 ROUTINGS: dict[str, Callable[[PoseVotes, Tensor, Coupling, int], Tensor]] = {"dynamic": _dynamic, "em": _em}
@@ -130,9 +135,9 @@ def route_constellations(
     check_choice("routing", routing, ROUTINGS)
     check_choice("children", children, CHILDREN)
     check_positive(steps=steps)
-    said = CHILDREN[children](model, points, mask)
-    size = said.votes.shape[:-1]
+    given = CHILDREN[children](model, points, mask)
+    size = given.votes.shape[:-1]
     start = torch.rand(size, generator=generator, dtype=points.dtype, device=generator.device).to(points.device)
-    couplings = ROUTINGS[routing](said, start.log().unsqueeze(1), Coupling("receivers"), steps)
-    shares = torch.einsum("bhc,kh,cs->bsk", couplings.squeeze(1), said.member, said.incidence)
+    couplings = ROUTINGS[routing](given, start.log().unsqueeze(1), Coupling("receivers"), steps)
+    shares = torch.einsum("bhc,kh,cs->bsk", couplings.squeeze(1), given.member, given.incidence)
     return shares.argmax(-1)

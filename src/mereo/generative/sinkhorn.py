@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from mereo.core import settle
 from mereo.errors import UsageError
 
 
@@ -20,6 +21,4 @@ def log_sinkhorn(scores: Tensor, rounds: int) -> Tensor:
         raise UsageError(f"rounds is {rounds}; it must be at least 1.")
     if scores.shape[-1] != scores.shape[-2]:
         raise UsageError(f"scores are {tuple(scores.shape)}; both last sizes must be the same.")
-    for _ in range(rounds):
-        scores = scores.log_softmax(-2).log_softmax(-1)
-    return scores
+    return settle(lambda scores: scores.log_softmax(-2).log_softmax(-1), scores, steps=rounds)

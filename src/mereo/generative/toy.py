@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mereo.core import settle
 from mereo.errors import MereoError, UsageError, check_choice, check_positive
 
 INPUTS, TARGET = (-1.0, 5.0, 2.0), 2.0
@@ -83,13 +84,17 @@ def toy_routing(
 
     strength = weight * (1 if output_only else 2)
     trace = [x]
-    for _ in range(steps):
+
+    def step(x: Tensor) -> Tensor:
         gradient = 2 * (x.sum() - target) + (0 if output_only else 2 * (x - a))
         if method == "sgd":
             x = x - lr * (gradient + strength * _slope(x, penalty))
         else:
             x = _proximal(x - lr * gradient, lr * strength, penalty)
         trace.append(x)
+        return x
+
+    x = settle(step, x, steps=steps)
     path = torch.stack(trace)
     energy = (path.sum(1) - target).square() + strength * _penalty(path, penalty)
     if not output_only:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mereo.core import Coupling, DenseVotes, bounded, mechanism, squash
 from mereo.core.coupling import Over
 from mereo.core.kernels.cross_agreement import best_agreement
-from mereo.core.kernels.votes import combine
+from mereo.core.kernels.transforms import steps_aside
 from mereo.errors import UsageError, check_choice, check_positive
 
 LARGE_VOTES = 1 << 24
@@ -101,38 +101,60 @@ class CrossAgreementRouting(nn.Module):
             nn.init.normal_(self.fine_weight, std=gain * (2 / (coarse * fine_dim)) ** 0.5)
         self.coupling = Coupling(over, dropout=dropout)
 
+    def votes(self, fine: Tensor, coarse: Tensor) -> DenseVotes:
+        """What each coarse capsule says to each parent; the fine ones decide how far it counts."""
+        return DenseVotes(coarse, self.weight)
+
+    def _members(self, fine: Tensor) -> Tensor:
+        """(batch, coarse, members, fine_dim)."""
+        return bounded(fine).unflatten(1, (-1, self.members))
+
+    def _own_weight(self) -> Tensor | None:
+        """Transforms of the fine capsules (receivers, coarse, members, fine_dim, pose); None where they are shared."""
+        return None if self.fine_weight is None else self.fine_weight.unflatten(1, (-1, self.members))
+
     def agreement(self, fine: Tensor, votes: Tensor) -> Tensor:
         """A_jk: the best inner product of a member's vote with the coarse vote.
 
         Shapes: fine (batch, fine, fine_dim), votes (batch, receivers, coarse, receiver_dim)
             -> (batch, receivers, coarse).
         """
-        members = bounded(fine).unflatten(1, (-1, self.members))
-        if self.fine_weight is None:
+        members, own = self._members(fine), self._own_weight()
+        if own is None:
             back = torch.einsum("jkde,bjke->bjkd", self.weight, votes)
             scores = torch.einsum("bkmd,bjkd->bjkm", members, back)
         else:
-            weight = self.fine_weight.unflatten(1, (-1, self.members))
-            scores = torch.einsum("bkmd,bjkmd->bjkm", members, torch.einsum("jkmde,bjke->bjkmd", weight, votes))
+            scores = torch.einsum("bkmd,bjkmd->bjkm", members, torch.einsum("jkmde,bjke->bjkmd", own, votes))
         return scores.amax(-1) * votes.shape[-1] ** -0.5
 
+    def best_members(self, fine: Tensor, coarse: Tensor, samples: Tensor, receivers: Tensor) -> tuple[Tensor, Tensor]:
+        """Which fine capsule agreed best with each coarse capsule's vote, and its score: for one parent a sample.
+
+        That fine capsule alone sets the score, and so the coupling, of the coarse one.
+
+        Shapes: fine and coarse as in the call, samples and receivers int64 (pairs,) -> numbers of fine capsules int64
+            (pairs, coarse), scores (pairs, coarse).
+        """
+        with torch.no_grad():
+            votes = self.votes(fine, coarse).select(samples, receivers).squeeze(1)
+            members, own = self._members(fine)[samples], self._own_weight()
+            if own is None:
+                scores = torch.einsum("nkmd,nkde,nke->nkm", members, self.weight[receivers], votes)
+            else:
+                scores = torch.einsum("nkmd,nkmde,nke->nkm", members, own[receivers], votes)
+            best, place = scores.max(-1)
+        first = torch.arange(members.shape[1], device=fine.device) * self.members
+        return first + place, best * votes.shape[-1] ** -0.5
+
     def _plain(self, fine: Tensor, coarse: Tensor) -> Tensor:
-        votes = DenseVotes(coarse, self.weight)
+        votes = DenseVotes(coarse, self.weight, method="stored")
         scores = self.agreement(fine, votes.dense().squeeze(1)).unsqueeze(1)
         return votes.combine(self.coupling(scores)).squeeze(1)
 
     def _streamed(self, fine: Tensor, coarse: Tensor) -> Tensor:
-        members, coarse = bounded(fine).unflatten(1, (-1, self.members)), bounded(coarse)
-        own = None if self.fine_weight is None else self.fine_weight.unflatten(1, (-1, self.members))
-        scores = best_agreement(members, coarse, self.weight, own) * self.weight.shape[-1] ** -0.5
-        return combine(self.coupling(scores.unsqueeze(1)).squeeze(1), coarse, self.weight)
-
-    def _streamed_cannot(self) -> str | None:
-        if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
-            return "the model is being exported"
-        if torch._C._are_functorch_transforms_active():
-            return "a transform of torch.func is active"
-        return None
+        votes = DenseVotes(coarse, self.weight, method="streamed")
+        scores = best_agreement(self._members(fine), bounded(coarse), self.weight, self._own_weight())
+        return votes.combine(self.coupling(scores.unsqueeze(1) * self.weight.shape[-1] ** -0.5)).squeeze(1)
 
     def forward(self, fine: Tensor, coarse: Tensor, *, method: str = "auto") -> Tensor:
         check_choice("method", method, ["auto", *METHODS])
@@ -140,9 +162,9 @@ class CrossAgreementRouting(nn.Module):
             receivers, senders, _, pose = self.weight.shape
             large = coarse.shape[0] * receivers * senders * pose > LARGE_VOTES
             names = list(METHODS) if self.fine_weight is None or large else ["plain"]
-            method = next(name for name in names if METHODS[name][1](self) is None)
+            method = next(name for name in names if METHODS[name][1]() is None)
         run, cannot = METHODS[method]
-        if (reason := cannot(self)) is not None:
+        if (reason := cannot()) is not None:
             raise UsageError(f"method is {method!r}, which cannot run here: {reason}; use 'auto' or 'plain'.")
         return squash(run(self, fine, coarse))
 
@@ -152,14 +174,8 @@ class CrossAgreementRouting(nn.Module):
         return f"{coarse} x {coarse_dim} -> {receivers} x {receiver_dim}, members={self.members}, shared={shared}"
 
 
-METHODS: dict[
-    str,
-    tuple[
-        Callable[[CrossAgreementRouting, Tensor, Tensor], Tensor],
-        Callable[[CrossAgreementRouting], str | None],
-    ],
-] = {
-    "streamed": (CrossAgreementRouting._streamed, CrossAgreementRouting._streamed_cannot),
-    "plain": (CrossAgreementRouting._plain, lambda routing: None),
+METHODS: dict[str, tuple[Callable[[CrossAgreementRouting, Tensor, Tensor], Tensor], Callable[[], str | None]]] = {
+    "streamed": (CrossAgreementRouting._streamed, steps_aside),
+    "plain": (CrossAgreementRouting._plain, lambda: None),
 }
 """Name -> (function, why it cannot run: None if it can), the preferred first. Both couple through the Coupling."""

@@ -8,8 +8,8 @@ are made in every pass, and the memory is batch (S d + R D) instead of batch S R
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, mechanism
-from mereo.core.kernels.plain import Routing, route_by_agreement
+from mereo.core import Coupling, DenseVotes, mechanism, route_by_agreement
+from mereo.core.kernels.plain import Routing
 from mereo.core.kernels.routing import route
 from mereo.errors import UsageError, check_choice, check_positive
 
@@ -40,7 +40,7 @@ def dynamic_routing(
     """
     if steps < 1:
         raise UsageError(f"steps is {steps}; it must be at least 1.")
-    return route(Routing(children, weight, Coupling("receivers"), steps, tile=tile), method)
+    return route(Routing(DenseVotes(children, weight, tile=tile), Coupling("receivers"), steps), method)
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -121,13 +121,16 @@ class DynamicRouting(nn.Module):
         normaliser = "none" if unit else "leaky_softmax" if leaky else "softmax"
         self.coupling = Coupling("receivers", normaliser)
 
-    def forward(self, children: Tensor, mask: Tensor | None = None, *, method: str = "auto") -> Tensor:
+    def votes(self, children: Tensor, mask: Tensor | None = None) -> DenseVotes:
+        """What each child says to each parent."""
         if mask is not None:
             children = children.masked_fill(~mask.unsqueeze(-1), 0)
-        call = Routing(
-            children, self.weight, self.coupling, max(self.steps, 1), self.prior, self.bias, self.detach_routing
-        )
-        return route(call, method)
+        return DenseVotes(children, self.weight)
+
+    def forward(self, children: Tensor, mask: Tensor | None = None, *, method: str = "auto") -> Tensor:
+        steps = max(self.steps, 1)
+        votes = self.votes(children, mask)
+        return route(Routing(votes, self.coupling, steps, self.prior, self.bias, self.detach_routing), method)
 
     def extra_repr(self) -> str:
         receivers, senders, sender_dim, receiver_dim = self.weight.shape

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Capsules, Coupling, bounded, mechanism
+from mereo.core import Capsules, Coupling, MatrixVotes, mechanism, settle
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_positive
 
@@ -30,20 +30,6 @@ class Cluster(NamedTuple):
     mean: Tensor
     variance: Tensor
     log_activation: Tensor
-
-
-def matrix_votes(poses: Tensor, weight: Tensor) -> Tensor:
-    """V_rs = M_s W_rs, products of matrices.
-
-    Shapes: poses (batch, senders, side, side), weight (receivers, senders, side, side)
-        -> (batch, receivers, senders, side * side).
-    """
-    # As a sum over the inner index: one large product rounds otherwise for other batch sizes, and EM enlarges that.
-    poses = poses.unsqueeze(1)
-    votes = poses[..., 0, None] * weight[..., 0, None, :]
-    for k in range(1, poses.shape[-1]):
-        votes = votes + poses[..., k, None] * weight[..., k, None, :]
-    return votes.flatten(-2)
 
 
 def fit_clusters(
@@ -119,8 +105,8 @@ class EMRouting(nn.Module):
         (batch, senders) -> (batch, receivers, side * side + 1), poses and then, as the last entry, the activation.
         `route` gives them apart.
 
-    Reads as: couplings[b, 0, r, s] is the share of child s that parent r takes. What it is worth there is its own
-        activation, which weights it besides.
+    Reads as: couplings[b, 0, r, s] is what parent r takes of child s: its share of the child times the activation of
+        the child, so that the couplings of a child sum to its activation.
 
     Deviates: transforms start as the identity plus normal noise of 0.1 and both betas at 0; the paper starts the betas
         such that half of the capsules are active. Parents have no position here: all of them compete for each child.
@@ -156,21 +142,21 @@ class EMRouting(nn.Module):
                 f" they must be (batch, {senders}, {side * side}) and (batch, {senders})."
             )
         wide = accumulation_type(poses)
-        matrices = bounded(poses.to(wide)).unflatten(-1, (side, side))
-        votes = matrix_votes(matrices, self.weight.to(wide))
+        matrices = poses.to(wide).unflatten(-1, (side, side))
+        votes = MatrixVotes(matrices, self.weight.to(wide)).dense().squeeze(1)
         present = activation.to(wide).clamp(0, 1)
         if mask is not None:
             present = present.masked_fill(~mask, 0)
         betas = self.beta_use.to(wide), self.beta_activation.to(wide)
 
-        def fit(scores: Tensor, temperature: float) -> Cluster:
-            weights = self.coupling(scores.unsqueeze(1)).squeeze(1) * present.unsqueeze(1)
+        def fit(cluster: Cluster | None, temperature: float) -> Cluster:
+            scores = votes.new_zeros(votes.shape[:-1]) if cluster is None else vote_scores(votes, cluster)
+            weights = self.coupling(scores.unsqueeze(1), weight=present[:, None, None]).squeeze(1)
             return fit_clusters(votes, weights, *betas, temperature, self.variance_floor)
 
-        first, *others = self.temperatures
-        cluster = fit(votes.new_zeros(votes.shape[:-1]), first)
-        for temperature in others:
-            cluster = fit(vote_scores(votes, cluster), temperature)
+        start: Cluster | None = None
+        cluster = settle(fit, start, steps=self.temperatures)
+        assert cluster is not None
         return Capsules(cluster.mean.to(poses.dtype), cluster.log_activation.exp().to(poses.dtype))
 
     def forward(self, poses: Tensor, activation: Tensor, mask: Tensor | None = None) -> Tensor:

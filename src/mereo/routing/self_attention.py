@@ -38,7 +38,7 @@ class SelfAttentionRouting(nn.Module):
 
     Shapes: children (batch, senders, sender_dim) -> (batch, receivers, receiver_dim).
 
-    Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r, before the learned b.
+    Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r, the learned b included.
 
     Deviates: none. The paper speaks of self-attention over the children; its code takes the softmax over the parents
         and adds the log-prior b after it, so that what is combined need not sum to one.
@@ -56,11 +56,15 @@ class SelfAttentionRouting(nn.Module):
         std = (2 / (receivers * senders * sender_dim)) ** 0.5 / 0.87962566
         nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
 
+    def votes(self, children: Tensor) -> DenseVotes:
+        """What each child says to each parent."""
+        # They are asked three times, which costs more than keeping them.
+        return DenseVotes(children, self.weight, method="stored")
+
     def forward(self, children: Tensor) -> Tensor:
-        votes = DenseVotes(children, self.weight)
-        everyone = votes.dense().sum(3)
-        scores = votes.agree(everyone) * self.weight.shape[-1] ** -0.5
-        return squash_exponential(votes.combine(self.coupling(scores) + self.log_prior)).squeeze(1)
+        votes = self.votes(children)
+        scores = votes.agree(votes.dense().sum(3)) * self.weight.shape[-1] ** -0.5
+        return squash_exponential(votes.combine(self.coupling(scores, offset=self.log_prior))).squeeze(1)
 
     def extra_repr(self) -> str:
         receivers, senders, sender_dim, receiver_dim = self.weight.shape

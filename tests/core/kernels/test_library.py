@@ -60,14 +60,12 @@ def test_a_library_that_cannot_be_used_says_why(
         raise AssertionError(reason)
 
 
-def at_level(monkeypatch: pytest.MonkeyPatch, holder: Any, name: Any, function: str, level: int) -> None:
+def at_level(monkeypatch: pytest.MonkeyPatch, holder: Any, name: Any, level: int) -> None:
     """Put another instruction set's function where the best one is kept: an attribute, or an entry of a dictionary."""
-    loaded = ctypes.CDLL(str(library.LIBRARY))
-    if level > loaded.mereo_isa():
+    if level > ctypes.CDLL(str(library.LIBRARY)).mereo_isa():
         pytest.skip("this processor does not have it")
     known = holder[name] if isinstance(holder, dict) else getattr(holder, name)
-    other = loaded[f"{function}_{level}"]
-    other.argtypes, other.restype = known.argtypes, None
+    other = known.at_level(level)
     if isinstance(holder, dict):
         monkeypatch.setitem(holder, name, other)
     else:
@@ -78,8 +76,8 @@ def at_level(monkeypatch: pytest.MonkeyPatch, holder: Any, name: Any, function: 
 @every_level
 @every_size
 def test_passes_in_every_instruction_set(level: int, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    at_level(monkeypatch, fused, "_pass", "mereo_pass", level)
-    at_level(monkeypatch, fused, "_pass_gradients", "mereo_pass_gradients", level)
+    at_level(monkeypatch, fused, "_pass", level)
+    at_level(monkeypatch, fused, "_pass_gradients", level)
     B, S, R, D, E = sizes
     children, weight, agreed, grad = (torch.randn(x) for x in ((B, S, D), (R, S, D, E), (B, R, E), (B, R, E)))
     fast = fused.FusedPasses(children, weight, True, 0.5)
@@ -103,7 +101,7 @@ def test_passes_in_every_instruction_set(level: int, sizes: tuple[int, ...], mon
 def test_vote_form_in_every_instruction_set(
     level: int, sizes: tuple[int, ...], wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_level(monkeypatch, votes, "_vote_form", "mereo_vote_form", level)
+    at_level(monkeypatch, votes, "_vote_form", level)
     B, S, R, D, E = sizes
     shapes = {"c": (B, R, S), "u": (B, S, D), "W": (R, S, D, E), "v": (B, R, E)}
     given = [None if name == wanted else torch.randn(shape) for name, shape in shapes.items()]
@@ -118,8 +116,7 @@ def test_vote_form_in_every_instruction_set(
 def test_bessel_functions_in_every_instruction_set(
     level: int, order: float, dtype: torch.dtype, rounding: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "mereo_bessel_float" if dtype == torch.float32 else "mereo_bessel_double"
-    at_level(monkeypatch, bessel._ENTRIES, dtype, name, level)
+    at_level(monkeypatch, bessel._ENTRIES, dtype, level)
     k = torch.cat((torch.zeros(1), torch.logspace(-6, 8, 300))).to(dtype)
     options = {"level": by_series._SINGLE} if dtype == torch.float32 else {}
     g, q = by_series._growth_and_ratio(order, k, growth=True, **options)

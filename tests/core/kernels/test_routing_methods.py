@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mereo.core import Coupling, record
+from mereo.core import Coupling, DenseVotes, record
 from mereo.core.kernels import backends
 from mereo.core.kernels.plain import Routing
 from mereo.core.kernels.routing import METHODS, route
@@ -41,7 +41,7 @@ def tensors(sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[
 def run(method: str, children: Tensor, weight: Tensor, steps: int, **options: Any) -> list[Tensor]:
     """The output and the gradients of all that has one."""
     coupling = Coupling("receivers", options.pop("normaliser", "softmax"))
-    call = Routing(children, weight, coupling, steps, **options)
+    call = Routing(DenseVotes(children, weight, tile=options.pop("tile", None)), coupling, steps, **options)
     out = route(call, method)
     asking = [x for x in (children, weight, call.prior, call.bias) if x is not None]
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
@@ -92,7 +92,8 @@ def test_streamed_gradients_in_double_precision(normaliser: str) -> None:
     given = [x.detach().double().requires_grad_() for x in tensors((2, 4, 3, 2, 3))]
 
     def call(children: Tensor, weight: Tensor, prior: Tensor, bias: Tensor) -> Tensor:
-        return route(Routing(children, weight, Coupling("receivers", normaliser), 3, prior, bias, tile=3), "streamed")
+        votes = DenseVotes(children, weight, tile=3)
+        return route(Routing(votes, Coupling("receivers", normaliser), 3, prior, bias), "streamed")
 
     assert torch.autograd.gradcheck(call, given)
 
@@ -253,7 +254,7 @@ def test_recording_takes_the_plain_form() -> None:
     module, children = DynamicRouting(6, 3, 4, 5), torch.randn(2, 6, 4)
     with record(module) as trace:
         module(children)
-        with pytest.raises(UsageError, match=r"method is 'streamed'.*a hook waits for the couplings; use 'auto'"):
+        with pytest.raises(UsageError, match=r"method is 'streamed'.*the couplings are watched; use 'auto'"):
             module(children, method="streamed")
     assert [c.shape for c in trace.steps("coupling")] == [(2, 1, 3, 6)] * 3
 
@@ -288,10 +289,10 @@ def test_refusals() -> None:
     with pytest.raises(UsageError, match=r"method is 'streamed'.*float64 and weight is torch.float32"):
         dynamic_routing(children.double(), weight, method="streamed")
     with pytest.raises(UsageError, match=r"method is 'fused'.*(learned prior|library)"):
-        route(Routing(children, weight, Coupling("receivers"), 3, prior), "fused")
+        route(Routing(DenseVotes(children, weight), Coupling("receivers"), 3, prior), "fused")
     with pytest.raises(UsageError, match="it does not know Coupling"):
-        route(Routing(children, weight, Coupling("receivers", "sparsemax"), 3), "streamed")
-    with pytest.raises(UsageError, match=r"children are \(2, 7, 4\) and weight is \(3, 4, 7, 5\)"):
+        route(Routing(DenseVotes(children, weight), Coupling("receivers", "sparsemax"), 3), "streamed")
+    with pytest.raises(UsageError, match=r"senders are \(2, 7, 4\) and weight is \(3, 4, 7, 5\)"):
         dynamic_routing(children, weight.transpose(1, 2))
     with pytest.raises(UsageError, match="tile is 0"):
         dynamic_routing(children, weight, tile=0)

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from mereo.core import DenseVotes, SharedVotes
 from mereo.core.kernels.votes import agree, combine
-from mereo.errors import UsageError
 
 D = torch.float64
 both_kinds = pytest.mark.parametrize("shared", [False, True])
@@ -82,13 +81,3 @@ def test_saved_for_the_gradient_are_the_arguments_alone() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.add(x.data_ptr()) or x, lambda x: x):
         combine(c, u, W)
     assert saved == {c.data_ptr(), u.data_ptr(), W.data_ptr()}
-
-
-def test_refusals() -> None:
-    c, u, W, v = tensors(False)
-    with pytest.raises(UsageError, match=r"children \(2, 7, 4\).* do not fit: children are"):
-        combine(c.transpose(1, 2), u, W)
-    with pytest.raises(UsageError, match="do not fit"):
-        agree(u, W, v[..., :2])
-    with pytest.raises(UsageError, match="tile is 0"):
-        agree(u, W, v, tile=0)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.core.coupling import Coupling
+from mereo.core.topology import Causal
 from mereo.core.votes import SameVotes
 from mereo.errors import UsageError, check_choice
 
@@ -18,6 +19,10 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, coupling: Coupling, mask: Tensor | N
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, coupling: Coupling, mask: Tensor | None, scale: float) -> Tensor:
     dropout = coupling.dropout if coupling.training else 0.0
+    if mask is None and coupling.topology == Causal() and q.shape[-2] == k.shape[-2]:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, is_causal=True)
+    if coupling.topology is not None:
+        mask = coupling.topology.restrict(mask, q.shape[-2], k.shape[-2], q.device)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     if mask is None:
         return out
@@ -49,7 +54,7 @@ def attend(
     """combine(couple(agree)): what each query becomes.
 
     Args:
-        coupling: makes the couplings; while a hook watches it, the plain path runs.
+        coupling: makes the couplings; while it is watched, the plain path runs.
         mask: bool, broadcastable to (batch, heads, receivers, senders), True = takes part.
         scale: factor of the scores; 1 / sqrt(dim of the keys) by default.
         method: "auto", "sdpa" or "plain".
@@ -65,6 +70,6 @@ def attend(
     run, can_run = METHODS[method]
     if not can_run(coupling):
         raise UsageError(
-            f"method is {method!r}, which cannot run {coupling} (hooked: {coupling.watched}); use 'plain'."
+            f"method is {method!r}, which cannot run {coupling} (watched: {coupling.watched}); use 'plain'."
         )
     return run(q, k, v, coupling, mask, scale)

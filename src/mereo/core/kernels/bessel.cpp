@@ -165,14 +165,16 @@ template <class T> void evaluate(const Bessel<T>& bessel, const T* k, T* g, T* q
 }  // namespace
 
 // k (count) -> g, q and the slope of A, where they are not null, at `steps` orders below `top`. The tables of the series
-// have `terms` rows.
+// have `terms` rows. Returns 0, or 1 where memory ran out.
 #define BESSEL(name, T)                                                                                                \
-    extern "C" void ENTRY(name)(const T* k, T* g, T* q, T* slope, const double* debye, const double* ratio, idx count, \
-                                idx steps, idx terms, idx debye_columns, idx ratio_columns, idx asked, double top,     \
-                                double stirling, double far) {                                                         \
-        const Series<T> of_debye(debye, terms, debye_columns, 1), of_ratio(ratio, terms, ratio_columns, 2);            \
-        const Bessel<T> bessel{T(top), T(stirling), T(far), steps, of_debye, of_ratio};                                \
-        evaluate<T>(bessel, k, g, q, slope, count, asked);                                                             \
+    extern "C" int ENTRY(name)(const T* k, T* g, T* q, T* slope, const double* debye, const double* ratio, idx count,  \
+                               idx steps, idx terms, idx debye_columns, idx ratio_columns, idx asked, double top,      \
+                               double stirling, double far) {                                                          \
+        return guarded([&] {                                                                                           \
+            const Series<T> of_debye(debye, terms, debye_columns, 1), of_ratio(ratio, terms, ratio_columns, 2);        \
+            const Bessel<T> bessel{T(top), T(stirling), T(far), steps, of_debye, of_ratio};                            \
+            evaluate<T>(bessel, k, g, q, slope, count, asked);                                                         \
+        });                                                                                                            \
     }
 BESSEL(mereo_bessel_float, float)
 BESSEL(mereo_bessel_double, double)

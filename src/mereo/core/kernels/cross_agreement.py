@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels.streamed import default_tile
+from mereo.core.kernels.transforms import forward_mode
 from mereo.core.squash import accumulation_type
 
 
@@ -86,9 +87,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     fine, coarse, forms = ctx.saved_tensors
-    if not torch.is_grad_enabled():
+    if not (torch.is_grad_enabled() or forward_mode()):
         return *_best_backward(grad, fine, coarse, forms, ctx.tile), None
-    scores = _agreements(fine, _pulled(coarse, forms)).amax(-1)
+    with torch.enable_grad():
+        scores = _agreements(fine, _pulled(coarse, forms)).amax(-1)
     asking = [x for x in ctx.saved_tensors if x.requires_grad]
     found = iter(torch.autograd.grad(scores, asking, grad, create_graph=True))
     return *(next(found) if x.requires_grad else None for x in ctx.saved_tensors), None

@@ -171,43 +171,49 @@ void gradients_range(const float* u, const float* W, const Passes& p, bool leaky
 
 extern "C" {
 
+// Each entry point returns 0, or 1 where memory ran out.
+
 // u (B, S, D), W (R, S, D, E), V (B, R, E) or null -> out (B, R, E). With G, the gradient of that, out is dV.
-void ENTRY(mereo_pass)(const float* u, const float* W, const float* V, const float* G, float* out, idx B, idx S, idx R,
+int ENTRY(mereo_pass)(const float* u, const float* W, const float* V, const float* G, float* out, idx B, idx S, idx R,
                        idx D, idx E, idx asked, int leaky, float share) {
-    const Sizes z{B, S, R, D, E};
-    const Team team(z, asked);
-    const idx n = blocks_of(z) * R * E;
-    Scratch agreed(V ? n * VL : 0), given(G ? n * VL : 0), sums(team.parts * n * VL);
-    if (V) to_blocks(V, z, agreed.vecs());
-    if (G) to_blocks(G, z, given.vecs());
-    team.share_out(S, [&](idx part, idx first, idx last) {
-        vec* sum = sums.vecs() + part * n;
-        if (G)
-            pass_range<true>(u, W, agreed.vecs(), given.vecs(), leaky, sum, z, first, last);
-        else if (V)
-            pass_range<false>(u, W, agreed.vecs(), nullptr, leaky, sum, z, first, last);
-        else
-            uniform_range(u, W, share, sum, z, first, last);
+    return guarded([&] {
+        const Sizes z{B, S, R, D, E};
+        const Team team(z, asked);
+        const idx n = blocks_of(z) * R * E;
+        Scratch agreed(V ? n * VL : 0), given(G ? n * VL : 0), sums(team.parts * n * VL);
+        if (V) to_blocks(V, z, agreed.vecs());
+        if (G) to_blocks(G, z, given.vecs());
+        team.share_out(S, [&](idx part, idx first, idx last) {
+            vec* sum = sums.vecs() + part * n;
+            if (G)
+                pass_range<true>(u, W, agreed.vecs(), given.vecs(), leaky, sum, z, first, last);
+            else if (V)
+                pass_range<false>(u, W, agreed.vecs(), nullptr, leaky, sum, z, first, last);
+            else
+                uniform_range(u, W, share, sum, z, first, last);
+        });
+        gather(sums.vecs(), team.parts, z, out);
     });
-    gather(sums.vecs(), team.parts, z, out);
 }
 
 // V and G (count, B, R, E) of the passes that agreed, G0 (B, R, E) the sum of those that did not, or null -> du, dW.
-void ENTRY(mereo_pass_gradients)(const float* u, const float* W, const float* V, const float* G, const float* G0,
+int ENTRY(mereo_pass_gradients)(const float* u, const float* W, const float* V, const float* G, const float* G0,
                                  float* du, float* dW, idx B, idx S, idx R, idx D, idx E, idx asked, int leaky,
                                  float share, idx count) {
-    const Sizes z{B, S, R, D, E};
-    const Team team(z, asked);
-    const idx n = blocks_of(z) * R * E;
-    Scratch agreed(count * n * VL), given(count * n * VL), alike(G0 ? n * VL : 0);
-    for (idx t = 0; t < count; ++t) {
-        to_blocks(V + t * B * R * E, z, agreed.vecs() + t * n);
-        to_blocks(G + t * B * R * E, z, given.vecs() + t * n);
-    }
-    if (G0) to_blocks(G0, z, alike.vecs());
-    const Passes passes{agreed.vecs(), given.vecs(), G0 ? alike.vecs() : nullptr, count, n};
-    team.share_out(S, [&](idx, idx first, idx last) {
-        gradients_range(u, W, passes, leaky, share, du, dW, z, first, last);
+    return guarded([&] {
+        const Sizes z{B, S, R, D, E};
+        const Team team(z, asked);
+        const idx n = blocks_of(z) * R * E;
+        Scratch agreed(count * n * VL), given(count * n * VL), alike(G0 ? n * VL : 0);
+        for (idx t = 0; t < count; ++t) {
+            to_blocks(V + t * B * R * E, z, agreed.vecs() + t * n);
+            to_blocks(G + t * B * R * E, z, given.vecs() + t * n);
+        }
+        if (G0) to_blocks(G0, z, alike.vecs());
+        const Passes passes{agreed.vecs(), given.vecs(), G0 ? alike.vecs() : nullptr, count, n};
+        team.share_out(S, [&](idx, idx first, idx last) {
+            gradients_range(u, W, passes, leaky, share, du, dW, z, first, last);
+        });
     });
 }
 }

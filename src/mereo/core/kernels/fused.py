@@ -58,7 +58,9 @@ class FusedPasses:
     def gradients(self) -> tuple[Tensor, Tensor, None]:
         """Those of children and weight; there is no prior."""
         assert _pass_gradients is not None
-        d_children, d_weight = torch.empty_like(self.children), torch.empty_like(self.weight)
+        # Without images or parents the library writes nothing.
+        make = torch.empty_like if 0 not in (*self.children.shape, *self.parents) else torch.zeros_like
+        d_children, d_weight = make(self.children), make(self.weight)
         agreed = torch.stack(self.agreed) if self.agreed else None
         grads = torch.stack(self.grads) if self.grads else None
         alike = None if self.alike is None else self.alike.contiguous()

@@ -6,8 +6,8 @@ where none is, the reason lies in a text file beside it and `missing` holds it.
 
 import ctypes
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -40,16 +40,32 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
 _library, missing = _load()
 """The library, and why it cannot be used (None where it can)."""
 
-Entry = Callable[..., None]
+
+class Entry:
+    """A function of the library, for one of the instruction sets that it was compiled for.
+
+    Raises MemoryError where its working memory cannot be allocated.
+    """
+
+    def __init__(self, loaded: ctypes.CDLL, name: str, arguments: tuple[type, ...], level: int) -> None:
+        self._loaded, self._name, self._arguments = loaded, name, arguments
+        self._function = loaded[f"{name}_{level}"]
+        self._function.argtypes, self._function.restype = arguments, ctypes.c_int
+
+    def at_level(self, level: int) -> "Entry":
+        """The same function for another instruction set."""
+        return Entry(self._loaded, self._name, self._arguments, level)
+
+    def __call__(self, *values: Any) -> None:
+        if self._function(*values):
+            pairs = zip(values, self._arguments, strict=True)
+            sizes = " x ".join(str(value) for value, kind in pairs if kind is ctypes.c_int64)
+            raise MemoryError(f"{self._name} found no memory to work in; its sizes are {sizes}.")
 
 
 def entry(name: str, *arguments: type) -> Entry | None:
     """A function of the library, compiled for the best instruction set that this processor has; None without it."""
-    if _library is None:
-        return None
-    function = _library[f"{name}_{_library.mereo_isa()}"]
-    function.argtypes, function.restype = arguments, None
-    return function
+    return None if _library is None else Entry(_library, name, arguments, _library.mereo_isa())
 
 
 def at(x: Tensor | None) -> int | None:

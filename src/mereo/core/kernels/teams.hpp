@@ -2,7 +2,8 @@
 #pragma once
 
 #include <atomic>
-#include <system_error>
+#include <exception>
+#include <new>
 #include <thread>
 
 #include "products.hpp"
@@ -26,7 +27,7 @@ inline void to_blocks(const float* x, const Sizes& z, vec* out) {
 // Children go by in tiles: their transforms should stay in the second-level cache while the images go by. Where they do
 // not return, since one block holds all images, long stretches of memory are read faster.
 inline idx tile_of(const Sizes& z) {
-    return std::clamp<idx>((192 << 10) / (4 * z.R * z.D * z.E), z.B <= VL ? 32 : 4, 32);
+    return std::clamp<idx>((192 << 10) / std::max<idx>(4 * z.R * z.D * z.E, 1), z.B <= VL ? 32 : 4, 32);
 }
 
 // The children are cut into parts, each summed for itself; threads take the next part that is free, so that a thread
@@ -43,21 +44,39 @@ struct Team {
     Team(const Sizes& z, idx asked)
         : Team(z.S, double(z.B) * z.S * z.R * z.D * z.E,
                std::clamp<idx>((8 << 20) / std::max<idx>(4 * z.B * z.R * z.E, 1), 1, 8), asked) {}
-    // work(part, first, last) of `count` children
+    // work(part, first, last) of `count` children. Throws std::bad_alloc if any thread ran out of memory.
     template <class Work> void share_out(idx count, Work work) const {
         std::atomic<idx> next{0};
+        std::atomic<bool> out_of_memory{false};
         auto run = [&, all = parts] {
-            for (idx part; (part = next++) < all;) work(part, count * part / all, count * (part + 1) / all);
+            try {
+                for (idx part; (part = next++) < all;) work(part, count * part / all, count * (part + 1) / all);
+            } catch (const std::exception&) {  // an exception that leaves a thread would end the process
+                out_of_memory = true;
+                next = all;
+            }
         };
         std::vector<std::thread> others;
+        others.reserve(threads - 1);
         try {
             for (idx t = 1; t < threads; ++t) others.emplace_back(run);
-        } catch (const std::system_error&) {  // no more threads are to be had: those there are do it all
+        } catch (const std::exception&) {  // no more threads can be started: the running ones do all the work
         }
         run();
         for (auto& each : others) each.join();
+        if (out_of_memory) throw std::bad_alloc();
     }
 };
+
+// Runs the body of an entry point: 0, or 1 where memory ran out. No exception may cross the border to Python.
+template <class Body> int guarded(Body body) {
+    try {
+        body();
+        return 0;
+    } catch (const std::exception&) {
+        return 1;
+    }
+}
 
 // Add up what each part summed, [part][block of images][R E][lane] -> (B, R, E).
 inline void gather(vec* sums, idx parts, const Sizes& z, float* out) {

@@ -123,24 +123,27 @@ void outer_products(const Form& f, float* out) {
 
 }  // namespace
 
-// c (B, R, S), u (B, S, D), W (R, S, D, E), v (B, R, E), of which one is null -> the derivative with respect to it.
-extern "C" void ENTRY(mereo_vote_form)(const float* c, const float* u, const float* W, const float* v, float* out,
+// c (B, R, S), u (B, S, D), W (R, S, D, E), v (B, R, E), of which one is null -> the derivative with respect to
+// it. Returns 0, or 1 where memory ran out.
+extern "C" int ENTRY(mereo_vote_form)(const float* c, const float* u, const float* W, const float* v, float* out,
                                        idx B, idx S, idx R, idx D, idx E, idx asked) {
-    const Sizes z{B, S, R, D, E};
-    const Team team(z, asked);
-    const idx n = blocks_of(z) * R * E;
-    Scratch given(v ? n * VL : 0), sums(v ? 0 : team.parts * n * VL);
-    if (v) to_blocks(v, z, given.vecs());
-    team.share_out(S, [&](idx part, idx first, idx last) {
-        const Form f{c, u, W, given.vecs(), z, first, last};
-        if (!c)
-            agree(f, out);
-        else if (!u)
-            pull_back(f, out);
-        else if (!W)
-            outer_products(f, out);
-        else
-            combine(f, sums.vecs() + part * n);
+    return guarded([&] {
+        const Sizes z{B, S, R, D, E};
+        const Team team(z, asked);
+        const idx n = blocks_of(z) * R * E;
+        Scratch given(v ? n * VL : 0), sums(v ? 0 : team.parts * n * VL);
+        if (v) to_blocks(v, z, given.vecs());
+        team.share_out(S, [&](idx part, idx first, idx last) {
+            const Form f{c, u, W, given.vecs(), z, first, last};
+            if (!c)
+                agree(f, out);
+            else if (!u)
+                pull_back(f, out);
+            else if (!W)
+                outer_products(f, out);
+            else
+                combine(f, sums.vecs() + part * n);
+        });
+        if (!v) gather(sums.vecs(), team.parts, z, out);
     });
-    if (!v) gather(sums.vecs(), team.parts, z, out);
 }

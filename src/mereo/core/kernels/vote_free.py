@@ -1,4 +1,6 @@
-"""Dynamic routing without a tensor of votes, as one operator of PyTorch with its gradient: the loop over passes.
+"""Dynamic routing without a tensor of votes, as one operator of PyTorch with its gradient.
+
+Forward it runs the text of `mereo.core.agreement` with passes that make no votes:
 
     c = softmax_r(prior + <vote, V_t>),  s_t = sum_s c_rs vote_rs + bias,  v_t = squash(s_t),  V_t = v_1 + .. + v_(t-1)
 
@@ -13,11 +15,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mereo.core.agreement import iterate_agreement
 from mereo.core.coupling import Coupling
 from mereo.core.kernels import fused, triton_passes
 from mereo.core.kernels.plain import Routing, plain
 from mereo.core.kernels.streamed import LARGEST, StreamedPasses
+from mereo.core.kernels.transforms import forward_mode
 from mereo.core.squash import EPS, accumulation_type, bounded
+from mereo.core.votes import DenseVotes
 
 
 class Passes(Protocol):
@@ -79,14 +84,14 @@ def route_without_votes(
     passes = _passes(children, weight, prior, normaliser, method, tile)
     wide = accumulation_type(children)
     states = children.new_empty((steps, children.shape[0], weight.shape[0], weight.shape[3]), dtype=wide)
-    agreed = None
-    for step in range(steps):
-        states[step] = passes.forward(agreed)
-        if bias is not None:
-            states[step] += bias.to(wide)
-        parents = _squash(states[step])
-        agreed = parents if agreed is None else agreed + parents
-    return parents.to(children.dtype), states
+    rows = iter(states)
+
+    def exchange(agreed: Tensor | None) -> Tensor:
+        state = next(rows)
+        state.copy_(passes.forward(agreed))
+        return state if bias is None else state.add_(bias.to(wide))
+
+    return iterate_agreement(exchange, _squash, steps).to(children.dtype), states
 
 
 @route_without_votes.register_fake
@@ -149,7 +154,7 @@ def _gradients(ctx: Any, grad: Tensor | None, grad_states: None) -> tuple[Any, .
     *tensors, states = ctx.saved_tensors
     if grad is None:
         return (None,) * 8
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or forward_mode():
         found = _plain_gradients(grad, tensors, ctx.steps, ctx.options[0])
     else:
         found = _route_backward(grad, states, *tensors, *ctx.options)
@@ -160,7 +165,8 @@ def _plain_gradients(grad: Tensor, tensors: list[Tensor | None], steps: int, nor
     """The same gradients as functions that can be differentiated again: a backward pass with create_graph=True."""
     children, weight, prior, bias = tensors
     assert children is not None and weight is not None
-    out = plain(Routing(children, weight, Coupling("receivers", normaliser), steps, prior, bias))
+    with torch.enable_grad():
+        out = plain(Routing(DenseVotes(children, weight), Coupling("receivers", normaliser), steps, prior, bias))
     asking = [x for x in tensors if x is not None and x.requires_grad]
     found = iter(torch.autograd.grad(out, asking, grad, create_graph=True))
     return [next(found) if x is not None and x.requires_grad else None for x in tensors]

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from mereo.core.kernels.library import Entry, at, entry
 from mereo.core.kernels.streamed import default_tile
+from mereo.core.kernels.transforms import steps_aside
 from mereo.core.squash import accumulation_type
-from mereo.errors import UsageError
 
 NAMES = "cuWv"
 # Contracted from left to right, so that no step makes a tensor with children, parents and d_out together.
@@ -103,55 +103,58 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     given = dict(zip(NAMES, ctx.saved_tensors, strict=True))
     needed = dict(zip(NAMES, ctx.needs_input_grad[1:5], strict=True))
-    found = []
+    gradients: list[Tensor | None] = []
     for name in NAMES:
         others = given | {ctx.wanted: grad, name: None}
-        found.append(_derivative(name, *others.values(), ctx.shared, ctx.tile) if needed[name] else None)
-    return None, *found, None, None
+        if not needed[name]:
+            gradients.append(None)
+        elif steps_aside() is None:
+            gradients.append(_derivative(name, *others.values(), ctx.shared, ctx.tile))
+        else:
+            gradients.append(_plain_derivative(name, others, ctx.shared))
+    return None, *gradients, None, None
 
 
 _derivative.register_autograd(_gradients, setup_context=_save)
 
 
-def _check(children: Tensor, weight: Tensor, other: Tensor, name: str, tile: int | None) -> tuple[bool, int]:
-    """Whether the transforms are shared, and the size of a tile; UsageError for shapes that do not fit."""
-    shared, wanted = weight.dim() == 3, _axes(weight.dim() == 3)
-    given = {"u": children, "W": weight, name: other}
-    sizes: dict[str, int] = {}
-    for key, x in given.items():
-        letters = wanted[key]
-        if x.dim() != len(letters) or any(sizes.setdefault(a, n) != n for a, n in zip(letters, x.shape, strict=True)):
-            shapes = f"children {tuple(children.shape)}, weight {tuple(weight.shape)} and {tuple(other.shape)}"
-            raise UsageError(
-                f"{shapes} do not fit: children are (batch, senders, d_in), weight (receivers, senders, d_in, d_out) or"
-                " (receivers, d_in, d_out), couplings (batch, receivers, senders), parents (batch, receivers, d_out)."
-            )
-    if tile is not None and tile < 1:
-        raise UsageError(f"tile is {tile}; it must be at least 1, or None to choose it from the sizes.")
-    return shared, default_tile(children, weight.shape[0]) if tile is None else tile
+def _derived(
+    wanted: str, c: Tensor | None, u: Tensor, W: Tensor, v: Tensor | None, shared: bool, tile: int | None
+) -> Tensor:
+    """By the operator, or by einsum where the operator must step aside."""
+    if steps_aside() is None:
+        return _derivative(wanted, c, u, W, v, shared, default_tile(u, W.shape[0]) if tile is None else tile)
+    return _plain_derivative(wanted, dict(zip(NAMES, (c, u, W, v), strict=True)), shared)
+
+
+def _plain_derivative(wanted: str, given: dict[str, Tensor | None], shared: bool) -> Tensor:
+    """The same in operations of PyTorch, which can be differentiated and transformed in every way."""
+    axes = _axes(shared)
+    operands = [(axes[name], x) for name in ORDER[wanted] if (x := given[name]) is not None]
+    equation = f"{','.join(letters for letters, _ in operands)}->{axes[wanted]}"
+    wide = torch.einsum(equation, *(x.to(accumulation_type(x)) for _, x in operands))
+    return wide.to(operands[0][1].dtype)
 
 
 def combine(couplings: Tensor, children: Tensor, weight: Tensor, *, tile: int | None = None) -> Tensor:
     """What the parents become: sum_s c_brs W_rs^T u_bs.
 
     Args:
-        tile: how many children are looked at together where einsum does it; None chooses it from the sizes.
+        tile: how many children einsum takes at a time; None chooses it from the sizes.
 
     Shapes: couplings (batch, receivers, senders), children (batch, senders, d_in), weight (receivers, senders, d_in,
-        d_out) or, shared by all children, (receivers, d_in, d_out) -> (batch, receivers, d_out).
+        d_out) or, shared by all children, (receivers, d_in, d_out) -> (batch, receivers, d_out). All of one type.
     """
-    shared, tile = _check(children, weight, couplings, "c", tile)
-    return _derivative("v", couplings, children, weight, None, shared, tile)
+    return _derived("v", couplings, children, weight, None, weight.dim() == 3, tile)
 
 
 def agree(children: Tensor, weight: Tensor, parents: Tensor, *, tile: int | None = None) -> Tensor:
     """How well each vote fits its parent: <W_rs^T u_bs, v_br>; the adjoint of `combine`.
 
     Args:
-        tile: how many children are looked at together where einsum does it; None chooses it from the sizes.
+        tile: how many children einsum takes at a time; None chooses it from the sizes.
 
     Shapes: children (batch, senders, d_in), weight (receivers, senders, d_in, d_out) or, shared by all children,
-        (receivers, d_in, d_out), parents (batch, receivers, d_out) -> (batch, receivers, senders).
+        (receivers, d_in, d_out), parents (batch, receivers, d_out) -> (batch, receivers, senders). All of one type.
     """
-    shared, tile = _check(children, weight, parents, "v", tile)
-    return _derivative("c", None, children, weight, parents, shared, tile)
+    return _derived("c", None, children, weight, parents, weight.dim() == 3, tile)

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from mereo.core import settle
 from mereo.errors import MereoError, UsageError, check_choice, check_positive
 from mereo.generative.inversion.arguments import prepare
 from mereo.generative.inversion.free import FreeParents
@@ -202,6 +203,15 @@ class _Found(NamedTuple):
         )
 
 
+class _Beliefs(NamedTuple):
+    """What a sweep starts from; `slope` is that of the bound's tangent where there is one."""
+
+    mixture: Mixture
+    parents: FreeParents | SphereParents
+    responsibilities: Tensor | None = None
+    slope: Tensor | None = None
+
+
 def _ascend(
     children: Children,
     mixture: Mixture,
@@ -211,21 +221,29 @@ def _ascend(
     learn: Sequence[str],
     limits: tuple[float, float],
 ) -> _Found:
-    responsibilities = start
     if start is not None:
         _, slope = parents.log_normaliser(mixture, parents.statistics(mixture, children))
         parents = parents.update(mixture, children, start, slope)  # type: ignore[arg-type]
     trace = []
-    for sweep in range(sweeps + 1):
-        found = parents.statistics(mixture, children)
-        if learn and responsibilities is not None:
-            mixture = learn_parameters(mixture, children, found, responsibilities, parents, learn, limits)
-        responsibilities, elbo, slope = assign(mixture, children, parents, found)
+
+    def expect(state: _Beliefs) -> _Beliefs:
+        mixture, statistics = state.mixture, state.parents.statistics(state.mixture, children)
+        if learn and state.responsibilities is not None:
+            mixture = learn_parameters(
+                mixture, children, statistics, state.responsibilities, state.parents, learn, limits
+            )
+        responsibilities, elbo, slope = assign(mixture, children, state.parents, statistics)
         trace.append(elbo)
-        if sweep < sweeps:
-            parents = parents.update(mixture, children, responsibilities, slope)  # type: ignore[arg-type]
-    assert responsibilities is not None
-    return _Found(responsibilities, parents, torch.stack(trace), mixture)
+        return _Beliefs(mixture, state.parents, responsibilities, slope)
+
+    def sweep(state: _Beliefs) -> _Beliefs:
+        state = expect(state)
+        parents = state.parents.update(state.mixture, children, state.responsibilities, state.slope)  # type: ignore[arg-type]
+        return state._replace(parents=parents)
+
+    last = expect(settle(sweep, _Beliefs(mixture, parents, start), steps=sweeps))
+    assert last.responsibilities is not None
+    return _Found(last.responsibilities, last.parents, torch.stack(trace), last.mixture)
 
 
 def assign(

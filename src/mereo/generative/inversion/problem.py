@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mereo.core import transformed_votes
 from mereo.core.bessel import log_vmf_normaliser
-from mereo.core.kernels.votes import agree, combine
 from mereo.generative.capsule_mixture import unit
 
 
@@ -103,21 +103,22 @@ class Mixture:
 
     def agreements(self, children: Children, means: Tensor) -> tuple[Tensor, Tensor]:
         """<V_i, T_ij m_j> and <D_i, T_ij m_j>: (batch, components, children) each, for means (batch, parents, e)."""
-        means = self.of_components(means)
-        poses = agree(children.poses, self.weight, means)
+        means = self.of_components(means).unsqueeze(1)
+        poses = transformed_votes(children.poses, self.weight).agree(means).squeeze(1)
         if children.directions is None:
             return poses, poses * children.inverse_lengths
-        return poses, agree(children.directions, self.weight, means)
+        return poses, transformed_votes(children.directions, self.weight).agree(means).squeeze(1)
 
     def pull(self, children: Children, responsibilities: Tensor) -> Tensor:
         """sum_i r_ij T_ij^T (V_i / sigma_ij^2 + kappa_ij D_i): (batch, parents, e)."""
+
+        def pulled(shares: Tensor, poses: Tensor) -> Tensor:
+            return transformed_votes(poses, self.weight).combine(shares.unsqueeze(1)).squeeze(1)
+
         by_pose, by_direction = responsibilities / self.sigma**2, responsibilities * self.kappa
         if children.directions is None:
-            pulled = combine(by_pose + by_direction * children.inverse_lengths, children.poses, self.weight)
-        else:
-            pulled = combine(by_pose, children.poses, self.weight)
-            pulled = pulled + combine(by_direction, children.directions, self.weight)
-        return self.of_parents(pulled)
+            return self.of_parents(pulled(by_pose + by_direction * children.inverse_lengths, children.poses))
+        return self.of_parents(pulled(by_pose, children.poses) + pulled(by_direction, children.directions))
 
     def evidence(self, children: Children, found: Statistics, log_normaliser: Tensor) -> Tensor:
         """log rho_ij + E log N_ij + E log vMF_ij, with the bound's log C: (batch, components, children)."""

@@ -1,0 +1,33 @@
+"""When our own operators must step aside, so that PyTorch sees the plain operations they stand for.
+
+An operator of ours has a gradient in reverse mode and nothing else. Forward-mode derivatives would be dropped without a
+word, transforms of `torch.func` raise or lose terms, and an exported program could not be loaded without mereo.
+"""
+
+import torch
+from torch.autograd import forward_ad
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode derivatives may be attached to tensors now (`torch.autograd.forward_ad.dual_level`)."""
+    return int(forward_ad._current_level) >= 0
+
+
+def transformed() -> bool:
+    """Whether derivatives other than those of reverse mode may be taken of what is computed now."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_mode()
+
+
+def nested_forward_mode() -> bool:
+    """Whether `torch.func.jvp` or `jacfwd` runs inside another one."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return sum(each.key() == torch._C._functorch.TransformType.Jvp for each in stack) > 1
+
+
+def steps_aside() -> str | None:
+    """Why an operator of ours cannot stand for its plain operations in this call; None where it can."""
+    if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
+        return "the model is being exported"
+    if transformed():
+        return "a transform of torch.func or a forward-mode derivative is active"
+    return None

@@ -1,0 +1,91 @@
+"""What can be watched and changed in a running model: couplings, and signals such as gates, states and kept tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from mereo.core.topology import Grid, Topology
+from mereo.errors import check_choice
+
+SIGNALS = ("gates", "states", "kept")
+
+
+@dataclass
+class Call:
+    """One evaluation of a `Coupling`.
+
+    Attributes:
+        scores: what is normalised, (batch, heads, receivers, senders).
+        couplings: what acts, of the same shape: normalised, then offset and weighted where the mechanism does so. None
+            until they are made.
+        over: the axis along which they are normalised.
+        mask: bool, broadcastable to the scores, True = takes part; None where every pair does.
+        offset, weight: what the mechanism adds to the normalised scores, and then multiplies them by; or None.
+        topology: which pairs there are at all; None for every pair.
+        senders, receivers: where they sit on the image; None for those without a place.
+        context: what the mechanism and the caller of `intervene` say of this call: token types, positions, a cache.
+        name: of the coupling in the watched model.
+        step: how often this coupling was evaluated before, since the watching began.
+        number: how many couplings of the model were.
+    """
+
+    scores: Tensor
+    over: str
+    couplings: Tensor | None = None
+    mask: Tensor | None = None
+    offset: Tensor | None = None
+    weight: Tensor | None = None
+    topology: Topology | None = None
+    senders: Grid | None = None
+    receivers: Grid | None = None
+    context: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    name: str = ""
+    step: int = 0
+    number: int = 0
+
+
+class Observer(Protocol):
+    """Sees, and may replace, what goes through the modules that it was added to."""
+
+    def scores(self, call: Call) -> Tensor: ...
+    def couplings(self, call: Call) -> Tensor: ...
+    def signal(self, value: Tensor) -> Tensor: ...
+
+
+class Observable(nn.Module):
+    """A module that observers can be added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observers: list[Observer] = []
+
+    @property
+    def watched(self) -> bool:
+        """Whether someone waits for the values, so that they must be made."""
+        return bool(self.observers or self._forward_hooks or self._forward_pre_hooks)
+
+
+class Signal(Observable):
+    """Passes a value through, where `record` can see it and `intervene` change it.
+
+    Args:
+        kind: "gates" (factors between 0 and 1, say), "states" (of a scan) or "kept" (bool, which tokens stay).
+
+    Shapes: any -> the same.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        check_choice("kind", kind, SIGNALS)
+        self.kind = kind
+
+    def forward(self, value: Tensor) -> Tensor:
+        for observer in self.observers:
+            value = observer.signal(value)
+        return value
+
+    def extra_repr(self) -> str:
+        return repr(self.kind)
