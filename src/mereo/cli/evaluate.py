@@ -59,11 +59,11 @@ def run(words: list[str], command: str) -> None:
         print(f"using {sources[0]}", file=sys.stderr)
 
     from mereo.files import write_atomically
-    from mereo.robustness.evaluation import evaluate_subjects
-    from mereo.robustness.plan import Plan
-    from mereo.robustness.progress import Stages
-    from mereo.robustness.report import markdown
-    from mereo.robustness.subjects import load_subjects
+    from mereo.measure.evaluation import evaluate_subjects
+    from mereo.measure.plan import Plan
+    from mereo.measure.progress import Stages
+    from mereo.measure.report import markdown
+    from mereo.measure.subjects import load_subjects
 
     subjects = load_subjects(
         sources, data=options.data, data_root=options.data_root, split=options.split, limit=options.limit,
@@ -91,7 +91,7 @@ def run(words: list[str], command: str) -> None:
 def _summary(document: dict[str, object], folder: Path) -> None:
     from typing import Any, cast
 
-    from mereo.robustness.report import attacked, curve_rows, overview, suspicious
+    from mereo.measure.report import attacked, curve_rows, overview, suspicious
 
     models, plan = cast("dict[str, Any]", document["models"]), cast("dict[str, Any]", document["plan"])
     count = next(iter(models.values()))["count"]

@@ -93,7 +93,7 @@ def run(words: list[str], command: str) -> None:
     single_kind(options)
     from mereo.explain import draw_explanation, write_explanations, write_page
     from mereo.inference.predict import find_images
-    from mereo.robustness.progress import Stages
+    from mereo.measure.progress import Stages
 
     paths = find_images(options.images)
     model, source = load_weights(options.weights, options.device, ready=True)

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from mereo.errors import UsageError, check_choice
 from mereo.inference.mode import judged
+from mereo.measure.apgd import apgd
+from mereo.measure.bim import bim
+from mereo.measure.budget import Budget, random_start
+from mereo.measure.fgsm import fgsm
+from mereo.measure.losses import LOSSES
+from mereo.measure.pgd import pgd
+from mereo.measure.square import square
+from mereo.measure.target import Target
 from mereo.models import CapsuleClassifier
-from mereo.robustness.apgd import apgd
-from mereo.robustness.bim import bim
-from mereo.robustness.budget import Budget, random_start
-from mereo.robustness.fgsm import fgsm
-from mereo.robustness.losses import LOSSES
-from mereo.robustness.pgd import pgd
-from mereo.robustness.square import square
-from mereo.robustness.target import Target
 
 Method = Callable[[Target, Tensor, Tensor, Tensor, Budget], Tensor]
 

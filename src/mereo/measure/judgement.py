@@ -18,7 +18,7 @@ from mereo.inference.metrics import (
     separation,
     wilson_interval,
 )
-from mereo.robustness.objects import judge_objects
+from mereo.measure.objects import judge_objects
 
 BINS = 15
 

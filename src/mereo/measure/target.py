@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mereo.errors import MereoError
 from mereo.inference.evaluate import normalise
+from mereo.measure.losses import LOSSES
 from mereo.models import CapsuleClassifier
-from mereo.robustness.losses import LOSSES
 
 
 class Slope(NamedTuple):

@@ -13,10 +13,10 @@ from mereo.errors import UsageError
 from mereo.inference.answers import Answers, check_one_label, collect_answers
 from mereo.inference.metrics import wilson_interval
 from mereo.inference.mode import judged
+from mereo.measure.attacks import attack, check_attack
+from mereo.measure.corruptions import CORRUPTIONS, Corruption
+from mereo.measure.target import Target
 from mereo.models import CapsuleClassifier
-from mereo.robustness.attacks import attack, check_attack
-from mereo.robustness.corruptions import CORRUPTIONS, Corruption
-from mereo.robustness.target import Target
 
 Progress = Callable[[int], None]
 

@@ -9,18 +9,18 @@ from typing import Any
 from mereo import __version__
 from mereo.inference.answers import Answers, check_one_label, collect_answers
 from mereo.inference.metrics import confusion_matrix
-from mereo.robustness.attack_stage import measure_attacks
-from mereo.robustness.attacks import check_attack
-from mereo.robustness.corruptions import CORRUPTIONS
-from mereo.robustness.curve_pictures import draw_curves
-from mereo.robustness.curves import Point, check_epsilons, corruption_curve
-from mereo.robustness.equivariance import TRANSFORMS, equivariance, why_no_fit
-from mereo.robustness.equivariance_pictures import draw_equivariance
-from mereo.robustness.judgement import judge, reliabilities
-from mereo.robustness.pictures import draw_calibration, draw_confusion, draw_lengths
-from mereo.robustness.plan import Plan
-from mereo.robustness.progress import Stages
-from mereo.robustness.subjects import Subject
+from mereo.measure.attack_stage import measure_attacks
+from mereo.measure.attacks import check_attack
+from mereo.measure.corruptions import CORRUPTIONS
+from mereo.measure.curve_pictures import draw_curves
+from mereo.measure.curves import Point, check_epsilons, corruption_curve
+from mereo.measure.equivariance import TRANSFORMS, equivariance, why_no_fit
+from mereo.measure.equivariance_pictures import draw_equivariance
+from mereo.measure.judgement import judge, reliabilities
+from mereo.measure.pictures import draw_calibration, draw_confusion, draw_lengths
+from mereo.measure.plan import Plan
+from mereo.measure.progress import Stages
+from mereo.measure.subjects import Subject
 
 
 def evaluate_subjects(

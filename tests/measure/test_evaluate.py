@@ -12,8 +12,8 @@ from PIL import Image
 import mereo
 from mereo.cli.main import main
 from mereo.errors import UsageError
-from mereo.robustness import load_subjects
-from mereo.robustness.subjects import short_names
+from mereo.measure import load_subjects
+from mereo.measure.subjects import short_names
 from mereo.training.config import TrainConfig
 
 DIGITS = tuple(str(n) for n in range(10))
@@ -210,7 +210,7 @@ def test_few_images_are_told_of(call):
 def test_attacked_images_are_those_of_the_strongest_attack(call, monkeypatch):
     titles = []
     monkeypatch.setattr(
-        "mereo.robustness.attack_stage.draw_attacked", lambda clean, attacked, truth, title, path: titles.append(title)
+        "mereo.measure.attack_stage.draw_attacked", lambda clean, attacked, truth, title, path: titles.append(title)
     )
     words = (save_run("runs/one"), "--limit", "100", "--epsilon", "0.3", "--masking-images", "0", "--queries", "1")
     code, out, err = call(*words, "--attack", "pgd", "square", "--json")

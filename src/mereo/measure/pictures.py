@@ -8,9 +8,9 @@ from torch import Tensor
 
 from mereo.inference.answers import Answers
 from mereo.inference.metrics import Reliability, expected_calibration_error, wilson_interval
+from mereo.measure.judgement import longest_and_lead
+from mereo.measure.style import FAINT, INK, RIGHT, RULE, WRONG, quiet
 from mereo.pictures import new_figure, save_figure
-from mereo.robustness.judgement import longest_and_lead
-from mereo.robustness.style import FAINT, INK, RIGHT, RULE, WRONG, quiet
 
 MOST_NUMBERED, MOST_NAMED = 20, 40
 HOW = {"normalised": "length / sum of lengths", "softmax": "softmax of lengths"}

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from mereo.inference.mode import judged
-from mereo.robustness import look_for_masking
-from mereo.robustness.attack_stage import rising_curves, telling_epsilon
-from mereo.robustness.curves import Point, check_epsilons
-from mereo.robustness.masking import masking_parts
-from mereo.robustness.target import Target
+from mereo.measure import look_for_masking
+from mereo.measure.attack_stage import rising_curves, telling_epsilon
+from mereo.measure.curves import Point, check_epsilons
+from mereo.measure.masking import masking_parts
+from mereo.measure.target import Target
 
 
 def checks(model, images, epsilon, **options):

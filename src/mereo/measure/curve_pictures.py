@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from mereo.measure.curves import Point
+from mereo.measure.style import FAINT, INK, RIGHT, WRONG, colour, marker, quiet
 from mereo.pictures import displayable, new_figure, save_figure
-from mereo.robustness.curves import Point
-from mereo.robustness.style import FAINT, INK, RIGHT, WRONG, colour, marker, quiet
 
 AMPLIFIED = 0.5
 """Grey level of no change in the picture of a perturbation."""

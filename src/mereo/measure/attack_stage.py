@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from mereo.inference.answers import Answers, collect_answers
-from mereo.robustness.attacks import ATTACKS, attack
-from mereo.robustness.curve_pictures import draw_attacked, draw_curves
-from mereo.robustness.curves import Point, answer, attack_curve, check_epsilons
-from mereo.robustness.losses import LOSSES
-from mereo.robustness.masking import SLACK, Finding, look_for_masking, masking_parts
-from mereo.robustness.plan import Plan, part_of
-from mereo.robustness.progress import Stages
-from mereo.robustness.subjects import Subject
+from mereo.measure.attacks import ATTACKS, attack
+from mereo.measure.curve_pictures import draw_attacked, draw_curves
+from mereo.measure.curves import Point, answer, attack_curve, check_epsilons
+from mereo.measure.losses import LOSSES
+from mereo.measure.masking import SLACK, Finding, look_for_masking, masking_parts
+from mereo.measure.plan import Plan, part_of
+from mereo.measure.progress import Stages
+from mereo.measure.subjects import Subject
 
 SHOWN_IMAGES, SHOWN_EPSILONS = 6, 4
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mereo.measure.equivariance import TRANSFORMS, Moved, why_no_fit
+from mereo.measure.style import FAINT, INK, quiet
 from mereo.pictures import new_figure, save_figure
-from mereo.robustness.equivariance import TRANSFORMS, Moved, why_no_fit
-from mereo.robustness.style import FAINT, INK, quiet
 
 TRACKS = 12
 LENGTH, ANGLE = "#2b8a3e", "#9c36b5"

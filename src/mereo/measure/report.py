@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from mereo.robustness.corruptions import CORRUPTIONS
-from mereo.robustness.equivariance import TRANSFORMS
-from mereo.robustness.objects import WORDS, overview_objects
+from mereo.measure.corruptions import CORRUPTIONS
+from mereo.measure.equivariance import TRANSFORMS
+from mereo.measure.objects import WORDS, overview_objects
 from mereo.training.report import percent
 
 CALIBRATION = """\

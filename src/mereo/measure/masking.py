@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from mereo.inference.mode import judged
+from mereo.measure.attacks import attack
+from mereo.measure.budget import project
+from mereo.measure.losses import LOSSES
+from mereo.measure.target import Target
 from mereo.models import CapsuleClassifier
-from mereo.robustness.attacks import attack
-from mereo.robustness.budget import project
-from mereo.robustness.losses import LOSSES
-from mereo.robustness.target import Target
 
 SLACK = 0.03
 """Differences of accuracy up to this share of the images are taken for chance."""

@@ -2,13 +2,13 @@
 
 import pytest
 
-from mereo.robustness.progress import Stages
+from mereo.measure.progress import Stages
 
 
 @pytest.mark.parametrize(("silent", "lines"), [(False, 3), (True, 0)])
 def test_a_long_stage_says_a_line_a_minute(monkeypatch, capsys, silent, lines):
     now = 0.0
-    monkeypatch.setattr("mereo.robustness.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("mereo.measure.progress.time.monotonic", lambda: now)
     with Stages(silent=silent).stage("attack", 100) as done:
         for _ in range(5):
             now += 30.0

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mereo.data.split import stratified
 from mereo.inference.answers import Answers
-from mereo.robustness.subjects import Subject
+from mereo.measure.subjects import Subject
 
 
 @dataclass(frozen=True)

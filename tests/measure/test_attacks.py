@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 import mereo
 from mereo.errors import MereoError, UsageError
 from mereo.inference.mode import judged
-from mereo.robustness import ATTACKS, attack
-from mereo.robustness.apgd import apgd, checkpoints
-from mereo.robustness.budget import Budget
-from mereo.robustness.losses import LOSSES, rival
-from mereo.robustness.square import square_side
-from mereo.robustness.target import Target
+from mereo.measure import ATTACKS, attack
+from mereo.measure.apgd import apgd, checkpoints
+from mereo.measure.budget import Budget
+from mereo.measure.losses import LOSSES, rival
+from mereo.measure.square import square_side
+from mereo.measure.target import Target
 
 LINEAR = LOSSES.keys() - {"dlr"}
 

@@ -5,7 +5,7 @@ import torch
 
 from mereo.errors import UsageError
 from mereo.inference.answers import collect_answers
-from mereo.robustness import CORRUPTIONS, Corruption, corrupt, corruption_curve
+from mereo.measure import CORRUPTIONS, Corruption, corrupt, corruption_curve
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)

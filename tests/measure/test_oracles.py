@@ -7,9 +7,9 @@ import pytest
 from torch import nn
 
 from mereo.inference.mode import judged
-from mereo.robustness import attack
-from mereo.robustness.losses import LOSSES
-from mereo.robustness.target import Target
+from mereo.measure import attack
+from mereo.measure.losses import LOSSES
+from mereo.measure.target import Target
 
 EPSILON = 0.03
 

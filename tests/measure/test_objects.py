@@ -12,7 +12,7 @@ import mereo
 from mereo.cli.main import main
 from mereo.inference.answers import Answers
 from mereo.inference.metrics import wilson_interval
-from mereo.robustness.objects import judge_objects
+from mereo.measure.objects import judge_objects
 
 
 def test_the_figures_are_those_of_a_loop_over_the_images():

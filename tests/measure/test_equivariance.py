@@ -7,8 +7,8 @@ import torch
 
 import mereo
 from mereo.errors import UsageError
-from mereo.robustness import compare_poses, equivariance
-from mereo.robustness.equivariance import errors_of_linear_fit, shift, turn, why_no_fit
+from mereo.measure import compare_poses, equivariance
+from mereo.measure.equivariance import errors_of_linear_fit, shift, turn, why_no_fit
 
 
 def gaussian(*shape, seed=0):
