@@ -19,9 +19,9 @@ from torch import Tensor
 
 from mereo.errors import UsageError
 from mereo.explain.panels import shown_classes
-from mereo.explain.parse_tree import ParseTree
-from mereo.explain.tree_svg import patch_boxes, tree_svg
-from mereo.explain.tree_words import describe
+from mereo.explain.trees.svg import patch_boxes, tree_svg
+from mereo.explain.trees.tree import ParseTree
+from mereo.explain.trees.words import describe
 from mereo.files import cannot_write
 from mereo.pictures import displayable
 
@@ -109,7 +109,7 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _part(name: str) -> str:
-    return (files("mereo.explain") / name).read_text(encoding="utf-8")
+    return (files("mereo.explain.trees") / name).read_text(encoding="utf-8")
 
 
 def _opening(title: str) -> str:

@@ -1,6 +1,6 @@
 """A parse tree in words, for the pictures and the page."""
 
-from mereo.explain.parse_tree import Edge, Node, ParseTree
+from mereo.explain.trees.tree import Edge, Node, ParseTree
 
 ROWS = {
     ("vote", "patch"): "patches\nthat vote",

@@ -6,10 +6,10 @@ Node n of the tree with prefix p is `p-n<n>`, the edge above it `p-e<n>`, its pa
 from html import escape
 
 from mereo.explain.panels import short
-from mereo.explain.parse_tree import Edge, Node, ParseTree
 from mereo.explain.places import Box
-from mereo.explain.tree_layout import arrange, thickness
-from mereo.explain.tree_words import carried, describe, edge_number
+from mereo.explain.trees.layout import arrange, thickness
+from mereo.explain.trees.tree import Edge, Node, ParseTree
+from mereo.explain.trees.words import carried, describe, edge_number
 
 WIDTH, HEIGHT, THUMB, CIRCLE, LEFT = 54, 108, 46, 18, 94
 """Of a node's room, its picture, a capsule's circle (its radius), and the labels of the rows, in pixels."""

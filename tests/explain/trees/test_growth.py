@@ -12,7 +12,7 @@ from mereo.core import lengths, squash, squash_exponential
 from mereo.errors import MereoError, UsageError
 from mereo.explain import Observation, ParseTree, observe, parse_trees
 from mereo.explain.places import box_of
-from mereo.explain.tree_words import describe
+from mereo.explain.trees.words import describe
 from mereo.models import CapsuleClassifier
 from mereo.models.base import SenderGrid
 from mereo.routing import CrossAgreementRouting, SelfAttentionRouting

@@ -11,8 +11,8 @@ from mereo.errors import UsageError
 from mereo.explain.agreements import best_agreements
 from mereo.explain.contributions import exchange_contributions
 from mereo.explain.observation import Observation, chosen_classes
-from mereo.explain.parse_tree import Edge, Node, ParseTree
 from mereo.explain.places import box_of, fine_places, on_grid
+from mereo.explain.trees.tree import Edge, Node, ParseTree
 from mereo.inference.predict import class_names
 from mereo.models import CapsuleClassifier
 from mereo.models.base import SenderGrid

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mereo.errors import MereoError, UsageError
 from mereo.explain import explanation_page, observe, parse_trees, write_page
-from mereo.explain.tree_words import describe
+from mereo.explain.trees.words import describe
 from mereo.models import CapsuleClassifier
 
 Make = Callable[..., CapsuleClassifier]

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from mereo.explain.canvas import fitted, new_canvas, paste
 from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, printable, short
-from mereo.explain.parse_tree import Node, ParseTree
 from mereo.explain.places import Box
-from mereo.explain.tree_layout import arrange, fitting, thickness
-from mereo.explain.tree_words import caption, carried, edge_number
+from mereo.explain.trees.layout import arrange, fitting, thickness
+from mereo.explain.trees.tree import Node, ParseTree
+from mereo.explain.trees.words import caption, carried, edge_number
 from mereo.pictures import save_figure
 
 FOR, AGAINST = "#e03131", "#1971c2"

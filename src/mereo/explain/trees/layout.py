@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from mereo.explain.parse_tree import ParseTree
-from mereo.explain.tree_words import level_labels
+from mereo.explain.trees.tree import ParseTree
+from mereo.explain.trees.words import level_labels
 
 APART = 0.35
 """Widths of a node between the families of neighbouring parents."""
