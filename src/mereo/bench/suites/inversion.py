@@ -12,8 +12,8 @@ from torch import Tensor
 from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import inversion_work, routing_work, stored_predictions_bytes, stored_predictions_work
 from mereo.bench.suites import routing
-from mereo.core.bessel import log_vmf_normaliser, mean_resultant_length
 from mereo.errors import check_choice
+from mereo.generative.bessel import log_vmf_normaliser, mean_resultant_length
 from mereo.generative.inversion.arguments import Problem, prepare
 from mereo.generative.inversion.invert import assign
 from mereo.generative.inversion.sphere import SphereParents

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.core.bessel import log_vmf_normaliser
 from mereo.core.kernels.votes import agree, combine
+from mereo.generative.bessel import log_vmf_normaliser
 from mereo.generative.capsule_mixture import unit
 
 

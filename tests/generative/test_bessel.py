@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from directional_exact import log_bessel_i_exact, log_c, ratio, ratio_slope
-from mereo.core.bessel import (
+from mereo.errors import UsageError
+from mereo.generative.bessel import (
     concentration,
     log_bessel_i,
     log_vmf_normaliser,
     log_vmf_normaliser_and_slope,
     mean_resultant_length,
 )
-from mereo.errors import UsageError
 
 D = torch.float64
 DIMENSIONS = [1, 2, 3, 4, 5, 8, 16, 17, 33, 64, 128, 256, 511, 512, 1024]

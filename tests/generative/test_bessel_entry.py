@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mereo.core.bessel import (
+from mereo.core.kernels import bessel, library
+from mereo.generative.bessel import (
     _EXACT,
     _SINGLE,
     _growth_and_ratio,
@@ -14,7 +15,6 @@ from mereo.core.bessel import (
     log_vmf_normaliser_and_slope,
     mean_resultant_length,
 )
-from mereo.core.kernels import bessel, library
 
 pytestmark = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 D = torch.float64
