@@ -61,9 +61,9 @@ def run(words: list[str], command: str) -> None:
     from mereo.files import write_atomically
     from mereo.measure.evaluation import evaluate_subjects
     from mereo.measure.plan import Plan
-    from mereo.measure.progress import Stages
     from mereo.measure.report import markdown
     from mereo.measure.subjects import load_subjects
+    from mereo.runtime.progress import Reporter
 
     subjects = load_subjects(
         sources, data=options.data, data_root=options.data_root, split=options.split, limit=options.limit,
@@ -77,7 +77,7 @@ def run(words: list[str], command: str) -> None:
         seed=options.seed,
     )  # fmt: skip
     folder = new_folder(options.out)
-    document = {"split": options.split, **evaluate_subjects(subjects, plan, folder, Stages())}
+    document = {"split": options.split, **evaluate_subjects(subjects, plan, folder, Reporter())}
     text = json.dumps(document, indent=2)
     write_atomically(folder / "report.json", f"{text}\n")
     write_atomically(folder / "report.md", markdown(document))

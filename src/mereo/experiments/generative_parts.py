@@ -19,8 +19,8 @@ from mereo.experiments.fitting import batches, fit
 from mereo.experiments.parts_pictures import draw_occlusion, draw_rebuilt, draw_samples
 from mereo.generative.generative_capsnet import GenerativeCapsNet
 from mereo.routing import DynamicRouting
+from mereo.runtime.device import choose_device
 from mereo.training.losses import many_hot, margin_loss
-from mereo.training.setup import choose_device
 
 EPOCHS, LIMIT = {"digits": 60}, {"mnist": 10000}
 OCCLUSIONS = (0, 4, 8, 12)

@@ -16,9 +16,9 @@ from mereo.experiments.images import take_test_images
 from mereo.experiments.kiefer_pictures import draw_routing
 from mereo.generative.layer_sparsity import MEASURES, layer_sparsity
 from mereo.models import load
+from mereo.runtime.device import choose_device
 from mereo.training.config import TrainConfig
 from mereo.training.run_folder import RunFolder
-from mereo.training.setup import choose_device
 from mereo.training.studies import configurations, run_study
 
 STUDY = "kiefer_routing"

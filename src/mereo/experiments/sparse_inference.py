@@ -20,10 +20,10 @@ from mereo.experiments.sparse_pictures import draw_activity, draw_energy
 from mereo.generative.predictive_coding import Inference, infer, label_energies
 from mereo.generative.sparsity import hoyer_sparsity, winner_share
 from mereo.models import CapsuleClassifier, load
+from mereo.runtime.device import choose_device
+from mereo.runtime.text import duration
 from mereo.training.config import TrainConfig
-from mereo.training.report import duration
 from mereo.training.run_folder import RunFolder
-from mereo.training.setup import choose_device
 from mereo.training.studies import Study, Variant, configurations, finish_runs, plan_runs
 
 PENALTY = 1.0

@@ -21,8 +21,8 @@ from mereo.experiments.fitting import batches, fit
 from mereo.experiments.top_down_pictures import Shown, draw_assignments, draw_entropies
 from mereo.generative import CapsuleMixture
 from mereo.models.capsnet import CapsNet
+from mereo.runtime.device import choose_device
 from mereo.training.losses import many_hot, margin_loss
-from mereo.training.setup import choose_device
 
 ITERATIONS, IMAGES, SHOWN = 10, 512, 5
 FIELD, MIDDLE, STEP = 17, 9, 2

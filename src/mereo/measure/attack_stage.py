@@ -14,14 +14,14 @@ from mereo.measure.curves import Point, answer, attack_curve, check_epsilons
 from mereo.measure.losses import LOSSES
 from mereo.measure.masking import SLACK, Finding, look_for_masking, masking_parts
 from mereo.measure.plan import Plan, part_of
-from mereo.measure.progress import Stages
 from mereo.measure.subjects import Subject
+from mereo.runtime.progress import Reporter
 
 SHOWN_IMAGES, SHOWN_EPSILONS = 6, 4
 
 
 def measure_attacks(
-    subjects: Sequence[Subject], answers: list[Answers], plan: Plan, out: Path, stages: Stages,
+    subjects: Sequence[Subject], answers: list[Answers], plan: Plan, out: Path, reporter: Reporter,
     models: dict[str, dict[str, Any]],
 ) -> None:  # fmt: skip
     """Attack every network, look for hidden gradients, draw the pictures, and add the figures to `models`.
@@ -31,7 +31,7 @@ def measure_attacks(
         answers: what each said unattacked.
         plan: which attacks, and how.
         out: folder of the pictures.
-        stages: tells how far it is.
+        reporter: shows the progress.
         models: the figures of each network by its name.
     """
     parts = [part_of(s, a, plan.attack_limit, plan.seed) for s, a in zip(subjects, answers, strict=True)]
@@ -41,7 +41,7 @@ def measure_attacks(
     for name in plan.attacks:
         curves = {}
         for part, said in zip(parts, clean, strict=True):
-            with stages.stage(f"{part.name}: attack {name}", int(said.right.sum()) * (len(epsilons) - 1)) as done:
+            with reporter.stage(f"{part.name}: attack {name}", int(said.right.sum()) * (len(epsilons) - 1)) as done:
                 points = attack_curve(
                     name, part.model, part.split, said, epsilons, steps=plan.steps_of(name), restarts=plan.restarts,
                     loss=plan.loss, seed=plan.seed, batch_size=plan.batch_size, progress=done,
@@ -60,7 +60,7 @@ def measure_attacks(
         _draw_attacked(part, said, plan, strongest, epsilons[1:], out / part.name / "attacked.png")
         models[part.name]["attacked_images"] = len(part.split)
         if plan.masking_images:
-            found = _masking(part, said, parts, plan, curves_of, stages)
+            found = _masking(part, said, parts, plan, curves_of, reporter)
             models[part.name]["masking"] = found
 
 
@@ -84,7 +84,12 @@ def rising_curves(curves: dict[str, list[Point]]) -> Finding:
 
 
 def _masking(
-    part: Subject, said: Answers, parts: Sequence[Subject], plan: Plan, curves: dict[str, list[Point]], stages: Stages
+    part: Subject,
+    said: Answers,
+    parts: Sequence[Subject],
+    plan: Plan,
+    curves: dict[str, list[Point]],
+    reporter: Reporter,
 ) -> dict[str, Any]:
     epsilon = telling_epsilon(list(curves.values()))
     few = part_of(part, said, plan.masking_images, plan.seed, said.right)
@@ -98,7 +103,7 @@ def _masking(
         torch.arange(len(few.split)), crop=(height, width), device=next(part.model.parameters()).device
     )
     losses = len(LOSSES) - (part.model.num_classes < 3)
-    with stages.stage(f"{part.name}: looking for hidden gradients", masking_parts(losses, len(others))) as done:
+    with reporter.stage(f"{part.name}: looking for hidden gradients", masking_parts(losses, len(others))) as done:
         found = look_for_masking(
             part.model,
             images,

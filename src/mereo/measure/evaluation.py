@@ -19,12 +19,12 @@ from mereo.measure.equivariance_pictures import draw_equivariance
 from mereo.measure.judgement import judge, reliabilities
 from mereo.measure.pictures import draw_calibration, draw_confusion, draw_lengths
 from mereo.measure.plan import Plan
-from mereo.measure.progress import Stages
 from mereo.measure.subjects import Subject
+from mereo.runtime.progress import Reporter
 
 
 def evaluate_subjects(
-    subjects: Sequence[Subject], plan: Plan, out: Path, stages: Stages | None = None
+    subjects: Sequence[Subject], plan: Plan, out: Path, reporter: Reporter | None = None
 ) -> dict[str, Any]:
     """Judge networks, draw the pictures into a folder, and return all figures as plain values.
 
@@ -32,9 +32,9 @@ def evaluate_subjects(
         subjects: from `load_subjects`.
         plan: what to measure.
         out: folder of the pictures.
-        stages: tells how far it is.
+        reporter: shows the progress; None for silence.
     """
-    stages = stages or Stages(silent=True)
+    reporter = reporter or Reporter(silent=True)
     if plan.attacks or plan.equivariance:
         check_one_label(subjects[0].split)
     for subject in subjects:
@@ -44,7 +44,7 @@ def evaluate_subjects(
     answers: list[Answers] = []
     models: dict[str, dict[str, Any]] = {}
     for subject in subjects:
-        with stages.stage(f"{subject.name}: accuracy", len(subject.split)) as done:
+        with reporter.stage(f"{subject.name}: accuracy", len(subject.split)) as done:
             answers.append(collect_answers(subject.model, subject.split, batch_size=plan.batch_size, progress=done))
         models[subject.name] = {
             "weights": str(subject.source),
@@ -54,12 +54,12 @@ def evaluate_subjects(
         if subject.split.labels_per_image == 1:
             _draw_judgement(subject, answers[-1], out / subject.name)
     if plan.corruptions:
-        _corruptions(subjects, answers, plan, out, stages, models)
+        _corruptions(subjects, answers, plan, out, reporter, models)
     if plan.attacks:
-        measure_attacks(subjects, answers, plan, out, stages, models)
+        measure_attacks(subjects, answers, plan, out, reporter, models)
     if plan.equivariance:
         for subject in subjects:
-            _equivariance(subject, plan, out, stages, models)
+            _equivariance(subject, plan, out, reporter, models)
     return {
         "mereo": __version__,
         "data": subjects[0].data,
@@ -78,7 +78,7 @@ def _draw_judgement(subject: Subject, answers: Answers, folder: Path) -> None:
 
 
 def _corruptions(
-    subjects: Sequence[Subject], answers: list[Answers], plan: Plan, out: Path, stages: Stages,
+    subjects: Sequence[Subject], answers: list[Answers], plan: Plan, out: Path, reporter: Reporter,
     models: dict[str, dict[str, Any]],
 ) -> None:  # fmt: skip
     panels: dict[str, tuple[str, dict[str, list[Point]]]] = {}
@@ -86,7 +86,7 @@ def _corruptions(
         curves = {}
         for subject, clean in zip(subjects, answers, strict=True):
             total = len(subject.split) * (len(corruption.severities) - 1)
-            with stages.stage(f"{subject.name}: {name}", total) as done:
+            with reporter.stage(f"{subject.name}: {name}", total) as done:
                 points = corruption_curve(
                     name, subject.model, subject.split, clean, seed=plan.seed, batch_size=plan.batch_size, progress=done
                 )
@@ -97,10 +97,12 @@ def _corruptions(
     draw_curves(panels, out / "corruptions.png", guessed)
 
 
-def _equivariance(subject: Subject, plan: Plan, out: Path, stages: Stages, models: dict[str, dict[str, Any]]) -> None:
+def _equivariance(
+    subject: Subject, plan: Plan, out: Path, reporter: Reporter, models: dict[str, dict[str, Any]]
+) -> None:
     found = {}
     for name, (_, amounts, _) in TRANSFORMS.items():
-        with stages.stage(f"{subject.name}: poses under {name}", len(subject.split) * len(amounts)) as done:
+        with reporter.stage(f"{subject.name}: poses under {name}", len(subject.split) * len(amounts)) as done:
             found[name] = equivariance(
                 name, subject.model, subject.split, seed=plan.seed, batch_size=plan.batch_size, progress=done
             )

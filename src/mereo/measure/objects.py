@@ -11,7 +11,7 @@ import torch
 from mereo.inference.answers import Answers
 from mereo.inference.evaluate import found
 from mereo.inference.metrics import class_ratios, wilson_interval
-from mereo.training.report import percent
+from mereo.runtime.text import percent
 
 WORDS = """\
 Each image holds {objects} objects, and is judged right when all of them are among its {objects} longest capsules. \

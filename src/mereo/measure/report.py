@@ -7,7 +7,7 @@ from urllib.parse import quote
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.equivariance import TRANSFORMS
 from mereo.measure.objects import WORDS, overview_objects
-from mereo.training.report import percent
+from mereo.runtime.text import percent
 
 CALIBRATION = """\
 Lengths of class capsules are not probabilities: each lies between 0 and 1 on its own. They are turned into confidences

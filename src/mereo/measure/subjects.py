@@ -11,8 +11,9 @@ from mereo.data import Images, ImageSet, OverlaidPairs, load_split
 from mereo.data.split import stratified
 from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier, load
+from mereo.runtime.device import choose_device
 from mereo.training.config import TrainConfig
-from mereo.training.setup import choose_device, place
+from mereo.training.setup import place
 
 SPLITS = ("test", "validation", "train")
 
