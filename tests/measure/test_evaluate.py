@@ -13,7 +13,7 @@ import mereo
 from mereo.cli.main import main
 from mereo.errors import UsageError
 from mereo.measure import load_subjects
-from mereo.measure.subjects import short_names
+from mereo.measure.trained_models import short_names
 from mereo.training.config import TrainConfig
 
 DIGITS = tuple(str(n) for n in range(10))

@@ -62,7 +62,7 @@ def run(words: list[str], command: str) -> None:
     from mereo.measure.evaluation import evaluate_subjects
     from mereo.measure.plan import Plan
     from mereo.measure.report import markdown
-    from mereo.measure.subjects import load_subjects
+    from mereo.measure.trained_models import load_subjects
     from mereo.runtime.progress import Reporter
 
     subjects = load_subjects(

@@ -1,14 +1,14 @@
 """Judging a trained network: calibration, corruption, adversarial attacks, equivariance of its capsules."""
 
-from mereo.measure.attacks import ATTACKS, attack
+from mereo.measure.attacks.attack import ATTACKS, attack
+from mereo.measure.attacks.masking import Finding, look_for_masking
+from mereo.measure.classification import judge
 from mereo.measure.corruptions import CORRUPTIONS, Corruption, corrupt
 from mereo.measure.curves import Point, attack_curve, corruption_curve
 from mereo.measure.equivariance import Moved, compare_poses, equivariance
 from mereo.measure.evaluation import evaluate_subjects
-from mereo.measure.judgement import judge
-from mereo.measure.masking import Finding, look_for_masking
 from mereo.measure.plan import Plan
-from mereo.measure.subjects import Subject, load_subjects
+from mereo.measure.trained_models import Subject, load_subjects
 
 __all__ = [
     "ATTACKS",

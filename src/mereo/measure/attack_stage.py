@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from mereo.inference.answers import Answers, collect_answers
-from mereo.measure.attacks import ATTACKS, attack
+from mereo.measure.attacks.attack import ATTACKS, attack
+from mereo.measure.attacks.losses import LOSSES
+from mereo.measure.attacks.masking import SLACK, Finding, look_for_masking, masking_parts
 from mereo.measure.curve_pictures import draw_attacked, draw_curves
 from mereo.measure.curves import Point, answer, attack_curve, check_epsilons
-from mereo.measure.losses import LOSSES
-from mereo.measure.masking import SLACK, Finding, look_for_masking, masking_parts
 from mereo.measure.plan import Plan, part_of
-from mereo.measure.subjects import Subject
+from mereo.measure.trained_models import Subject
 from mereo.runtime.progress import Reporter
 
 SHOWN_IMAGES, SHOWN_EPSILONS = 6, 4

@@ -13,9 +13,9 @@ from mereo.errors import UsageError
 from mereo.inference.answers import Answers, check_one_label, collect_answers
 from mereo.inference.metrics import wilson_interval
 from mereo.inference.mode import judged
-from mereo.measure.attacks import attack, check_attack
+from mereo.measure.attacks.attack import attack, check_attack
+from mereo.measure.attacks.target import Target
 from mereo.measure.corruptions import CORRUPTIONS, Corruption
-from mereo.measure.target import Target
 from mereo.models import CapsuleClassifier
 
 Progress = Callable[[int], None]

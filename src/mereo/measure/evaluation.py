@@ -10,16 +10,16 @@ from mereo import __version__
 from mereo.inference.answers import Answers, check_one_label, collect_answers
 from mereo.inference.metrics import confusion_matrix
 from mereo.measure.attack_stage import measure_attacks
-from mereo.measure.attacks import check_attack
+from mereo.measure.attacks.attack import check_attack
+from mereo.measure.classification import judge, reliabilities
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.curve_pictures import draw_curves
 from mereo.measure.curves import Point, check_epsilons, corruption_curve
 from mereo.measure.equivariance import TRANSFORMS, equivariance, why_no_fit
 from mereo.measure.equivariance_pictures import draw_equivariance
-from mereo.measure.judgement import judge, reliabilities
 from mereo.measure.pictures import draw_calibration, draw_confusion, draw_lengths
 from mereo.measure.plan import Plan
-from mereo.measure.subjects import Subject
+from mereo.measure.trained_models import Subject
 from mereo.runtime.progress import Reporter
 
 

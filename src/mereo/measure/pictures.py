@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mereo.inference.answers import Answers
 from mereo.inference.metrics import Reliability, expected_calibration_error, wilson_interval
-from mereo.measure.judgement import longest_and_lead
+from mereo.measure.classification import longest_and_lead
 from mereo.measure.style import FAINT, INK, RIGHT, RULE, WRONG, quiet
 from mereo.pictures import new_figure, save_figure
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mereo.data.split import stratified
 from mereo.inference.answers import Answers
-from mereo.measure.subjects import Subject
+from mereo.measure.trained_models import Subject
 
 
 @dataclass(frozen=True)

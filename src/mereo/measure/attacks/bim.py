@@ -5,8 +5,8 @@ Source: Kurakin, Goodfellow, Bengio 2016, arXiv:1607.02533. Cost: one gradient a
 
 from torch import Tensor
 
-from mereo.measure.budget import Budget, project
-from mereo.measure.target import Target
+from mereo.measure.attacks.budget import Budget, project
+from mereo.measure.attacks.target import Target
 
 
 def ascend(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: Budget, size: float) -> Tensor:

@@ -9,8 +9,8 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from mereo.measure.budget import Budget, project
-from mereo.measure.target import Target
+from mereo.measure.attacks.budget import Budget, project
+from mereo.measure.attacks.target import Target
 
 MOMENTUM = 0.75
 """Share of the new step; the rest is the one before."""

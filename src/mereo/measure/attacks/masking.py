@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from mereo.inference.mode import judged
-from mereo.measure.attacks import attack
-from mereo.measure.budget import project
-from mereo.measure.losses import LOSSES
-from mereo.measure.target import Target
+from mereo.measure.attacks.attack import attack
+from mereo.measure.attacks.budget import project
+from mereo.measure.attacks.losses import LOSSES
+from mereo.measure.attacks.target import Target
 from mereo.models import CapsuleClassifier
 
 SLACK = 0.03

@@ -8,8 +8,8 @@ from torch import nn
 
 from mereo.inference.mode import judged
 from mereo.measure import attack
-from mereo.measure.losses import LOSSES
-from mereo.measure.target import Target
+from mereo.measure.attacks.losses import LOSSES
+from mereo.measure.attacks.target import Target
 
 EPSILON = 0.03
 

@@ -6,9 +6,9 @@ import torch
 from mereo.inference.mode import judged
 from mereo.measure import look_for_masking
 from mereo.measure.attack_stage import rising_curves, telling_epsilon
+from mereo.measure.attacks.masking import masking_parts
+from mereo.measure.attacks.target import Target
 from mereo.measure.curves import Point, check_epsilons
-from mereo.measure.masking import masking_parts
-from mereo.measure.target import Target
 
 
 def checks(model, images, epsilon, **options):

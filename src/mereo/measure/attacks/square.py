@@ -7,9 +7,9 @@ withstands gradients and not this one hides its gradients rather than being robu
 import torch
 from torch import Tensor
 
-from mereo.measure.budget import Budget, project
-from mereo.measure.losses import rival
-from mereo.measure.target import Target
+from mereo.measure.attacks.budget import Budget, project
+from mereo.measure.attacks.losses import rival
+from mereo.measure.attacks.target import Target
 
 FIRST_SHARE = 0.8
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)

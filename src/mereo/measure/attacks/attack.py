@@ -8,14 +8,14 @@ from torch import Tensor
 
 from mereo.errors import UsageError, check_choice
 from mereo.inference.mode import judged
-from mereo.measure.apgd import apgd
-from mereo.measure.bim import bim
-from mereo.measure.budget import Budget, random_start
-from mereo.measure.fgsm import fgsm
-from mereo.measure.losses import LOSSES
-from mereo.measure.pgd import pgd
-from mereo.measure.square import square
-from mereo.measure.target import Target
+from mereo.measure.attacks.apgd import apgd
+from mereo.measure.attacks.bim import bim
+from mereo.measure.attacks.budget import Budget, random_start
+from mereo.measure.attacks.fgsm import fgsm
+from mereo.measure.attacks.losses import LOSSES
+from mereo.measure.attacks.pgd import pgd
+from mereo.measure.attacks.square import square
+from mereo.measure.attacks.target import Target
 from mereo.models import CapsuleClassifier
 
 Method = Callable[[Target, Tensor, Tensor, Tensor, Budget], Tensor]

@@ -5,9 +5,9 @@ Source: Madry, Makelov, Schmidt, Tsipras, Vladu 2017, arXiv:1706.06083. Cost: on
 
 from torch import Tensor
 
-from mereo.measure.bim import ascend
-from mereo.measure.budget import Budget
-from mereo.measure.target import Target
+from mereo.measure.attacks.bim import ascend
+from mereo.measure.attacks.budget import Budget
+from mereo.measure.attacks.target import Target
 
 
 def pgd(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: Budget) -> Tensor:

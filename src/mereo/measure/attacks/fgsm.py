@@ -5,8 +5,8 @@ Source: Goodfellow, Shlens, Szegedy 2014, arXiv:1412.6572. Cost: one gradient.
 
 from torch import Tensor
 
-from mereo.measure.budget import Budget, project
-from mereo.measure.target import Target
+from mereo.measure.attacks.budget import Budget, project
+from mereo.measure.attacks.target import Target
 
 
 def fgsm(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: Budget) -> Tensor:

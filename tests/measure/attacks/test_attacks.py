@@ -9,11 +9,11 @@ import mereo
 from mereo.errors import MereoError, UsageError
 from mereo.inference.mode import judged
 from mereo.measure import ATTACKS, attack
-from mereo.measure.apgd import apgd, checkpoints
-from mereo.measure.budget import Budget
-from mereo.measure.losses import LOSSES, rival
-from mereo.measure.square import square_side
-from mereo.measure.target import Target
+from mereo.measure.attacks.apgd import apgd, checkpoints
+from mereo.measure.attacks.budget import Budget
+from mereo.measure.attacks.losses import LOSSES, rival
+from mereo.measure.attacks.square import square_side
+from mereo.measure.attacks.target import Target
 
 LINEAR = LOSSES.keys() - {"dlr"}
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mereo.errors import MereoError
 from mereo.inference.evaluate import normalise
-from mereo.measure.losses import LOSSES
+from mereo.measure.attacks.losses import LOSSES
 from mereo.models import CapsuleClassifier
 
 
