@@ -12,14 +12,14 @@ import mereo
 from mereo.cli.main import main
 from mereo.inference.answers import Answers
 from mereo.inference.metrics import wilson_interval
-from mereo.measure.objects import judge_objects
+from mereo.measure.objects import object_metrics
 
 
 def test_the_figures_are_those_of_a_loop_over_the_images():
     generator = torch.Generator().manual_seed(0)
     labels = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(30)])
     answers = Answers(torch.rand(30, 4, generator=generator), labels)
-    model = judge_objects(answers, ("a", "b", "c", "d"))
+    model = object_metrics(answers, ("a", "b", "c", "d"))
     both = either = objects = 0
     there, said, hit = [0] * 4, [0] * 4, [0] * 4
     for lengths, pair in zip(answers.lengths.tolist(), labels.tolist(), strict=True):
@@ -41,7 +41,7 @@ def test_the_figures_are_those_of_a_loop_over_the_images():
 
 
 def test_no_image_is_no_accuracy():
-    model = judge_objects(Answers(torch.zeros(0, 3), torch.zeros(0, 2, dtype=torch.int64)), ("a", "b", "c"))
+    model = object_metrics(Answers(torch.zeros(0, 3), torch.zeros(0, 2, dtype=torch.int64)), ("a", "b", "c"))
     assert model["accuracy"] == model["mean_hits"] == model["any_hit"] == 0
 
 
@@ -66,7 +66,7 @@ def test_a_network_of_two_digits_is_judged(digits, tmp_path, monkeypatch, capsys
     mereo.save_weights("pairs.safetensors", model, class_names=tuple("0123456789"), data="multimnist")
     words = ["evaluate", "pairs.safetensors", "--data-root", digits, "--device", "cpu"]
     assert main([*words, "--corruptions", "--limit", "10"]) == 0
-    assert "objects found" in capsys.readouterr().out
+    assert "objects predicted" in capsys.readouterr().out
     found = json.loads(Path("evaluation/report.json").read_text())["models"]["pairs"]
     assert found["count"] == 10 and sum(c["support"] for c in found["per_class"]) == 20
     assert found["corruptions"]["noise"][0]["accuracy"] == found["accuracy"]

@@ -1,24 +1,22 @@
-"""The plain judgement of a network: accuracy, classes, calibration, lengths of right and wrong answers."""
+"""Metrics of a network on one split: accuracy, classes, calibration, lengths of correct and of wrong predictions."""
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mereo.inference.answers import Answers
-from mereo.inference.metrics import (
+from mereo.inference.metrics import class_scores, confusion_matrix, wilson_interval
+from mereo.measure.calibration import (
     CONFIDENCES,
     Reliability,
     brier_score,
-    class_scores,
     confidences,
-    confusion_matrix,
     expected_calibration_error,
     negative_log_likelihood,
     reliability,
-    separation,
-    wilson_interval,
 )
-from mereo.measure.objects import judge_objects
+from mereo.measure.objects import object_metrics
 
 BINS = 15
 
@@ -28,27 +26,26 @@ def reliabilities(answers: Answers) -> dict[str, Reliability]:
     return {how: reliability(confidences(answers.lengths, how), answers.labels, BINS) for how in CONFIDENCES}
 
 
-def judge(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
-    """All figures of what a network said, as plain values.
+def classification_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
+    """All metrics of the predictions of a network, as plain values.
 
     Args:
-        answers: of every image.
+        answers: its predictions for every image.
         names: of the classes.
     """
     if answers.labels.dim() > 1:
-        return judge_objects(answers, names)
+        return object_metrics(answers, names)
     count = len(answers.labels)
     low, high = wilson_interval(answers.accuracy, count)
     confusion = confusion_matrix(answers.predicted, answers.labels, len(names))
-    found = reliabilities(answers)
     calibration = {}
-    for how, bins in found.items():
-        shares = confidences(answers.lengths, how)
+    for how, bins in reliabilities(answers).items():
+        probabilities = confidences(answers.lengths, how)
         calibration[how] = {
             "ece": expected_calibration_error(bins),
-            "brier": brier_score(shares, answers.labels),
-            "nll": negative_log_likelihood(shares, answers.labels),
-            "mean_confidence": float(shares.amax(1).mean()) if count else 0.0,
+            "brier": brier_score(probabilities, answers.labels),
+            "nll": negative_log_likelihood(probabilities, answers.labels),
+            "mean_confidence": float(probabilities.amax(1).mean()) if count else 0.0,
             "bins": {name: value.tolist() for name, value in bins._asdict().items()},
         }
     return {
@@ -61,22 +58,22 @@ def judge(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
         ],
         "confusion": confusion.tolist(),
         "calibration": calibration,
-        "lengths": length_figures(answers),
+        "lengths": length_metrics(answers),
     }
 
 
-def longest_and_lead(answers: Answers) -> tuple[torch.Tensor, torch.Tensor]:
+def longest_and_lead(answers: Answers) -> tuple[Tensor, Tensor]:
     """Length of the longest capsule, and by how much it is longer than the next, both (n,)."""
     top = answers.lengths.topk(min(2, answers.lengths.shape[1]), 1).values
     return top[:, 0], top[:, 0] - (top[:, 1] if top.shape[1] > 1 else 0)
 
 
-def length_figures(answers: Answers) -> dict[str, Any]:
-    """Mean length of the longest capsule in right and in wrong answers, and how well lengths tell them apart."""
+def length_metrics(answers: Answers) -> dict[str, Any]:
+    """Mean length of the longest capsule for correct and wrong predictions, and how well lengths separate the two."""
     longest, lead = longest_and_lead(answers)
     right = answers.right
 
-    def mean(values: torch.Tensor) -> float | None:
+    def mean(values: Tensor) -> float | None:
         return float(values.mean()) if len(values) else None
 
     return {
@@ -87,3 +84,21 @@ def length_figures(answers: Answers) -> dict[str, Any]:
         "auroc_longest": separation(longest[right], longest[~right]),
         "auroc_lead": separation(lead[right], lead[~right]),
     }
+
+
+def separation(right: Tensor, wrong: Tensor) -> float | None:
+    """How well a score separates correct from wrong predictions: the area under the ROC curve; None without either.
+
+    AUROC = P(right > wrong) + P(right = wrong) / 2, over pairs of one correct and one wrong prediction
+
+    Args:
+        right: scores of the correct predictions.
+        wrong: scores of the wrong predictions.
+
+    Shapes: (n,) and (m,).
+    """
+    if not len(right) or not len(wrong):
+        return None
+    ordered = wrong.sort().values
+    below, upto = (torch.searchsorted(ordered, right, right=side).double() for side in (False, True))
+    return float(((below + upto) / 2).mean() / len(wrong))

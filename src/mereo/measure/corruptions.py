@@ -1,8 +1,8 @@
 """Corruptions of growing severity: rotation, translation, occlusion, noise, blur.
 
-Every random choice is a pure function of the seed and the image's place in its split: all networks see the same
-corrupted images, whatever the batch size, and the same image is turned the same way at every severity. Lengths are in
-percent of the image's side, so that images of different sizes compare.
+Every random choice is a pure function of the seed and the image's place in its split: all networks get the same
+corrupted images, whatever the batch size, and an image is turned in the same direction at every severity. Lengths
+are in percent of the image's side, so that images of different sizes compare.
 """
 
 import math
@@ -22,7 +22,7 @@ Apply = Callable[[Tensor, float, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Corruption:
-    """One way to spoil images.
+    """One way to corrupt images.
 
     Attributes:
         name: of the curve.
@@ -43,7 +43,7 @@ class Corruption:
 
         Args:
             images: in [0, 1].
-            severity: at least 0; 0 gives the images back.
+            severity: at least 0; 0 leaves the images unchanged.
             indices: places of the images in their split, from which their random numbers follow.
             seed: of the random numbers.
 
@@ -120,12 +120,12 @@ CORRUPTIONS: dict[str, Corruption] = {
 
 
 def corrupt(name: str, images: Tensor, severity: float, indices: Tensor | None = None, seed: int = 0) -> Tensor:
-    """Images spoilt in one of the ways of `CORRUPTIONS`.
+    """Images under one of `CORRUPTIONS`.
 
     Args:
         name: "rotation", "translation", "occlusion", "noise" or "blur".
         images: in [0, 1].
-        severity: in the unit of the corruption; 0 gives the images back.
+        severity: in the unit of the corruption; 0 leaves the images unchanged.
         indices: places of the images in their split; 0, 1, ... when None.
         seed: of the random choices.
 

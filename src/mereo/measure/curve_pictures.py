@@ -61,11 +61,11 @@ def draw_attacked(
     title: str,
     path: Path,
 ) -> None:
-    """Images and what an attack makes of them: a row an image, two columns an epsilon (image, change enlarged).
+    """Images before and after an attack: a row an image, two columns an epsilon (image, change enlarged).
 
     Args:
         clean: in [0, 1].
-        attacked: for each epsilon: itself, the attacked images, the names of what the network says, whether right.
+        attacked: for each epsilon: itself, the attacked images, the predicted classes, whether they are correct.
         truth: names of the true classes.
         title: above the picture.
         path: of the PNG.
@@ -77,18 +77,16 @@ def draw_attacked(
     figure = new_figure(width, 1.22 * rows + 0.95)
     heading = textwrap.fill(title, int(TITLE_LETTERS * width))
     figure.suptitle(heading, fontsize=10, color=INK, fontweight="bold", x=0.01, ha="left")
-    note = (
-        "The image and its class, then for each epsilon the attacked image, what the network says of it,\nand what was"
-    )
-    line = f"{note} added (white) or taken away (black); grey is unchanged."
+    note = "The image and its class, then for each epsilon the attacked image, the predicted class,\nand what was"
+    line = f"{note} added (white) or subtracted (black); grey is unchanged."
     figure.supxlabel(line, fontsize=7.5, color=FAINT, x=0.01, ha="left")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
     for i in range(rows):
         _show(grid[i, 0], clean[i], truth[i], INK)
-        for k, (epsilon, images, said, right) in enumerate(attacked):
-            _show(grid[i, 1 + 2 * k], images[i], said[i], RIGHT if right[i] else WRONG)
+        for k, (epsilon, images, predicted, right) in enumerate(attacked):
+            _show(grid[i, 1 + 2 * k], images[i], predicted[i], RIGHT if right[i] else WRONG)
             change = AMPLIFIED + (images[i] - clean[i]) / max(2 * epsilon, 1e-12)
             _show(grid[i, 2 + 2 * k], change, f"± {epsilon:g}" if i == 0 else "", FAINT)
     save_figure(figure, path)

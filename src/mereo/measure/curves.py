@@ -1,4 +1,4 @@
-"""Accuracy as something gets worse: over the severity of a corruption, over the epsilon of an attack."""
+"""Accuracy over the severity of a corruption, and over the epsilon of an attack."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Progress = Callable[[int], None]
 
 
 class Point(NamedTuple):
-    """One point of a curve: how bad (severity or epsilon), and how many of the images are still judged right."""
+    """One point of a curve: severity or epsilon, and how many of the images are still classified correctly."""
 
     amount: float
     right: int
@@ -30,7 +30,7 @@ class Point(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """Share judged right."""
+        """Share of the images that are classified correctly."""
         return self.right / max(self.total, 1)
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def corruption_curve(
         corruption: its name, or one of your own.
         model: any capsule classifier.
         split: images of one label each, or of several.
-        clean: what the model says of them uncorrupted.
+        clean: the predictions for the images without corruption.
         seed: of the random choices.
         batch_size: images worked on at once.
         progress: called with the number of images done since the last call.
@@ -103,14 +103,14 @@ def attack_curve(
 ) -> list[Point]:
     """Accuracy under an attack over its epsilon.
 
-    Only images judged right are attacked: one that is judged wrong as it is counts as wrong at every epsilon. Each
-    epsilon is attacked anew, so that a curve that rises shows an attack that fails.
+    Images misclassified before the attack count as errors at every epsilon; only the others are attacked. Each epsilon
+    is attacked independently, so a rising curve shows an attack that fails.
 
     Args:
         name: of the attack.
         model: any capsule classifier.
         split: images of one label each.
-        clean: what the model says of them unattacked.
+        clean: the predictions for the images before the attack.
         epsilons: in any order; 0 is added.
         steps, restarts, loss: of the attack.
         seed: of its random choices.

@@ -1,11 +1,11 @@
-"""Equivariance of class capsules: does turning the input move the pose in an orderly way, and keep its length?
+"""Equivariance of class capsules: does turning the input move the pose by a rule, and keep its length?
 
 A pose that ignores rotation is invariant; one that moves by a rule is equivariant. For a transform g and the capsule of
 the true class, three fits of the pose of g(x) are compared on images that took no part in the fit:
 
     linear     pose(g(x)) ~ A pose(x) + b, A and b fitted for each class: the share of the variance that a rule explains
     unmoved    pose(g(x)) ~ pose(x): the share explained if nothing moved (may be far below 0)
-    permuted   as linear, with the pairs of x and g(x) shuffled within the class: what a fit finds in nothing
+    permuted   as linear, with the pairs of x and g(x) shuffled within the class: the control
 
 A high "linear" over a low "unmoved" is equivariance; both high is invariance; "linear" near "permuted" is neither.
 """
@@ -35,8 +35,8 @@ ANGLES = (-60.0, -45.0, -30.0, -15.0, 0.0, 15.0, 30.0, 45.0, 60.0)
 SHIFTS = (-20.0, -15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0, 20.0)
 
 
-class Moved(NamedTuple):
-    """What one transform does to the capsules of the true classes.
+class PoseChange(NamedTuple):
+    """How one transform changes the capsules of the true classes.
 
     Attributes:
         amount: degrees, or percent of the width.
@@ -55,7 +55,7 @@ class Moved(NamedTuple):
     angle: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; None for what is not known."""
+        """Plain values; None where a number is not defined."""
         plain = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in self._asdict().items()}
         return {**plain, "by_class": {str(k): v for k, v in self.by_class.items()}}
 
@@ -83,7 +83,7 @@ def errors_of_linear_fit(before: Tensor, after: Tensor, folds: int = FOLDS) -> T
     """Squared errors of a linear map from `before` to `after` on images held out of its fit.
 
     min_{A, b} sum_n |after_n - A before_n - b|^2 + r v |A|^2, by folds n mod `folds`, v the mean variance of an entry
-    of `before` times n; r is what predicts best of 0.001, 0.01, 0.1, 1, 10
+    of `before` times n; r is the one of lowest error among 0.001, 0.01, 0.1, 1, 10
 
     Args:
         before, after: poses.
@@ -106,7 +106,7 @@ def errors_of_linear_fit(before: Tensor, after: Tensor, folds: int = FOLDS) -> T
     return errors[errors.sum(1).argmin()]
 
 
-def compare_poses(amount: float, before: Tensor, after: Tensor, labels: Tensor, seed: int = 0) -> Moved:
+def compare_poses(amount: float, before: Tensor, after: Tensor, labels: Tensor, seed: int = 0) -> PoseChange:
     """The three fits of the poses after a transform by those before, and how length and direction changed.
 
     R^2 = 1 - sum of squared errors / sum of |pose - mean pose of the class|^2, both over all images of all classes
@@ -135,17 +135,17 @@ def compare_poses(amount: float, before: Tensor, after: Tensor, labels: Tensor, 
     linear, unmoved, permuted = (1 - sums[:3] / sums[3]).tolist() if sums[3] > 0 else [math.nan] * 3
     longer = (lengths(after) / lengths(before).clamp(min=1e-6)).mean()
     cosine = torch.nn.functional.cosine_similarity(before, after, dim=1).clamp(-1, 1)
-    return Moved(amount, linear, unmoved, permuted, by_class, float(longer), float(cosine.acos().rad2deg().mean()))
+    return PoseChange(amount, linear, unmoved, permuted, by_class, float(longer), float(cosine.acos().rad2deg().mean()))
 
 
-def why_no_fit(moved: Sequence[Moved], labels: Tensor) -> str | None:
+def why_no_fit(moved: Sequence[PoseChange], labels: Tensor) -> str | None:
     """Why no rule was fitted to any of the poses; None if one was."""
     if any(m.by_class for m in moved):
         return None
     most = int(labels.unique(return_counts=True)[1].max()) if len(labels) else 0
     if most < FEWEST:
         return f"too few images of a class ({most}) to fit a rule; {FEWEST} are needed"
-    return "the poses of a class do not differ, so there is nothing to explain"
+    return "the poses of a class do not differ, so there is no variance to explain"
 
 
 def true_poses(
@@ -185,7 +185,7 @@ def equivariance(
     seed: int = 0,
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
-) -> tuple[list[Moved], Tensor, Tensor]:
+) -> tuple[list[PoseChange], Tensor, Tensor]:
     """How the capsules of the true classes move as the images are turned or shifted.
 
     Args:
@@ -201,7 +201,7 @@ def equivariance(
     """
     change, usual, _ = TRANSFORMS[name]
     still, labels = true_poses(model, split, batch_size=batch_size, progress=progress)
-    found, tracks = [], []
+    changes, tracks = [], []
     for amount in usual if amounts is None else amounts:
         moved = still
         if amount:
@@ -212,6 +212,6 @@ def equivariance(
                 batch_size=batch_size,
                 progress=progress,
             )
-        found.append(compare_poses(amount, still, moved, labels, seed))
+        changes.append(compare_poses(amount, still, moved, labels, seed))
         tracks.append(moved)
-    return found, torch.stack(tracks), labels
+    return changes, torch.stack(tracks), labels

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.measure.equivariance import TRANSFORMS, Moved, why_no_fit
+from mereo.measure.equivariance import TRANSFORMS, PoseChange, why_no_fit
 from mereo.measure.style import FAINT, INK, quiet
 from mereo.pictures import new_figure, save_figure
 
@@ -23,20 +23,20 @@ FITS = (
 
 
 def draw_equivariance(
-    found: Mapping[str, tuple[list[Moved], Tensor, Tensor]], names: tuple[str, ...], title: str, path: Path
+    results: Mapping[str, tuple[list[PoseChange], Tensor, Tensor]], names: tuple[str, ...], title: str, path: Path
 ) -> None:
     """A row a transform: what explains the moved poses, length and turn of the capsule, and tracks of single poses.
 
     Args:
-        found: what `equivariance` gave, by the name of the transform.
+        results: those of `equivariance`, by the name of the transform.
         names: of the classes.
         title: above the picture.
         path: of the PNG.
     """
-    figure = new_figure(12.2, 3.4 * len(found) + 0.6)
+    figure = new_figure(12.2, 3.4 * len(results) + 0.6)
     figure.suptitle(title, fontsize=11, color=INK, fontweight="bold", x=0.01, ha="left")
-    grid = figure.subplots(len(found), 3, squeeze=False)
-    for row, (name, (moved, tracks, labels)) in zip(grid, found.items(), strict=True):
+    grid = figure.subplots(len(results), 3, squeeze=False)
+    for row, (name, (moved, tracks, labels)) in zip(grid, results.items(), strict=True):
         unit = TRANSFORMS[name][2]
         _fits(row[0], moved, why_no_fit(moved, labels), name, unit)
         _length_and_angle(row[1], moved, unit)
@@ -48,13 +48,13 @@ def draw_equivariance(
     save_figure(figure, path)
 
 
-def _fits(axes: Any, moved: list[Moved], reason: str | None, name: str, unit: str) -> None:
+def _fits(axes: Any, moved: list[PoseChange], reason: str | None, name: str, unit: str) -> None:
     """Lines of the three fits, or the reason why there are none."""
     x = [m.amount for m in moved]
     if reason is not None:
         quiet(axes, f"{name}: pose explained by", "", "")
         axes.set(xticks=[], yticks=[])
-        _say(axes, reason)
+        _write(axes, reason)
         return
     quiet(axes, f"{name}: pose explained by", unit, "share of the variance (R²)")
     for field, label, shade, style in FITS:
@@ -64,13 +64,14 @@ def _fits(axes: Any, moved: list[Moved], reason: str | None, name: str, unit: st
     axes.set_ylim(-0.55, 1.05)
 
 
-def _say(axes: Any, words: str) -> None:
+def _write(axes: Any, text: str) -> None:
     """A few words in the middle of a panel that has nothing else to show."""
-    told = textwrap.fill(words, 36)
-    axes.text(0.5, 0.5, told, ha="center", va="center", fontsize=9, color=INK, transform=axes.transAxes)
+    axes.text(
+        0.5, 0.5, textwrap.fill(text, 36), ha="center", va="center", fontsize=9, color=INK, transform=axes.transAxes
+    )
 
 
-def _length_and_angle(axes: Any, moved: list[Moved], unit: str) -> None:
+def _length_and_angle(axes: Any, moved: list[PoseChange], unit: str) -> None:
     x = [m.amount for m in moved]
     axes.plot(x, [m.length for m in moved], color=LENGTH, marker="o", markersize=4, linewidth=1.6)
     quiet(axes, "length and direction of the pose", unit, "length after / before")
@@ -86,7 +87,7 @@ def _length_and_angle(axes: Any, moved: list[Moved], unit: str) -> None:
 
 
 def _tracks(
-    axes: Any, figure: Any, moved: list[Moved], tracks: Tensor, labels: Tensor, names: tuple[str, ...], unit: str
+    axes: Any, figure: Any, moved: list[PoseChange], tracks: Tensor, labels: Tensor, names: tuple[str, ...], unit: str
 ) -> None:
     """Poses of a few images of one class as the transform grows, in the two directions in which they move most."""
     from matplotlib.ticker import MaxNLocator
@@ -100,7 +101,7 @@ def _tracks(
     poses = tracks[:, labels == shown].double()
     if poses.shape[1] < 2:
         axes.set_axis_off()
-        _say(axes, "no class has two images whose poses could be compared")
+        _write(axes, "no class has two images whose poses could be compared")
         return
     flat = poses.flatten(0, 1)
     centre = flat.mean(0)

@@ -1,7 +1,7 @@
-"""The judgement of images of several objects: which of them are among the longest capsules.
+"""Metrics of images of several objects: which of their classes are among the longest capsules.
 
-An image is judged right when all of its objects are found. Calibration and confusion are of one label an image; they
-are left out.
+An image counts as correct when all of its objects are predicted. Calibration and confusion are defined for one label an
+image and are left out.
 """
 
 from typing import Any
@@ -14,22 +14,24 @@ from mereo.inference.metrics import class_ratios, wilson_interval
 from mereo.runtime.text import percent
 
 WORDS = """\
-Each image holds {objects} objects, and is judged right when all of them are among its {objects} longest capsules. \
-*Said* counts how often a class is among these."""
+Each image holds {objects} objects and is correct when all of them are among its {objects} longest capsules. \
+*Predicted* counts how often a class is among these."""
 
 
-def judge_objects(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
-    """All figures of what a network said of images of several objects, as plain values.
+def object_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
+    """All metrics of the predictions for images of several objects, as plain values.
 
     Args:
-        answers: of every image, with labels (n, objects).
+        answers: predictions for every image, with labels (n, objects).
         names: of the classes.
     """
     count, objects = answers.labels.shape
     low, high = wilson_interval(answers.accuracy, count)
     hits = found(answers.lengths, answers.labels)
-    said = answers.lengths.topk(objects, 1).indices
-    counts = [torch.bincount(c.flatten(), minlength=len(names)) for c in (answers.labels[hits], answers.labels, said)]
+    predicted = answers.lengths.topk(objects, 1).indices
+    counts = [
+        torch.bincount(c.flatten(), minlength=len(names)) for c in (answers.labels[hits], answers.labels, predicted)
+    ]
     shares = (hits.double().mean(1), hits.any(1).double())
     mean_hits, any_hit = (float(share.mean()) if count else 0.0 for share in shares)
     return {
@@ -47,8 +49,8 @@ def judge_objects(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def overview_objects(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """One line a network: accuracy, objects found, and the worst class."""
-    columns = ["network", "accuracy", "95 % interval", "objects found", "at least one", "worst class"]
+    """One row a network: accuracy, objects predicted, and the worst class."""
+    columns = ["network", "accuracy", "95 % interval", "objects predicted", "at least one", "worst class"]
     rows = []
     for name, m in models.items():
         worst = min((c for c in m["per_class"] if c["support"]), key=lambda c: c["recall"], default=None)

@@ -1,4 +1,4 @@
-"""Pictures of the plain judgement: confusion matrix, reliability diagram, lengths of right and wrong answers."""
+"""Pictures of one network on one split: confusion matrix, reliability diagram, lengths of the longest capsules."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from mereo.inference.answers import Answers
-from mereo.inference.metrics import Reliability, expected_calibration_error, wilson_interval
+from mereo.inference.metrics import wilson_interval
+from mereo.measure.calibration import Reliability, expected_calibration_error
 from mereo.measure.classification import longest_and_lead
 from mereo.measure.style import FAINT, INK, RIGHT, RULE, WRONG, quiet
 from mereo.pictures import new_figure, save_figure
@@ -20,7 +21,7 @@ def draw_confusion(confusion: Tensor, names: tuple[str, ...], title: str, path: 
     """The confusion matrix, coloured by the share of the true class; few classes carry their counts.
 
     Args:
-        confusion: int64 (classes, classes), the true class down, the class said across.
+        confusion: int64 (classes, classes), the true class down, the predicted class across.
         names: of the classes.
         title: above it.
         path: of the PNG.
@@ -36,7 +37,7 @@ def draw_confusion(confusion: Tensor, names: tuple[str, ...], title: str, path: 
     colours = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#d0e4f7", "#74b9f0", "#1971c2", "#0b3d73"])
     # The square root lets rare confusions be seen beside a strong diagonal.
     drawn = axes.imshow(shares.sqrt().numpy(), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
-    quiet(axes, title, "class said", "true class", grid="")
+    quiet(axes, title, "predicted class", "true class", grid="")
     step = max(1, -(-count // MOST_NAMED))
     upright = longest <= 3 and count <= 20
     slant: dict[str, Any] = {} if upright else {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
@@ -61,21 +62,21 @@ def draw_confusion(confusion: Tensor, names: tuple[str, ...], title: str, path: 
     save_figure(figure, path)
 
 
-def draw_calibration(found: Mapping[str, Reliability], title: str, path: Path) -> None:
+def draw_calibration(reliabilities: Mapping[str, Reliability], title: str, path: Path) -> None:
     """Reliability diagrams, one for each way to turn lengths into confidences, over how often each confidence occurs.
 
     Args:
-        found: the bins by the way.
+        reliabilities: the bins of each way.
         title: above the first.
         path: of the PNG.
     """
-    figure = new_figure(4.3 * len(found), 5.3)
-    grid = figure.subplots(2, len(found), squeeze=False, sharex=True, height_ratios=[3.2, 1])
-    for place, (how, bins) in enumerate(found.items()):
+    figure = new_figure(4.3 * len(reliabilities), 5.3)
+    grid = figure.subplots(2, len(reliabilities), squeeze=False, sharex=True, height_ratios=[3.2, 1])
+    for place, (how, bins) in enumerate(reliabilities.items()):
         upper, lower = grid[0, place], grid[1, place]
         _reliability(upper, bins)
         heading = f"{title}, {HOW.get(how, how)}" if place == 0 else HOW.get(how, how)
-        quiet(upper, heading, "", "share judged right" if place == 0 else "")
+        quiet(upper, heading, "", "share correct" if place == 0 else "")
         upper.set_title(heading, fontsize=9, color=INK, loc="left", fontweight="bold")
         upper.set_ylim(0, 1.02)
         upper.set_xlim(0, 1)
@@ -104,10 +105,10 @@ def _reliability(axes: Any, bins: Reliability) -> None:
 
 
 def draw_lengths(answers: Answers, title: str, path: Path) -> None:
-    """Histograms over right and over wrong answers: length of the longest capsule, and its lead over the next.
+    """Histograms over correct and wrong predictions: length of the longest capsule, and its lead over the next.
 
     Args:
-        answers: of every image.
+        answers: predictions for every image.
         title: above the first.
         path: of the PNG.
     """
@@ -117,17 +118,17 @@ def draw_lengths(answers: Answers, title: str, path: Path) -> None:
     for axes, values, label in zip(figure.subplots(1, 2), longest_and_lead(answers), what, strict=True):
         top = max(1.0, float(values.max())) if len(values) else 1.0
         edges = [top * k / 40 for k in range(41)]
-        for chosen, name, shade in ((right, "right", RIGHT), (~right, "wrong", WRONG)):
+        for chosen, name, shade in ((right, "correct", RIGHT), (~right, "wrong", WRONG)):
             part = values[chosen]
             if len(part):
-                # Each to its own sum, for wrong answers are few.
+                # Each histogram sums to 100 %, because there are few wrong predictions.
                 axes.hist(part.numpy(), bins=edges, weights=[100 / len(part)] * len(part), color=shade, alpha=0.28)
                 axes.hist(
                     part.numpy(), bins=edges, weights=[100 / len(part)] * len(part), color=shade, histtype="step",
                     linewidth=1.4, label=f"{name} ({len(part):,})",
                 )  # fmt: skip
         first = label == what[0]
-        quiet(axes, title if first else "", label, "% of the right, or of the wrong answers" if first else "")
+        quiet(axes, title if first else "", label, "% of the correct, or of the wrong predictions" if first else "")
         axes.set_xlim(0, top)
     handles = figure.axes[0].get_legend_handles_labels()[0]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False, labelcolor=INK)

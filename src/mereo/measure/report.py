@@ -11,7 +11,7 @@ from mereo.runtime.text import percent
 
 CALIBRATION = """\
 Lengths of class capsules are not probabilities: each lies between 0 and 1 on its own. They are turned into confidences
-in two ways, and calibration is a statement about the way: *normalised* divides each length by the sum of all, *softmax*
+in two ways, and calibration is measured for each: *normalised* divides each length by the sum of all, *softmax*
 takes the exponentials first. As lengths are below 1, a softmax of them can never be confident: with {classes} classes
 at most {most:.0%}. ECE is the mean gap between confidence and accuracy over {bins} bins (arXiv:1706.04599), Brier the
 mean squared distance from the truth (0 to 2)."""
@@ -19,12 +19,12 @@ EQUIVARIANCE = """\
 How far the pose of the capsule of the true class, after the image was changed, is explained by a linear rule fitted on
 other images of its class (*linear*), by the pose before (*unmoved*), and by a linear rule when the pairs are shuffled
 (*shuffled*, the control); 1 is all of the variance. High *linear* over low *unmoved* is equivariance, both high is
-invariance, *linear* near *shuffled* is neither. A rule alone proves little: an untrained network that is nearly linear
-follows one too. *Length* is after over before, *angle* between the two poses."""
+invariance, *linear* near *shuffled* is neither. A linear rule alone proves little: an untrained network that is nearly
+linear follows one too. *Length* is after over before, *angle* between the two poses."""
 ATTACKS = """\
 On {images:,} of the {count:,} images. Attacks change every pixel by at most epsilon within [0, 1], before
-normalisation, and raise the loss `{loss}` of the lengths; {restarts}. Images that are judged wrong unattacked count as
-wrong."""
+normalisation, and raise the loss `{loss}` of the lengths; {restarts}. Images misclassified before the attack count as
+errors."""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -38,12 +38,12 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 
 def suspicious(model: dict[str, Any]) -> list[str]:
-    """Names of the checks that point to hidden gradients."""
+    """Names of the checks that point to masked gradients."""
     return [check["name"] for check in model.get("masking", {}).get("checks", ()) if check["suspicious"]]
 
 
 def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """One line a network: accuracy, calibration or objects found, and the worst class."""
+    """One row a network: accuracy, calibration or objects predicted, and the worst class."""
     if "objects" in next(iter(models.values())):
         return overview_objects(models)
     columns = [
@@ -75,7 +75,7 @@ def attacked(models: dict[str, dict[str, Any]]) -> int:
 
 
 def curve_rows(models: dict[str, dict[str, Any]], kind: str, name: str) -> tuple[list[str], list[list[str]]]:
-    """Accuracy by amount of one corruption or attack, a line a network."""
+    """Accuracy by amount of one corruption or attack, a row a network."""
     amounts = [p["amount"] for p in next(iter(models.values()))[kind][name]]
     columns = [name, *[f"{a:g}" for a in amounts]]
     return columns, [[model, *[f"{100 * p['accuracy']:.1f} %" for p in m[kind][name]]] for model, m in models.items()]
@@ -85,7 +85,7 @@ def markdown(document: dict[str, Any]) -> str:
     """The whole report.
 
     Args:
-        document: what `evaluate_subjects` gave, with "split".
+        document: the result of `evaluate_models`, with "split".
     """
     models, plan = document["models"], document["plan"]
     first = next(iter(models.values()))
@@ -121,7 +121,7 @@ def _model(name: str, model: dict[str, Any]) -> list[str]:
         f"## {name}",
         f"`{model['weights']}`, {model['parameters']:,} parameters.",
         table(
-            ("class", "images", "said", "recall", "precision", "F1"),
+            ("class", "images", "predicted", "recall", "precision", "F1"),
             [
                 (c["class"], c["support"], c["said"], percent(c["recall"]), percent(c["precision"]), percent(c["f1"]))
                 for c in model["per_class"]
@@ -154,27 +154,25 @@ def _lengths(lengths: dict[str, float | None], folder: str) -> list[str]:
         f"![confusion matrix]({folder}/confusion.png)",
         f"![reliability]({folder}/calibration.png)",
         f"![lengths]({folder}/lengths.png)",
-        f"The longest capsule is {_number(lengths['longest_right'])} long in right answers and"
-        f" {_number(lengths['longest_wrong'])} in wrong ones, and leads the next by {_number(lengths['lead_right'])}"
-        f" and {_number(lengths['lead_wrong'])}. Of a right and a wrong answer the right one has the longer"
+        f"The longest capsule is {_number(lengths['longest_right'])} long for correct predictions and"
+        f" {_number(lengths['longest_wrong'])} for wrong ones, and leads the next by {_number(lengths['lead_right'])}"
+        f" and {_number(lengths['lead_wrong'])}. Of a correct and a wrong prediction the correct one has the longer"
         f" capsule with probability {_number(lengths['auroc_longest'])}, the larger"
         f" lead with {_number(lengths['auroc_lead'])}.",
     ]
 
 
 def _masking(model: dict[str, Any]) -> list[str]:
-    found, flagged = model["masking"], suspicious(model)
+    masking, flagged = model["masking"], suspicious(model)
     verdict = (
-        f"{len(flagged)} of {len(found['checks'])} checks point to hidden gradients ({', '.join(flagged)}): the"
-        " accuracies under gradient attacks may flatter the network."
+        f"{len(flagged)} of {len(masking['checks'])} checks point to masked gradients ({', '.join(flagged)}): the"
+        " accuracies under gradient attacks may be too high."
         if flagged
-        else f"None of {len(found['checks'])} checks points to hidden gradients."
+        else f"None of {len(masking['checks'])} checks points to masked gradients."
     )
     intro = (
-        f"On {found['images']} images that are judged right, at epsilon {found['epsilon']:g}, PGD is compared with what"
-        " can only do better if its gradients mislead (arXiv:1802.00420, arXiv:1902.06705)."
+        f"On {masking['images']} correctly classified images, at epsilon {masking['epsilon']:g}, PGD is compared with"
+        " attacks that can only be stronger where its gradients mislead (arXiv:1802.00420, arXiv:1902.06705)."
     )
-    rows = [
-        (c["name"], "**suspicious**" if c["suspicious"] else "as it should be", c["words"]) for c in found["checks"]
-    ]
-    return ["### Does it hide its gradients?", f"{intro} {verdict}", table(("check", "", "what was found"), rows)]
+    rows = [(c["name"], "**suspicious**" if c["suspicious"] else "as expected", c["words"]) for c in masking["checks"]]
+    return ["### Gradient masking", f"{intro} {verdict}", table(("check", "", "result"), rows)]

@@ -1,4 +1,4 @@
-"""Which trained networks are judged, and on which images."""
+"""The trained networks of an evaluation, and the images they are evaluated on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ SPLITS = ("test", "validation", "train")
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One network and the images it is judged on.
+class TrainedModel:
+    """One network and the images it is evaluated on.
 
     Attributes:
-        name: short and different from the others'.
-        source: where its weights are from.
+        name: short and unique.
+        source: file or folder of its weights.
         model: on its device.
         split: images of one label each, or of several, with labels in the order of the model's classes.
-        class_names: of the scores, in order: the model's, or those of the data where it carries none.
+        class_names: of the scores, in order: the model's, or those of the data where it has none.
         data: name of the data set.
     """
 
@@ -40,20 +40,20 @@ class Subject:
 
 
 def run_config(source: Path) -> TrainConfig | None:
-    """The configuration of the run that weights are from, where it lies beside them."""
+    """The configuration of the run that wrote the weights; None where it is not beside them."""
     folder = source if source.is_dir() else source.parent.parent
     path = folder / "config.yaml"
     return TrainConfig.from_yaml(path) if path.is_file() else None
 
 
 def short_names(sources: Sequence[Path]) -> list[str]:
-    """A name for each: of the run's folder, else of the file or the weights; numbered where they would be the same."""
+    """Unique names: of the run's folder, else of the file or the weights; numbered where several are equal."""
     stems = []
     for source in sources:
         path = source.resolve()
         in_run = path.is_file() and path.parent.name == "weights"
         run = path.parent.parent.name
-        # What is no file are weights of the package, whose tag looks like a suffix: mspcaps_tiny.mnist.
+        # A name that is no file is a bundled checkpoint, whose tag looks like a suffix: mspcaps_tiny.mnist.
         stems.append(path.name if not path.is_file() else run if in_run and path.stem == "best" else
                      f"{run}-{path.stem}" if in_run else path.stem)  # fmt: skip
     named: list[str] = []
@@ -64,7 +64,7 @@ def short_names(sources: Sequence[Path]) -> list[str]:
 
 
 def choose_data(models: Sequence[CapsuleClassifier], configs: Sequence[TrainConfig | None], data: str | None) -> str:
-    """The data set to judge on: the one given, else the one that all were trained on."""
+    """The data set to evaluate on: `data`, else the one that all networks were trained on."""
     if data is not None:
         return data
     trained = [
@@ -72,7 +72,7 @@ def choose_data(models: Sequence[CapsuleClassifier], configs: Sequence[TrainConf
         for model, config in zip(models, configs, strict=True)
     ]
     if None in trained:
-        raise UsageError("data is not given, and the weights do not say what they were trained on; give --data.")
+        raise UsageError("data is not given, and the weights do not name the data they were trained on; give --data.")
     kinds = sorted({str(name) for name in trained})
     if len(kinds) > 1:
         raise UsageError(f"the networks were trained on {' and '.join(kinds)}; name one with --data.")
@@ -86,10 +86,10 @@ def match_classes(split: Images, model: CapsuleClassifier, data: str) -> Images:
         return split
     if not known or not set(given) <= set(known):
         foreign = ", ".join([name for name in given if name not in known][:5]) if known else f"{len(given)} classes"
-        told = f" ({', '.join(known[:5])}{' ...' if len(known) > 5 else ''})" if known else ""
+        listed = f" ({', '.join(known[:5])}{' ...' if len(known) > 5 else ''})" if known else ""
         raise UsageError(
             f"data is {data!r}, with {foreign}, which the model of {model.num_classes} classes does not know"
-            f"{told}; give data of its classes."
+            f"{listed}; give data of its classes."
         )
     if given == known:
         return split
@@ -103,7 +103,7 @@ def read_split(
     model: CapsuleClassifier, config: TrainConfig | None, data: str, root: str | None, split: str
 ) -> ImageSet | OverlaidPairs:
     """One split of a data set at a model's size. The validation images are those held out in its training."""
-    # Weights without their run do not say which images were held out.
+    # Weights without their run do not record which images were held out.
     config = config or TrainConfig(validation_fraction=0.0)
     own = config.data == data
     if split == "validation" and own and config.paper_protocol:
@@ -124,7 +124,7 @@ def read_split(
     return chosen
 
 
-def load_subjects(
+def load_trained_models(
     sources: Sequence[Path],
     *,
     data: str | None = None,
@@ -133,27 +133,27 @@ def load_subjects(
     limit: int | None = None,
     device: str = "auto",
     seed: int = 0,
-) -> list[Subject]:
-    """Load networks and the images to judge them on.
+) -> list[TrainedModel]:
+    """Load networks and the images to evaluate them on.
 
     Args:
         sources: files of weights or folders of runs.
-        data: name or folder of the data; what they were trained on when None.
-        data_root: where data sets lie; what the run says, MEREO_DATA or ./data when None.
+        data: name or folder of the data; the data they were trained on when None.
+        data_root: folder of the data sets; that of the run, MEREO_DATA or ./data when None.
         split: "test", "validation" or "train".
-        limit: judge at most so many images, every class in its share.
+        limit: evaluate at most so many images, every class in its share.
         device: of the networks.
-        seed: of the choice of the images.
+        seed: of the choice of images.
     """
     chosen = choose_device(device)
     models = [load(source, chosen) for source in sources]
     configs = [run_config(source) for source in sources]
     name = choose_data(models, configs, data)
-    subjects: list[Subject] = []
+    trained: list[TrainedModel] = []
     read: dict[Any, ImageSet | OverlaidPairs] = {}
     for label, source, model, config in zip(short_names(sources), sources, models, configs, strict=True):
         if model.num_classes == 0:
-            raise UsageError(f"{source} has no class capsules (num_classes is 0); there is nothing to judge.")
+            raise UsageError(f"{source} has no class capsules (num_classes is 0); there is nothing to evaluate.")
         held = (
             (config.seed, config.validation_fraction, config.limit) if config is not None and split != "test" else None
         )
@@ -166,5 +166,5 @@ def load_subjects(
                 images = images.subset(stratified(labels, limit, seed)[1])
             read[key] = images
         placed = place(match_classes(read[key], model, name), chosen)
-        subjects.append(Subject(label, source, model, placed, placed.class_names, name))
-    return subjects
+        trained.append(TrainedModel(label, source, model, placed, placed.class_names, name))
+    return trained

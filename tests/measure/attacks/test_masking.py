@@ -5,7 +5,7 @@ import torch
 
 from mereo.inference.mode import judged
 from mereo.measure import look_for_masking
-from mereo.measure.attack_stage import rising_curves, telling_epsilon
+from mereo.measure.attack_stage import informative_epsilon, rising_curves
 from mereo.measure.attacks.masking import masking_parts
 from mereo.measure.attacks.target import Target
 from mereo.measure.curves import Point, check_epsilons
@@ -65,11 +65,11 @@ def test_a_curve_that_rises_is_suspected():
     assert found.suspicious and found.numbers["BIM"] == pytest.approx(0.5)
 
 
-def test_the_telling_epsilon_leaves_about_half():
+def test_the_informative_epsilon_leaves_about_half():
     weak = [Point(0.0, 90, 100), Point(0.1, 80, 100), Point(0.2, 44, 100), Point(0.3, 40, 100)]
     strong = [Point(0.0, 90, 100), Point(0.1, 46, 100), Point(0.2, 5, 100), Point(0.3, 0, 100)]
-    assert telling_epsilon([weak]) == 0.2
-    assert telling_epsilon([weak, strong]) == 0.1
+    assert informative_epsilon([weak]) == 0.2
+    assert informative_epsilon([weak, strong]) == 0.1
 
 
 def test_epsilons_are_sorted_and_start_at_0():

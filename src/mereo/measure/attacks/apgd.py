@@ -1,4 +1,4 @@
-"""Auto-PGD: gradient ascent with momentum that halves its steps by itself where they stop paying.
+"""Auto-PGD: gradient ascent with momentum that halves its step size where progress stops.
 
 Source: Croce, Hein 2020, arXiv:2003.01690, algorithm 1. With the loss "cross_entropy" it is APGD-CE, with "dlr"
 APGD-DLR. Cost: one gradient a step, and one at the start.
@@ -26,12 +26,12 @@ def checkpoints(steps: int) -> list[int]:
     Args:
         steps: of the attack.
     """
-    found, before, share = [], 0.0, 0.22
+    steps_of_checks, before, share = [], 0.0, 0.22
     while share <= 1:
         # A sum such as 0.22 + 0.19 + ... may lie a rounding error above a whole number of steps.
-        found.append(ceil(round(share * steps, 9)))
+        steps_of_checks.append(ceil(round(share * steps, 9)))
         before, share = share, share + max(share - before - 0.03, 0.06)
-    return sorted(set(found))
+    return sorted(set(steps_of_checks))
 
 
 def apgd(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: Budget) -> Tensor:
@@ -59,10 +59,10 @@ def apgd(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: B
     """
     size = clean.new_full((len(clean), 1, 1, 1), 2 * budget.epsilon if budget.step_size is None else budget.step_size)
     before, images = start, start
-    found = target.slope(images, labels)
-    best, best_loss, best_gradient, gradient = images, found.loss, found.gradient, found.gradient
-    answer, fooled = images, found.lengths.argmax(1) != labels
-    loss, rises = found.loss, torch.zeros_like(found.loss)
+    slope = target.slope(images, labels)
+    best, best_loss, best_gradient, gradient = images, slope.loss, slope.gradient, slope.gradient
+    result, fooled = images, slope.lengths.argmax(1) != labels
+    loss, rises = slope.loss, torch.zeros_like(slope.loss)
     checked_loss, halved = best_loss, torch.ones_like(fooled)
     stops, last_stop = set(checkpoints(budget.steps)), 0
     for step in range(1, budget.steps + 1):
@@ -70,17 +70,17 @@ def apgd(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: B
         ahead = project(images + size * gradient.sign(), clean, budget.epsilon)
         moved = images + share * (ahead - images) + (1 - share) * (images - before)
         before, images = images, project(moved, clean, budget.epsilon)
-        found = target.slope(images, labels)
+        slope = target.slope(images, labels)
         if budget.watch is not None:
-            budget.watch(found.loss)
-        gradient, rises, loss = found.gradient, rises + (found.loss > loss), found.loss
+            budget.watch(slope.loss)
+        gradient, rises, loss = slope.gradient, rises + (slope.loss > loss), slope.loss
         better = loss > best_loss
         best, best_gradient = (
             torch.where(_wide(better), new, old) for new, old in ((images, best), (gradient, best_gradient))
         )
         best_loss = torch.where(better, loss, best_loss)
-        wrong = found.lengths.argmax(1) != labels
-        answer, fooled = torch.where(_wide(wrong), images, answer), fooled | wrong
+        wrong = slope.lengths.argmax(1) != labels
+        result, fooled = torch.where(_wide(wrong), images, result), fooled | wrong
         if step in stops:
             stuck = ~halved & (best_loss <= checked_loss)
             halved = (rises < RISES * (step - last_stop)) | stuck
@@ -89,7 +89,7 @@ def apgd(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: B
             gradient = torch.where(_wide(halved), best_gradient, gradient)
             loss = torch.where(halved, best_loss, loss)
             checked_loss, rises, last_stop = best_loss, torch.zeros_like(rises), step
-    return torch.where(_wide(fooled), answer, best)
+    return torch.where(_wide(fooled), result, best)
 
 
 def _wide(chosen: Tensor) -> Tensor:

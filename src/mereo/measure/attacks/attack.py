@@ -1,4 +1,4 @@
-"""One call for every attack: checks, restarts, and what is kept of them."""
+"""One call for every attack: it checks the arguments, restarts, and keeps the best try of each image."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,11 +9,9 @@ from torch import Tensor
 from mereo.errors import UsageError, check_choice
 from mereo.inference.mode import judged
 from mereo.measure.attacks.apgd import apgd
-from mereo.measure.attacks.bim import bim
 from mereo.measure.attacks.budget import Budget, random_start
-from mereo.measure.attacks.fgsm import fgsm
 from mereo.measure.attacks.losses import LOSSES
-from mereo.measure.attacks.pgd import pgd
+from mereo.measure.attacks.pgd import bim, fgsm, pgd
 from mereo.measure.attacks.square import square
 from mereo.measure.attacks.target import Target
 from mereo.models import CapsuleClassifier
@@ -22,7 +20,7 @@ Method = Callable[[Target, Tensor, Tensor, Tensor, Budget], Tensor]
 
 
 class Attack(NamedTuple):
-    """One attack: how it works on a batch, what it is, where it is from, whether its first try starts at random."""
+    """One attack: its function on a batch, a summary, its source, whether the first try starts at a random point."""
 
     method: Method
     summary: str
@@ -42,7 +40,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def check_attack(name: str, epsilon: float, steps: int | None, restarts: int, loss: str, num_classes: int) -> None:
-    """UsageError for the first argument of an attack that cannot be meant."""
+    """UsageError for the first invalid argument of an attack."""
     check_choice("attack", name, ATTACKS)
     check_choice("loss", loss, LOSSES)
     if not 0 <= epsilon <= 1:
@@ -70,12 +68,12 @@ def attack(
     seed: int | torch.Generator = 0,
     watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """Images that differ by at most epsilon in every pixel, stay in [0, 1], and that the network should misjudge.
+    """Images that differ by at most epsilon in every pixel, stay in [0, 1], and that the network should misclassify.
 
     max_{|x' - x|_inf <= epsilon, x' in [0, 1]} L(model(x'), label)
 
-    A restart is tried on the images that are judged right so far, from a random point; of two tries the one that fools
-    the network is kept, then the one of higher loss. The model is attacked in eval mode and left as it was.
+    Each restart attacks the images still classified correctly, from a random point. Of two tries the one that is
+    misclassified is kept, otherwise the one of higher loss. The model is attacked in eval mode and left unchanged.
 
     Args:
         name: "fgsm", "bim", "pgd", "apgd" or "square".
@@ -83,10 +81,10 @@ def attack(
         images: in [0, 1], not normalised.
         labels: the true classes.
         epsilon: largest change of a pixel, in units of the full range; 0 gives the images back.
-        steps: gradient steps, or queries of "square"; 10, and 500, when None.
-        step_size: change of a pixel in one step; what suits the attack when None.
-        restarts: tries.
-        loss: "cross_entropy" of the lengths, "margin" (what the network was trained with) or "dlr".
+        steps: gradient steps, or queries of "square"; by default 10 and 500.
+        step_size: change of a pixel in one step; the attack's own when None.
+        restarts: number of tries.
+        loss: what to raise: "cross_entropy" of the lengths, "margin" (the loss of training) or "dlr".
         seed: of all random choices: a number, or a generator on the CPU.
         watch: called with the losses (batch,) at every step.
 
@@ -105,18 +103,20 @@ def attack(
     with judged(model):
         target = Target(model, loss)
         start = random_start(images, budget) if chosen.random else images
-        found = chosen.method(target, images, labels, start, budget)
+        best = chosen.method(target, images, labels, start, budget)
         for _ in range(restarts - 1):
-            lengths = target.lengths(found)
+            lengths = target.lengths(best)
             left = (lengths.argmax(1) == labels).nonzero().flatten()
             if not len(left):
                 break
             clean, own = images[left], labels[left]
             tried = chosen.method(target, clean, own, random_start(clean, budget), budget)
-            said = target.lengths(tried)
-            better = (said.argmax(1) != own) | (target.loss_of(said, own) > target.loss_of(lengths[left], own))
-            found = found.index_copy(0, left[better], tried[better])
-    return found
+            new_lengths = target.lengths(tried)
+            better = (new_lengths.argmax(1) != own) | (
+                target.loss_of(new_lengths, own) > target.loss_of(lengths[left], own)
+            )
+            best = best.index_copy(0, left[better], tried[better])
+    return best
 
 
 def _check_batch(model: CapsuleClassifier, images: Tensor, labels: Tensor) -> None:

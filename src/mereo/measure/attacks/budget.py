@@ -1,4 +1,4 @@
-"""What an attacker may do: stay within epsilon of every pixel, and within [0, 1]."""
+"""The limits of an attack: at most epsilon from every pixel of the image, and within [0, 1]."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Budget:
-    """The means of one attack.
+    """The limits and the settings of one attack.
 
     Attributes:
         epsilon: largest change of a pixel, in units of the full range.
         steps: gradient steps, or queries.
-        step_size: change of a pixel in one step; None for what suits the attack.
+        step_size: change of a pixel in one step; None for the attack's own.
         generator: of all random choices, on the CPU.
         watch: called with the losses (batch,) at every step.
     """

@@ -1,4 +1,4 @@
-"""What attacks raise: losses of the lengths of the class capsules, one number an image."""
+"""Losses that attacks raise: functions of the lengths of the class capsules, one number an image."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def rival(lengths: Tensor, labels: Tensor) -> Tensor:
 
 
 def margin(lengths: Tensor, labels: Tensor) -> Tensor:
-    """The loss with which capsule networks are trained.
+    """The loss that capsule networks are trained with.
 
     L = max(0, 0.9 - |v_y|)^2 + 0.5 sum_{j != y} max(0, |v_j| - 0.1)^2
 

@@ -1,7 +1,7 @@
-"""Does a network withstand attacks, or only hide its gradients from them?
+"""Gradient masking: does a network resist attacks, or do its gradients only mislead them?
 
 An attack that fails proves nothing unless it could have succeeded. Each check below compares the gradient attack with
-something that can only be stronger if the gradients mislead: a weaker attack, an attack without gradients, one with
+something that can only be stronger where the gradients mislead: a weaker attack, an attack without gradients, one with
 more freedom or more tries. After arXiv:1802.00420 (section 3.1) and arXiv:1902.06705 (section 4).
 """
 
@@ -18,14 +18,15 @@ from mereo.measure.attacks.budget import project
 from mereo.measure.attacks.losses import LOSSES
 from mereo.measure.attacks.target import Target
 from mereo.models import CapsuleClassifier
+from mereo.runtime.text import percent
 
 SLACK = 0.03
-"""Differences of accuracy up to this share of the images are taken for chance."""
+"""Differences of accuracy up to this share of the images count as chance."""
 RESTARTS, RANDOM_POINTS, QUERIES = 5, 50, 300
 
 
-class Finding(NamedTuple):
-    """One check: its name, the numbers, whether they point to hidden gradients, and what they say in words."""
+class MaskingCheck(NamedTuple):
+    """One check: its name, its numbers, whether they point to masked gradients, and the result in words."""
 
     name: str
     numbers: dict[str, Any]
@@ -38,7 +39,7 @@ class Finding(NamedTuple):
 
 
 class _Probe:
-    """A network, images it judges right, and the accuracy that is left after an attack."""
+    """A network, images that it classifies correctly, and the accuracy that remains after an attack."""
 
     def __init__(
         self, model: CapsuleClassifier, images: Tensor, labels: Tensor, loss: str, seed: int,
@@ -48,10 +49,10 @@ class _Probe:
         self.done = done
 
     def left(self, images: Tensor) -> float:
-        """Share of the images still judged right."""
+        """Share of the images still classified correctly."""
         with judged(self.model):
-            said = Target(self.model).lengths(images).argmax(1)
-        return float((said == self.labels).double().mean())
+            predicted = Target(self.model).lengths(images).argmax(1)
+        return float((predicted == self.labels).double().mean())
 
     def under(self, name: str, epsilon: float, **options: Any) -> float:
         """Accuracy under an attack."""
@@ -72,24 +73,28 @@ def look_for_masking(
     others: Mapping[str, CapsuleClassifier] | None = None,
     seed: int = 0,
     done: Callable[[int], None] = lambda _: None,
-) -> list[Finding]:
-    """All checks, on a few images.
+) -> list[MaskingCheck]:
+    """Compare PGD with attacks that can only be stronger where its gradients mislead, on a few images.
 
     Args:
         model: any capsule classifier.
-        images: in [0, 1], which it judges right.
+        images: in [0, 1], all classified correctly.
         labels: their classes.
-        epsilon: at which to look, best where about half of the images are still judged right.
-        steps: of the gradient attack; at least 20 are taken.
+        epsilon: of the attacks; most informative where about half of the images are still classified correctly.
+        steps: of the gradient attack; at least 20.
         loss: of the gradient attack.
-        others: further networks for the same images, from which attacks are carried over.
+        others: further networks for the same images, from which attacks are transferred.
         seed: of all random choices.
         done: called with 1 after each part of the work; there are `masking_parts(len(others))`.
 
     Shapes: images (n, channels, height, width), labels int64 (n,).
     """
     if not len(images):
-        return [Finding("images", {"count": 0}, True, "No image is judged right, so there is nothing to attack.")]
+        return [
+            MaskingCheck(
+                "images", {"count": 0}, True, "No image is classified correctly, so there is nothing to attack."
+            )
+        ]
     steps, probe = max(steps, 20), _Probe(model, images, labels, loss, seed, done)
     trace: list[Tensor] = []
     white = probe.under("pgd", epsilon, steps=steps, watch=lambda losses: trace.append(losses.mean()))
@@ -118,11 +123,7 @@ def masking_parts(losses: int, others: int) -> int:
     return 7 + (losses - 1) + others
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _zero_gradients(probe: _Probe) -> Finding:
+def _zero_gradients(probe: _Probe) -> MaskingCheck:
     numbers = {}
     with judged(probe.model):
         for name in LOSSES:
@@ -131,40 +132,42 @@ def _zero_gradients(probe: _Probe) -> Finding:
             gradient = Target(probe.model, name).slope(probe.images, probe.labels).gradient
             numbers[name] = float((gradient.flatten(1).abs().amax(1) == 0).double().mean())
     share = numbers[probe.loss]
-    listed = ", ".join(f"{name} {_percent(value)}" for name, value in numbers.items())
-    return Finding("zero gradients", numbers, share > SLACK, f"Images whose gradient is exactly 0, by loss: {listed}.")
+    listed = ", ".join(f"{name} {percent(value, 1)}" for name, value in numbers.items())
+    return MaskingCheck(
+        "zero gradients", numbers, share > SLACK, f"Images whose gradient is exactly 0, by loss: {listed}."
+    )
 
 
-def _weaker(name: str, what: str, other: float, white: float) -> Finding:
-    """Something that should do no more harm than the gradient attack."""
-    words = f"{what} leaves {_percent(other)} right, PGD {_percent(white)}."
-    return Finding(name, {"other": other, "pgd": white}, other < white - SLACK, words)
+def _weaker(name: str, what: str, other: float, white: float) -> MaskingCheck:
+    """An attack that should do no more harm than the gradient attack."""
+    words = f"{what} leaves {percent(other, 1)} correct, PGD {percent(white, 1)}."
+    return MaskingCheck(name, {"other": other, "pgd": white}, other < white - SLACK, words)
 
 
-def _more(name: str, what: str, other: float, white: float) -> Finding:
-    """The gradient attack with more means: if they help much, it had not converged."""
-    words = f"With {what} PGD leaves {_percent(other)} right instead of {_percent(white)}."
-    return Finding(name, {"other": other, "pgd": white}, other < white - 2 * SLACK, words)
+def _more(name: str, what: str, other: float, white: float) -> MaskingCheck:
+    """The gradient attack with more steps or tries: if they help much, it had not converged."""
+    words = f"With {what} PGD leaves {percent(other, 1)} correct instead of {percent(white, 1)}."
+    return MaskingCheck(name, {"other": other, "pgd": white}, other < white - 2 * SLACK, words)
 
 
-def _unbounded(probe: _Probe, steps: int) -> Finding:
+def _unbounded(probe: _Probe, steps: int) -> MaskingCheck:
     left = probe.under("pgd", 1.0, steps=2 * steps)
     words = (
-        f"With epsilon 1, where any image may become any other, PGD leaves {_percent(left)} right; it should be 0 %."
+        f"With epsilon 1, where an image may become any other, PGD leaves {percent(left, 1)} correct; expected: 0 %."
     )
-    return Finding("unbounded", {"accuracy": left}, left > 0.01, words)
+    return MaskingCheck("unbounded", {"accuracy": left}, left > 0.01, words)
 
 
-def _loss_curve(curve: list[float]) -> Finding:
+def _loss_curve(curve: list[float]) -> MaskingCheck:
     gains = [b - a for a, b in pairwise(curve)]
     rising = sum(gain > 0 for gain in gains) / max(len(gains), 1)
     late = curve[-1] - curve[3 * len(curve) // 4]
     share = late / (curve[-1] - curve[0]) if curve[-1] > curve[0] else 0.0
     words = (
-        f"The mean loss goes from {curve[0]:.4f} to {curve[-1]:.4f} and rises in {_percent(rising)} of the steps;"
-        f" the last quarter of them brings {_percent(share)} of it."
+        f"The mean loss goes from {curve[0]:.4f} to {curve[-1]:.4f} and rises in {percent(rising, 1)} of the steps;"
+        f" the last quarter of them brings {percent(share, 1)} of it."
     )
-    return Finding("loss over steps", {"curve": curve}, curve[-1] <= curve[0] or rising < 0.6, words)
+    return MaskingCheck("loss over steps", {"curve": curve}, curve[-1] <= curve[0] or rising < 0.6, words)
 
 
 def _random_points(probe: _Probe, epsilon: float) -> float:
@@ -180,7 +183,9 @@ def _random_points(probe: _Probe, epsilon: float) -> float:
     return float(right.double().mean())
 
 
-def _transfer(probe: _Probe, name: str, other: CapsuleClassifier, epsilon: float, steps: int, white: float) -> Finding:
+def _transfer(
+    probe: _Probe, name: str, other: CapsuleClassifier, epsilon: float, steps: int, white: float
+) -> MaskingCheck:
     changed = attack("pgd", other, probe.images, probe.labels, epsilon, steps=steps, loss=probe.loss, seed=probe.seed)
     probe.done(1)
     return _weaker(f"transfer from {name}", f"An attack made on {name}", probe.left(changed), white)

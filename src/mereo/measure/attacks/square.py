@@ -1,7 +1,7 @@
-"""Square attack: random squares at the corners of the ball, kept where they help. It needs no gradient.
+"""Square attack: random search over squares of the largest allowed change. It needs no gradient.
 
 Source: Andriushchenko, Croce, Flammarion, Hein 2019, arXiv:1912.00049. Cost: one forward pass a query. A network that
-withstands gradients and not this one hides its gradients rather than being robust.
+resists gradient attacks but not this one masks its gradients rather than being robust.
 """
 
 import torch
@@ -54,7 +54,7 @@ def square(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget:
     images = project(clean + budget.epsilon * _signs(clean, (count, channels, 1, width), budget), clean, budget.epsilon)
     margins = _margin(target, images, labels)
     for query in range(budget.steps):
-        # Random numbers are drawn for all images, so that one image's luck does not depend on its neighbours'.
+        # Random numbers are drawn for all images, so that the result of an image does not depend on its batch.
         side = square_side(query, budget.steps, height, width)
         corners = [
             torch.randint(0, room - side + 1, (count, 1), generator=budget.generator) for room in (height, width)
@@ -71,10 +71,10 @@ def square(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget:
         )
         inside = (rows[:, None, :, None] & columns[:, None, None, :]).to(clean.device)[left]
         tried = project(images[left] + 2 * budget.epsilon * signs[left] * inside, clean[left], budget.epsilon)
-        found = _margin(target, tried, labels[left])
-        better = found < margins[left]
+        new_margins = _margin(target, tried, labels[left])
+        better = new_margins < margins[left]
         images[left] = torch.where(better.view(-1, 1, 1, 1), tried, images[left])
-        margins[left] = torch.where(better, found, margins[left])
+        margins[left] = torch.where(better, new_margins, margins[left])
     return images
 
 
@@ -83,10 +83,10 @@ def _signs(clean: Tensor, shape: tuple[int, ...], budget: Budget) -> Tensor:
 
 
 def _margin(target: Target, images: Tensor, labels: Tensor) -> Tensor:
-    """Above 0 for a right answer, at most 0 for a wrong one."""
+    """Above 0 for a correctly classified image, at most 0 for a misclassified one."""
     lengths = target.lengths(images)
     own = lengths.gather(1, labels[:, None]).squeeze(1)
-    found = own - rival(lengths, labels)
-    # Of equally long capsules the first is the answer.
-    tied = (found == 0) & (lengths.argmax(1) == labels)
-    return found.masked_fill(tied, torch.finfo(found.dtype).tiny)
+    margin = own - rival(lengths, labels)
+    # Of equally long capsules the first is the prediction.
+    tied = (margin == 0) & (lengths.argmax(1) == labels)
+    return margin.masked_fill(tied, torch.finfo(margin.dtype).tiny)

@@ -1,4 +1,4 @@
-"""A network as an attack sees it: images in [0, 1] go in, lengths and the gradient of a loss come out."""
+"""The network under attack: from images in [0, 1] to lengths and to the gradient of a loss."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class Slope(NamedTuple):
 class Target:
     """A network, its normalisation and the loss that an attack raises.
 
-    Images are judged alone: the gradient of the sum of the losses is the gradient of each.
+    Images do not influence each other, so the gradient of the sum of the losses holds the gradient of each.
 
     Args:
         model: any capsule classifier, in eval mode and without gradients to its parameters (`judged`).
@@ -53,7 +53,7 @@ class Target:
             lengths = self._lengths(images)
             loss = self.loss_of(lengths, labels)
             (gradient,) = torch.autograd.grad(loss.sum(), images)
-        # The sign of NaN is 0: an attack on a broken network would look like one that was withstood.
+        # The sign of NaN is 0: an attack on a broken network would look like a failed attack.
         if not bool(gradient.isfinite().all() & lengths.isfinite().all()):
-            raise MereoError("the network's lengths or their gradients are not finite; its weights are bad.")
+            raise MereoError("the network's lengths or their gradients are not finite; check its weights.")
         return Slope(gradient, loss.detach(), lengths.detach())
