@@ -37,7 +37,7 @@ test-fast: $(VENV)/.dev  ## the tests without the slow ones
 
 test-oracles: $(VENV)/.dev  ## our attacks against those of torchattacks too, which pins old libraries that it does not need
 	$(BIN)/python -m pip install --quiet --no-deps 'torchattacks>=3.5.1'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/robustness/test_oracles.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/measure/attacks/test_oracles.py
 
 lint: $(VENV)/.dev  ## ruff, for style and format
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import pytest
 import mereo
 
 ROOMS = [
-    "core", "routing", "attention", "capsules", "models", "data", "explain", "robustness", "bench", "export",
+    "core", "routing", "attention", "capsules", "models", "data", "explain", "measure", "bench", "export",
     "generative",
 ]  # fmt: skip
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mereo.measure.style import colour, marker, quiet
 from mereo.pictures import new_figure, plain_log, save_figure, whole_ticks
-from mereo.robustness.style import colour, marker, quiet
 
 
 def draw(runs: list[Path], path: Path) -> None:

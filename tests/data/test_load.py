@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from mereo.data import Images, ImageSet, load_size, load_split, load_splits
-from mereo.data.storage import Storage, available_memory
+from mereo.data.storage import Storage
 from mereo.errors import MereoError, UsageError
+from mereo.runtime.memory import available_memory
 
 TWO = ("train/cat=10", "train/dog=20", "test/cat=3", "test/dog=4")
 

@@ -17,18 +17,18 @@ NARROW = {"conv_channels": 8, "primary_types": 2}
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    """Settings for a minute's work, and what is said."""
+    """Settings for a minute's work, and the lines of progress."""
     study = studies.STUDIES["kiefer_routing"]
     variants = {k: replace(v, model_args={**v.model_args, **NARROW}) for k, v in study.variants.items()}
     monkeypatch.setitem(studies.STUDIES, "kiefer_routing", replace(study, variants=variants))
-    said: list[str] = []
-    plan = {"data": "digits", "epochs": 2, "limit": 32, "batch_size": 32, "device": "cpu", "images": 50}
-    return Settings(tmp_path / "kiefer_routing-digits", **plan, say=said.append), said
+    lines: list[str] = []
+    plan = {"data": "digits", "epochs": 2, "limit": 32, "batch_size": 32, "device": "cpu", "images": 20}
+    return Settings(tmp_path / "kiefer_routing-digits", **plan, say=lines.append), lines
 
 
 @pytest.mark.slow
 def test_tables_pictures_and_resuming(settings):
-    settings, said = replace(settings[0], variants=("middle_routed",), seeds=2), settings[1]
+    settings, lines = replace(settings[0], variants=("middle_routed",), seeds=2), settings[1]
     found = EXPERIMENTS["kiefer_routing"].run(settings)
     (row,), sparsity = found["tables"].values()
     runs = [settings.folder / f"middle_routed-seed{seed}" for seed in range(2)]
@@ -50,19 +50,19 @@ def test_tables_pictures_and_resuming(settings):
         assert picture.size[0] > 800
     assert json.loads((settings.folder / "results.json").read_text()) == found
 
-    said.clear()
+    lines.clear()
     assert EXPERIMENTS["kiefer_routing"].run(settings) == found
-    assert len(said) == 2 and all("finished before" in line for line in said)
+    assert len(lines) == 2 and all("finished before" in line for line in lines)
 
 
 def test_sparsity_is_that_of_the_last_weights(settings):
-    settings, said = replace(settings[0], variants=("unrouted",)), settings[1]
+    settings, lines = replace(settings[0], variants=("unrouted",)), settings[1]
     (row,) = list(EXPERIMENTS["kiefer_routing"].run(settings)["tables"].values())[1]
     model = load(settings.folder / "unrouted-seed0" / "weights" / "last.safetensors")
-    batch = take_test_images(model, "digits", None, 50, "cpu")
-    assert len(batch.labels) == 50 and batch.labels.bincount().tolist() == [5] * 10
+    batch = take_test_images(model, "digits", None, 20, "cpu")
+    assert len(batch.labels) == 20 and batch.labels.bincount().tolist() == [2] * 10
     expected = layer_sparsity(model, batch.images)["classes"]
     assert {name: row[name] for name in expected} == pytest.approx(expected)
-    said.clear()
-    found = EXPERIMENTS["kiefer_routing"].run(replace(settings, images=20))
-    assert "Sparsity on 20 test images" in found["tables"] and "unrouted-seed0: measuring sparsity" in said
+    lines.clear()
+    found = EXPERIMENTS["kiefer_routing"].run(replace(settings, images=10))
+    assert "Sparsity on 10 test images" in found["tables"] and "unrouted-seed0: measuring sparsity" in lines

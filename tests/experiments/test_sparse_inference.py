@@ -14,7 +14,7 @@ TINY = {"conv_channels": 6, "primary_types": 2, "decoder": False}
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs the experiment with other settings; what is said is in `run.said`."""
+    """Runs the experiment with other settings; its lines of progress are in `run.lines`."""
     variants = {
         "routed": Variant(model_args={**TINY, "routing_steps": 2}),
         "unrouted": Variant(model_args={**TINY, "routing_steps": 0}),
@@ -22,23 +22,23 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(sparse_inference, "NETWORKS", Study("", "", "kiefer", variants))
     monkeypatch.setitem(studies.STUDIES, "kiefer_routing", Study("", "", "kiefer", variants))
     for name in ("infer", "label_energies"):
-        monkeypatch.setattr(sparse_inference, name, partial(getattr(sparse_inference, name), steps=20))
+        monkeypatch.setattr(sparse_inference, name, partial(getattr(sparse_inference, name), steps=5))
 
     def run(**more):
-        settings = Settings(tmp_path / "sparse_inference-digits", "digits", device="cpu", say=run.said.append, **more)
+        settings = Settings(tmp_path / "sparse_inference-digits", "digits", device="cpu", say=run.lines.append, **more)
         return EXPERIMENTS["sparse_inference"].run(settings)
 
-    run.said = []
+    run.lines = []
     return run
 
 
-SHORT = {"epochs": 1, "limit": 64, "batch_size": 32, "images": 10}
+SHORT = {"epochs": 1, "limit": 64, "batch_size": 32, "images": 4}
 
 
 @pytest.mark.slow
 def test_tables_and_pictures(run, tmp_path):
     found = run(**SHORT)
-    capsules, accuracy = (found["tables"][f"{what} 10 test images"] for what in ("Class capsules of", "Accuracy on"))
+    capsules, accuracy = (found["tables"][f"{what} 4 test images"] for what in ("Class capsules of", "Accuracy on"))
     conditions = [f"inference{how}" for how in ("", ", L1", ", L1 proximal", ", no ReLU", ", L1, no ReLU")]
     assert [row["condition"] for row in capsules] == ["forward, routed", "forward, unrouted", *conditions]
     for row in capsules[2:]:
@@ -54,9 +54,9 @@ def test_tables_and_pictures(run, tmp_path):
         with Image.open(tmp_path / "sparse_inference-digits" / name) as picture:
             assert picture.size[0] > 600
 
-    run.said.clear()
+    run.lines.clear()
     assert run(**SHORT)["tables"] == found["tables"]
-    assert sum("finished before" in line for line in run.said) == 2
+    assert sum("finished before" in line for line in run.lines) == 2
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_finished_runs_of_the_study_are_used(run, tmp_path):
     configs = studies.configurations(
         "kiefer_routing", 1, str(tmp_path), {"data": "digits", "device": "cpu", **training}
     )
-    studies.finish_runs(configs, run.said.append)
-    found = run(images=10)
+    studies.finish_runs(configs, run.lines.append)
+    found = run(images=4)
     assert found["networks"]["unrouted"] == str(tmp_path / "kiefer_routing-digits" / "unrouted-seed0")
     assert not (tmp_path / "sparse_inference-digits" / "networks-digits").exists()

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from mereo.cli.main import main
-from mereo.experiments.generative_parts import hide
+from mereo.experiments.occlusion import hide
 from mereo.generative import GenerativeCapsNet
 
 FEW = ["--data", "digits", "--epochs", "1", "--limit", "128", "--images", "24"]
@@ -24,15 +24,15 @@ def reproduce(name: str, folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_top_down_attention_shares_parts_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_down_attention_shares_parts_out(tmp_path: Path) -> None:
     found = reproduce("top_down", tmp_path)
     (rows,) = found["tables"].values()  # type: ignore[attr-defined]
     by_name = {row["assignment"]: row for row in rows}
     assert "routing" in by_name and len(by_name) == 7
     sharp, soft = by_name["beta 16, accumulated"], by_name["beta 1/sqrt(d)"]
     assert sharp["step 10"] < soft["step 10"] <= 1
-    assert all(0 <= row["weighted %"] <= 100 or found["both_named"] == 0 for row in rows)
-    assert "Do two parents share" in capsys.readouterr().out
+    # The assignments are counted in overlays whose digits are both predicted; without one there is no number.
+    assert all((row["weighted %"] is None) == (found["both_named"] == 0) for row in rows)
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from torch import Tensor
 from mereo.errors import UsageError
 from mereo.explain import draw_gradients, draw_parse_tree, draw_pose_sweep, observe, parse_trees, pose_sweeps
 from mereo.explain.places import Box
-from mereo.explain.tree_layout import MOST, arrange, fitting, thickness
-from mereo.explain.tree_pictures import spotlight
+from mereo.explain.trees.layout import MOST, arrange, fitting, thickness
+from mereo.explain.trees.pictures import spotlight
 from mereo.models import CapsuleClassifier
 
 Make = Callable[..., CapsuleClassifier]

@@ -164,7 +164,7 @@ def test_no_command_line_ends_in_a_traceback(command, tmp_path, monkeypatch, net
     monkeypatch.setattr("socket.getaddrinfo", no_network)
     for drawing in (
         "training.engine.draw_images", "training.engine.draw_curves", "training.engine.draw_test_samples",
-        "robustness.evaluation._draw_judgement", "robustness.evaluation.draw_curves",
+        "measure.evaluation._draw_classification", "measure.evaluation.draw_curves",
     ):  # fmt: skip
         monkeypatch.setattr(f"mereo.{drawing}", lambda *_, **__: None)  # most of the time of tiny work
     here, beside = tmp_path / "here", tmp_path / "beside"

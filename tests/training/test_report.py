@@ -27,7 +27,7 @@ def test_a_run_without_a_terminal_says_a_line_once_patience_is_over(report, caps
 
 def test_patience_begins_anew_with_every_line(report, capsys, monkeypatch):
     now = report._began
-    monkeypatch.setattr("mereo.training.report.time.monotonic", lambda: now)
+    monkeypatch.setattr("mereo.runtime.progress.time.monotonic", lambda: now)
     lines = []
     for _ in range(30):
         now += 25.0

@@ -7,8 +7,9 @@ from typing import Any
 
 from mereo.bench.case import Mode, Setting, Suite, UnavailableError
 from mereo.bench.check import Step
-from mereo.bench.memory import WARM, Peak, amount, is_out_of_memory, largest_so_far, limit_memory, resident_peak
+from mereo.bench.memory import WARM, Peak, is_out_of_memory, largest_so_far, limit_memory, resident_peak
 from mereo.bench.plan import Request, contenders_of
+from mereo.runtime.text import gibibytes
 
 
 def use_libraries(device: str) -> None:
@@ -92,7 +93,7 @@ def main(order: str) -> None:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        within = f" {amount(asked['limit'])}" if asked["limit"] else ""
+        within = f" {gibibytes(asked['limit'])}" if asked["limit"] else ""
         peak = Peak(failure=f"does not fit{within}")
     print(json.dumps(asdict(peak)), flush=True)
 

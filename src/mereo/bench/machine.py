@@ -9,6 +9,7 @@ from typing import Any
 from mereo.bench.counting import Rates
 from mereo.bench.plan import all_threads
 from mereo.bench.timing import Clock, quiet, threads
+from mereo.runtime.memory import total_memory
 
 IDENTITY = ("processor", "cores", "device")
 """Facts without which two measurements are not of the same machine."""
@@ -48,13 +49,6 @@ def git_commit(folder: Path) -> str | None:
         return None
 
 
-def memory_total() -> int | None:
-    """Bytes of memory of the machine, where the system tells."""
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
 def machine_facts(device: str = "cpu") -> dict[str, Any]:
     """What a measurement depends on."""
     import torch
@@ -65,7 +59,7 @@ def machine_facts(device: str = "cpu") -> dict[str, Any]:
         "processor": processor(),
         "cores": all_threads(),
         "device": device_name(device),
-        "memory": memory_total(),
+        "memory": total_memory(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

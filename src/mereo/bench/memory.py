@@ -121,11 +121,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(sign in text for sign in signs)
 
 
-def amount(count: int) -> str:
-    """Bytes as a person reads them."""
-    return f"{count / 2**30:.3g} GiB" if count >= 2**30 else f"{count / 2**20:.3g} MiB"
-
-
 def measure_peak(case: Case, contender: str, mode: Mode, request: Request, limit: int | None) -> Peak:
     """Run one contender in a process of its own."""
     order = {

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mereo.bench.memory import amount
 from mereo.bench.report import heading, milliseconds, three_digits, versus
 from mereo.bench.results import Measurement, Run
 from mereo.pictures import new_figure, plain_log, save_figure
+from mereo.runtime.text import gibibytes
 
 COLOURS = ("#6b6b6b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4b3f9e", "#a0522d", "#111111")
 """By order of appearance; the reference is grey."""
@@ -142,7 +142,7 @@ def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: l
                         axes.plot(lost, [limit / MIB] * len(lost), "x", color=colours[name], markersize=7)
             if quantity is _peak and limit:
                 axes.axhline(limit / MIB, color=FAINT, linewidth=1, linestyle=":")
-                axes.annotate(f"limit {amount(limit)}", (0.01, limit / MIB), fontsize=7, color=FAINT,
+                axes.annotate(f"limit {gibibytes(limit)}", (0.01, limit / MIB), fontsize=7, color=FAINT,
                               xycoords=("axes fraction", "data"), va="bottom")  # fmt: skip
             if quantity is _wall:
                 for count in counts:

@@ -10,11 +10,12 @@ import torch
 from mereo.bench.case import Case, Contender, Mode, Suite, UnavailableError, Work
 from mereo.bench.check import Outcome, Step, compare, outcome
 from mereo.bench.machine import clock_of, machine_facts, probe
-from mereo.bench.memory import Peak, amount, is_out_of_memory, measure_peak
+from mereo.bench.memory import Peak, is_out_of_memory, measure_peak
 from mereo.bench.plan import Request, contenders_of, make_cases
 from mereo.bench.results import Measurement, Run
 from mereo.bench.timing import Clock, interleave, quartiles, threads
-from mereo.data.storage import available_memory
+from mereo.runtime.memory import free_memory
+from mereo.runtime.text import gibibytes
 
 LEAST_ROUNDS, LEAST_ROUNDS_QUICK = 5, 3
 ROOM = 0.6
@@ -100,11 +101,8 @@ class Bench:
         return row
 
     def _allowed(self) -> float:
-        free = float(available_memory())
-        if self.request.device.startswith("cuda"):
-            free = float(torch.cuda.mem_get_info(self.request.device)[0])
         limit = self.limit
-        return min(ROOM * free, float("inf") if limit is None else limit)
+        return min(ROOM * free_memory(self.request.device), float("inf") if limit is None else limit)
 
     @property
     def limit(self) -> int | None:
@@ -126,7 +124,7 @@ class Bench:
             rows.append(row)
             needs, allowed = contender.needs(mode), self._allowed()
             if needs > allowed:
-                row.status, row.note = "left out", f"would take {amount(needs)} of {amount(round(allowed))}"
+                row.status, row.note = "left out", f"would take {gibibytes(needs)} of {gibibytes(allowed)}"
                 self._too_large.add(row.key)
                 continue
             try:

@@ -29,7 +29,7 @@ def list_suites() -> None:
 def request_of(options: BenchOptions) -> "Request":
     """What the options ask for."""
     from mereo.bench.plan import Request, parse_sizes
-    from mereo.training.setup import choose_device
+    from mereo.runtime.device import choose_device
 
     sizes = parse_sizes([*options.sizes, *([] if options.batch_size is None else [f"batch={options.batch_size}"])])
     seconds = options.seconds
@@ -95,13 +95,13 @@ def run(words: list[str], command: str) -> None:
         list_suites()
         return
     from mereo.bench import Bench, comparison, get_suite, read_comparable, tables_of
-    from mereo.bench.progress import Progress
     from mereo.bench.report import heading
+    from mereo.runtime.progress import Reporter
 
     suite = choose_models(get_suite(options.suite), options.models)
     request = request_of(options)
-    progress = Progress()
-    bench = Bench(suite, request, tell=progress, save=lambda found: write(found, options, [], pictures=False))
+    reporter = Reporter()
+    bench = Bench(suite, request, tell=reporter.measured, save=lambda found: write(found, options, [], pictures=False))
     # Refused before minutes of measuring, not after.
     earlier = None if options.against is None else read_comparable(options.against, bench.run)
     stopped = False
@@ -110,7 +110,7 @@ def run(words: list[str], command: str) -> None:
     except KeyboardInterrupt:
         stopped = True
     finally:
-        progress.stop()
+        reporter.stop()
     found = bench.run
     more = [] if earlier is None else [comparison(found, earlier)]
     for line in heading(found):

@@ -59,15 +59,14 @@ def compute() -> Section:
     """Threads, memory, libraries and what torch.compile needs."""
     import torch
 
-    from mereo.bench.machine import VARIABLES, machine_facts, memory_total
-    from mereo.data.storage import available_memory
+    from mereo.bench.machine import VARIABLES, machine_facts
+    from mereo.runtime.memory import available_memory, total_memory
 
-    facts, total = machine_facts(), memory_total()
+    facts, total = machine_facts(), total_memory()
     compiler = next((c for c in ("g++", "clang++", "c++", "cl") if shutil.which(c)), None)
     return {
         "threads": f"{torch.get_num_threads()} in use, {facts['cores']} cores for this process",
-        "memory free": f"{available_memory() / 2**30:.1f} GiB"
-        + (f" of {total / 2**30:.1f} GiB" if total is not None else ""),
+        "memory free": f"{available_memory() / 2**30:.1f} GiB of {total / 2**30:.1f} GiB",
         "CPU capability": facts["cpu_capability"],
         "MKL": "yes" if facts["mkl"] else "no",
         "oneDNN": "yes" if facts["onednn"] else "no",

@@ -18,7 +18,7 @@ ATTACK_OPTIONS = (
 
 
 def check(options: EvaluateOptions) -> None:
-    """UsageError for the first option that cannot be meant."""
+    """UsageError for the first invalid option."""
     check_positive(
         batch_size=options.batch_size, steps=options.steps, queries=options.queries, restarts=options.restarts
     )
@@ -51,7 +51,7 @@ def new_folder(wanted: Path | None) -> Path:
 
 
 def run(words: list[str], command: str) -> None:
-    """Judge networks, write the report, print what matters."""
+    """Evaluate networks, write the report, print a summary."""
     options = parse(EvaluateOptions, words, command)
     check(options)
     sources = options.weights or (newest_run(),)
@@ -59,13 +59,13 @@ def run(words: list[str], command: str) -> None:
         print(f"using {sources[0]}", file=sys.stderr)
 
     from mereo.files import write_atomically
-    from mereo.robustness.evaluation import evaluate_subjects
-    from mereo.robustness.plan import Plan
-    from mereo.robustness.progress import Stages
-    from mereo.robustness.report import markdown
-    from mereo.robustness.subjects import load_subjects
+    from mereo.measure.evaluation import evaluate_models
+    from mereo.measure.plan import Plan
+    from mereo.measure.report import markdown
+    from mereo.measure.trained_models import load_trained_models
+    from mereo.runtime.progress import Reporter
 
-    subjects = load_subjects(
+    trained = load_trained_models(
         sources, data=options.data, data_root=options.data_root, split=options.split, limit=options.limit,
         device=options.device, seed=options.seed,
     )  # fmt: skip
@@ -77,7 +77,7 @@ def run(words: list[str], command: str) -> None:
         seed=options.seed,
     )  # fmt: skip
     folder = new_folder(options.out)
-    document = {"split": options.split, **evaluate_subjects(subjects, plan, folder, Stages())}
+    document = {"split": options.split, **evaluate_models(trained, plan, folder, Reporter())}
     text = json.dumps(document, indent=2)
     write_atomically(folder / "report.json", f"{text}\n")
     write_atomically(folder / "report.md", markdown(document))
@@ -91,7 +91,7 @@ def run(words: list[str], command: str) -> None:
 def _summary(document: dict[str, object], folder: Path) -> None:
     from typing import Any, cast
 
-    from mereo.robustness.report import attacked, curve_rows, overview, suspicious
+    from mereo.measure.report import attacked, curve_rows, overview, suspicious
 
     models, plan = cast("dict[str, Any]", document["models"]), cast("dict[str, Any]", document["plan"])
     count = next(iter(models.values()))["count"]
@@ -108,8 +108,8 @@ def _summary(document: dict[str, object], folder: Path) -> None:
     for name, model in models.items():
         if "masking" in model:
             flagged = suspicious(model)
-            told = f"suspicious: {', '.join(flagged)}" if flagged else "nothing suspicious"
-            print(f"\nhidden gradients, {name}: {told} ({len(model['masking']['checks'])} checks)")
+            result = f"suspicious: {', '.join(flagged)}" if flagged else "nothing suspicious"
+            print(f"\ngradient masking, {name}: {result} ({len(model['masking']['checks'])} checks)")
         for kind, moved in model.get("equivariance", {}).items():
             known = [m for m in moved if m["amount"] > 0 and m["linear"] is not None]
             if known:

@@ -93,14 +93,14 @@ def run(words: list[str], command: str) -> None:
     single_kind(options)
     from mereo.explain import draw_explanation, write_explanations, write_page
     from mereo.inference.predict import find_images
-    from mereo.robustness.progress import Stages
+    from mereo.runtime.progress import Reporter
 
     paths = find_images(options.images)
     model, source = load_weights(options.weights, options.device, ready=True)
     if options.weights is None:
         print(f"using {source}", file=sys.stderr)
     kinds, single, out = wanted_kinds(options, model), single_kind(options), options.out or new_folder()
-    with Stages().stage("explained", len(paths)) as done:
+    with Reporter().stage("explained", len(paths)) as done:
         batches = read_batches(paths, model, options.strict, done)
         if single == "picture":
             names, images = next(batches)

@@ -10,6 +10,7 @@ from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.cli.weights import load_weights
 from mereo.errors import UsageError, check_positive
+from mereo.runtime.text import megabytes
 
 if TYPE_CHECKING:
     from mereo.export.cost import Cost
@@ -28,11 +29,6 @@ def _open(weights: Path | None) -> tuple["CapsuleClassifier", Path]:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def bytes_shown(count: int) -> str:
-    """The size of a file as a person reads it."""
-    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
 def run(words: list[str], command: str) -> None:
@@ -97,7 +93,7 @@ def _show(exported: list["Exported"], costs: list["Cost"]) -> None:
     rows = []
     for each in exported:
         batches = ", ".join(map(str, each.batches))
-        size, difference = bytes_shown(each.size), f"{each.difference:.1e}"
+        size, difference = megabytes(each.size), f"{each.difference:.1e}"
         rows.append((each.form, each.precision, each.path, size, difference, batches, each.images))
     print_table(("form", "precision", "file", "size", "largest difference", "batch sizes", "images"), rows)
     if not costs:
@@ -108,7 +104,7 @@ def _show(exported: list["Exported"], costs: list["Cost"]) -> None:
         low, high = cost.scores.interval
         interval = f"{100 * low:.2f} to {100 * high:.2f}"
         measured.append(
-            (cost.runner, f"{100 * cost.scores.accuracy:.2f}", interval, f"{cost.rate:,.0f}", bytes_shown(cost.size))
+            (cost.runner, f"{100 * cost.scores.accuracy:.2f}", interval, f"{cost.rate:,.0f}", megabytes(cost.size))
         )
     columns = (f"{costs[0].scores.count:,} test images", "right %", "95 % interval", "images/s", "size")
     print_table(columns, measured)

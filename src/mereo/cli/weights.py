@@ -27,7 +27,7 @@ def load_weights(weights: Path | None, device: str, *, ready: bool = False) -> t
         ready: where no weights are given and there is no run, take `READY` instead of raising a UsageError.
     """
     from mereo.models import load
-    from mereo.training.setup import choose_device
+    from mereo.runtime.device import choose_device
 
     try:
         path = newest_run() if weights is None else weights

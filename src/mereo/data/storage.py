@@ -11,26 +11,7 @@ import torch
 from torch import Tensor
 
 from mereo.errors import MereoError, UsageError
-
-_UNKNOWN_MEMORY = 4 * 2**30
-
-
-def available_memory() -> int:
-    """Bytes of memory that this process may still take: of the machine, or of its control group if that is less."""
-    bounds = []
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        bounds += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    except OSError:
-        pass
-    try:
-        group = Path("/sys/fs/cgroup")
-        bounds.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # no such group, or the limit is the word "max"
-        pass
-    if not bounds and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        bounds.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return max(min(bounds, default=_UNKNOWN_MEMORY), 0)
+from mereo.runtime.memory import available_memory
 
 
 class Storage:

@@ -1,7 +1,7 @@
 """Experiments that answer a question of a paper: a file each with `run(settings)`, run by `mereo reproduce NAME`.
 
 `run` draws its pictures into `settings.folder` and returns plain numbers, strings, lists and dicts; they are written to
-`results.json` beside the pictures. The command prints what lies under three names of that dict:
+`results.json` beside the pictures. The command prints three entries of that dict:
 
     tables    title -> rows, each a dict column -> value
     notes     lines below the tables
@@ -11,46 +11,20 @@ This module imports no torch.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What the command line gives an experiment; None means the experiment's own.
-
-    Attributes:
-        folder: for pictures and results.json; it exists.
-        data, data_root, epochs, warmup_epochs, limit, batch_size, seeds, device: as in `mereo train`.
-        variants: of a study that the experiment trains; all when empty.
-        images: test images to work on.
-        say: called with lines of progress.
-    """
-
-    folder: Path
-    data: str | None = None
-    data_root: str | None = None
-    epochs: int | None = None
-    warmup_epochs: float | None = None
-    limit: int | None = None
-    batch_size: int | None = None
-    seeds: int = 1
-    device: str | None = None
-    variants: tuple[str, ...] = ()
-    images: int | None = None
-    say: Callable[[str], None] = field(default=print, repr=False)
+from mereo.experiments.settings import Settings
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment: what it asks, where from, and the module of this folder that has its `run`.
+    """One experiment: its question, its source, and the module of this folder that has its `run`.
 
     Attributes:
-        uses: the settings it heeds beside the folder; another one given is a UsageError.
-        data: the data set it works on unless told otherwise; None where it needs none.
+        uses: the settings it uses besides the folder; any other is a UsageError.
+        data: its default data set; None where it needs none.
     """
 
     question: str
@@ -60,20 +34,20 @@ class Experiment:
     data: str | None = None
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        """Run it, write results.json, and return what stands in it; `files` names all that was written."""
+        """Run it, write results.json and return its content; `files` lists all files written."""
         from mereo.files import write_atomically
 
         settings.folder.mkdir(parents=True, exist_ok=True)
-        found: dict[str, Any] = import_module(f"{__name__}.{self.module}").run(settings)
+        results: dict[str, Any] = import_module(f"{__name__}.{self.module}").run(settings)
         path = settings.folder / "results.json"
-        files = [str(settings.folder / name) for name in found.get("pictures", ())]
-        found = {**found, "files": [*files, str(path)]}
-        write_atomically(path, (json.dumps(found, indent=2) + "\n").encode())
-        return found
+        files = [str(settings.folder / name) for name in results.get("pictures", ())]
+        results = {**results, "files": [*files, str(path)]}
+        write_atomically(path, (json.dumps(results, indent=2) + "\n").encode())
+        return results
 
 
 TRAINING = frozenset({"data", "data_root", "epochs", "limit", "batch_size", "device", "images"})
-"""What an experiment heeds that trains networks on a data set."""
+"""The settings of an experiment that trains networks on a data set."""
 
 EXPERIMENTS: dict[str, Experiment] = {
     "toy_routing": Experiment(
@@ -89,7 +63,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         data="mnist",
     ),
     "sparse_inference": Experiment(
-        "Does sparse inference do what routing was meant to do?",
+        "Does sparse inference do what routing is for?",
         "arXiv:2209.02567, section 3.1",
         "sparse_inference",
         TRAINING,
@@ -103,14 +77,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         data="digits",
     ),
     "generative_parts": Experiment(
-        "What do parents know that explain the parts of images, and never saw a label?",
+        "What do parents know that explain the parts of images and were trained without labels?",
         "arXiv:2209.02567, equations 7 and 8; the inversion and the training are ours",
         "generative_parts",
         TRAINING,
         data="digits",
     ),
     "constellations": Experiment(
-        "Which inference finds whose part a point is: variational, or routing?",
+        "Which inference assigns points to objects better: variational, or routing?",
         "arXiv:2103.06676, arXiv:2209.02567",
         "constellations",
         frozenset({"seeds", "epochs", "images"}),

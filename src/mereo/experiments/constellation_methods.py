@@ -1,4 +1,4 @@
-"""The ways to divide constellations into objects that are compared: each gives a label to every point."""
+"""The compared ways to divide constellations into objects: each gives a label to every point."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,7 @@ Method = Callable[[Constellations, int, torch.Generator], Tensor]
 """(constellations, points of clutter, generator) -> labels (images, slots)."""
 
 AT_ONCE = 100
-"""Images that are routed together: votes of pairs take 1 MB an image."""
+"""Images routed in one batch: votes of pairs take 1 MB an image."""
 
 
 def _capsule_model(
@@ -65,7 +65,7 @@ def _at_random(data: Constellations, clutter: int, generator: torch.Generator) -
 
 
 def compared(learned: ConstellationCapsNet) -> dict[str, Method]:
-    """What a table has a row for; the last two are what a method must be better than.
+    """The rows of a table; the last two are baselines.
 
     Args:
         learned: a network that has learned its templates and sigma; the one with given templates takes its sigma.
@@ -100,4 +100,4 @@ REPORTED = [
     {"noise": 0.25, "doubly stochastic": "0.863 / 0.517 / 0.548", "mixture": "0.814 / 0.494 / 0.428",
      "stacked autoencoder": "0.765 / 0.114 / 0.887"},
 ]  # fmt: skip
-"""SA / ARI / VI of the authors' code on 200 images of theirs, which are others than those drawn here."""
+"""SA / ARI / VI of the authors' code on 200 images of theirs; this experiment samples other images."""

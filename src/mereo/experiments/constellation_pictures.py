@@ -1,4 +1,4 @@
-"""Pictures of the constellations: some images as they are and as they are read, and the templates that were learned."""
+"""Pictures of the constellations: some images with the objects assigned to their points, and the learned templates."""
 
 from collections.abc import Mapping
 from itertools import permutations
@@ -28,7 +28,7 @@ EACH = 2
 
 
 def draw_constellations(networks: Mapping[float, ConstellationCapsNet], path: Path) -> None:
-    """True objects in the first row, and below what each inference makes of the points; a ring is around a mistake.
+    """True objects in the first row, and below the assignment of each inference; a ring marks a wrong point.
 
     Args:
         networks: noise -> the network that learned from images with this noise.
@@ -37,7 +37,7 @@ def draw_constellations(networks: Mapping[float, ConstellationCapsNet], path: Pa
     columns = [(noise, 0) for noise in networks for _ in range(EACH)] + [(0.0, 2)] * EACH
     figure = new_figure(1.55 * len(columns) + 0.6, 1.62 * (1 + len(SHOWN)) + 0.5)
     figure.suptitle(
-        "Whose part is each point? Colour: its object, up to renaming; grey: none; ring: wrong", fontsize=10
+        "Points assigned to objects. Colour: object, under the best matching; grey: none; ring: wrong", fontsize=10
     )
     grid = figure.subplots(1 + len(SHOWN), len(columns), squeeze=False)
     column = 0
@@ -52,7 +52,7 @@ def draw_constellations(networks: Mapping[float, ConstellationCapsNet], path: Pa
             _panel(grid[0][column], data.points[image], truth, truth, outlined=True)
             grid[0][column].set_title(title, fontsize=9)
             for place, labels in enumerate(read.values(), start=1):
-                named = _renamed(labels[image], truth)
+                named = _matched(labels[image], truth)
                 _panel(grid[place][column], data.points[image], named, truth)
                 right = int((named == truth).sum())
                 grid[place][column].set_title(f"{right} of {len(truth)}", fontsize=8, color="#495057", pad=3)
@@ -63,16 +63,16 @@ def draw_constellations(networks: Mapping[float, ConstellationCapsNet], path: Pa
 
 
 def _all_objects(data: Constellations, count: int) -> Constellations:
-    """The first images that show every object."""
+    """The first images that hold every object."""
     whole = data.mask.all(1).nonzero().squeeze(-1)[:count]
     return Constellations(*(x[whole] for x in data))
 
 
-def _renamed(labels: Tensor, truth: Tensor) -> Tensor:
-    """The labels under the renaming that makes most of them right."""
+def _matched(labels: Tensor, truth: Tensor) -> Tensor:
+    """The labels under the best matching with the true ones."""
     names = range(len(CLASSIC) + 1)
-    renamed = (torch.tensor(order)[labels] for order in permutations(names))
-    return max(renamed, key=lambda named: int((named == truth).sum()))
+    matched = (torch.tensor(order)[labels] for order in permutations(names))
+    return max(matched, key=lambda named: int((named == truth).sum()))
 
 
 def _panel(axes: Any, points: Tensor, labels: Tensor, truth: Tensor, outlined: bool = False) -> None:

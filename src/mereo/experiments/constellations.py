@@ -1,6 +1,6 @@
-"""Constellations: which inference finds who is whose part, with noise and with points of no object.
+"""Constellations: which inference assigns points to objects, with noise and with clutter, points of no object.
 
-Images are drawn anew, so that nothing is read from files. An error is the standard deviation over images divided by the
+Images are sampled, so that no file is read. An error is the standard deviation over images divided by the
 root of their number.
 """
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
-from mereo.experiments import Settings
 from mereo.experiments.constellation_methods import REPORTED, compared
 from mereo.experiments.constellation_pictures import draw_constellations, draw_templates
+from mereo.experiments.settings import Settings
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
 from mereo.generative.constellation_learning import learn_constellations
 from mereo.generative.constellations import Constellations, make_constellations
@@ -24,16 +24,15 @@ CLUTTERS = (0, 2)
 IMAGES, TRAINING_IMAGES, EPOCHS = 200, 300, 40
 PICTURES = ("constellations.png", "learned_templates.png")
 NOTES = [
-    "SA: segmentation accuracy of all slots, those that are absent counted as right, under the best renaming of the"
-    " labels. ARI: adjusted Rand index, and VI: variation of information in nats (0 is the best), of the points that"
-    " are there.",
+    "SA: segmentation accuracy of all slots, absent ones counted as correct, under the best matching of labels. ARI:"
+    " adjusted Rand index, and VI: variation of information in nats (0 is best), of the points that are present.",
     "Inversion is that of a network whose objects are parents in a capsule mixture. It learned its templates and its"
     " sigma from 300 other images of the same noise, without labels and without clutter; the one with given templates"
     " takes the same sigma. All other rows are given the templates.",
-    "Doubly stochastic and mixture are the generative capsule model, its precision held at 50 or annealed to 12,800."
-    " Routing has no place for clutter.",
-    "The table named reported is what the authors' code gave on 200 images of its own, and stored predictions of a"
-    " stacked capsule autoencoder on the same, as SA / ARI / VI. Nothing in it was measured by this command.",
+    "Doubly stochastic and mixture are the generative capsule model, its precision fixed at 50 or annealed to 12,800."
+    " Routing has no component for clutter.",
+    "The table Reported holds the results of the authors' code on 200 images of its own, and those of stored"
+    " predictions of a stacked capsule autoencoder on the same, as SA / ARI / VI. None of it was measured here.",
 ]
 
 
@@ -53,12 +52,13 @@ def run(settings: Settings) -> dict[str, Any]:
             title = f"Noise {noise:g}" + (f", {clutter} points of clutter" if clutter else "")
             settings.say(f"{title}: {images} images, {settings.seeds} seed(s)")
             tables[title] = _table(images, networks[noise], noise, clutter)
-    draw_constellations({noise: found[0] for noise, found in networks.items()}, settings.folder / PICTURES[0])
-    draw_templates({noise: found[0] for noise, found in networks.items()}, settings.folder / PICTURES[1])
+    firsts = {noise: seeds[0] for noise, seeds in networks.items()}
+    draw_constellations(firsts, settings.folder / PICTURES[0])
+    draw_templates(firsts, settings.folder / PICTURES[1])
     learned = [
         {"noise": noise, "seed": seed, "sigma": network.sigma, "templates": network.templates.tolist()}
-        for noise, found in networks.items()
-        for seed, network in enumerate(found)
+        for noise, seeds in networks.items()
+        for seed, network in enumerate(seeds)
     ]
     return {"tables": {**tables, "Reported": REPORTED}, "notes": NOTES, "pictures": [*PICTURES], "learned": learned}
 
@@ -71,13 +71,13 @@ def _learn(noise: float, seed: int, epochs: int, settings: Settings) -> Constell
 
 def _table(images: int, networks: list[ConstellationCapsNet], noise: float, clutter: int) -> list[dict[str, Any]]:
     """A row a method, over the images of all seeds."""
-    found: dict[str, list[Tensor]] = {}
+    scores: dict[str, list[Tensor]] = {}
     for seed, network in enumerate(networks):
         generator = torch.Generator().manual_seed(seed)
         data = make_constellations(images, generator, noise=noise, clutter=clutter)
         for name, method in compared(network).items():
-            found.setdefault(name, []).append(_scores(method(data, clutter, generator), data))
-    return _rows({name: torch.cat(scores) for name, scores in found.items()})
+            scores.setdefault(name, []).append(_scores(method(data, clutter, generator), data))
+    return _rows({name: torch.cat(rows) for name, rows in scores.items()})
 
 
 def _scores(labels: Tensor, data: Constellations) -> Tensor:
@@ -87,9 +87,9 @@ def _scores(labels: Tensor, data: Constellations) -> Tensor:
     return torch.stack((accuracy, adjusted_rand_index(*pair), variation_of_information(*pair)), -1)
 
 
-def _rows(found: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+def _rows(scores_of: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     rows = []
-    for name, scores in found.items():
+    for name, scores in scores_of.items():
         mean, error = scores.mean(0).tolist(), (scores.std(0) / len(scores) ** 0.5).tolist()
         row: dict[str, Any] = {"inference": name}
         for metric, value, spread in zip(("SA", "ARI", "VI"), mean, error, strict=True):

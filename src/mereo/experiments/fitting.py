@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mereo.data import Batch
 from mereo.data.images import Images
-from mereo.training.report import duration
+from mereo.runtime.text import duration
 
 
 def fit(

@@ -1,8 +1,8 @@
-"""A generative capsule network on the parts of digits: what its parents know, without ever having seen a label.
+"""A generative capsule network on the parts of digits: what its parents know after training without labels.
 
-Parts are learned as an autoencoder, then the parents by their bound. The parents are judged by a linear classifier on
-their poses, beside the same classifier on the parts themselves and beside a CapsNet of the same parts and size that was
-trained with labels; on clean images and on occluded ones, where the generative model may leave out what it did not see.
+Parts are learned as an autoencoder, then the parents by their bound. A linear classifier of the poses of the parents is
+compared with one of the parts themselves, and with a CapsNet of the same parts and size that was trained with labels;
+on clean images and on occluded ones, where the generative model may leave out the hidden parts.
 """
 
 from typing import Any
@@ -14,22 +14,23 @@ from torch import Tensor
 from mereo.data import Batch, load_splits
 from mereo.data.images import Images
 from mereo.errors import UsageError
-from mereo.experiments import Settings
 from mereo.experiments.fitting import batches, fit
+from mereo.experiments.occlusion import hide, random_square
 from mereo.experiments.parts_pictures import draw_occlusion, draw_rebuilt, draw_samples
+from mereo.experiments.settings import Settings
 from mereo.generative.generative_capsnet import GenerativeCapsNet
 from mereo.routing import DynamicRouting
+from mereo.runtime.device import choose_device
 from mereo.training.losses import many_hot, margin_loss
-from mereo.training.setup import choose_device
 
 EPOCHS, LIMIT = {"digits": 60}, {"mnist": 10000}
 OCCLUSIONS = (0, 4, 8, 12)
 """Sides of the grey square that hides a part of every test image, in pixels."""
 PICTURES = ("rebuilt.png", "samples.png", "occlusion.png")
 NOTES = [
-    "CapsNet is the same encoder with dynamic routing over it, trained with labels. All else was learned without, and a"
-    " linear classifier was fitted to what is named.",
-    "Masked: parts that look at a hidden pixel are left out of the inversion, which has to know where the square is.",
+    "CapsNet is the same encoder with dynamic routing over it, trained with labels. All others were trained without,"
+    " and a linear classifier was fitted to the named poses.",
+    "Masked: parts whose field holds a hidden pixel are left out of the inversion, which is given the square.",
 ]
 
 
@@ -78,7 +79,7 @@ def run(settings: Settings) -> dict[str, Any]:
     probes = _probes(model, train, size, device, len(train.class_names))
     curves = _occluded(model, supervised, probes, test, size, device)
     few = test.batch(torch.arange(8), device=device)
-    hidden = _square(few.images, 8, torch.Generator().manual_seed(1))
+    hidden = random_square(few.images, 8, torch.Generator().manual_seed(1))
     draw_rebuilt(model, few.images, hidden, settings.folder / PICTURES[0])
     draw_samples(model, few.images[0], settings.folder / PICTURES[1])
     draw_occlusion(OCCLUSIONS, curves, settings.folder / PICTURES[2])
@@ -108,21 +109,6 @@ def _shape(images: Images) -> tuple[int, tuple[int, int]]:
     return channels, (height, width)
 
 
-def _square(images: Tensor, side: int, generator: torch.Generator) -> Tensor:
-    """Which pixels a square at random hides: bool (batch, height, width)."""
-    batch, _, height, width = images.shape
-    corner = torch.rand(batch, 2, generator=generator)
-    top = (corner[:, 0] * (height - side + 1)).long()[:, None, None]
-    left = (corner[:, 1] * (width - side + 1)).long()[:, None, None]
-    y, x = torch.arange(height)[None, :, None], torch.arange(width)[None, None, :]
-    return ((y >= top) & (y < top + side) & (x >= left) & (x < left + side)).to(images.device)
-
-
-def hide(images: Tensor, hidden: Tensor) -> Tensor:
-    """The images with what is hidden in grey: (batch, channels, height, width), bool (batch, height, width)."""
-    return torch.where(hidden.unsqueeze(1), torch.full_like(images, 0.5), images)
-
-
 def _features(model: GenerativeCapsNet, images: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
     with torch.no_grad():
         parts = model.parts(images)
@@ -133,14 +119,14 @@ def _probes(
     model: GenerativeCapsNet, train: Images, size: int, device: torch.device, classes: int
 ) -> dict[str, torch.nn.Module]:
     """A linear classifier of standardised features, by LBFGS with a small weight decay."""
-    found: dict[str, list[Tensor]] = {"parts": [], "parents": []}
+    features_of: dict[str, list[Tensor]] = {"parts": [], "parents": []}
     labels = []
     for batch in batches(train, size, device):
         for name, features in _features(model, batch.images).items():
-            found[name].append(features)
+            features_of[name].append(features)
         labels.append(batch.labels)
     target = torch.cat(labels)
-    return {name: _linear(torch.cat(rows), target, classes) for name, rows in found.items()}
+    return {name: _linear(torch.cat(rows), target, classes) for name, rows in features_of.items()}
 
 
 def _linear(features: Tensor, labels: Tensor, classes: int) -> torch.nn.Module:
@@ -191,15 +177,15 @@ def _scores(
     side: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    hidden = _square(batch.images, side, generator)
+    hidden = random_square(batch.images, side, generator)
     images = hide(batch.images, hidden)
-    found = _features(model, images)
+    plain = _features(model, images)
     masked = _features(model, images, model.seen(hidden))
     with torch.no_grad():
         return {
             "CapsNet, with labels": supervised(images),
-            "parts": probes["parts"](found["parts"]),
-            "parents": probes["parents"](found["parents"]),
+            "parts": probes["parts"](plain["parts"]),
+            "parents": probes["parents"](plain["parents"]),
             "parents, masked": probes["parents"](masked["parents"]),
         }
 

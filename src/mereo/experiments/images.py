@@ -1,4 +1,4 @@
-"""The test images that an experiment works on, as one trained network takes them."""
+"""The test images of an experiment, preprocessed for one trained network."""
 
 import torch
 

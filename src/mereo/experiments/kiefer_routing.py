@@ -1,7 +1,7 @@
 """The four training conditions of appendix A, and two networks with a layer of capsules in the middle.
 
-The runs are those of the study of the same name. What is sparse is measured on the test images with the weights of the
-last epoch, and kept beside each run, so that a stopped experiment goes on.
+The runs are those of the study of the same name. Sparsity is measured on the test images with the weights of the last
+epoch, and stored beside each run, so that an interrupted experiment continues.
 """
 
 import csv
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mereo.experiments import Settings
 from mereo.experiments.images import take_test_images
 from mereo.experiments.kiefer_pictures import draw_routing
+from mereo.experiments.settings import Settings
 from mereo.generative.layer_sparsity import MEASURES, layer_sparsity
 from mereo.models import load
+from mereo.runtime.device import choose_device
 from mereo.training.config import TrainConfig
 from mereo.training.run_folder import RunFolder
-from mereo.training.setup import choose_device
 from mereo.training.studies import configurations, run_study
 
 STUDY = "kiefer_routing"
@@ -26,14 +26,14 @@ PICTURE = "kiefer_routing.png"
 OVERRIDES = ("data", "data_root", "epochs", "warmup_epochs", "limit", "batch_size", "device")
 NOTES = [
     "Train loss is that of the last epoch, summed over classes; the paper's is their mean, a tenth of it.",
-    "Entropy is that of what a child gives to its parents, over the largest there is: without routing it is 1.",
-    "Routing is what the authors ran as three iterations: learned logits, three updates, four weighted sums.",
-    "The rate rises at first; that of the authors does not, which --warmup-epochs 0 repeats.",
+    "Entropy is that of the couplings of a child, divided by the largest possible: without routing it is 1.",
+    "Routing has the authors' three iterations: learned logits, three updates, four weighted sums.",
+    "The learning rate has a warm-up; that of the authors does not, which --warmup-epochs 0 repeats.",
 ]
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Train what is still to be trained, and tell of accuracy, loss and sparsity beside the paper's numbers."""
+    """Train the missing runs, and compare accuracy, loss and sparsity with the paper's numbers."""
     output = str(settings.folder.parent)
     overrides = {name: value for name in OVERRIDES if (value := getattr(settings, name)) is not None}
     plan = (STUDY, settings.seeds, output, overrides, settings.variants)
@@ -42,7 +42,7 @@ def run(settings: Settings) -> dict[str, Any]:
     folders: dict[str, list[RunFolder]] = {}
     for (label, _), config in configs.items():
         folders.setdefault(label, []).append(RunFolder(Path(config.output) / str(config.name)))
-    losses = {label: [_losses(folder) for folder in found] for label, found in folders.items()}
+    losses = {label: [_losses(folder) for folder in runs] for label, runs in folders.items()}
     sparsity: dict[str, list[dict[str, Any]]] = {}
     for (label, seed), config in configs.items():
         sparsity.setdefault(label, []).append(_sparsity(folders[label][seed], config, settings))
@@ -74,17 +74,17 @@ def _accuracy_row(row: dict[str, Any], losses: Sequence[Sequence[float]]) -> dic
 
 
 def _sparsity(folder: RunFolder, config: TrainConfig, settings: Settings) -> dict[str, Any]:
-    """The sparsity of one run's last weights, measured once: {"images": how many, layer: measures}."""
+    """The sparsity of one run's last weights, measured once: {"images": count, layer: measures}."""
     path = folder.path / "sparsity.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    if not found or found["asked"] != settings.images:
+    stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    if not stored or stored["asked"] != settings.images:
         settings.say(f"{config.name}: measuring sparsity")
         device = choose_device(config.device)
         model = load(folder.last, device)
         images = take_test_images(model, config.data, config.data_root, settings.images, device).images
-        found = {"asked": settings.images, "images": len(images), **layer_sparsity(model, images)}
-        folder.write_json(path, found)
-    return found
+        stored = {"asked": settings.images, "images": len(images), **layer_sparsity(model, images)}
+        folder.write_json(path, stored)
+    return stored
 
 
 def _means(sparsity: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:

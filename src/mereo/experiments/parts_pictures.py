@@ -1,4 +1,4 @@
-"""The pictures of a generative capsule network: what it rebuilds, what it draws, how occlusion hurts."""
+"""The pictures of a generative capsule network: reconstructions, samples, accuracy under occlusion."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,31 +6,30 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mereo.experiments.occlusion import hide
 from mereo.generative.generative_capsnet import GenerativeCapsNet
 from mereo.pictures import displayable, new_figure, save_figure
 
 
 def draw_rebuilt(model: GenerativeCapsNet, images: Tensor, hidden: Tensor, path: Path) -> None:
-    """Images, what parts and parents make of them, who speaks where, and the same under occlusion.
+    """Images, their reconstructions from parts and parents, and the strongest parent of each place; clean and occluded.
 
     Shapes: images (batch, channels, height, width), hidden bool (batch, height, width).
     """
-    from mereo.experiments.generative_parts import hide
-
     clean, covered = model.explain(images), hide(images, hidden)
     seen = model.explain(covered, model.seen(hidden))
     rows = {
         "image": images,
         "from its parts": model.decode(clean.parts),
         "from its parents": clean.rebuilt,
-        "who speaks": None,
+        "strongest parent": None,
         "occluded": covered,
         "from its parts ": model.decode(seen.parts),
         "from its parents,\nmasked": seen.rebuilt,
     }
     figure = new_figure(1.15 * len(images) + 1.2, 1.15 * len(rows) + 0.3)
     grid = figure.subplots(len(rows), len(images), squeeze=False)
-    winners = _speakers(model, clean.inversion.responsibilities)
+    winners = _strongest(model, clean.inversion.responsibilities)
     for axes_row, (name, pictures) in zip(grid, rows.items(), strict=True):
         axes_row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
         for place, axes in enumerate(axes_row):
@@ -43,7 +42,7 @@ def draw_rebuilt(model: GenerativeCapsNet, images: Tensor, hidden: Tensor, path:
     save_figure(figure, path)
 
 
-def _speakers(model: GenerativeCapsNet, responsibilities: Tensor) -> Tensor:
+def _strongest(model: GenerativeCapsNet, responsibilities: Tensor) -> Tensor:
     """Which parent explains the most at each place: (batch, rows, columns)."""
     return responsibilities.unflatten(1, (model.types, *model.grid)).sum(1).argmax(-1).cpu()
 
@@ -51,7 +50,7 @@ def _speakers(model: GenerativeCapsNet, responsibilities: Tensor) -> Tensor:
 def draw_samples(model: GenerativeCapsNet, image: Tensor, path: Path) -> None:
     """Images drawn from the top; below them, an image whose strongest parents are moved along an axis of their pose.
 
-    Who speaks for each part stays as it was found for the image: the pose alone changes.
+    The responsibilities stay those of the image: only the pose changes.
 
     Shapes: image (channels, height, width).
     """

@@ -1,7 +1,7 @@
 """Sparse iterative inference on a trained CapsNet: the paper's figure, its energies, clamped labels as a classifier.
 
-The networks are the runs `routed` and `unrouted` of kiefer_routing where they are finished and nothing is said of
-training; else two narrow ones are trained first.
+The networks are the runs `routed` and `unrouted` of kiefer_routing where they are finished and no option of training
+is given; else two narrow ones are trained first.
 """
 
 import time
@@ -14,21 +14,21 @@ from torch import Tensor
 
 from mereo.core import lengths
 from mereo.data import Batch
-from mereo.experiments import Settings
 from mereo.experiments.images import take_test_images
+from mereo.experiments.settings import Settings
 from mereo.experiments.sparse_pictures import draw_activity, draw_energy
 from mereo.generative.predictive_coding import Inference, infer, label_energies
 from mereo.generative.sparsity import hoyer_sparsity, winner_share
 from mereo.models import CapsuleClassifier, load
+from mereo.runtime.device import choose_device
+from mereo.runtime.text import duration
 from mereo.training.config import TrainConfig
-from mereo.training.report import duration
 from mereo.training.run_folder import RunFolder
-from mereo.training.setup import choose_device
 from mereo.training.studies import Study, Variant, configurations, finish_runs, plan_runs
 
 PENALTY = 1.0
 IMAGES, FEW = 64, 8
-"""How many test images, and how many where a network of the published size works on a CPU."""
+"""Number of test images, and their number where a network of the published size runs on a CPU."""
 NARROW = {"conv_channels": 32, "primary_types": 8, "decoder": False}
 NETWORKS = Study(
     "The two networks that inference is compared on.",
@@ -41,7 +41,7 @@ NETWORKS = Study(
 )
 TRAINING = ("data", "data_root", "epochs", "limit", "batch_size", "device")
 SHORT = {"digits": {"epochs": 20, "batch_size": 32}}
-"""How long the narrow networks are trained, by data set; two epochs elsewhere."""
+"""The training of the narrow networks by data set; two epochs elsewhere."""
 CONDITIONS: dict[str, tuple[dict[str, Any], tuple[float, float] | None]] = {
     "inference": ({}, None),
     "inference, L1": ({"penalty": PENALTY}, None),
@@ -52,10 +52,10 @@ CONDITIONS: dict[str, tuple[dict[str, Any], tuple[float, float] | None]] = {
 """Name -> (arguments of `infer`, the energies the paper's code printed for one digit: first and last)."""
 PICTURES = ("activity.png", "energy.png")
 NOTES = [
-    "The label is clamped, so that the true class is the longest says little of inference; the classifier below does"
-    " not know it.",
-    "The paper's code leaves out the ReLU of the first convolution in inference; only so are its class capsules spread"
-    " before the descent, and only so can its energies be compared.",
+    "The label is clamped, so a longest capsule of the true class says little about inference; the classifier below is"
+    " not given the label.",
+    "The paper's code leaves out the ReLU of the first convolution in inference; only then are its class capsules"
+    " spread before the descent, and only then are its energies comparable.",
 ]
 
 
@@ -67,8 +67,8 @@ def run(settings: Settings) -> dict[str, Any]:
     own = folders["unrouted"].path.is_relative_to(settings.folder)
     count = settings.images or (IMAGES if own or device.type != "cpu" else FEW)
     batch = take_test_images(unrouted, str(settings.data), settings.data_root, count, device)
-    found = {
-        name: infer(unrouted, batch.images, batch.labels, **how, progress=_teller(settings.say, name))
+    inferences = {
+        name: infer(unrouted, batch.images, batch.labels, **how, progress=_progress(settings.say, name))
         for name, (how, _) in CONDITIONS.items()
     }
     with torch.no_grad():
@@ -76,15 +76,15 @@ def run(settings: Settings) -> dict[str, Any]:
             "forward, routed": routed.capsules(batch.images).pose,
             "forward, unrouted": unrouted.capsules(batch.images).pose,
         }
-    poses = {**forward, **{name: inference.classes for name, inference in found.items()}}
-    shown = {name: found_poses[0].cpu() for name, found_poses in poses.items() if "proximal" not in name}
+    poses = {**forward, **{name: inference.classes for name, inference in inferences.items()}}
+    shown = {name: p[0].cpu() for name, p in poses.items() if "proximal" not in name}
     draw_activity(batch.images[0].cpu(), int(batch.labels[0]), shown, settings.folder / PICTURES[0])
-    draw_energy({name: f.energy.mean(0).tolist() for name, f in found.items()}, settings.folder / PICTURES[1])
+    draw_energy({name: f.energy.mean(0).tolist() for name, f in inferences.items()}, settings.folder / PICTURES[1])
     where = f"{len(batch.labels)} test images"
     return {
         "networks": {name: str(folder.path) for name, folder in folders.items()},
         "tables": {
-            f"Class capsules of {where}": [_row(name, poses[name], batch, found.get(name)) for name in poses],
+            f"Class capsules of {where}": [_row(name, poses[name], batch, inferences.get(name)) for name in poses],
             f"Accuracy on {where}": _accuracies(unrouted, forward, batch, settings.say),
         },
         "notes": NOTES,
@@ -110,9 +110,9 @@ def _folders(configs: Mapping[tuple[str, int], TrainConfig]) -> dict[str, RunFol
     return {label: RunFolder(Path(config.output) / str(config.name)) for (label, _), config in configs.items()}
 
 
-def _row(name: str, poses: Tensor, batch: Batch, found: Inference | None) -> dict[str, Any]:
+def _row(name: str, poses: Tensor, batch: Batch, inference: Inference | None) -> dict[str, Any]:
     length = lengths(poses)
-    energy = None if found is None else found.energy.mean(0)
+    energy = None if inference is None else inference.energy.mean(0)
     paper = CONDITIONS[name][1] if name in CONDITIONS else None
     return {
         "condition": name,
@@ -130,7 +130,7 @@ def _accuracies(
 ) -> list[dict[str, Any]]:
     rows = [{"classifier": name, "%": _percent(lengths(p), batch.labels)} for name, p in forward.items()]
     for title, penalty in (("ten clamped labels", 0.0), ("ten clamped labels, L1", PENALTY)):
-        energies = label_energies(unrouted, batch.images, penalty=penalty, progress=_teller(say, title))
+        energies = label_energies(unrouted, batch.images, penalty=penalty, progress=_progress(say, title))
         rows.append({"classifier": title, "%": _percent(-energies, batch.labels)})
     return rows
 
@@ -139,11 +139,11 @@ def _percent(scores: Tensor, labels: Tensor) -> float:
     return 100 * (scores.argmax(1) == labels).float().mean().item()
 
 
-def _teller(say: Callable[[str], None], title: str) -> Callable[[int, int], None]:
-    """Tells every ten seconds how far a descent is, and how long it takes still."""
+def _progress(say: Callable[[str], None], title: str) -> Callable[[int, int], None]:
+    """Prints every ten seconds how many steps of a descent are done, and the time left."""
     began = last = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last > 10 or done == total:
@@ -151,4 +151,4 @@ def _teller(say: Callable[[str], None], title: str) -> Callable[[int, int], None
             left = duration((now - began) * (total - done) / done)
             say(f"{title}: {done:,} of {total:,} steps" + ("" if done == total else f", {left} left"))
 
-    return tell
+    return show

@@ -1,4 +1,4 @@
-"""The pictures of sparse inference: what each class capsule holds under every condition, and how energies fall."""
+"""The pictures of sparse inference: the entries of the class capsules under every condition, and the energies."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ def draw_activity(image: Tensor, label: int, poses: Mapping[str, Tensor], path: 
     """The entries of every class capsule as bars, a row a condition, the length above; the winner in colour.
 
     Args:
-        image: in [0, 1], as far as it can be shown.
+        image: in [0, 1]; other values are clipped.
         label: the true class, framed.
         poses: condition -> class capsules.
         path: of the PNG.
@@ -31,11 +31,11 @@ def draw_activity(image: Tensor, label: int, poses: Mapping[str, Tensor], path: 
         fontsize=10,
     )
     grid = figure.subplots(len(poses), classes + 1, squeeze=False)
-    for row, (condition, found) in zip(grid, poses.items(), strict=True):
+    for row, (condition, capsules) in zip(grid, poses.items(), strict=True):
         row[0].imshow(displayable(image), cmap="gray", interpolation="nearest")
         row[0].set_ylabel(condition, rotation=0, ha="right", va="center", fontsize=8.5)
-        length = lengths(found)
-        for place, (axes, pose) in enumerate(zip(row[1:], found, strict=True)):
+        length = lengths(capsules)
+        for place, (axes, pose) in enumerate(zip(row[1:], capsules, strict=True)):
             won = place == int(length.argmax())
             axes.bar(range(len(pose)), pose.tolist(), color=WINNER if won else QUIET, width=0.9)
             axes.set_ylim(-1.05 * largest, 1.05 * largest)

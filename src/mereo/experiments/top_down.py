@@ -1,10 +1,11 @@
-"""Top-down attention on two overlaid digits: do the two parents share the parts out between them?
+"""Top-down attention on two overlaid digits: do the two parents divide the parts between them?
 
-A narrow CapsNet learns to name both digits of an overlay. Then it is held, and the transforms of top-down attention
-learn what its class capsules say about the primary ones, by the likelihood of a mixture of the two. A part belongs, in
-truth, to the digit that has more ink in the middle of its field; that is never used in learning.
+A narrow CapsNet learns to predict both digits of an overlay. Then it is frozen, and the transforms of top-down
+attention learn to predict the primary capsules from the class capsules, by the likelihood of a mixture of the two. The
+true digit of a part is the one with more ink in the middle of its field; it is never used in training.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -16,30 +17,30 @@ from mereo.data import Batch, load_splits
 from mereo.data.images import Images, ImageSet
 from mereo.data.multimnist import OverlaidPairs
 from mereo.errors import UsageError
-from mereo.experiments import Settings
 from mereo.experiments.fitting import batches, fit
+from mereo.experiments.settings import Settings
 from mereo.experiments.top_down_pictures import Shown, draw_assignments, draw_entropies
 from mereo.generative import CapsuleMixture
 from mereo.models.capsnet import CapsNet
+from mereo.runtime.device import choose_device
 from mereo.training.losses import many_hot, margin_loss
-from mereo.training.setup import choose_device
 
 ITERATIONS, IMAGES, SHOWN = 10, 512, 5
 FIELD, MIDDLE, STEP = 17, 9, 2
-"""A primary capsule of CapsNet looks at 17x17 pixels, 2 apart; its part is judged by the 9x9 in the middle."""
+"""The field of a primary capsule of CapsNet is 17x17 pixels, 2 apart; the 9x9 in the middle decide its true digit."""
 BETAS = {"1/sqrt(d)": None, "1": 1.0, "16": 16.0}
 EPOCHS = {"digits": 30}
 PICTURES = ("assignments.png", "entropy.png")
 NOTES = [
     "Right: share of parts given to the digit that has more ink in the middle of their field, where there is a"
     " difference; chance is 50 %. Weighted: each part counts by its length.",
-    "Entropy: of what a part gives to the two digits that the network named, 1 is an even share.",
+    "Entropy: of the shares that a part gives to the two predicted digits; 1 is an even share.",
     "Routing: the couplings of the network's own dynamic routing, restricted to the two digits.",
 ]
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Learn, then assign the parts of test overlays to the two digits that the network named."""
+    """Train, then assign the parts of test overlays to the two predicted digits."""
     device, data = choose_device(settings.device or "auto"), str(settings.data)
     epochs, size = settings.epochs or EPOCHS.get(data, 3), settings.batch_size or 64
     train, test, names = _overlays(settings, data)
@@ -57,7 +58,7 @@ def run(settings: Settings) -> dict[str, Any]:
     log_sigma = torch.full((), -1.5, device=device, requires_grad=True)
 
     def explain(batch: Batch) -> Tensor:
-        parts, parents, named = _see(model, batch.images)
+        parts, parents, named = _predict(model, batch.images)
         absent = torch.zeros(named.shape, device=device).masked_fill(~named, -torch.inf)
         mixture = CapsuleMixture(
             decoder.predictions(parents), log_sigma.exp(), 0.0, absent.unsqueeze(1), mixing="constant"
@@ -79,7 +80,7 @@ def _overlays(settings: Settings, data: str) -> tuple[OverlaidPairs, Images, tup
     return OverlaidPairs(train), overlaid.subset(torch.arange(count)), splits.train.class_names
 
 
-def _see(model: CapsNet, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _predict(model: CapsNet, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Parts (batch, parts, d), class capsules (batch, classes, e), and which two are the longest, bool."""
     with torch.no_grad():
         parts = model.forward_features(images)
@@ -98,9 +99,9 @@ def _measure(
     with torch.no_grad():
         for batch in batches(test, size, device):
             with record(model) as trace:
-                parts, parents, named = _see(model, batch.images)
-            truth, judged = _truth(batch, model, named)
-            weights = torch.stack([judged.float(), judged * lengths(parts)])
+                parts, parents, named = _predict(model, batch.images)
+            truth, known = _truth(batch, model, named)
+            weights = torch.stack([known.float(), known * lengths(parts)])
             weight += weights.sum((1, 2)).cpu()
             both += int((named == many_hot(batch.labels, named.shape[1]).bool()).all(1).sum())
             images += len(parts)
@@ -109,8 +110,8 @@ def _measure(
                 steps[key] = [_pair(c, named) for c in _iterate(decoder, parts, parents, named, beta, key[1])]
                 entropy[key] += torch.stack([_entropy(w).sum() for w in steps[key]]).cpu() / parts.shape[1]
             steps["routing", False] = [_pair(trace["head.coupling"].squeeze(1).mT, named)] * ITERATIONS
-            for key, found in steps.items():
-                hits = torch.stack([(w[..., 0] > 0.5) == truth for w in found])
+            for key, shares in steps.items():
+                hits = torch.stack([(w[..., 0] > 0.5) == truth for w in shares])
                 right[key] += torch.einsum("kbm,wbm->kw", hits.float(), weights).cpu()
             if shown is None:
                 shown = _shown(batch, parts, named, steps, model.grid)
@@ -119,12 +120,12 @@ def _measure(
     draw_assignments(shown, settings.folder / PICTURES[0])
     draw_entropies({_title(key): value for key, value in curves.items()}, settings.folder / PICTURES[1])
     rows = [_row(key, right[key] / weight, curves.get(key)) for key in right]
-    settings.say(f"both digits named: {both} of {images}")
+    settings.say(f"both digits predicted: {both} of {images}")
     return {
         "tables": {f"Parts of {images} overlays given to two digits": rows},
         "both_named": both / images,
         "entropy": {_title(key): value for key, value in curves.items()},
-        "notes": [f"Both digits are named right in {100 * both / images:.1f} % of the overlays.", *NOTES],
+        "notes": [f"Both digits are predicted in {100 * both / images:.1f} % of the overlays.", *NOTES],
         "pictures": list(PICTURES),
     }
 
@@ -132,7 +133,7 @@ def _measure(
 def _iterate(
     decoder: TopDownAttention, parts: Tensor, parents: Tensor, named: Tensor, beta: float | None, accumulate: bool
 ) -> list[Tensor]:
-    """The couplings of every iteration, among the named parents: (batch, parts, classes) each."""
+    """The couplings of every iteration, among the predicted parents: (batch, parts, classes) each."""
     decoder.iterations, decoder.accumulate = ITERATIONS, accumulate
     decoder.beta = parts.shape[-1] ** -0.5 if beta is None else beta
     with record(decoder) as trace:
@@ -145,7 +146,8 @@ def _title(key: tuple[str, bool]) -> str:
 
 
 def _row(key: tuple[str, bool], right: Tensor, entropy: list[float] | None) -> dict[str, Any]:
-    percent = (100 * right).tolist()
+    # Without an overlay whose digits are both predicted there is nothing to count.
+    percent = [[None if math.isnan(share) else 100 * share for share in step] for step in right.tolist()]
     return {
         "assignment": "routing" if key[0] == "routing" else _title(key),
         "entropy, step 1": None if entropy is None else entropy[0],
@@ -157,7 +159,7 @@ def _row(key: tuple[str, bool], right: Tensor, entropy: list[float] | None) -> d
 
 
 def _pair(couplings: Tensor, named: Tensor) -> Tensor:
-    """Shares of the two named parents, the lower class first: (batch, parts, classes) -> (batch, parts, 2)."""
+    """Shares of the two predicted parents, the lower class first: (batch, parts, classes) -> (batch, parts, 2)."""
     two = couplings[named.unsqueeze(1).expand_as(couplings)].unflatten(0, (*couplings.shape[:2], 2))
     return two / two.sum(-1, keepdim=True)
 
@@ -168,7 +170,7 @@ def _entropy(shares: Tensor) -> Tensor:
 
 
 def _truth(batch: Batch, model: CapsNet, named: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether a part belongs to the lower of the named classes, and whether that can be told: bool (batch, parts)."""
+    """Whether a part belongs to the lower of the predicted classes, and whether that is known: bool (batch, parts)."""
     assert batch.targets is not None
     middle = batch.targets[..., (FIELD - MIDDLE) // 2 :, (FIELD - MIDDLE) // 2 :].flatten(0, 1)
     ink = torch.nn.functional.avg_pool2d(middle, MIDDLE, STEP)[..., : model.grid[0], : model.grid[1]].mean(1)
@@ -181,7 +183,7 @@ def _truth(batch: Batch, model: CapsNet, named: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _shown(batch: Batch, parts: Tensor, named: Tensor, steps: dict[Any, list[Tensor]], grid: tuple[int, int]) -> Shown:
-    """What the picture shows: shares over the image, each place the mean over its parts by their length."""
+    """The content of the picture: shares over the image, each place the mean over its parts, weighted by length."""
     assert batch.targets is not None
     weights = lengths(parts).unflatten(1, (-1, *grid))
 

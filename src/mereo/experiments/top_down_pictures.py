@@ -1,4 +1,4 @@
-"""The pictures of top-down attention: whose each place of an overlay is, and how entropies fall."""
+"""The pictures of top-down attention: the digit that each place of an overlay is assigned to, and the entropies."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,8 +20,8 @@ class Shown(NamedTuple):
         images: (count, channels, height, width).
         targets: the two digits by themselves, that of the lower class first, (count, 2, channels, height, width).
         maps: name -> share of the first digit at each place, (count, rows, columns).
-        strength: how long the parts of a place are together, (count, rows, columns).
-        named: the two classes that the network named, for each.
+        strength: sum of the lengths of the parts of a place, (count, rows, columns).
+        named: the two predicted classes of each.
     """
 
     images: Tensor
@@ -35,11 +35,11 @@ def draw_assignments(shown: Shown, path: Path) -> None:
     """A row an overlay: the image, its digits in two colours, and each map in the same colours."""
     count = len(shown.images)
     figure = new_figure(1.5 * (2 + len(shown.maps)), 1.55 * count + 0.5)
-    figure.suptitle("Whose is each part? Orange and blue: the two digits; darker: shorter parts", fontsize=10)
+    figure.suptitle("Parts assigned to digits. Orange and blue: the two digits; darker: shorter parts", fontsize=10)
     for row, all_axes in enumerate(figure.subplots(count, 2 + len(shown.maps), squeeze=False)):
         overlay, truth, *others = all_axes
         overlay.imshow(displayable(shown.images[row]), cmap="gray", vmin=0, vmax=1)
-        overlay.set_title("named " + " and ".join(map(str, shown.named[row])), fontsize=8)
+        overlay.set_title("predicted " + " and ".join(map(str, shown.named[row])), fontsize=8)
         first, second = shown.targets[row].mean(1).unsqueeze(-1)
         truth.imshow((first * FIRST + second * SECOND).clamp(0, 1).numpy())
         truth.set_title("its digits", fontsize=8)

@@ -1,11 +1,11 @@
-"""The toy model of appendix B: where six descents end, beside their closed forms, and how they get there."""
+"""The toy model of appendix B: six descents, and their ends beside the closed forms."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mereo.experiments import Settings
+from mereo.experiments.settings import Settings
 from mereo.generative.toy import PENALTIES, ToyRouting, toy_routing
 from mereo.pictures import new_figure, save_figure
 
@@ -31,7 +31,7 @@ def run(settings: Settings) -> dict[str, Any]:
     for energy, penalty in CLOSED_FORMS:
         by_method = {m: toy_routing(penalty, energy == "output only", m, steps=STEPS) for m in ("sgd", "prox")}
         curves[energy, penalty] = by_method["sgd"]
-        rows += [_row(energy, penalty, method, found) for method, found in by_method.items()]
+        rows += [_row(energy, penalty, method, descent) for method, descent in by_method.items()]
     tied = toy_routing("l1", start=(1, 1, 1), steps=STEPS)
     _draw(curves, settings.folder / PICTURE)
     return {
@@ -45,10 +45,10 @@ def run(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _row(energy: str, penalty: str, method: str, found: ToyRouting) -> dict[str, Any]:
+def _row(energy: str, penalty: str, method: str, descent: ToyRouting) -> dict[str, Any]:
     closed, least = CLOSED_FORMS[energy, penalty]
-    units = {f"x{place}": value for place, value in enumerate(found.x.tolist(), start=1)}
-    end = {**units, "closed form": closed, "F": found.energy[-1].item(), "closed F": least}
+    units = {f"x{place}": value for place, value in enumerate(descent.x.tolist(), start=1)}
+    end = {**units, "closed form": closed, "F": descent.energy[-1].item(), "closed F": least}
     return {"energy": energy, "penalty": penalty, "method": method, **end}
 
 
@@ -56,9 +56,9 @@ def _draw(curves: dict[tuple[str, str], ToyRouting], path: Path) -> None:
     figure = new_figure(9.5, 5.4)
     grid = figure.subplots(2, len(PENALTIES), sharex=True, sharey=True)
     figure.suptitle("Three units that are to sum to 2: their values over the steps of descent", fontsize=10)
-    for axes, ((energy, penalty), found) in zip(grid.flat, curves.items(), strict=True):
+    for axes, ((energy, penalty), descent) in zip(grid.flat, curves.items(), strict=True):
         for unit, shade in enumerate(SHADES):
-            values = found.trace[:, unit].tolist()
+            values = descent.trace[:, unit].tolist()
             axes.plot(values, color=shade, linewidth=1.8, label=f"unit of input {values[0]:g}")
         axes.axhline(0, color="#adb5bd", linewidth=0.8)
         axes.set_title(f"{energy}, {'no penalty' if penalty == 'none' else penalty.upper()}", fontsize=9, loc="left")
@@ -69,14 +69,14 @@ def _draw(curves: dict[tuple[str, str], ToyRouting], path: Path) -> None:
         axes.set_xlabel("step", fontsize=8)
     figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.draw_without_rendering()
-    for axes, found in zip(grid.flat, curves.values(), strict=True):
-        _label_ends(axes, found)
+    for axes, descent in zip(grid.flat, curves.values(), strict=True):
+        _label_ends(axes, descent)
     save_figure(figure, path)
 
 
-def _label_ends(axes: Any, found: ToyRouting) -> None:
-    """The value at which each unit ends, beside its line; labels that would cover each other are moved apart."""
-    last, ends = len(found.trace) - 1, found.trace[-1].tolist()
+def _label_ends(axes: Any, descent: ToyRouting) -> None:
+    """The last value of each unit beside its line; labels that would overlap are moved apart."""
+    last, ends = len(descent.trace) - 1, descent.trace[-1].tolist()
     points = 72 / axes.figure.dpi
     heights = [float(axes.transData.transform((last, end))[1]) * points for end in ends]
     for end, shade, height, place in zip(ends, SHADES, heights, apart(heights, LINE), strict=True):
@@ -87,7 +87,7 @@ def _label_ends(axes: Any, found: ToyRouting) -> None:
 
 
 def apart(heights: Sequence[float], least: float) -> list[float]:
-    """Heights at least so far from each other: those too close stand around their mean, the others where they were."""
+    """Heights with a distance of at least `least`: those too close are spread around their mean, the others stay."""
     groups = [[place] for place in sorted(range(len(heights)), key=lambda place: heights[place])]
 
     def middle(group: list[int]) -> float:
@@ -98,8 +98,8 @@ def apart(heights: Sequence[float], least: float) -> list[float]:
 
     while near := [n for n, pair in enumerate(pairwise(groups)) if close(*pair)]:
         groups[near[0] : near[0] + 2] = [groups[near[0]] + groups[near[0] + 1]]
-    found = list(heights)
+    placed = list(heights)
     for group in groups:
         for rank, place in enumerate(group):
-            found[place] = middle(group) + least * (rank - (len(group) - 1) / 2)
-    return found
+            placed[place] = middle(group) + least * (rank - (len(group) - 1) / 2)
+    return placed

@@ -7,14 +7,14 @@ from mereo.explain.folder import write_explanations, write_page
 from mereo.explain.gradient_pictures import draw_gradients
 from mereo.explain.gradients import input_gradients, integrated_gradients
 from mereo.explain.observation import Observation, observe
-from mereo.explain.page import explanation_page
-from mereo.explain.parse_tree import Edge, Node, ParseTree
 from mereo.explain.pictures import draw_explanation
 from mereo.explain.places import Box, sender_places, spread
 from mereo.explain.pose_sweeps import PoseSweep, pose_sweeps
 from mereo.explain.sweep_pictures import draw_pose_sweep
-from mereo.explain.tree_growth import parse_trees
-from mereo.explain.tree_pictures import draw_parse_tree
+from mereo.explain.trees.growth import parse_trees
+from mereo.explain.trees.page import explanation_page
+from mereo.explain.trees.pictures import draw_parse_tree
+from mereo.explain.trees.tree import Edge, Node, ParseTree
 
 __all__ = [
     "Box",

@@ -11,13 +11,13 @@ from torch import Tensor
 from mereo.errors import UsageError, check_choice
 from mereo.explain.gradient_pictures import draw_gradients
 from mereo.explain.observation import Observation, observe
-from mereo.explain.page import AddCase, explanation_page
 from mereo.explain.panels import short
 from mereo.explain.pictures import MOST_ROWS, draw_explanation
 from mereo.explain.pose_sweeps import pose_sweeps, why_no_sweep
 from mereo.explain.sweep_pictures import draw_pose_sweep
-from mereo.explain.tree_growth import parse_trees, why_no_tree
-from mereo.explain.tree_pictures import draw_parse_tree
+from mereo.explain.trees.growth import parse_trees, why_no_tree
+from mereo.explain.trees.page import AddCase, explanation_page
+from mereo.explain.trees.pictures import draw_parse_tree
 from mereo.inference.predict import class_names
 from mereo.models import CapsuleClassifier
 

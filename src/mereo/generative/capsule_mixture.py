@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.core.bessel import log_vmf_normaliser
 from mereo.core.squash import accumulation_type, lengths
 from mereo.errors import UsageError, check_choice
+from mereo.generative.bessel import log_vmf_normaliser
 from mereo.generative.von_mises_fisher import VonMisesFisher, broadcasts
 
 Mixing = Literal["log", "literal", "constant"]

@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, constraints, register_kl
 from torch.distributions.constraints import Constraint
 
-from mereo.core.bessel import log_vmf_normaliser, mean_resultant_length
 from mereo.errors import UsageError
+from mereo.generative.bessel import log_vmf_normaliser, mean_resultant_length
 from mereo.generative.von_mises_fisher_angle import angle_slope, draw_angle
 
 _TOLERANCE = 1e-3

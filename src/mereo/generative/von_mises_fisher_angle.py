@@ -9,8 +9,8 @@ import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
-from mereo.core.bessel import mean_resultant_length
 from mereo.errors import MereoError
+from mereo.generative.bessel import mean_resultant_length
 
 _MOST_PROPOSALS = 1000
 _BLOCK = 4096

@@ -1,8 +1,4 @@
-"""Figures of merit of a classifier, as pure functions of what it said and what is true.
-
-The scores of a capsule classifier are lengths of vectors, each in [0, 1) on its own: they do not sum to one and are not
-probabilities. `confidences` turns them into some, in one of two ways; calibration is then a statement about that way.
-"""
+"""Metrics of a classifier, as pure functions of predicted and true classes."""
 
 import math
 from typing import NamedTuple
@@ -10,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_positive
 
-CONFIDENCES = ("normalised", "softmax")
 Z95 = 1.959964
 
 
@@ -24,18 +19,6 @@ class ClassScores(NamedTuple):
     recall: float
     precision: float
     f1: float
-
-
-class Reliability(NamedTuple):
-    """Bins of confidence: how many images fall in each, their mean confidence, and the share of them judged right.
-
-    Shapes: edges (bins + 1,); images, confidence, accuracy (bins,), the last two 0 in an empty bin.
-    """
-
-    edges: Tensor
-    images: Tensor
-    confidence: Tensor
-    accuracy: Tensor
 
 
 def wilson_interval(share: float, count: int, z: float = Z95) -> tuple[float, float]:
@@ -106,114 +89,3 @@ def class_ratios(hits: Tensor, support: Tensor, said: Tensor) -> list[ClassScore
         ClassScores(s, t, h / max(s, 1), h / max(t, 1), 2 * h / max(s + t, 1))
         for h, s, t in zip(hits.tolist(), support.tolist(), said.tolist(), strict=True)
     ]
-
-
-def confidences(lengths: Tensor, how: str = "normalised") -> Tensor:
-    """Lengths of class capsules as a distribution over the classes.
-
-    normalised: p_j = |v_j| / sum_k |v_k|    1 / classes for each where all are 0; certain only if all others vanish
-    softmax:    p_j = exp |v_j| / sum_k exp |v_k|    at most e / (e + classes - 1), for lengths are below 1
-
-    Args:
-        lengths: of the class capsules, at least 0.
-        how: "normalised" or "softmax".
-
-    Shapes: (n, classes) -> (n, classes), rows that sum to 1.
-    """
-    check_choice("how", how, CONFIDENCES)
-    if lengths.numel() and not bool((lengths >= 0).all()):
-        raise UsageError("lengths has entries that are negative or not a number; lengths are at least 0.")
-    if how == "softmax":
-        return lengths.softmax(1)
-    total = lengths.sum(1, keepdim=True)
-    uniform = torch.full_like(lengths, 1 / max(lengths.shape[1], 1))
-    return torch.where(total > 0, lengths / total.clamp(min=torch.finfo(lengths.dtype).tiny), uniform)
-
-
-def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
-    """The images by the probability of the class said, in bins of equal width (low, high].
-
-    Args:
-        probabilities: a distribution over the classes for each image.
-        labels: the true class.
-        bins: how many.
-
-    Shapes: probabilities (n, classes), labels int64 (n,).
-
-    Reference: arXiv:1706.04599, section 2.
-    """
-    check_positive(bins=bins)
-    top, predicted = probabilities.double().max(1)
-    place = (top * bins).ceil().long().clamp(1, bins) - 1
-    count = torch.bincount(place, minlength=bins)
-    filled = count.clamp(min=1)
-    accuracy = torch.bincount(place, (predicted == labels).double(), minlength=bins) / filled
-    confidence = torch.bincount(place, top, minlength=bins) / filled
-    return Reliability(torch.linspace(0, 1, bins + 1, dtype=torch.float64), count, confidence, accuracy)
-
-
-def expected_calibration_error(found: Reliability) -> float:
-    """Mean distance of confidence and accuracy over the bins, weighted by their images.
-
-    ECE = sum_b (n_b / n) |accuracy_b - confidence_b|
-
-    Args:
-        found: from `reliability`.
-
-    Reference: arXiv:1706.04599, eq. 3.
-    """
-    gaps = (found.accuracy - found.confidence).abs() * found.images
-    return float(gaps.sum() / found.images.sum().clamp(min=1))
-
-
-def brier_score(probabilities: Tensor, labels: Tensor) -> float:
-    """Mean squared distance of the distribution from the truth, between 0 and 2; 0 for no image.
-
-    Brier = mean_n sum_j (p_nj - [j = label_n])^2
-
-    Args:
-        probabilities: a distribution over the classes for each image.
-        labels: the true class.
-
-    Shapes: probabilities (n, classes), labels int64 (n,).
-
-    Reference: Brier, Monthly Weather Review 78, 1950.
-    """
-    if not len(labels):
-        return 0.0
-    truth = torch.nn.functional.one_hot(labels, probabilities.shape[1])
-    return float((probabilities.double() - truth).square().sum(1).mean())
-
-
-def negative_log_likelihood(probabilities: Tensor, labels: Tensor) -> float:
-    """Mean surprise at the truth in nats; probabilities below 1e-12 count as 1e-12, and no image as 0.
-
-    NLL = -mean_n log p_n,label_n
-
-    Args:
-        probabilities: a distribution over the classes for each image.
-        labels: the true class.
-
-    Shapes: probabilities (n, classes), labels int64 (n,).
-    """
-    if not len(labels):
-        return 0.0
-    return float(-probabilities.double().gather(1, labels[:, None]).clamp(min=1e-12).log().mean())
-
-
-def separation(right: Tensor, wrong: Tensor) -> float | None:
-    """How well a score tells right answers from wrong ones: the area under the ROC curve; None if either is missing.
-
-    AUROC = P(right > wrong) + P(right = wrong) / 2, over pairs of one right and one wrong answer
-
-    Args:
-        right: scores of the right answers.
-        wrong: scores of the wrong answers.
-
-    Shapes: (n,) and (m,).
-    """
-    if not len(right) or not len(wrong):
-        return None
-    ordered = wrong.sort().values
-    below, upto = (torch.searchsorted(ordered, right, right=side).double() for side in (False, True))
-    return float(((below + upto) / 2).mean() / len(wrong))

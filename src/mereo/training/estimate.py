@@ -12,12 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from mereo.core import record
 from mereo.data import DatasetInfo, dataset_info
 from mereo.data.folder import TEST_FRACTION
-from mereo.data.storage import available_memory
 from mereo.models import CapsuleClassifier
+from mereo.runtime.device import choose_device
+from mereo.runtime.memory import free_memory
+from mereo.runtime.text import duration, gibibytes
 from mereo.training.config import TrainConfig
 from mereo.training.losses import Objective
-from mereo.training.report import duration
-from mereo.training.setup import build_model, choose_device, resolve
+from mereo.training.setup import build_model, resolve
 from mereo.training.start import start_from
 from mereo.training.unread import without_unread
 
@@ -60,11 +61,6 @@ class Estimate:
     def epoch_seconds(self) -> float | None:
         """Time of an epoch, without judging."""
         return None if self.step_seconds is None else self.step_seconds * (self.images / self.batch_size)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
 
 
 def _inputs(model: CapsuleClassifier, count: int, labels: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,11 +167,6 @@ def _time_step(objective: Objective, batch_size: int, micro: int, labels: int, d
             count, times = min(2 * count, micro), []
         times.append(step(count))
     return statistics.median_low(times) * batch_size / count
-
-
-def gibibytes(count: float) -> str:
-    """Bytes as a person reads them."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.0f} MiB"
 
 
 def print_estimate(config: TrainConfig) -> None:

@@ -1,90 +1,43 @@
-"""What a run tells while it works: a progress bar, or a line an epoch and a minute, and CSV."""
+"""What a training prints while it runs, and the history of its epochs as CSV."""
 
 import csv
 import io
-import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mereo.files import write_atomically
+from mereo.runtime.progress import Reporter
+from mereo.runtime.text import duration, percent
 
 COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
 
 
-def percent(share: float) -> str:
-    """0.9953 as 99.53 %."""
-    return f"{100 * share:.2f} %"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person reads them: 45 s, 3 min 20 s, 2 h 5 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-class Report:
-    """Tells a person how a run goes. Silent in every process but the first.
+class Report(Reporter):
+    """Shows how a training goes. Silent in every process but the first.
 
     Args:
         silent: print nothing (the files are written all the same).
     """
 
     def __init__(self, *, silent: bool = False) -> None:
-        self.silent = silent
-        # Without a terminal there is no bar, and so many seconds without a line would make a person wonder.
-        self.patience = 60.0
-        self.live = not silent and sys.stderr.isatty()
-        self._bar: Any = None
-        self._task: Any = None
-        self._steps = self._done = self._first = 0
-        self._began = self._said = 0.0
-
-    def say(self, line: str) -> None:
-        """One line for the person."""
-        if self.silent:
-            return
-        if self._bar is not None:
-            self._bar.console.print(line, highlight=False, markup=False)
-        else:
-            print(line, flush=True)
-        self._said = time.monotonic()
+        super().__init__(silent=silent, output="stdout")
 
     def start(self, steps: int, done: int) -> None:
         """The run begins: `steps` optimiser steps in all, `done` of them before this start."""
-        self._steps, self._done, self._first = steps, done, done
-        self._began = self._said = time.monotonic()
-        if self.live:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), transient=True,
-            )  # fmt: skip
-            self._bar.start()
-            self._task = self._bar.add_task("training", total=steps, completed=done, rate="")
+        self.begin("training", steps, done)
 
     def step(self, epoch: int, epochs: int, rate: float, loss: float | None) -> None:
-        """One optimiser step is done."""
-        self._done += 1
-        told = "" if loss is None else f", loss {loss:.4f}"
-        if self._bar is not None:
-            self._bar.update(
-                self._task, advance=1, description=f"epoch {epoch}/{epochs}{told}", rate=f"{rate:,.0f} images/s"
-            )
-        elif loss is not None and time.monotonic() - self._said >= self.patience:
-            seconds = (time.monotonic() - self._began) / (self._done - self._first)
-            left = duration(seconds * (self._steps - self._done))
-            done = f"epoch {epoch}/{epochs}, step {self._done:,} of {self._steps:,}"
-            self.say(f"{done}{told}, {rate:,.0f} images/s, {left} left")
+        """One optimiser step is done; the loss is None where it was not read from the device."""
+        shown = "" if loss is None else f", loss {loss:.4f}"
+        self.advance(title=f"epoch {epoch}/{epochs}{shown}", rate=f"{rate:,.0f} images/s")
+        if loss is not None and self.due():
+            done = f"epoch {epoch}/{epochs}, step {self._done:,} of {self._total:,}"
+            self.say(f"{done}{shown}, {rate:,.0f} images/s, {self.left()} left")
 
     def epoch(self, row: dict[str, Any], epochs: int, best: bool, left: float) -> None:
-        """One epoch is done: a line of its figures."""
+        """One epoch is done: a line of its metrics."""
         parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"loss {row['train_loss']:.4f}"]
         parts.append(f"train {percent(row['train_accuracy'])}")
         if row["val_accuracy"] is not None:
@@ -92,28 +45,10 @@ class Report:
         parts += [f"{row['images_per_second']:,.0f} images/s", f"{duration(left)} left"]
         self.say("  ".join(parts))
 
-    def stop(self) -> None:
-        """Take the bar off the screen."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
 
 def reading_progress(report: Report) -> Callable[[int, int], None]:
-    """A callback (done, total) that tells how the reading of images goes, once it takes long enough to wonder."""
-    began = time.monotonic()
-    last = [began]
-
-    def tell(done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - last[0] > (0.5 if report.live else 10) or (done == total and now - began > 2):
-            last[0] = now
-            if report.live:
-                print(f"\rreading images: {done:,} of {total:,}", end="\n" if done == total else "", file=sys.stderr)
-            else:
-                report.say(f"reading images: {done:,} of {total:,}")
-
-    return tell
+    """A callback (done, total) that shows how far the reading of images is, every ten seconds without a terminal."""
+    return partial(Reporter(silent=report.silent, output="stdout", patience=10.0).reach, "reading images")
 
 
 def write_history(path: Path, history: list[dict[str, Any]]) -> None:

@@ -10,8 +10,8 @@ import torch
 from mereo.data import Images
 from mereo.inference.evaluate import Scores, found, normalise
 from mereo.models import CapsuleClassifier
+from mereo.runtime.text import duration, percent
 from mereo.training.pictures import draw_images
-from mereo.training.report import duration, percent
 from mereo.training.run_folder import RunFolder
 
 

@@ -9,10 +9,11 @@ import torch
 
 from mereo.data import Augmentation, Images, Splits, dataset_info, load_splits
 from mereo.data.conversion import check_channels
-from mereo.data.storage import available_memory
 from mereo.errors import UsageError, unknown
 from mereo.models import CapsuleClassifier, create_model, get_model_entry
 from mereo.models.registry import outline
+from mereo.runtime.device import choose_device
+from mereo.runtime.memory import available_memory
 from mereo.training.config import TrainConfig
 from mereo.training.order import derived_seed
 from mereo.training.start import follow_weights, start_from
@@ -42,23 +43,6 @@ class Setup:
     device: torch.device
     crop: tuple[int, int]
     start: str | None
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of a name, or the best there is for "auto"; UsageError if it is not there."""
-    if name == "auto":
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        return torch.device("cpu") if accelerator is None else accelerator
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda, cuda:N or mps.") from None
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    count = there.get(device.type, 0)
-    if count == 0 or (device.index or 0) >= count:
-        have = ", ".join(f"{kind} ({n})" for kind, n in there.items() if n)
-        raise UsageError(f"device is {name!r}, which this machine does not have; there is {have}.")
-    return device
 
 
 def resolve(config: TrainConfig) -> TrainConfig:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mereo.core import bessel as by_series
 from mereo.core.kernels import backends, bessel, fused, library, votes
 from mereo.core.kernels.streamed import StreamedPasses
+from mereo.generative import bessel as by_series
 
 needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 every_level = pytest.mark.parametrize("level", [0, 1, 2])

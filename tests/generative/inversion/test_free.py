@@ -20,7 +20,7 @@ from inversion_by_loops import (
     responsibilities,
     tangents,
 )
-from mereo.core.bessel import log_vmf_normaliser, log_vmf_normaliser_and_slope
+from mereo.generative.bessel import log_vmf_normaliser, log_vmf_normaliser_and_slope
 from mereo.generative.capsule_mixture import CapsuleMixture
 from mereo.generative.inversion import Inversion, invert
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from directional_exact import MP, ratio
 from inversion_by_loops import resultants
 from mereo.generative.inversion import FreeParents, Inversion, SphereParents, invert
-from mereo.generative.inversion.arguments import Problem, prepare
 from mereo.generative.inversion.invert import assign
 from mereo.generative.inversion.learning import learn_parameters
+from mereo.generative.inversion.prepare import Problem, prepare
 from mereo.generative.inversion.problem import Mixture
 from mereo.generative.von_mises_fisher import VonMisesFisher
 

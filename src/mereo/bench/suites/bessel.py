@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Workload
-from mereo.core.bessel import log_vmf_normaliser, log_vmf_normaliser_and_slope, mean_resultant_length
+from mereo.generative.bessel import log_vmf_normaliser, log_vmf_normaliser_and_slope, mean_resultant_length
 
 Both = tuple[Tensor, Tensor]
 TAKES = "(kappa (numbers,), dimension) -> log C_d(kappa) and A_d(kappa), (numbers,) each"

@@ -12,15 +12,15 @@ from torch import Tensor
 from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import inversion_work, routing_work, stored_predictions_bytes, stored_predictions_work
 from mereo.bench.suites import routing
-from mereo.core.bessel import log_vmf_normaliser, mean_resultant_length
 from mereo.errors import check_choice
-from mereo.generative.inversion.arguments import Problem, prepare
+from mereo.generative.bessel import log_vmf_normaliser, mean_resultant_length
 from mereo.generative.inversion.invert import assign
+from mereo.generative.inversion.prepare import Problem, prepare
 from mereo.generative.inversion.sphere import SphereParents
 
 TASKS = ("free", "sphere", "routing")
 TAKES = (
-    "free, sphere: (a mereo.generative.inversion.arguments.Problem) -> responsibilities (B, R, S), means of the parents"
+    "free, sphere: (a mereo.generative.inversion.prepare.Problem) -> responsibilities (B, R, S), means of the parents"
     " (B, R, D); routing: as the suite routing"
 )
 SIGMA, KAPPA = 0.5, 2.0

@@ -1,5 +1,5 @@
 // The log g and the ratio q of modified Bessel functions, and the slope of A, for arrays in float or double.
-// mereo/core/bessel.py says what they are, and hands in the coefficients of both series.
+// mereo/generative/bessel.py says what they are, and hands in the coefficients of both series.
 //
 // Beyond what a square can hold, the root of a sum of squares is its large part. The product of all q is kept near 1 by
 // factors max(k, 1), whose logs are taken off again.

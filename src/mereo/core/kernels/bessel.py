@@ -1,4 +1,4 @@
-"""The log and the ratio of modified Bessel functions in compiled C++: `bessel.cpp`, for `mereo.core.bessel`."""
+"""The log and the ratio of modified Bessel functions in compiled C++: `bessel.cpp`, for `mereo.generative.bessel`."""
 
 from ctypes import c_double, c_int64, c_void_p
 from typing import NamedTuple

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mereo.core.bessel import log_vmf_normaliser
+from mereo.generative.bessel import log_vmf_normaliser
 from mereo.generative.inversion.free import FreeParents
 from mereo.generative.inversion.problem import Children, Mixture
 

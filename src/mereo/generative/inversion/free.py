@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mereo.core.bessel import log_vmf_normaliser_and_slope
+from mereo.generative.bessel import log_vmf_normaliser_and_slope
 from mereo.generative.inversion.problem import Children, Mixture, Statistics
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mereo.core import settle
 from mereo.errors import MereoError, UsageError, check_choice, check_positive
-from mereo.generative.inversion.arguments import prepare
 from mereo.generative.inversion.free import FreeParents
 from mereo.generative.inversion.learning import learn_parameters
+from mereo.generative.inversion.prepare import prepare
 from mereo.generative.inversion.problem import Children, Mixture, Statistics
 from mereo.generative.inversion.sphere import SphereParents
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.core.bessel import concentration, mean_resultant_length
+from mereo.generative.bessel import concentration, mean_resultant_length
 from mereo.generative.inversion.free import FreeParents
 from mereo.generative.inversion.problem import Children, Mixture, Statistics
 from mereo.generative.inversion.sphere import SphereParents

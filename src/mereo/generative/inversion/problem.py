@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mereo.core import transformed_votes
-from mereo.core.bessel import log_vmf_normaliser
+from mereo.generative.bessel import log_vmf_normaliser
 from mereo.generative.capsule_mixture import unit
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mereo.core.bessel import log_vmf_normaliser, mean_resultant_length
+from mereo.generative.bessel import log_vmf_normaliser, mean_resultant_length
 from mereo.generative.inversion.problem import Children, Mixture, Statistics
 
 

@@ -1,0 +1,147 @@
+"""How a parse tree grows from a class down, out of one watched pass of a model."""
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mereo.core import lengths
+from mereo.errors import UsageError
+from mereo.explain.contributions import exchange_contributions
+from mereo.explain.observation import Observation, chosen_classes
+from mereo.explain.places import box_of, fine_places, on_grid
+from mereo.explain.trees.tree import Edge, Node, ParseTree
+from mereo.inference.predict import class_names
+from mereo.models import CapsuleClassifier
+from mereo.models.base import SenderGrid
+from mereo.routing import CrossAgreementRouting
+
+
+def why_no_tree(model: CapsuleClassifier) -> str | None:
+    """Why parse trees cannot be made of a model; None if they can."""
+    name = f"{model.classifier}.coupling"
+    return None if name in dict(model.named_modules()) else f"{type(model).__name__} has no routing {name}"
+
+
+def parse_trees(
+    observation: Observation, classes: Tensor | None = None, *, keep: int = 4, rivals: int = 1
+) -> list[ParseTree]:
+    """The parse tree of every image.
+
+    strength_s = c_s <vote_s, v> / |v|
+
+    Args:
+        observation: what the model did, from `observe`.
+        classes: which class to explain for each image, int64 (batch,); the predicted one when None.
+        keep: votes kept for each capsule, the strongest in absolute value; votes of strength 0 are never kept.
+        rivals: how many of the next longest classes stand beside the one explained.
+
+    observation = mereo.explain.observe(model, images)
+    tree = mereo.explain.parse_trees(observation)[0]
+    [(tree.nodes[e.child].name, e.strength) for e in tree.below(0)]     # who voted for the answer
+
+    Reference: arXiv:1710.09829, section 1, for the idea of a parse tree; the strengths are ours.
+    """
+    for argument, value, least in (("keep", keep, 1), ("rivals", rivals, 0)):
+        if not isinstance(value, int) or value < least:
+            raise UsageError(f"{argument} is {value!r}; it must be a whole number of at least {least}.")
+    if (reason := why_no_tree(observation.model)) is not None:
+        raise UsageError(f"no parse tree can be made: {reason}.")
+    chosen = chosen_classes(observation.capsules.activation, classes)
+    return [_Growth(observation, image, keep).tree(int(root), rivals) for image, root in enumerate(chosen)]
+
+
+class _Growth:
+    """A tree of one image while it grows."""
+
+    def __init__(self, observation: Observation, image: int, keep: int) -> None:
+        self.observation, self.image, self.keep = observation, image, keep
+        self.grids, self.fine = observation.model.sender_grids(), fine_places(observation.model)
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+
+    def tree(self, explained: int, rivals: int) -> ParseTree:
+        found, names = self.observation.capsules.activation[self.image], class_names(self.observation.model)
+        others = [c for c in found.argsort(descending=True).tolist() if c != explained]
+        for number in (explained, *others[:rivals]):
+            self.nodes.append(Node("class", names[number], number, 0, length=float(found[number])))
+            self.grow(len(self.nodes) - 1, self.observation.class_coupling, number)
+        return ParseTree(tuple(self.nodes), tuple(self.edges), self.keep)
+
+    def pair(self, receiver: int) -> tuple[Tensor, Tensor]:
+        device = self.observation.capsules.activation.device
+        return torch.tensor([self.image], device=device), torch.tensor([receiver], device=device)
+
+    def votes(self, name: str, receiver: int) -> tuple[Literal["vote", "coupling"], Tensor, Tensor]:
+        """What the votes are measured by, their strengths and their couplings, by sender or by cell."""
+        recorded, exchange = self.observation.trace[name], self.observation.exchanges[name]
+        couplings = recorded[self.image].mean(0)[receiver]
+        found = exchange_contributions(exchange, recorded, *self.pair(receiver))
+        strengths = couplings if found is None else found[0]
+        grid = self.grids.get(name)
+        if grid is not None:
+            strengths = on_grid(strengths[None], grid, average=found is None).flatten()
+            couplings = on_grid(couplings[None], grid, average=True).flatten()
+        return "coupling" if found is None else "vote", strengths.cpu(), couplings.cpu()
+
+    def grow(self, parent: int, name: str, receiver: int) -> None:
+        """Everything below a receiver of one routing."""
+        kind, strengths, couplings = self.votes(name, receiver)
+        sizes = strengths.abs()
+        kept = [s for s in sizes.argsort(descending=True, stable=True)[: self.keep].tolist() if sizes[s] > 0]
+        carried = float(sizes[kept].sum() / sizes.sum()) if kept else 1.0
+        self.nodes[parent] = replace(self.nodes[parent], senders=len(sizes), carried=carried)
+        exchange, last = self.observation.exchanges[name], name == self.observation.class_coupling
+        crossed = isinstance(exchange.module, CrossAgreementRouting)
+        poses = exchange.inputs[1 if crossed else 0] if kind == "vote" else None
+        # With a single scale a capsule would vouch for itself.
+        vouched = crossed and exchange.inputs[0] is not exchange.inputs[1]
+        agreement = None
+        if vouched and isinstance(exchange.module, CrossAgreementRouting):
+            fine, coarse = exchange.inputs
+            agreement = exchange.module.best_members(fine, coarse, *self.pair(receiver))
+        for sender in kept:
+            source = self.source(sender) if last and not crossed else None
+            child = self.add(parent, sender, self.grids.get(name), poses)
+            vote = Edge(child, parent, kind, float(couplings[sender]), float(strengths[sender]))
+            self.edges.append(vote)
+            if agreement is not None:
+                self.vouch(vote, name, int(agreement[0][0, sender]), float(agreement[1][0, sender]))
+            elif source is not None:
+                self.grow(child, *source)
+
+    def vouch(self, vote: Edge, name: str, witness: int, score: float) -> None:
+        """The witness of a sender of cross-agreement, and everything below it."""
+        source = self.source(witness) if name == self.observation.class_coupling else None
+        grid, order = self.fine.get(name, (None, None))
+        child = self.add(vote.child, witness, grid, self.observation.exchanges[name].inputs[0], order)
+        self.edges.append(Edge(child, vote.child, "agreement", vote.coupling, score))
+        if source is not None:
+            self.grow(child, *source)
+
+    def source(self, number: int) -> tuple[str, int] | None:
+        """The earlier routing that made a capsule which the class routing reads, and the capsule's number there."""
+        for name, grid in self.grids.items():
+            if grid.feeds is not None and name in self.observation.trace:
+                receiver = number - grid.feeds
+                if 0 <= receiver < self.observation.trace[name].shape[-2]:
+                    return name, receiver
+        return None
+
+    def add(
+        self, parent: int, number: int, grid: SenderGrid | None, poses: Tensor | None, order: Tensor | None = None
+    ) -> int:
+        """A new node; its place in the list."""
+        level = self.nodes[parent].level + 1
+        alone = poses is not None and (grid is None or grid.types == 1)
+        length = float(lengths(poses[self.image, number])) if poses is not None and alone else None
+        if grid is None:
+            node = Node("capsule", f"capsule {number}", number, level, length=length)
+        else:
+            cell = number if order is None else int(order[number])
+            row, column = divmod(cell, grid.columns)
+            box = box_of(cell, grid, *self.observation.model.image_shape[1:])
+            node = Node("patch", f"patch at row {row}, column {column}", cell, level, box, length)
+        self.nodes.append(node)
+        return len(self.nodes) - 1

@@ -1,0 +1,148 @@
+"""Parse trees of many images as one HTML page that needs nothing else: no network, no other file.
+
+Everything stands in the file: styles, script, and the images as data. It is written while the images come, so that
+memory does not grow with them. Names of files and classes are not trusted: they are escaped wherever they stand.
+"""
+
+import base64
+import io
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mereo.errors import UsageError
+from mereo.explain.panels import shown_classes
+from mereo.explain.trees.svg import patch_boxes, tree_svg
+from mereo.explain.trees.tree import ParseTree
+from mereo.explain.trees.words import describe
+from mereo.files import cannot_write
+from mereo.pictures import displayable
+
+HELP = """\
+<p>Point at a node, tap it, or reach it with Tab and the arrow keys: it lights its way up to the class, all that speaks
+for it, and the patches on the image. A click or Enter keeps it lit, Escape lets it go.</p>
+<p>Red: the vote adds to the length of the capsule above, before the squash; blue: it takes from it. Dashed: the finer
+capsule that agreed best with that vote, and its score; it alone sets the coupling of the vote. The strongest votes for
+each capsule are drawn, and beside it stands how much of all its votes they carry, in absolute value.</p>"""
+AddCase = Callable[[str, Tensor, ParseTree, Tensor, tuple[str, ...]], None]
+
+
+def image_data(image: Tensor) -> str:
+    """An image (channels, height, width) in [0, 1] as a data URI of a PNG."""
+    from PIL import Image
+
+    pixels = (torch.as_tensor(displayable(image)) * 255).round().to(torch.uint8).numpy()
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+@contextmanager
+def explanation_page(path: str | Path, title: str) -> Iterator[AddCase]:
+    """A page of parse trees, written as images are added; at the end, and only then, it stands at its path.
+
+    with explanation_page("trees.html", "What my network saw") as add:
+        for name, image, tree, lengths in found:
+            add(name, image, tree, lengths, class_names)
+
+    Args:
+        path: of the file.
+        title: of the page.
+
+    What it yields takes a title, an image in [0, 1], not normalised, its parse tree, the lengths of the class capsules
+    and the names of the classes.
+
+    Shapes: image (channels, height, width), lengths (classes,).
+    """
+    path, count = Path(path), 0
+    with _put_in_place(path) as write:
+
+        def add(title: str, image: Tensor, tree: ParseTree, lengths: Tensor, names: tuple[str, ...]) -> None:
+            nonlocal count
+            write(_case(f"i{count}", title, image, tree, lengths, names))
+            count += 1
+
+        write(_opening(title))
+        yield add
+        write(_closing())
+
+
+@contextmanager
+def _put_in_place(path: Path) -> Iterator[Callable[[str], None]]:
+    """A file that is written piece by piece under another name, and takes its own when it is whole."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise UsageError(f"cannot write {path}: it is there and is not a file; name a file.")
+    with _told(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    # Names of files may hold bytes that are no text.
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="\n") as file:
+
+        def write(text: str) -> None:
+            with _told(path):
+                file.write(text)
+                file.flush()
+
+        try:
+            yield write
+            with _told(path):
+                Path(name).chmod(0o644)
+                Path(name).replace(target)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _part(name: str) -> str:
+    return (files("mereo.explain.trees") / name).read_text(encoding="utf-8")
+
+
+def _opening(title: str) -> str:
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        # Should a name ever slip through the escaping, the browser still loads nothing and calls no one.
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
+        " style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{_part('page.css')}</style>\n</head>\n<body>\n"
+        f"<header>\n<h1>{escape(title)}</h1>\n{HELP}\n</header>\n<main>\n"
+    )
+
+
+def _closing() -> str:
+    return f"</main>\n<script>\n{_part('page.js')}</script>\n</body>\n</html>\n"
+
+
+def _case(prefix: str, title: str, image: Tensor, tree: ParseTree, lengths: Tensor, names: tuple[str, ...]) -> str:
+    high, wide = image.shape[-2:]
+    explained = tree.nodes[0].number
+    bars = "".join(
+        f'<li{" class=explained" if c == explained else ""}><span class="name">{escape(names[c])}</span>'
+        f'<span class="bar" style="width:{100 * min(float(lengths[c]), 1.0):.1f}%"></span>'
+        f"<span>{float(lengths[c]):.2f}</span></li>"
+        for c in shown_classes(lengths, {explained})
+    )
+    return (
+        f'<section class="case" aria-labelledby="{prefix}-title">\n<h2 id="{prefix}-title">{escape(title)}</h2>\n'
+        f'<div class="seen">\n'
+        f'<svg class="image" viewBox="0 0 {wide} {high}" role="img" aria-labelledby="{prefix}-title">'
+        f'<image id="{prefix}-image" width="{wide}" height="{high}" href="{image_data(image)}"/>'
+        f"{patch_boxes(tree, prefix)}</svg>\n"
+        f'<p class="told" id="{prefix}-told">{escape(describe(tree, 0))}</p>\n<ol class="lengths">{bars}</ol>\n</div>\n'
+        f'<div class="scroll">{tree_svg(tree, (high, wide), prefix)}</div>\n</section>\n'
+    )

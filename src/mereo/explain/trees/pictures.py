@@ -1,0 +1,134 @@
+"""A parse tree as a picture: classes at the top, the parts that spoke for them below, patches shown on the image."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mereo.explain.canvas import fitted, new_canvas, paste
+from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, printable, short
+from mereo.explain.places import Box
+from mereo.explain.trees.layout import arrange, fitting, thickness
+from mereo.explain.trees.tree import Node, ParseTree
+from mereo.explain.trees.words import caption, carried, edge_number
+from mereo.pictures import save_figure
+
+FOR, AGAINST = "#e03131", "#1971c2"
+WIDTH, HEIGHT, THUMB, CIRCLE = 0.56, 1.02, 0.46, 0.17
+"""Of a node's room, its picture, and the radius of a capsule's circle, in inches."""
+LEFT, TOP, CAPTION_LINE, MARGIN = 2.4, 0.44, 0.16, 0.12
+IMAGE = 1.3
+FADED = 0.72
+"""How white the image becomes around a patch."""
+
+
+def spotlight(image: Tensor, box: Box) -> Tensor:
+    """The image faded to white everywhere but in a box.
+
+    Shapes: (channels, height, width) in [0, 1] -> the same.
+    """
+    image = image.detach().float().cpu()
+    faded = image * (1 - FADED) + FADED
+    left, top, right, bottom = (round(side) for side in box)
+    faded[:, top:bottom, left:right] = image[:, top:bottom, left:right]
+    return faded
+
+
+def draw_parse_tree(tree: ParseTree, image: Tensor, path: str | Path, *, title: str = "") -> Path:
+    """Draw the parse tree of one image as PNG.
+
+    Red votes are for their parent, blue ones against it, and the number is what a vote adds to the parent's length
+    before the squash; dashed lines lead to the witness that agreed best with a vote. Of a tree too wide for a picture
+    it draws fewer votes for each capsule, the strongest, and says so; `write_page` draws them all.
+
+    Args:
+        tree: from `parse_trees`.
+        image: in [0, 1], not normalised.
+        path: of the file.
+        title: above the image.
+
+    Shapes: image (channels, height, width).
+    """
+    whole, tree = tree, fitting(tree)
+    layout, lines = arrange(tree), caption(tree)
+    if tree.keep < whole.keep:
+        lines.append(f"The picture has no room for {whole.keep} votes for each capsule; the page draws them all.")
+        told = f"{whole.keep} votes for each capsule are too many for the picture of a tree, which draws fewer of them"
+        warnings.warn(f"{told}; the page draws them all", stacklevel=2)
+    width = max(LEFT + layout.width * WIDTH + MARGIN, 5.8)
+    foot = MARGIN + CAPTION_LINE * len(lines)
+    height = TOP + max(len(layout.labels) * HEIGHT, IMAGE + 0.2) + foot
+    figure, canvas = new_canvas(width, height)
+    rows = [height - TOP - (row + 0.36) * HEIGHT for row in range(len(layout.labels))]
+    centres = [(LEFT + x * WIDTH, rows[row]) for x, row in zip(layout.across, layout.rows, strict=True)]
+    _draw_edges(canvas, tree, centres, [_half_height(node, image) for node in tree.nodes])
+    for place, (node, (x, y)) in enumerate(zip(tree.nodes, centres, strict=True)):
+        _draw_node(canvas, node, image, x, y)
+        if (told := carried(node, len(tree.below(place)), whole=node.kind == "class")) != "":
+            half = max(THUMB / 2, 0.04 * len(short(node.name)) + 0.12) if node.kind == "class" else THUMB / 2
+            canvas.text(x + half + 0.03, y, told, ha="left", va="center", fontsize=6.5, color=FAINT)
+    for y, label in zip(rows, layout.labels, strict=True):
+        canvas.text(LEFT - 0.08, y, label, ha="right", va="center", fontsize=7, color=FAINT)
+    paste(canvas, image, MARGIN, height - TOP, *fitted(image, IMAGE))
+    canvas.text(
+        MARGIN, height - 0.1, printable(short(title, 60)), ha="left", va="top", fontsize=8.5, color=INK, weight="bold",
+        parse_math=False,
+    )  # fmt: skip
+    for n, line in enumerate(reversed(lines)):
+        canvas.text(MARGIN, 0.08 + n * CAPTION_LINE, line, ha="left", va="bottom", fontsize=7, color=FAINT)
+    save_figure(figure, Path(path))
+    return Path(path)
+
+
+def _half_height(node: Node, image: Tensor) -> float:
+    return fitted(image, THUMB)[1] / 2 if node.box is not None else THUMB / 2 if node.kind == "class" else CIRCLE
+
+
+def _draw_edges(canvas: Any, tree: ParseTree, centres: list[tuple[float, float]], halves: list[float]) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Curve
+
+    for edge, weight in zip(tree.edges, thickness(tree), strict=True):
+        (x, y), (above_x, above_y) = centres[edge.child], centres[edge.parent]
+        start, end = above_y - halves[edge.parent], y + halves[edge.child]
+        middle, agrees = (start + end) / 2, edge.kind == "agreement"
+        points = [(above_x, start), (above_x, middle), (x, middle), (x, end)]
+        shade = FAINT if agrees else FOR if edge.strength > 0 else AGAINST
+        canvas.add_artist(
+            PathPatch(
+                Curve(points, [Curve.MOVETO, *[Curve.CURVE4] * 3]), facecolor="none", edgecolor=shade, alpha=0.75,
+                linewidth=0.8 + 2.4 * weight, linestyle=(0, (2.5, 2)) if agrees else "solid",
+            )
+        )  # fmt: skip
+        canvas.text(
+            x, end + 0.03, edge_number(edge), ha="center", va="bottom", fontsize=6.5, color=shade,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+        )  # fmt: skip
+
+
+def _draw_node(canvas: Any, node: Node, image: Tensor, x: float, y: float) -> None:
+    from matplotlib.patches import Circle, Rectangle
+
+    if node.box is not None:
+        wide, high = fitted(image, THUMB)
+        left, top = x - wide / 2, y + high / 2
+        paste(canvas, spotlight(image, node.box), left, top, wide, high)
+        canvas.add_artist(Rectangle((left, top - high), wide, high, facecolor="none", edgecolor=OTHER, linewidth=0.6))
+        pixel = wide / image.shape[-1]
+        box = node.box
+        canvas.add_artist(
+            Rectangle(
+                (left + box.left * pixel, top - box.bottom * pixel), (box.right - box.left) * pixel,
+                (box.bottom - box.top) * pixel, facecolor="none", edgecolor=PREDICTED, linewidth=1,
+            )
+        )  # fmt: skip
+    elif node.kind == "class":
+        canvas.text(
+            x, y, f"{printable(short(node.name))}\n{node.length:.2f}", ha="center", va="center", fontsize=8, color=INK,
+            weight="bold", parse_math=False,
+            bbox={"boxstyle": "round,pad=0.35", "facecolor": "#fff4e6", "edgecolor": PREDICTED, "linewidth": 1},
+        )  # fmt: skip
+    else:
+        canvas.add_artist(Circle((x, y), CIRCLE, facecolor="#f1f3f5", edgecolor=FAINT, linewidth=0.8))
+        canvas.text(x, y, str(node.number), ha="center", va="center_baseline", fontsize=7.5, color=INK)

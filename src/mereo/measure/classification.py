@@ -1,0 +1,104 @@
+"""Metrics of a network on one split: accuracy, classes, calibration, lengths of correct and of wrong predictions."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.inference.answers import Answers
+from mereo.inference.metrics import class_scores, confusion_matrix, wilson_interval
+from mereo.measure.calibration import (
+    CONFIDENCES,
+    Reliability,
+    brier_score,
+    confidences,
+    expected_calibration_error,
+    negative_log_likelihood,
+    reliability,
+)
+from mereo.measure.objects import object_metrics
+
+BINS = 15
+
+
+def reliabilities(answers: Answers) -> dict[str, Reliability]:
+    """The bins of each way to turn lengths into confidences."""
+    return {how: reliability(confidences(answers.lengths, how), answers.labels, BINS) for how in CONFIDENCES}
+
+
+def classification_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
+    """All metrics of the predictions of a network, as plain values.
+
+    Args:
+        answers: its predictions for every image.
+        names: of the classes.
+    """
+    if answers.labels.dim() > 1:
+        return object_metrics(answers, names)
+    count = len(answers.labels)
+    low, high = wilson_interval(answers.accuracy, count)
+    confusion = confusion_matrix(answers.predicted, answers.labels, len(names))
+    calibration = {}
+    for how, bins in reliabilities(answers).items():
+        probabilities = confidences(answers.lengths, how)
+        calibration[how] = {
+            "ece": expected_calibration_error(bins),
+            "brier": brier_score(probabilities, answers.labels),
+            "nll": negative_log_likelihood(probabilities, answers.labels),
+            "mean_confidence": float(probabilities.amax(1).mean()) if count else 0.0,
+            "bins": {name: value.tolist() for name, value in bins._asdict().items()},
+        }
+    return {
+        "count": count,
+        "accuracy": answers.accuracy,
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "per_class": [
+            {"class": name, **scores._asdict()} for name, scores in zip(names, class_scores(confusion), strict=True)
+        ],
+        "confusion": confusion.tolist(),
+        "calibration": calibration,
+        "lengths": length_metrics(answers),
+    }
+
+
+def longest_and_lead(answers: Answers) -> tuple[Tensor, Tensor]:
+    """Length of the longest capsule, and by how much it is longer than the next, both (n,)."""
+    top = answers.lengths.topk(min(2, answers.lengths.shape[1]), 1).values
+    return top[:, 0], top[:, 0] - (top[:, 1] if top.shape[1] > 1 else 0)
+
+
+def length_metrics(answers: Answers) -> dict[str, Any]:
+    """Mean length of the longest capsule for correct and wrong predictions, and how well lengths separate the two."""
+    longest, lead = longest_and_lead(answers)
+    right = answers.right
+
+    def mean(values: Tensor) -> float | None:
+        return float(values.mean()) if len(values) else None
+
+    return {
+        "longest_right": mean(longest[right]),
+        "longest_wrong": mean(longest[~right]),
+        "lead_right": mean(lead[right]),
+        "lead_wrong": mean(lead[~right]),
+        "auroc_longest": separation(longest[right], longest[~right]),
+        "auroc_lead": separation(lead[right], lead[~right]),
+    }
+
+
+def separation(right: Tensor, wrong: Tensor) -> float | None:
+    """How well a score separates correct from wrong predictions: the area under the ROC curve; None without either.
+
+    AUROC = P(right > wrong) + P(right = wrong) / 2, over pairs of one correct and one wrong prediction
+
+    Args:
+        right: scores of the correct predictions.
+        wrong: scores of the wrong predictions.
+
+    Shapes: (n,) and (m,).
+    """
+    if not len(right) or not len(wrong):
+        return None
+    ordered = wrong.sort().values
+    below, upto = (torch.searchsorted(ordered, right, right=side).double() for side in (False, True))
+    return float(((below + upto) / 2).mean() / len(wrong))

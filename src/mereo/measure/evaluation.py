@@ -1,0 +1,115 @@
+"""The whole evaluation of one network or several: all numbers as plain values, all pictures as files."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mereo import __version__
+from mereo.inference.answers import Answers, check_one_label, collect_answers
+from mereo.inference.metrics import confusion_matrix
+from mereo.measure.attack_stage import measure_attacks
+from mereo.measure.attacks.attack import check_attack
+from mereo.measure.classification import classification_metrics, reliabilities
+from mereo.measure.corruptions import CORRUPTIONS
+from mereo.measure.curve_pictures import draw_curves
+from mereo.measure.curves import Point, check_epsilons, corruption_curve
+from mereo.measure.equivariance import TRANSFORMS, equivariance, why_no_fit
+from mereo.measure.equivariance_pictures import draw_equivariance
+from mereo.measure.pictures import draw_calibration, draw_confusion, draw_lengths
+from mereo.measure.plan import Plan
+from mereo.measure.trained_models import TrainedModel
+from mereo.runtime.progress import Reporter
+
+
+def evaluate_models(
+    trained: Sequence[TrainedModel], plan: Plan, out: Path, reporter: Reporter | None = None
+) -> dict[str, Any]:
+    """Evaluate networks, draw the pictures into a folder, and return all numbers as plain values.
+
+    Args:
+        trained: from `load_trained_models`.
+        plan: what to measure.
+        out: folder of the pictures.
+        reporter: shows the progress; None for silence.
+    """
+    reporter = reporter or Reporter(silent=True)
+    if plan.attacks or plan.equivariance:
+        check_one_label(trained[0].split)
+    for network in trained:
+        for name in plan.attacks:
+            for epsilon in check_epsilons(plan.epsilons):
+                check_attack(name, epsilon, plan.steps_of(name), plan.restarts, plan.loss, network.model.num_classes)
+    answers: list[Answers] = []
+    models: dict[str, dict[str, Any]] = {}
+    for network in trained:
+        with reporter.stage(f"{network.name}: accuracy", len(network.split)) as done:
+            answers.append(collect_answers(network.model, network.split, batch_size=plan.batch_size, progress=done))
+        models[network.name] = {
+            "weights": str(network.source),
+            "parameters": sum(p.numel() for p in network.model.parameters()),
+            **classification_metrics(answers[-1], network.class_names),
+        }
+        if network.split.labels_per_image == 1:
+            _draw_classification(network, answers[-1], out / network.name)
+    if plan.corruptions:
+        _corruptions(trained, answers, plan, out, reporter, models)
+    if plan.attacks:
+        measure_attacks(trained, answers, plan, out, reporter, models)
+    if plan.equivariance:
+        for network in trained:
+            _equivariance(network, plan, out, reporter, models)
+    return {
+        "mereo": __version__,
+        "data": trained[0].data,
+        "class_names": list(trained[0].class_names),
+        "plan": asdict(plan),
+        "models": models,
+    }
+
+
+def _draw_classification(network: TrainedModel, answers: Answers, folder: Path) -> None:
+    names = network.class_names
+    confusion = confusion_matrix(answers.predicted, answers.labels, len(names))
+    draw_confusion(confusion, names, network.name, folder / "confusion.png")
+    draw_calibration(reliabilities(answers), network.name, folder / "calibration.png")
+    draw_lengths(answers, network.name, folder / "lengths.png")
+
+
+def _corruptions(
+    trained: Sequence[TrainedModel], answers: list[Answers], plan: Plan, out: Path, reporter: Reporter,
+    models: dict[str, dict[str, Any]],
+) -> None:  # fmt: skip
+    panels: dict[str, tuple[str, dict[str, list[Point]]]] = {}
+    for name, corruption in CORRUPTIONS.items():
+        curves = {}
+        for network, clean in zip(trained, answers, strict=True):
+            total = len(network.split) * (len(corruption.severities) - 1)
+            with reporter.stage(f"{network.name}: {name}", total) as done:
+                points = corruption_curve(
+                    name, network.model, network.split, clean, seed=plan.seed, batch_size=plan.batch_size, progress=done
+                )
+            curves[network.name] = points
+            models[network.name].setdefault("corruptions", {})[name] = [p.to_dict() for p in points]
+        panels[name] = corruption.unit, curves
+    chance = 1 / math.comb(len(trained[0].class_names), trained[0].split.labels_per_image)
+    draw_curves(panels, out / "corruptions.png", chance)
+
+
+def _equivariance(
+    network: TrainedModel, plan: Plan, out: Path, reporter: Reporter, models: dict[str, dict[str, Any]]
+) -> None:
+    results = {}
+    for name, (_, amounts, _) in TRANSFORMS.items():
+        with reporter.stage(f"{network.name}: poses under {name}", len(network.split) * len(amounts)) as done:
+            results[name] = equivariance(
+                name, network.model, network.split, seed=plan.seed, batch_size=plan.batch_size, progress=done
+            )
+    models[network.name]["equivariance"] = {
+        name: [m.to_dict() for m in moved] for name, (moved, _, _) in results.items()
+    }
+    reasons = {name: why_no_fit(moved, labels) for name, (moved, _, labels) in results.items()}
+    models[network.name]["no_fit"] = {name: reason for name, reason in reasons.items() if reason is not None}
+    title = f"{network.name}: what happens to the capsule of the true class"
+    draw_equivariance(results, network.class_names, title, out / network.name / "equivariance.png")

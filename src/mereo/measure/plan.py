@@ -1,0 +1,64 @@
+"""What an evaluation measures, and on which images."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.data.split import stratified
+from mereo.inference.answers import Answers
+from mereo.measure.trained_models import TrainedModel
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is evaluated beyond the metrics on clean images.
+
+    Attributes:
+        corruptions: whether accuracy under corruption is measured.
+        equivariance: whether the poses of turned and shifted images are followed.
+        attacks: names of attacks.
+        epsilons: at which to attack; 0 is added.
+        loss: raised by attacks.
+        steps: of the gradient attacks.
+        queries: of the square attack.
+        restarts: tries of each attack.
+        attack_limit: attack at most so many images, every class in its share; all when None.
+        masking_images: number of images of the checks for gradient masking; 0 for no checks.
+        batch_size: images worked on at once.
+        seed: of every random choice.
+    """
+
+    corruptions: bool = False
+    equivariance: bool = False
+    attacks: tuple[str, ...] = ()
+    epsilons: tuple[float, ...] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
+    loss: str = "cross_entropy"
+    steps: int = 10
+    queries: int = 500
+    restarts: int = 1
+    attack_limit: int | None = 1000
+    masking_images: int = 64
+    batch_size: int = 256
+    seed: int = 0
+
+    def steps_of(self, name: str) -> int:
+        """Steps or queries of an attack."""
+        return {"fgsm": 1, "square": self.queries}.get(name, self.steps)
+
+    def attack_options(self, name: str) -> dict[str, Any]:
+        """The arguments of `attack` that the plan decides."""
+        return {"steps": self.steps_of(name), "restarts": self.restarts, "loss": self.loss, "seed": self.seed}
+
+
+def part_of(
+    model: TrainedModel, answers: Answers, limit: int | None, seed: int, only: Tensor | None = None
+) -> TrainedModel:
+    """The model with at most `limit` of its images, every class in its share; of those in `only`, bool (n,)."""
+    places = torch.arange(len(answers.labels)) if only is None else only.nonzero().flatten()
+    if limit is not None and limit < len(places):
+        places = places[stratified(answers.labels[places], limit, seed)[1]]
+    elif only is None:
+        return model
+    return replace(model, split=model.split.subset(places))

@@ -1,0 +1,178 @@
+"""The report of an evaluation in words and tables, as Markdown."""
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from mereo.measure.corruptions import CORRUPTIONS
+from mereo.measure.equivariance import TRANSFORMS
+from mereo.measure.objects import WORDS, overview_objects
+from mereo.runtime.text import percent
+
+CALIBRATION = """\
+Lengths of class capsules are not probabilities: each lies between 0 and 1 on its own. They are turned into confidences
+in two ways, and calibration is measured for each: *normalised* divides each length by the sum of all, *softmax*
+takes the exponentials first. As lengths are below 1, a softmax of them can never be confident: with {classes} classes
+at most {most:.0%}. ECE is the mean gap between confidence and accuracy over {bins} bins (arXiv:1706.04599), Brier the
+mean squared distance from the truth (0 to 2)."""
+EQUIVARIANCE = """\
+How far the pose of the capsule of the true class, after the image was changed, is explained by a linear rule fitted on
+other images of its class (*linear*), by the pose before (*unmoved*), and by a linear rule when the pairs are shuffled
+(*shuffled*, the control); 1 is all of the variance. High *linear* over low *unmoved* is equivariance, both high is
+invariance, *linear* near *shuffled* is neither. A linear rule alone proves little: an untrained network that is nearly
+linear follows one too. *Length* is after over before, *angle* between the two poses."""
+ATTACKS = """\
+On {images:,} of the {count:,} images. Attacks change every pixel by at most epsilon within [0, 1], before
+normalisation, and raise the loss `{loss}` of the lengths; {restarts}. Images misclassified before the attack count as
+errors."""
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def suspicious(model: dict[str, Any]) -> list[str]:
+    """Names of the checks that point to masked gradients."""
+    return [check["name"] for check in model.get("masking", {}).get("checks", ()) if check["suspicious"]]
+
+
+def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """One row a network: accuracy, calibration or objects predicted, and the worst class."""
+    if "objects" in next(iter(models.values())):
+        return overview_objects(models)
+    columns = [
+        "network",
+        "accuracy",
+        "95 % interval",
+        "ECE normalised",
+        "ECE softmax",
+        "Brier normalised",
+        "worst class",
+    ]
+    rows = []
+    for name, m in models.items():
+        seen = [c for c in m["per_class"] if c["support"]]
+        worst = min(seen, key=lambda c: c["recall"], default=None)
+        normalised, softmax = m["calibration"]["normalised"], m["calibration"]["softmax"]
+        rows.append([
+            name, percent(m["accuracy"]), f"{percent(m['accuracy_low'])} to {percent(m['accuracy_high'])}",
+            percent(normalised["ece"]), percent(softmax["ece"]), _number(normalised["brier"]),
+            "-" if worst is None else f"{worst['class']} ({percent(worst['recall'])})",
+        ])  # fmt: skip
+    return columns, rows
+
+
+def attacked(models: dict[str, dict[str, Any]]) -> int:
+    """How many of the images were attacked."""
+    first = next(iter(models.values()))
+    return int(next(iter(first["attacks"].values()))[0]["images"])
+
+
+def curve_rows(models: dict[str, dict[str, Any]], kind: str, name: str) -> tuple[list[str], list[list[str]]]:
+    """Accuracy by amount of one corruption or attack, a row a network."""
+    amounts = [p["amount"] for p in next(iter(models.values()))[kind][name]]
+    columns = [name, *[f"{a:g}" for a in amounts]]
+    return columns, [[model, *[f"{100 * p['accuracy']:.1f} %" for p in m[kind][name]]] for model, m in models.items()]
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The whole report.
+
+    Args:
+        document: the result of `evaluate_models`, with "split".
+    """
+    models, plan = document["models"], document["plan"]
+    first = next(iter(models.values()))
+    parts = [f"# {document['data']}, {document['split']} images ({first['count']:,})", table(*overview(models))]
+    if "objects" in first:
+        parts.append(WORDS.format(objects=first["objects"]))
+    else:
+        classes = len(document["class_names"])
+        bins = len(first["calibration"]["normalised"]["bins"]["images"])
+        e = 2.718281828
+        parts.append(CALIBRATION.format(classes=classes, most=e / (e + classes - 1), bins=bins))
+    if plan["corruptions"]:
+        parts += ["## Accuracy under corruption", "![curves](corruptions.png)"]
+        parts += [
+            f"{name.capitalize()}, in {corruption.unit}:\n\n{table(*curve_rows(models, 'corruptions', name))}"
+            for name, corruption in CORRUPTIONS.items()
+        ]
+    if plan["attacks"]:
+        tries = f"{plan['restarts']} tries each" if plan["restarts"] > 1 else "one try each"
+        parts += [
+            "## Accuracy under attack, by epsilon",
+            ATTACKS.format(images=attacked(models), count=first["count"], loss=plan["loss"], restarts=tries),
+        ]
+        parts += ["![curves](attacks.png)", *[table(*curve_rows(models, "attacks", name)) for name in plan["attacks"]]]
+    for name, model in models.items():
+        parts += _model(name, model)
+    return "\n\n".join(parts) + "\n"
+
+
+def _model(name: str, model: dict[str, Any]) -> list[str]:
+    folder = quote(name)
+    parts = [
+        f"## {name}",
+        f"`{model['weights']}`, {model['parameters']:,} parameters.",
+        table(
+            ("class", "images", "predicted", "recall", "precision", "F1"),
+            [
+                (c["class"], c["support"], c["said"], percent(c["recall"]), percent(c["precision"]), percent(c["f1"]))
+                for c in model["per_class"]
+            ],
+        ),
+    ]
+    if "lengths" in model:
+        parts += _lengths(model["lengths"], folder)
+    if "masking" in model:
+        parts += _masking(model)
+    if "attacked_images" in model:
+        parts.append(f"![attacked images]({folder}/attacked.png)")
+    if "equivariance" in model:
+        parts += ["### Equivariance of the class capsules", EQUIVARIANCE, f"![poses]({folder}/equivariance.png)"]
+        columns = ("linear", "unmoved", "shuffled", "length", "angle")
+        fields = ("linear", "unmoved", "permuted", "length")
+        parts += [
+            table(
+                (f"{kind}, {TRANSFORMS[kind][2]}", *columns),
+                [(f"{m['amount']:g}", *[_number(m[f], 2) for f in fields], f"{m['angle']:.0f}°") for m in moved],
+            )
+            + (f"\n\nNo rule: {model['no_fit'][kind]}." if kind in model["no_fit"] else "")
+            for kind, moved in model["equivariance"].items()
+        ]
+    return parts
+
+
+def _lengths(lengths: dict[str, float | None], folder: str) -> list[str]:
+    return [
+        f"![confusion matrix]({folder}/confusion.png)",
+        f"![reliability]({folder}/calibration.png)",
+        f"![lengths]({folder}/lengths.png)",
+        f"The longest capsule is {_number(lengths['longest_right'])} long for correct predictions and"
+        f" {_number(lengths['longest_wrong'])} for wrong ones, and leads the next by {_number(lengths['lead_right'])}"
+        f" and {_number(lengths['lead_wrong'])}. Of a correct and a wrong prediction the correct one has the longer"
+        f" capsule with probability {_number(lengths['auroc_longest'])}, the larger"
+        f" lead with {_number(lengths['auroc_lead'])}.",
+    ]
+
+
+def _masking(model: dict[str, Any]) -> list[str]:
+    masking, flagged = model["masking"], suspicious(model)
+    verdict = (
+        f"{len(flagged)} of {len(masking['checks'])} checks point to masked gradients ({', '.join(flagged)}): the"
+        " accuracies under gradient attacks may be too high."
+        if flagged
+        else f"None of {len(masking['checks'])} checks points to masked gradients."
+    )
+    intro = (
+        f"On {masking['images']} correctly classified images, at epsilon {masking['epsilon']:g}, PGD is compared with"
+        " attacks that can only be stronger where its gradients mislead (arXiv:1802.00420, arXiv:1902.06705)."
+    )
+    rows = [(c["name"], "**suspicious**" if c["suspicious"] else "as expected", c["words"]) for c in masking["checks"]]
+    return ["### Gradient masking", f"{intro} {verdict}", table(("check", "", "result"), rows)]

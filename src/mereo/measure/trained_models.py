@@ -1,0 +1,170 @@
+"""The trained networks of an evaluation, and the images they are evaluated on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mereo.data import Images, ImageSet, OverlaidPairs, load_split
+from mereo.data.split import stratified
+from mereo.errors import UsageError
+from mereo.models import CapsuleClassifier, load
+from mereo.runtime.device import choose_device
+from mereo.training.config import TrainConfig
+from mereo.training.setup import place
+
+SPLITS = ("test", "validation", "train")
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """One network and the images it is evaluated on.
+
+    Attributes:
+        name: short and unique.
+        source: file or folder of its weights.
+        model: on its device.
+        split: images of one label each, or of several, with labels in the order of the model's classes.
+        class_names: of the scores, in order: the model's, or those of the data where it has none.
+        data: name of the data set.
+    """
+
+    name: str
+    source: Path
+    model: CapsuleClassifier
+    split: Images
+    class_names: tuple[str, ...]
+    data: str
+
+
+def run_config(source: Path) -> TrainConfig | None:
+    """The configuration of the run that wrote the weights; None where it is not beside them."""
+    folder = source if source.is_dir() else source.parent.parent
+    path = folder / "config.yaml"
+    return TrainConfig.from_yaml(path) if path.is_file() else None
+
+
+def short_names(sources: Sequence[Path]) -> list[str]:
+    """Unique names: of the run's folder, else of the file or the weights; numbered where several are equal."""
+    stems = []
+    for source in sources:
+        path = source.resolve()
+        in_run = path.is_file() and path.parent.name == "weights"
+        run = path.parent.parent.name
+        # A name that is no file is a bundled checkpoint, whose tag looks like a suffix: mspcaps_tiny.mnist.
+        stems.append(path.name if not path.is_file() else run if in_run and path.stem == "best" else
+                     f"{run}-{path.stem}" if in_run else path.stem)  # fmt: skip
+    named: list[str] = []
+    for stem in stems:
+        number = next(n for n in range(1, len(stems) + 1) if (stem if n == 1 else f"{stem}-{n}") not in named)
+        named.append(stem if number == 1 else f"{stem}-{number}")
+    return named
+
+
+def choose_data(models: Sequence[CapsuleClassifier], configs: Sequence[TrainConfig | None], data: str | None) -> str:
+    """The data set to evaluate on: `data`, else the one that all networks were trained on."""
+    if data is not None:
+        return data
+    trained = [
+        model.metadata.get("data") or (None if config is None else config.data)
+        for model, config in zip(models, configs, strict=True)
+    ]
+    if None in trained:
+        raise UsageError("data is not given, and the weights do not name the data they were trained on; give --data.")
+    kinds = sorted({str(name) for name in trained})
+    if len(kinds) > 1:
+        raise UsageError(f"the networks were trained on {' and '.join(kinds)}; name one with --data.")
+    return kinds[0]
+
+
+def match_classes(split: Images, model: CapsuleClassifier, data: str) -> Images:
+    """The split with its labels in the order of the model's classes; UsageError where it has others."""
+    known, given = model.class_names, split.class_names
+    if not known and len(given) == model.num_classes:
+        return split
+    if not known or not set(given) <= set(known):
+        foreign = ", ".join([name for name in given if name not in known][:5]) if known else f"{len(given)} classes"
+        listed = f" ({', '.join(known[:5])}{' ...' if len(known) > 5 else ''})" if known else ""
+        raise UsageError(
+            f"data is {data!r}, with {foreign}, which the model of {model.num_classes} classes does not know"
+            f"{listed}; give data of its classes."
+        )
+    if given == known:
+        return split
+    if not isinstance(split, ImageSet):
+        raise UsageError(f"data is {data!r}, whose classes the model has in another order; give images of one object.")
+    places = torch.tensor([known.index(name) for name in given])
+    return ImageSet(split.images, places.to(split.labels.device)[split.labels], known)
+
+
+def read_split(
+    model: CapsuleClassifier, config: TrainConfig | None, data: str, root: str | None, split: str
+) -> ImageSet | OverlaidPairs:
+    """One split of a data set at a model's size. The validation images are those held out in its training."""
+    # Weights without their run do not record which images were held out.
+    config = config or TrainConfig(validation_fraction=0.0)
+    own = config.data == data
+    if split == "validation" and own and config.paper_protocol:
+        raise UsageError("split is 'validation', but the run held out none (paper_protocol); use test.")
+    chosen = load_split(
+        data,
+        split,
+        root=root if root is not None else config.data_root,
+        img_size=model.image_shape[1:],
+        in_chans=model.image_shape[0],
+        crop_pct=model.pretrained_cfg["crop_pct"],
+        # The test images do not depend on it, and a class of one image has none to hold out.
+        validation_fraction=0.0 if split == "test" else config.validation_fraction,
+        seed=config.seed,
+        limit=config.limit if own else None,
+    )
+    assert isinstance(chosen, ImageSet | OverlaidPairs)
+    return chosen
+
+
+def load_trained_models(
+    sources: Sequence[Path],
+    *,
+    data: str | None = None,
+    data_root: str | None = None,
+    split: str = "test",
+    limit: int | None = None,
+    device: str = "auto",
+    seed: int = 0,
+) -> list[TrainedModel]:
+    """Load networks and the images to evaluate them on.
+
+    Args:
+        sources: files of weights or folders of runs.
+        data: name or folder of the data; the data they were trained on when None.
+        data_root: folder of the data sets; that of the run, MEREO_DATA or ./data when None.
+        split: "test", "validation" or "train".
+        limit: evaluate at most so many images, every class in its share.
+        device: of the networks.
+        seed: of the choice of images.
+    """
+    chosen = choose_device(device)
+    models = [load(source, chosen) for source in sources]
+    configs = [run_config(source) for source in sources]
+    name = choose_data(models, configs, data)
+    trained: list[TrainedModel] = []
+    read: dict[Any, ImageSet | OverlaidPairs] = {}
+    for label, source, model, config in zip(short_names(sources), sources, models, configs, strict=True):
+        if model.num_classes == 0:
+            raise UsageError(f"{source} has no class capsules (num_classes is 0); there is nothing to evaluate.")
+        held = (
+            (config.seed, config.validation_fraction, config.limit) if config is not None and split != "test" else None
+        )
+        key = (model.image_shape, model.pretrained_cfg["crop_pct"], held)
+        if key not in read:
+            images = read_split(model, config, name, data_root, split)
+            if limit is not None and limit < len(images):
+                # Pairs are numbered by their first digit.
+                labels = images.base.labels if isinstance(images, OverlaidPairs) else images.labels
+                images = images.subset(stratified(labels, limit, seed)[1])
+            read[key] = images
+        placed = place(match_classes(read[key], model, name), chosen)
+        trained.append(TrainedModel(label, source, model, placed, placed.class_names, name))
+    return trained

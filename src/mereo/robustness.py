@@ -1,0 +1,11 @@
+"""The former name of `mereo.measure` and of what was renamed in it, kept so that existing code goes on working."""
+
+from mereo.measure import *  # noqa: F403
+from mereo.measure import MaskingCheck as Finding
+from mereo.measure import PoseChange as Moved
+from mereo.measure import TrainedModel as Subject
+from mereo.measure import classification_metrics as judge
+from mereo.measure import evaluate_models as evaluate_subjects
+from mereo.measure import load_trained_models as load_subjects
+
+__all__ = ["Finding", "Moved", "Subject", "evaluate_subjects", "judge", "load_subjects"]

@@ -1,0 +1,22 @@
+"""Which device computes."""
+
+import torch
+
+from mereo.errors import UsageError
+
+
+def choose_device(name: str) -> torch.device:
+    """The device with this name, or the best available one for "auto"; UsageError if the machine does not have it."""
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        return torch.device("cpu") if accelerator is None else accelerator
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device is {name!r}; it must be auto, cpu, cuda, cuda:N or mps.") from None
+    available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    count = available.get(device.type, 0)
+    if count == 0 or (device.index or 0) >= count:
+        listed = ", ".join(f"{kind} ({n})" for kind, n in available.items() if n)
+        raise UsageError(f"device is {name!r}, which this machine does not have; available: {listed}.")
+    return device

@@ -1,0 +1,26 @@
+"""Numbers as a person reads them."""
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """0.9953 as 99.53 %."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 45 s, 3 min 20 s or 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def gibibytes(count: float) -> str:
+    """Bytes of memory as 3.20 GiB or 200 MiB."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.0f} MiB"
+
+
+def megabytes(count: float) -> str:
+    """Bytes of a file as 3.20 MB or 20.5 kB."""
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

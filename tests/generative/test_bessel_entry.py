@@ -1,0 +1,143 @@
+"""g and q from the library: power series summed by loops, PyTorch's way, edges, threads, and when it steps aside."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mereo.core.kernels import bessel, library
+from mereo.generative.bessel import (
+    _EXACT,
+    _SINGLE,
+    _growth_and_ratio,
+    log_vmf_normaliser,
+    log_vmf_normaliser_and_slope,
+    mean_resultant_length,
+)
+
+pytestmark = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
+D = torch.float64
+BOTH = pytest.mark.parametrize(("dtype", "level"), [(torch.float32, _SINGLE), (D, _EXACT)], ids=["float32", "float64"])
+ROUNDING = {torch.float32: 1e-6, D: 1e-13}
+
+
+def by_power_series(order: float, k: float) -> tuple[float, float]:
+    """g and q from I_nu(k) = (k/2)^nu / Gamma(nu + 1) sum_m (k^2/4)^m / (m! (nu + 1) ... (nu + m))."""
+
+    def total(nu: float) -> float:
+        terms = [1.0]
+        while terms[-1] > 1e-20 * terms[0] or len(terms) < 3 * k:
+            m = len(terms)
+            terms.append(terms[-1] * k * k / (4 * m * (nu + m)))
+        return math.fsum(terms)
+
+    return math.log(total(order)), total(order + 1) / total(order)
+
+
+def growth_and_ratio(order: float, k: Tensor, level: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    assert bessel.runs(k)
+    g, q = _growth_and_ratio(order, k, growth=True, level=level)
+    assert g is not None
+    return g, q
+
+
+@BOTH
+@pytest.mark.parametrize("order", [-0.5, 0.0, 0.5, 3.0, 7.0, 17.5, 18.0, 31.0, 255.0])
+def test_power_series(order: float, dtype: torch.dtype, level: tuple[int, int]) -> None:
+    k = torch.tensor([0, 1e-12, 1e-4, 0.3, 0.999, 1, 1.001, 4, 17, 32, 60], dtype=dtype)
+    g, q = growth_and_ratio(order, k, level)
+    exact = torch.tensor([by_power_series(order, x) for x in k.tolist()], dtype=D)
+    assert g.dtype == q.dtype == dtype
+    assert ((g - exact[:, 0]).abs() <= ROUNDING[dtype] * (1 + exact[:, 0])).all()
+    assert ((q - exact[:, 1]).abs() <= ROUNDING[dtype] * exact[:, 1]).all()
+
+
+@BOTH
+@pytest.mark.parametrize("count", [0, 1, 7, 64, 127, 129, 1025])
+def test_any_number_of_values_each_by_itself(count: int, dtype: torch.dtype, level: tuple[int, int]) -> None:
+    k = (30 * torch.rand(count, dtype=D)).to(dtype)
+    g, q = growth_and_ratio(2.5, k, level)
+    assert g.shape == q.shape == (count,)
+    for i in range(0, count, 31):
+        alone = growth_and_ratio(2.5, k[i : i + 1].clone(), level)
+        assert g[i] == alone[0] and q[i] == alone[1]
+    nothing, same = _growth_and_ratio(2.5, k, growth=False, level=level)
+    assert nothing is None and torch.equal(same, q)
+
+
+@BOTH
+def test_several_threads_give_the_same(dtype: torch.dtype, level: tuple[int, int]) -> None:
+    k = (50 * torch.rand(300_001, dtype=D)).to(dtype)
+    one = growth_and_ratio(7.0, k, level)
+    torch.set_num_threads(3)
+    try:
+        assert all(map(torch.equal, growth_and_ratio(7.0, k, level), one))
+    finally:
+        torch.set_num_threads(1)
+
+
+@BOTH
+@pytest.mark.parametrize("order", [-0.5, 0.0, 7.0, 40.0])
+def test_huge_and_missing_values(order: float, dtype: torch.dtype, level: tuple[int, int]) -> None:
+    k = torch.tensor([1e6, 1e9, 1e17, 1e19, 1e30, 1e38], dtype=dtype)
+    g, q = growth_and_ratio(order, k, level)
+    # I_nu(k) is exp(k) / sqrt(2 pi k) there, and its ratio is 1 - (nu + 1/2) / k.
+    expected = k - (order + 0.5) * k.log() + math.lgamma(order + 1) + order * math.log(2) - math.log(2 * math.pi) / 2
+    torch.testing.assert_close(g, expected, rtol=5 * ROUNDING[dtype], atol=(order + 1) ** 2 * 1e-6)
+    torch.testing.assert_close(q * k / (2 * (order + 1)), 1 - (order + 0.5) / k, rtol=5 * ROUNDING[dtype], atol=1e-9)
+    g, q = growth_and_ratio(order, torch.tensor([math.inf, math.nan], dtype=dtype), level)
+    assert g[0] == math.inf and q[0] == 0 and g[1].isnan() and q[1].isnan()
+
+
+@BOTH
+def test_layouts_do_not_matter(dtype: torch.dtype, level: tuple[int, int]) -> None:
+    k = torch.rand(40, dtype=dtype)
+    assert all(map(torch.equal, growth_and_ratio(1.0, k[::3], level), growth_and_ratio(1.0, k[::3].clone(), level)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D], ids=str)
+@pytest.mark.parametrize("d", [1, 2, 3, 16, 100])
+def test_equal_to_pytorch_alone(d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = torch.cat((torch.zeros(1), torch.logspace(-4, 9, 20_000))).to(dtype)
+    compiled = log_vmf_normaliser_and_slope(d, k)
+    monkeypatch.setattr(bessel, "runs", lambda k: False)
+    log_normaliser, slope = log_vmf_normaliser_and_slope(d, k)
+    # The normaliser is that of kappa 0 less what grows: either is rounded.
+    scale = log_normaliser.abs() + log_normaliser[0].abs()
+    assert ((compiled[0] - log_normaliser).abs() <= ROUNDING[dtype] * scale).all()
+    assert ((compiled[1] - slope).abs() <= ROUNDING[dtype] * slope).all()
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 16, 100])
+def test_slopes_equal_those_of_pytorch_alone(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = torch.cat((torch.zeros(1), torch.logspace(-4, 9, 2000))).to(D).requires_grad_()
+
+    def slopes() -> Tensor:
+        return torch.autograd.grad(mean_resultant_length(d, k).sum(), k)[0]
+
+    compiled = slopes()
+    monkeypatch.setattr(bessel, "runs", lambda k: False)
+    # Just below the place where its own series begins, the slope is a difference of larger numbers.
+    torch.testing.assert_close(compiled, slopes(), rtol=1e-11, atol=4e-15)
+
+
+def test_what_compiles_does_not_see_it() -> None:
+    torch.compiler.reset()
+    whole = torch.compile(lambda k: log_vmf_normaliser_and_slope(8, k), backend="aot_eager", fullgraph=True)
+    k = torch.rand(3, 4)
+    for x, y in zip(whole(k), log_vmf_normaliser_and_slope(8, k), strict=True):
+        assert torch.equal(x, y)
+    torch.library.opcheck(torch.ops.mereo.vmf_normaliser_and_slope.default, (k, 8))
+
+
+def test_other_types_and_devices_go_without_it() -> None:
+    assert not bessel.runs(torch.ones(2, dtype=torch.bfloat16)) and not bessel.runs(torch.ones(2, device="meta"))
+
+
+def test_without_the_library_pytorch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    k = torch.linspace(0, 40, 9, dtype=D)
+    expected = log_vmf_normaliser(5, k)
+    monkeypatch.setattr(bessel, "_ENTRIES", {torch.float32: None, D: None})
+    assert not bessel.runs(k)
+    torch.testing.assert_close(log_vmf_normaliser(5, k), expected, rtol=1e-13, atol=1e-13)

@@ -1,0 +1,18 @@
+"""Numbers as text."""
+
+import pytest
+
+from mereo.runtime.text import duration, gibibytes, megabytes, percent
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (duration(45.4), "45 s"), (duration(59.6), "1 min 0 s"), (duration(7500), "2 h 5 min"),
+        (percent(0.9953), "99.53 %"), (percent(1, 0), "100 %"),
+        (gibibytes(3.2 * 2**30), "3.20 GiB"), (gibibytes(2**28), "0.25 GiB"), (gibibytes(2**28 - 1), "256 MiB"),
+        (megabytes(3_200_000), "3.20 MB"), (megabytes(20_500), "20.5 kB"),
+    ],
+)  # fmt: skip
+def test_numbers_as_text(text, expected):
+    assert text == expected
