@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mereo.attention import MEMORIES, SEPARATIONS, Separation, associative_memory, energy, retrieve
-from mereo.attention.separation import entmax, logarithm, maximum, power, threshold, top_k
+from mereo.attention.memory.separation import entmax, logarithm, maximum, power, threshold, top_k
 from mereo.core import Coupling
 from mereo.core.kernels.attention import attend
 from mereo.core.similarity import SIMILARITIES

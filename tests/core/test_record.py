@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.attention import MultiHeadAttention
-from mereo.core import Coupling, intervene, record
+from mereo.core import Coupling, Observed, intervene, record
 from mereo.errors import UsageError
 from mereo.routing import DynamicRouting
 
@@ -91,9 +91,24 @@ def test_unknown_names(model: Model) -> None:
         trace["rooting"]
 
 
-def test_a_model_without_couplings() -> None:
-    with pytest.raises(UsageError, match="Linear has no Coupling"), record(nn.Linear(2, 2)):
-        pass
+def test_a_model_without_couplings_gives_an_empty_trace() -> None:
+    model = nn.Linear(2, 2)
+    with record(model) as trace:
+        model(torch.zeros(1, 2))
+    assert not trace
+
+
+@pytest.mark.parametrize("kind", ["gates", "states", "kept tokens"])
+def test_observed_values_are_recorded_and_changed(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), Observed(kind))
+    x = torch.randn(4, 2)
+    plain = model(x)
+    with record(model) as trace:
+        assert torch.equal(model(x), plain)
+    assert torch.equal(trace["1"], plain)
+    with intervene(model, {"1": torch.zeros_like}):
+        assert not model(x).any()
+    assert torch.equal(model(x), plain)
 
 
 def test_a_coupling_itself() -> None:

@@ -1,11 +1,13 @@
 """The three verbs: agree, couple, combine. Tensors in, tensors out."""
 
-from mereo.core.catalogue import MECHANISMS, Mechanism, get_mechanism, list_mechanisms, mechanism
+from mereo.core.catalogue import MECHANISMS, Mechanism, depends, get_mechanism, list_mechanisms, mechanism
 from mereo.core.coupling import Coupling
 from mereo.core.log_domain import log_mean_exp, masked_logsumexp
+from mereo.core.observed import Observed
 from mereo.core.record import Trace, intervene, record
 from mereo.core.settle import settle
 from mereo.core.shapes import Capsules
+from mereo.core.source import Source
 from mereo.core.squash import bounded, lengths, squash, squash_exponential
 from mereo.core.topology import grid_groups
 from mereo.core.votes import DenseVotes, SameVotes, SharedVotes, Votes
@@ -16,11 +18,14 @@ __all__ = [
     "Coupling",
     "DenseVotes",
     "Mechanism",
+    "Observed",
     "SameVotes",
     "SharedVotes",
+    "Source",
     "Trace",
     "Votes",
     "bounded",
+    "depends",
     "get_mechanism",
     "grid_groups",
     "intervene",

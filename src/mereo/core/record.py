@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core.coupling import Coupling
-from mereo.errors import UsageError, unknown
+from mereo.core.observed import Observed
+from mereo.errors import unknown
 
 
 class Trace(Mapping[str, Tensor]):
@@ -49,12 +50,9 @@ class Trace(Mapping[str, Tensor]):
         return f"Trace({'; '.join(rows)})"
 
 
-def _couplings(model: nn.Module) -> dict[str, Coupling]:
+def _couplings(model: nn.Module) -> dict[str, nn.Module]:
     model = getattr(model, "_orig_mod", model)
-    found = {name: m for name, m in model.named_modules() if isinstance(m, Coupling)}
-    if not found:
-        raise UsageError(f"{type(model).__name__} has no Coupling: there is nothing to record or to change.")
-    return found
+    return {name: m for name, m in model.named_modules() if isinstance(m, Coupling | Observed)}
 
 
 @contextmanager

@@ -7,7 +7,7 @@ Cost: predictions 2 R S d D FLOPs an image once (R children, S parents), then 4 
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, DenseVotes, mechanism
+from mereo.core import Coupling, DenseVotes, depends, mechanism
 from mereo.core.votes import Votes
 from mereo.errors import UsageError, check_positive
 
@@ -99,13 +99,16 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @mechanism(
     "top_down",
-    kind="attention",
+    family="dense attention",
     over="senders",
-    steps=3,
+    steps=depends("iterations", 3),
     says="a vote per pair",
     update="identity",
-    paper="arXiv:2209.02567",
+    source="arXiv:2209.02567",
+    promises=("normalised", "masks", "any sender order", "any receiver order"),
     sender_axes={"0": 1, "weight": 1},
+    receiver_axes={"1": 1, "weight": 0, "output": 1},
+    largest_input=1e15,  # predictions times children must fit float32
     example=_example,
 )
 class TopDownAttention(nn.Module):
