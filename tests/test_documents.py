@@ -1,7 +1,6 @@
 """What the documents say of the code is what the code says."""
 
 import re
-import runpy
 import subprocess
 import tomllib
 from importlib import import_module
@@ -15,7 +14,7 @@ import mereo
 from mereo.mechanisms import MECHANISMS
 from mereo.models import MODELS
 from mereo.routing import dynamic_routing
-from site_pages import api, tutorials, whole
+from site_pages import api, mechanisms, tutorials, whole
 
 ROOT = Path(__file__).parent.parent
 WRITTEN = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
@@ -26,11 +25,6 @@ WRITTEN = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("
 def site():
     """The pages that are made from the code."""
     return whole.pages()
-
-
-def test_the_table_of_mechanisms_is_current():
-    written = runpy.run_path(str(ROOT / "tools" / "write_tables.py"))["page"]()
-    assert (ROOT / "docs" / "architecture.md").read_text() == written, "run `make tables`"
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *WRITTEN])
@@ -80,11 +74,19 @@ def test_every_page_is_in_the_navigation_and_nothing_else(site):
     assert sorted(found) == sorted([*(page.removeprefix("docs/") for page in WRITTEN), *site])
 
 
-def test_every_mechanism_has_a_page_with_its_row(site):
-    for name, row in MECHANISMS.items():
+def test_every_mechanism_has_a_page_and_a_row_with_its_facts_and_promises(site):
+    for name, entry in MECHANISMS.items():
         page = site[f"mechanisms/{name}.md"]
-        assert f"| {row.kind} | {row.over} | {row.says} | {row.steps} | {row.update} |" in page
-        assert f"({name}.md)" in site["mechanisms/index.md"]
+        assert all(fact in page for fact in (entry.family, entry.source.link, *entry.facts().values()))
+        assert all(f"**{promise}**" in page for promise in entry.promises)
+        (row,) = [line for line in site["mechanisms/index.md"].splitlines() if f"({name}.md)" in line]
+        assert row.count("| yes ") == len(entry.promises) and entry.source.link in row
+
+
+def test_the_columns_of_a_family_are_the_promises_of_its_mechanisms():
+    columns, rows = mechanisms.columns_and_rows("memory")
+    assert {"masks", "any length"} <= set(columns) and not {"causal", "streaming"} & set(columns)
+    assert all(len(row) == len(columns) for row in rows)
 
 
 def test_every_network_is_on_the_page_of_its_family(site):

@@ -115,7 +115,7 @@ def test_arguments_with_their_defaults():
 
     rows = arguments(example).splitlines()[2:]
     assert rows == [
-        "| `first` | needed | numbers. |", "| `second` | needed | numbers. |", "| `third` | `0.5` | a share. |"
+        "| `first` | required | numbers. |", "| `second` | required | numbers. |", "| `third` | `0.5` | a share. |"
     ]  # fmt: skip
 
 

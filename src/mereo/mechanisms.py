@@ -5,7 +5,7 @@ import mereo.attention.local
 import mereo.attention.memory
 import mereo.attention.sparse
 import mereo.gate
-import mereo.intervene
+import mereo.intervention
 import mereo.mixer
 import mereo.routing
 import mereo.scan

@@ -55,7 +55,7 @@ def row(entry: ModelEntry) -> list[str]:
 def used_mechanisms(entry: ModelEntry) -> list[str]:
     """The mechanisms that a network is made of."""
     kinds = {type(module) for module in build(entry).modules()}
-    return [name for name, each in sorted(MECHANISMS.items()) if each.module in kinds]
+    return [name for name, each in sorted(MECHANISMS.items()) if each.target in kinds]
 
 
 def written(fields: Mapping[str, Any]) -> str:

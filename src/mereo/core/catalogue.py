@@ -27,7 +27,7 @@ FAMILIES: dict[str, str] = {
     "mixer": "mixer",
     "token selection": "select",
     "technique": "technique",
-    "intervention": "intervene",
+    "intervention": "intervention",
 }
 """Each family with the room that its files lie in."""
 
