@@ -1,5 +1,6 @@
-"""What the documents say of the code is what the code says."""
+"""The documents agree with the code."""
 
+import inspect
 import re
 import subprocess
 import tomllib
@@ -11,6 +12,7 @@ import torch
 import yaml
 
 import mereo
+from mereo.core import mechanism
 from mereo.mechanisms import MECHANISMS
 from mereo.models import MODELS
 from mereo.routing import dynamic_routing
@@ -53,6 +55,35 @@ def test_the_contender_of_the_benchmark_page_routes():
     exec(block, names)
     children, weight = torch.randn(3, 12, 4), torch.randn(5, 12, 4, 6)
     torch.testing.assert_close(names["route"](children, weight, 3), dynamic_routing(children, weight, 3))
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+SHOWN = re.findall(r"<!-- (tests/examples/\S+) -->\n```python\n(.*?)```", CONTRIBUTING, re.DOTALL)
+
+
+@pytest.mark.parametrize(("file", "block"), SHOWN, ids=[file for file, _ in SHOWN])
+def test_the_examples_of_contributing_are_the_tested_files(file, block):
+    text = (ROOT / file).read_text()
+    for piece in re.split(r"^\.\.\.\n", block, flags=re.MULTILINE):
+        assert piece.strip() and piece in text, piece
+
+
+def test_contributing_shows_examples_and_names_files_that_exist():
+    assert len(SHOWN) == CONTRIBUTING.count("```python")
+    named = re.findall(r"`((?:src|tests|docs)/[\w/.]+)`", CONTRIBUTING)
+    made = {"src/mereo/attention/memory/external_memory.py", "tests/attention/memory/test_external_memory.py"}
+    assert [name for name in named if not (ROOT / name).exists() and name not in made] == []
+
+
+def test_every_argument_of_a_mechanism_is_explained():
+    arguments = set(inspect.signature(mechanism).parameters) - {"name", "says", "update", "example"}
+    assert arguments <= set(re.findall(r"`(\w+)`", CONTRIBUTING[CONTRIBUTING.index("| argument |") :]))
+
+
+def test_every_room_is_in_the_table_of_rooms():
+    table = (ROOT / "docs" / "architecture.md").read_text()
+    described = set(re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE))
+    assert {room.rpartition(".")[2] for room in api.rooms()} | {"cli"} <= described | {"robustness"}
 
 
 def test_the_commands_of_the_readme_exist():

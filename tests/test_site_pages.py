@@ -12,7 +12,7 @@ import mereo
 import site_hook
 from site_pages import tutorials
 from site_pages.commands import options_of
-from site_pages.docstrings import markdown
+from site_pages.docstrings import markdown, prose
 from site_pages.repository import page
 from site_pages.tables import arguments
 
@@ -88,6 +88,19 @@ What it does.
 def test_a_docstring_as_markdown():
     assert markdown(DOCSTRING) == PAGE
     assert "Args" not in markdown(DOCSTRING, lambda section: section != "Args")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("See arXiv:1710.09829.", "See [arXiv:1710.09829](https://arxiv.org/abs/1710.09829)."),
+        ("See doi:10.1109/5.771073, p. 1.", "See [doi:10.1109/5.771073](https://doi.org/10.1109/5.771073), p. 1."),
+        ("a_b (https://x.org/f?id=A_b).", "a\\_b ([x.org](https://x.org/f?id=A_b))."),
+        ("`https://x.org` stays", "`https://x.org` stays"),
+    ],
+)
+def test_sources_in_prose_are_links(text, shown):
+    assert prose(text) == shown
 
 
 def test_an_entry_without_a_name_is_kept():

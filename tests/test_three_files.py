@@ -10,16 +10,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from example_mechanisms import FOLDER, files, load
+from example_mechanisms import files, load
 from mereo.core.catalogue import FAMILIES
 
 ROOT = Path(__file__).parents[1]
+TOOLS = Path(sys.executable).parent
 COPIED = ("src", "tools", "docs", "tests/conformance", "tests/support", "tests/conftest.py", "tests/frozen")
 COPIED_FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "mkdocs.yml")
 
@@ -85,7 +85,7 @@ if isinstance(MECHANISMS[{name!r}].target, type):
 ADDITIONS = [mechanism(path) for path in files()]
 
 
-def run(copy: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def run(copy: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(str(copy / folder) for folder in ("src", "tools", "tests/support"))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
@@ -113,7 +113,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         room = target / each.imported_in
         room.write_text(f"{room.read_text().rstrip()}\n{each.line}\n")
         (target / each.test).parent.mkdir(parents=True, exist_ok=True)
-        (target / each.test).touch()
+        written = each.example.with_name(f"{each.example.stem}_tests.py")
+        (target / each.test).write_text(written.read_text() if written.exists() else "")
     after = listing(target)
     touched = {name for name in after if after[name] != before.get(name)}
     assert touched == {name for each in ADDITIONS for name in (each.home, each.imported_in, each.test)}
@@ -122,7 +123,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_family_is_added() -> None:
     assert {load(path).family for path in files()} == set(FAMILIES)
-    assert {path.stem for path in FOLDER.glob("*.py")} == {each.example.stem for each in ADDITIONS}
 
 
 @pytest.mark.parametrize("kind", sorted({each.kind for each in ADDITIONS}))
@@ -140,6 +140,13 @@ def test_pages_recording_and_intervening_know_it(copy: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_its_own_test_passes(copy: Path) -> None:
+    tests = [each.test for each in ADDITIONS if (copy / each.test).read_text()]
+    assert tests
+    done = run(copy, sys.executable, "-m", "pytest", *tests)
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize("conformance", sorted({each.conformance for each in ADDITIONS}))
 def test_conformance_accepts_it(copy: Path, conformance: str) -> None:
     names = [each.name for each in ADDITIONS if each.conformance == conformance]
@@ -151,9 +158,8 @@ def test_conformance_accepts_it(copy: Path, conformance: str) -> None:
 
 
 def test_types_and_layers_accept_it(copy: Path) -> None:
-    checker: Callable[[str], str] = lambda tool: str(Path(sys.executable).with_name(tool))  # noqa: E731
-    homes = [each.home for each in ADDITIONS]
-    done = run(copy, checker("ruff"), "check", *homes)
+    changed = sorted({name for each in ADDITIONS for name in (each.home, each.imported_in)})
+    done = run(copy, TOOLS / "ruff", "check", *changed)
     assert done.returncode == 0, done.stdout
-    done = run(copy, checker("lint-imports"), "--no-cache")
+    done = run(copy, TOOLS / "lint-imports", "--no-cache")
     assert done.returncode == 0, done.stdout

@@ -11,7 +11,7 @@ _loaded: dict[Path, Mechanism] = {}
 
 
 def files() -> list[Path]:
-    return sorted(path for path in FOLDER.glob("*.py") if not path.stem.startswith(("test_", "broken")))
+    return sorted(path for path in FOLDER.glob("*.py") if not path.stem.endswith("_tests"))
 
 
 def load(path: Path) -> Mechanism:

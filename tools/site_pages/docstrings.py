@@ -9,19 +9,23 @@ import inspect
 import re
 from collections.abc import Callable
 
+from mereo.core.source import Source
+
 LISTS = ("Args", "Attributes")
 SECTIONS = (*LISTS, "Shapes", "Returns", "Raises", "Reads as", "Deviates", "Reference", "Source", "Cost", "Examples")
 _SECTION = re.compile(rf"^({'|'.join(SECTIONS)}|Cost [\w ]+):(?:\s+|$)", re.MULTILINE)
 _ENTRY = re.compile(r"(?:([\w*]+(?:, [\w*]+)*): )?(.*)")
-_PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+_SOURCE = re.compile(r"(arXiv:\d{4}\.\d{4,5}|doi:10\.\d{4,9}/[^\s,;)]*[\w/]|https?://[^\s,;)]*[\w/])")
 
 
 def prose(text: str) -> str:
-    """A paragraph: signs that Markdown would take for its own are escaped, papers become links."""
+    """A paragraph: characters that Markdown would interpret are escaped, arXiv ids, DOIs and URLs become links."""
     parts = " ".join(text.split()).split("`")
     for i in range(0, len(parts), 2):
-        part = re.sub(r"([\\*_\[\]|])", r"\\\1", parts[i]).replace("<", "&lt;")
-        parts[i] = _PAPER.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", part)
+        pieces = _SOURCE.split(parts[i])
+        pieces[::2] = [re.sub(r"([\\*_\[\]|])", r"\\\1", piece).replace("<", "&lt;") for piece in pieces[::2]]
+        pieces[1::2] = [Source(piece).markdown for piece in pieces[1::2]]
+        parts[i] = "".join(pieces)
     return "`".join(parts)
 
 
