@@ -101,8 +101,8 @@ def places(navigation):
 
 def test_every_page_is_in_the_navigation_and_nothing_else(site):
     listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    found = list(places(whole.navigation(listed, site)))
-    assert sorted(found) == sorted([*(page.removeprefix("docs/") for page in WRITTEN), *site])
+    in_navigation = list(places(whole.navigation(listed, site)))
+    assert sorted(in_navigation) == sorted([*(page.removeprefix("docs/") for page in WRITTEN), *site])
 
 
 def test_every_mechanism_has_a_page_and_a_row_with_its_facts_and_promises(site):
@@ -140,11 +140,11 @@ def test_the_parameters_of_a_page_are_those_of_the_network(site):
 
 def test_every_option_stands_under_its_command(site):
     sections = re.split(r"^## (mereo \w+)\n", site["commands.md"], flags=re.MULTILINE)
-    told = dict(zip(sections[1::2], sections[2::2], strict=True))
+    described = dict(zip(sections[1::2], sections[2::2], strict=True))
     frozen = (ROOT / "tests" / "frozen" / "options.txt").read_text()
     for command, options in re.findall(r"^(mereo \w+)\n((?:  .*\n)*)", frozen, re.MULTILINE):
         for option in re.findall(r"  (--[a-z][a-z-]*)\n", options):
-            assert option == "--help" or re.search(rf"{option}[`, ]", told[command]), (command, option)
+            assert option == "--help" or re.search(rf"{option}[`, ]", described[command]), (command, option)
 
 
 @pytest.mark.parametrize("room", ["mereo", *(f"mereo.{room}" for room in api.rooms())])
@@ -156,8 +156,8 @@ def test_every_public_name_is_in_the_reference(room, site):
 
 def test_every_extra_is_explained():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    told = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "installation.md").read_text(), re.MULTILINE)
-    assert sorted(told) == sorted(extras)
+    described = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "installation.md").read_text(), re.MULTILINE)
+    assert sorted(described) == sorted(extras)
 
 
 @pytest.mark.parametrize("script", tutorials.scripts(), ids=lambda script: script.stem)

@@ -142,8 +142,8 @@ def test_options_of_a_help_text():
 
 
 def test_the_cells_of_a_tutorial():
-    found = tutorials.cells(SCRIPT)
-    assert [(cell.number, cell.content, cell.line) for cell in found] == [
+    listed = tutorials.cells(SCRIPT)
+    assert [(cell.number, cell.content, cell.line) for cell in listed] == [
         (0, "# A title\n\nText.", 2), (1, "print(1)", 7), (2, "print(2)", 10),
     ]  # fmt: skip
     with pytest.raises(ValueError, match="starts with"):

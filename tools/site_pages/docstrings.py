@@ -37,21 +37,21 @@ def code(text: str) -> str:
 def entries(body: str) -> list[tuple[str, str]]:
     """The entries of a list section, `names: what they are`, as (names, text); one without a name has "" for it."""
     lines = [" ".join(entry.split()) for entry in re.split(r"\n(?!\s)", inspect.cleandoc(body))]
-    return [(found[1] or "", found[2]) for line in lines if (found := _ENTRY.fullmatch(line)) is not None]
+    return [(match[1] or "", match[2]) for line in lines if (match := _ENTRY.fullmatch(line)) is not None]
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
     """The parts of a docstring in order, as (section, body); the section of a plain paragraph is ""."""
-    found: list[tuple[str, str]] = []
+    sections: list[tuple[str, str]] = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
-        if found and found[-1][0] in LISTS and paragraph.startswith(" "):
-            found[-1] = found[-1][0], f"{found[-1][1]}\n{paragraph}"
+        if sections and sections[-1][0] in LISTS and paragraph.startswith(" "):
+            sections[-1] = sections[-1][0], f"{sections[-1][1]}\n{paragraph}"
             continue
         pieces = _SECTION.split(paragraph)
         if pieces[0].strip():
-            found.append(("", pieces[0].rstrip()))
-        found += [(name, body.rstrip()) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)]
-    return found
+            sections.append(("", pieces[0].rstrip()))
+        sections += [(name, body.rstrip()) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)]
+    return sections
 
 
 def _row(names: str, text: str) -> str:

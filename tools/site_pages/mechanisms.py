@@ -117,5 +117,5 @@ def page(entry: Mechanism) -> str:
 
 def pages() -> dict[str, str]:
     """All of them, and the tables of all families."""
-    found = {"mechanisms/index.md": INTRODUCTION + listing()}
-    return found | {f"mechanisms/{name}.md": page(entry) for name, entry in sorted(MECHANISMS.items())}
+    made = {"mechanisms/index.md": INTRODUCTION + listing()}
+    return made | {f"mechanisms/{name}.md": page(entry) for name, entry in sorted(MECHANISMS.items())}
