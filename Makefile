@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-fast test-oracles lint types imports docs docs-serve tutorials format freeze tables digits clean
+.PHONY: help demo install test test-fast test-oracles lint types imports docs docs-serve tutorials format freeze digits clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -67,9 +67,6 @@ freeze: $(VENV)/.dev  ## write the frozen public names and options anew (say so 
 
 digits: $(VENV)/.dev  ## make the embedded digits anew from scikit-learn
 	$(BIN)/python tools/make_digits.py
-
-tables: $(VENV)/.dev  ## write the table of mechanisms in docs/architecture.md anew
-	$(BIN)/python tools/write_tables.py
 
 clean:  ## remove the environment and what tools leave behind (runs stay)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site

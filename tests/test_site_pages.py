@@ -12,7 +12,7 @@ import mereo
 import site_hook
 from site_pages import tutorials
 from site_pages.commands import options_of
-from site_pages.docstrings import markdown
+from site_pages.docstrings import markdown, prose
 from site_pages.repository import page
 from site_pages.tables import arguments
 
@@ -90,6 +90,19 @@ def test_a_docstring_as_markdown():
     assert "Args" not in markdown(DOCSTRING, lambda section: section != "Args")
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("See arXiv:1710.09829.", "See [arXiv:1710.09829](https://arxiv.org/abs/1710.09829)."),
+        ("See doi:10.1109/5.771073, p. 1.", "See [doi:10.1109/5.771073](https://doi.org/10.1109/5.771073), p. 1."),
+        ("a_b (https://x.org/f?id=A_b).", "a\\_b ([x.org](https://x.org/f?id=A_b))."),
+        ("`https://x.org` stays", "`https://x.org` stays"),
+    ],
+)
+def test_sources_in_prose_are_links(text, shown):
+    assert prose(text) == shown
+
+
 def test_an_entry_without_a_name_is_kept():
     shown = markdown("Summary.\n\nAttributes:\n    mean (batch, pose).\n    sigma: its\n        spread.\n")
     assert shown.endswith("- mean (batch, pose).\n- `sigma`: its spread.\n")
@@ -115,7 +128,7 @@ def test_arguments_with_their_defaults():
 
     rows = arguments(example).splitlines()[2:]
     assert rows == [
-        "| `first` | needed | numbers. |", "| `second` | needed | numbers. |", "| `third` | `0.5` | a share. |"
+        "| `first` | required | numbers. |", "| `second` | required | numbers. |", "| `third` | `0.5` | a share. |"
     ]  # fmt: skip
 
 
@@ -129,8 +142,8 @@ def test_options_of_a_help_text():
 
 
 def test_the_cells_of_a_tutorial():
-    found = tutorials.cells(SCRIPT)
-    assert [(cell.number, cell.content, cell.line) for cell in found] == [
+    listed = tutorials.cells(SCRIPT)
+    assert [(cell.number, cell.content, cell.line) for cell in listed] == [
         (0, "# A title\n\nText.", 2), (1, "print(1)", 7), (2, "print(2)", 10),
     ]  # fmt: skip
     with pytest.raises(ValueError, match="starts with"):

@@ -36,14 +36,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html_of_page: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    def set_formula(found: re.Match[str]) -> str:
-        return convert(html.unescape(found[2]), display="inline" if found[1] == "span" else "block")
+    def set_formula(formula: re.Match[str]) -> str:
+        return convert(html.unescape(formula[2]), display="inline" if formula[1] == "span" else "block")
 
     return _FORMULA.sub(set_formula, html_of_page)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    found = _ELSEWHERE.search(output)
-    if found is not None:
-        raise PluginError(f"{page.file.src_uri} loads something from another place: {found[0]}")
+    loaded = _ELSEWHERE.search(output)
+    if loaded is not None:
+        raise PluginError(f"{page.file.src_uri} loads something from another place: {loaded[0]}")
     return output

@@ -168,5 +168,5 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("mask", [torch.ones(2, 5), torch.ones(5, dtype=torch.bool)])
 def test_wrong_masks(mask: Tensor) -> None:
-    with pytest.raises(UsageError, match=r"mask is .* it must be bool with 2, 3 or 4"):
+    with pytest.raises(UsageError, match="mask is"):
         MultiHeadAttention(8, 2)(torch.randn(2, 5, 8), mask=mask)

@@ -43,7 +43,7 @@ def test_auto_takes_the_plain_path_while_watched() -> None:
     coupling = Coupling("senders")
     with record(coupling) as trace:
         attend(q, k, v, coupling)
-        with pytest.raises(UsageError, match=r"method is 'sdpa'.*use 'plain'"):
+        with pytest.raises(UsageError, match=r"method is 'sdpa'"):
             attend(q, k, v, coupling, method="sdpa")
     assert trace[""].shape == (2, 3, 5, 7)
 
@@ -52,10 +52,10 @@ def test_auto_takes_the_plain_path_while_watched() -> None:
 def test_auto_takes_the_plain_path_for_other_couplings(coupling: Coupling) -> None:
     q, k, v = qkv()
     assert torch.equal(attend(q, k, v, coupling), attend(q, k, v, coupling, method="plain"))
-    with pytest.raises(UsageError, match="cannot run"):
+    with pytest.raises(UsageError, match="method is 'sdpa'"):
         attend(q, k, v, coupling, method="sdpa")
 
 
 def test_unknown_method() -> None:
-    with pytest.raises(UsageError, match=r"method is 'spda'.*Did you mean 'sdpa'"):
+    with pytest.raises(UsageError, match=r"method is 'spda'"):
         attend(*qkv(), Coupling("senders"), method="spda")

@@ -122,8 +122,8 @@ def test_scores_that_overflowed_half_precision_win_or_lose(normaliser: str, dtyp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"over": "sender"}, "over is 'sender'.*Did you mean 'senders'"),
-        ({"normaliser": "softmaks"}, "normaliser is 'softmaks'.*Did you mean 'softmax'"),
+        ({"over": "sender"}, "over is 'sender'"),
+        ({"normaliser": "softmaks"}, "normaliser is 'softmaks'"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"dropout": -0.1}, "dropout is -0.1"),

@@ -19,9 +19,11 @@ def test_nearest_ignores_case_and_orders_by_likeness() -> None:
 
 
 def test_unknown_suggests_lists_or_counts() -> None:
-    assert str(unknown("model", "capsnte", ["capsnet", "other"])) == "unknown model 'capsnte'; did you mean 'capsnet'?"
-    assert str(unknown("model", "zzz", ["b", "a"])) == "unknown model 'zzz'; known: a, b."
-    assert str(unknown("model", "zzz", map(str, range(300)))) == "unknown model 'zzz'; 300 are known."
+    near = str(unknown("model", "capsnte", ["capsnet", "other"]))
+    assert "'capsnte'" in near and "'capsnet'" in near and "other" not in near
+    assert "'zzz'" in str(unknown("model", "zzz", ["b", "a"])) and "a, b" in str(unknown("model", "zzz", ["b", "a"]))
+    many = str(unknown("model", "zzz", map(str, range(300))))
+    assert "300" in many and "299" not in many
     assert isinstance(unknown("model", 3, ["a"]), UsageError)
 
 
@@ -33,17 +35,16 @@ def test_checks_pass_what_is_right() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), "3", None])
 def test_check_positive_names_the_argument(value: Any) -> None:
-    with pytest.raises(UsageError, match=f"b is {value!r}; it must be a number above 0"):
+    with pytest.raises(UsageError, match=f"b is {value!r}"):
         check_positive(a=1, b=value)
 
 
 @pytest.mark.parametrize("value", [1.0, -0.1, float("nan"), "0.5", None])
 def test_check_probability_names_the_argument(value: Any) -> None:
-    with pytest.raises(UsageError, match=f"drop is {value!r}; it must be a number of at least 0 and below 1"):
+    with pytest.raises(UsageError, match=f"drop is {value!r}"):
         check_probability(drop=value)
 
 
 def test_check_choice_lists_and_suggests() -> None:
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError, match=r"over is 'sender'.*'senders', 'receivers'.*'senders'"):
         check_choice("over", "sender", ["senders", "receivers"])
-    assert str(error.value) == "over is 'sender'; it must be one of 'senders', 'receivers'. Did you mean 'senders'?"

@@ -86,9 +86,9 @@ def test_unknown_names(model: Model) -> None:
         pass
     with record(model) as trace:
         model(torch.randn(2, 5, 8))
-    with pytest.raises(UsageError, match="unknown coupling 'rooting'"):
+    with pytest.raises(UsageError, match="rooting"):
         trace.steps("rooting")
-    with pytest.raises(KeyError, match="unknown coupling"):
+    with pytest.raises(KeyError, match="rooting"):
         trace["rooting"]
 
 
@@ -96,7 +96,7 @@ def test_a_model_without_couplings_gives_an_empty_trace() -> None:
     model = nn.Linear(2, 2)
     with record(model) as trace:
         model(torch.zeros(1, 2))
-    assert len(trace) == 0 and not trace.signals
+    assert not trace
 
 
 def test_a_coupling_itself() -> None:
@@ -208,10 +208,10 @@ def test_signals_are_recorded_and_changed() -> None:
     model, x = Gated(), torch.randn(2, 3)
     with record(model) as trace:
         model(x)
-    assert torch.equal(trace.signals["gate"][0], x.sigmoid()) and len(trace) == 0
+    assert torch.equal(trace["gate"], x.sigmoid()) and trace.kinds == {"gate": "gates"}
     with intervene(model, {"gate": torch.zeros_like}), record(model) as trace:
         assert (model(x) == 0).all()
-    assert (trace.signals["gate"][0] == 0).all()
+    assert (trace["gate"] == 0).all()
     with pytest.raises(UsageError, match="gate"), intervene(model, scores={"gate": torch.zeros_like}):
         pass
     with pytest.raises(UsageError, match="kind is 'gate'"):

@@ -80,9 +80,9 @@ def test_recording_sees_the_couplings_of_either_method() -> None:
 
 def test_methods_that_are_not_there_or_cannot_run() -> None:
     routing, fine, coarse = make()
-    with pytest.raises(UsageError, match=r"method is 'fused'; it must be one of 'auto', 'streamed', 'plain'"):
+    with pytest.raises(UsageError, match=r"method is 'fused'"):
         routing(fine, coarse, method="fused")
-    with pytest.raises(UsageError, match=r"a transform of torch.func .*; use 'auto' or 'plain'"):
+    with pytest.raises(UsageError, match=r"method is 'streamed'"):
         torch.vmap(lambda f, c: routing(f[None], c[None], method="streamed"))(fine, coarse)
 
 
@@ -175,13 +175,13 @@ def test_parents_start_equally_long_under_both_axes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fine": 9}, "fine is 9 and coarse 4; fine must be a multiple"),
+        ({"fine": 9}, "fine is 9 and coarse 4"),
         ({"fine": 2}, "fine is 2 and coarse 4"),
-        ({"fine_dim": 6}, r"share_weights needs .* they are 6 and 5.*share_weights=False"),
+        ({"fine_dim": 6}, r"share_weights.*6 and 5"),
         ({"receivers": 0}, "receivers is 0"),
         ({"coarse": 0}, "coarse is 0"),
         ({"receiver_dim": 0}, "receiver_dim is 0"),
-        ({"over": "receiver"}, r"over is 'receiver'.*Did you mean 'receivers'"),
+        ({"over": "receiver"}, r"over is 'receiver'"),
         ({"dropout": 1.0}, r"dropout is 1\.0"),
     ],
 )

@@ -47,7 +47,7 @@ def page(name: str) -> str:
 def pages() -> dict[str, str]:
     """All of them, and a list."""
     names = ["mereo", *(f"mereo.{room}" for room in rooms())]
-    found = {f"api/{name.rpartition('.')[2]}.md": page(name) for name in names}
+    made = {f"api/{name.rpartition('.')[2]}.md": page(name) for name in names}
     summaries = ((import_module(name).__doc__ or "").splitlines()[0] for name in names)
     listed = "".join(f"- [{n}]({n.rpartition('.')[2]}.md): {s}\n" for n, s in zip(names, summaries, strict=True))
-    return {"api/index.md": INTRODUCTION + listed} | found
+    return {"api/index.md": INTRODUCTION + listed} | made

@@ -38,22 +38,22 @@ def help_of(command: str) -> str:
 
 def options_of(printed: str) -> list[tuple[str, str, str]]:
     """The options of a help text: as they are written, the default, what they are."""
-    found: list[list[str]] = []
+    entries: list[list[str]] = []
     for line in printed.splitlines():
         if not line.startswith("\u2502"):
             continue
         content = _FRAME.sub("", line)[1:].rstrip()
         if content.startswith(" "):
-            found[-1][1] += f" {content.strip()}"
+            entries[-1][1] += f" {content.strip()}"
         else:
-            found.append([*re.split(r"\s{2,}", content, maxsplit=1), ""][:2])
+            entries.append([*re.split(r"\s{2,}", content, maxsplit=1), ""][:2])
     rows = []
-    for written, told in found:
+    for written, text in entries:
         if written == "-h, --help":
             continue
-        default = _DEFAULT.search(told)
+        default = _DEFAULT.search(text)
         value = (default[1] or default[2] or "") if default else ""
-        rows.append((written, value, told[: default.start()].strip() if default else told.strip()))
+        rows.append((written, value, text[: default.start()].strip() if default else text.strip()))
     return rows
 
 
@@ -61,9 +61,9 @@ def section(command: str) -> str:
     """The section of one command."""
     declared = getattr(options, f"{command.capitalize()}Options", options.ListOptions)
     rows = []
-    for written, default, told in options_of(help_of(command)):
+    for written, default, text in options_of(help_of(command)):
         shown = written.replace("{None}|", "").replace("|", "\\|")
-        rows.append((f"`{shown}`", f"`{default}`" if default not in ("", "None") else "", prose(told)))
+        rows.append((f"`{shown}`", f"`{default}`" if default not in ("", "None") else "", prose(text)))
     line = COMMANDS[command][1]
     text = f"{line[0].upper()}{line[1:]}." if declared is options.ListOptions else inspect.getdoc(declared) or ""
     return f"## mereo {command}\n\n{markdown(text)}\n" + table(("option", "default", "what it is"), rows)

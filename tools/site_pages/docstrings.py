@@ -9,19 +9,23 @@ import inspect
 import re
 from collections.abc import Callable
 
+from mereo.core.source import Source
+
 LISTS = ("Args", "Attributes")
 SECTIONS = (*LISTS, "Shapes", "Returns", "Raises", "Reads as", "Deviates", "Reference", "Source", "Cost", "Examples")
 _SECTION = re.compile(rf"^({'|'.join(SECTIONS)}|Cost [\w ]+):(?:\s+|$)", re.MULTILINE)
 _ENTRY = re.compile(r"(?:([\w*]+(?:, [\w*]+)*): )?(.*)")
-_PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+_SOURCE = re.compile(r"(arXiv:\d{4}\.\d{4,5}|doi:10\.\d{4,9}/[^\s,;)]*[\w/]|https?://[^\s,;)]*[\w/])")
 
 
 def prose(text: str) -> str:
-    """A paragraph: signs that Markdown would take for its own are escaped, papers become links."""
+    """A paragraph: characters that Markdown would interpret are escaped, arXiv ids, DOIs and URLs become links."""
     parts = " ".join(text.split()).split("`")
     for i in range(0, len(parts), 2):
-        part = re.sub(r"([\\*_\[\]|])", r"\\\1", parts[i]).replace("<", "&lt;")
-        parts[i] = _PAPER.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", part)
+        pieces = _SOURCE.split(parts[i])
+        pieces[::2] = [re.sub(r"([\\*_\[\]|])", r"\\\1", piece).replace("<", "&lt;") for piece in pieces[::2]]
+        pieces[1::2] = [Source(piece).markdown for piece in pieces[1::2]]
+        parts[i] = "".join(pieces)
     return "`".join(parts)
 
 
@@ -33,21 +37,21 @@ def code(text: str) -> str:
 def entries(body: str) -> list[tuple[str, str]]:
     """The entries of a list section, `names: what they are`, as (names, text); one without a name has "" for it."""
     lines = [" ".join(entry.split()) for entry in re.split(r"\n(?!\s)", inspect.cleandoc(body))]
-    return [(found[1] or "", found[2]) for line in lines if (found := _ENTRY.fullmatch(line)) is not None]
+    return [(match[1] or "", match[2]) for line in lines if (match := _ENTRY.fullmatch(line)) is not None]
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
     """The parts of a docstring in order, as (section, body); the section of a plain paragraph is ""."""
-    found: list[tuple[str, str]] = []
+    sections: list[tuple[str, str]] = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
-        if found and found[-1][0] in LISTS and paragraph.startswith(" "):
-            found[-1] = found[-1][0], f"{found[-1][1]}\n{paragraph}"
+        if sections and sections[-1][0] in LISTS and paragraph.startswith(" "):
+            sections[-1] = sections[-1][0], f"{sections[-1][1]}\n{paragraph}"
             continue
         pieces = _SECTION.split(paragraph)
         if pieces[0].strip():
-            found.append(("", pieces[0].rstrip()))
-        found += [(name, body.rstrip()) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)]
-    return found
+            sections.append(("", pieces[0].rstrip()))
+        sections += [(name, body.rstrip()) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)]
+    return sections
 
 
 def _row(names: str, text: str) -> str:

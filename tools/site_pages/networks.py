@@ -26,10 +26,10 @@ ROW = ("input", "classes", "parameters", "source", "what")
 
 def families() -> dict[str, list[ModelEntry]]:
     """The presets of each family, by the name of its file."""
-    found: dict[str, list[ModelEntry]] = {}
+    by_file: dict[str, list[ModelEntry]] = {}
     for entry in MODELS.values():
-        found.setdefault(entry.module.__module__.rpartition(".")[2], []).append(entry)
-    return found
+        by_file.setdefault(entry.module.__module__.rpartition(".")[2], []).append(entry)
+    return by_file
 
 
 def build(entry: ModelEntry) -> CapsuleClassifier:
@@ -55,7 +55,7 @@ def row(entry: ModelEntry) -> list[str]:
 def used_mechanisms(entry: ModelEntry) -> list[str]:
     """The mechanisms that a network is made of."""
     kinds = {type(module) for module in build(entry).modules()}
-    return [name for name, each in sorted(MECHANISMS.items()) if each.module in kinds]
+    return [name for name, each in sorted(MECHANISMS.items()) if each.target in kinds]
 
 
 def written(fields: Mapping[str, Any]) -> str:
@@ -66,15 +66,15 @@ def written(fields: Mapping[str, Any]) -> str:
 
 def recipe(name: str) -> str:
     """What a recipe says, as it would stand on the command line."""
-    found = RECIPES[name]
-    reported = ", ".join(f"{value} % on {data}" for data, value in found.reported.items())
+    chosen = RECIPES[name]
+    reported = ", ".join(f"{value} % on {data}" for data, value in chosen.reported.items())
     return "\n\n".join(
         (
             f"### {name}",
-            f"{prose(found.summary)} Source: {prose(found.source)}."
+            f"{prose(chosen.summary)} Source: {prose(chosen.source)}."
             + (f" Reported test accuracy: {reported}." if reported else ""),
-            f"```yaml\n{written(found.changes)}```",
-            *(f"On {data}:\n\n```yaml\n{written(more)}```" for data, more in found.by_data.items()),
+            f"```yaml\n{written(chosen.changes)}```",
+            *(f"On {data}:\n\n```yaml\n{written(more)}```" for data, more in chosen.by_data.items()),
             f"```sh\nmereo train --recipe {name} --dry-run\n```",
         )
     )
@@ -114,5 +114,5 @@ def pages() -> dict[str, str]:
     listed = [
         (f"[`{entry.name}`]({family}.md)", *row(entry)) for family, presets in families().items() for entry in presets
     ]
-    found = {"networks/index.md": INTRODUCTION + table(("name", *ROW), listed)}
-    return found | {f"networks/{family}.md": page(presets) for family, presets in families().items()}
+    made = {"networks/index.md": INTRODUCTION + table(("name", *ROW), listed)}
+    return made | {f"networks/{family}.md": page(presets) for family, presets in families().items()}

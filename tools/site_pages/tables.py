@@ -1,7 +1,8 @@
 """Markdown tables, and the table of a constructor's arguments."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from site_pages.docstrings import blocks, entries, prose
 
@@ -12,8 +13,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def arguments(of: type) -> str:
-    """The arguments of a class: what its docstring says of each, beside the default its constructor has."""
+def arguments(of: Callable[..., Any]) -> str:
+    """The arguments of a class or function: what its docstring says of each, beside its default."""
     parameters = inspect.signature(of).parameters
     described = {
         name: text
@@ -24,6 +25,6 @@ def arguments(of: type) -> str:
     }
     rows = []
     for name, parameter in parameters.items():
-        default = "needed" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
+        default = "required" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
         rows.append((f"`{name}`", default, prose(described.get(name, ""))))
     return table(("argument", "default", "what it is"), rows)

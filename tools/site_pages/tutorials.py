@@ -42,15 +42,15 @@ def cells(script: str) -> list[Cell]:
     starts = list(_START.finditer(script))
     if not starts or script[: starts[0].start()].strip():
         raise ValueError("a tutorial starts with a line `# %% [markdown]` or `# %%`")
-    found: list[Cell] = []
+    listed: list[Cell] = []
     for here, after in zip(starts, [*starts[1:], None], strict=True):
         body = script[here.end() : after.start() if after else len(script)]
         line = script[: here.end()].count("\n") + 1
         if "[markdown]" in here[1]:
-            found.append(Cell(0, re.sub(r"^# ?", "", body, flags=re.MULTILINE).strip(), line))
+            listed.append(Cell(0, re.sub(r"^# ?", "", body, flags=re.MULTILINE).strip(), line))
         else:
-            found.append(Cell(1 + sum(cell.number > 0 for cell in found), body.strip(), line))
-    return found
+            listed.append(Cell(1 + sum(cell.number > 0 for cell in listed), body.strip(), line))
+    return listed
 
 
 def digest(script: str) -> str:

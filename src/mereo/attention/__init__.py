@@ -1,12 +1,22 @@
-"""One file an attention mechanism or associative memory: wholes that ask their parts."""
+"""Attention and associative memories: receivers that divide themselves among senders.
 
-from mereo.attention.associative_memory import MEMORIES, AssociativeMemory, associative_memory, energy, retrieve
-from mereo.attention.hopfield import HopfieldAttention
-from mereo.attention.hopfield_lookup import HopfieldLookup
-from mereo.attention.hopfield_pooling import HopfieldPooling
-from mereo.attention.multi_head import MultiHeadAttention
-from mereo.attention.separation import SEPARATIONS, Separation
-from mereo.attention.top_down import TopDownAttention, top_down_attention
+`dense/`, `local/` and `sparse/` differ in which senders a receiver attends to; in `memory/` the receivers are states
+that settle among stored patterns.
+"""
+
+from mereo.attention.dense import MultiHeadAttention, TopDownAttention, top_down_attention
+from mereo.attention.memory import (
+    MEMORIES,
+    SEPARATIONS,
+    AssociativeMemory,
+    HopfieldAttention,
+    HopfieldLookup,
+    HopfieldPooling,
+    Separation,
+    associative_memory,
+    energy,
+    retrieve,
+)
 
 __all__ = [
     "MEMORIES",

@@ -33,20 +33,14 @@ def _models() -> Rows:
 
 
 def _mechanisms() -> Rows:
-    from mereo.mechanisms import MECHANISMS
+    from mereo.mechanisms import FAMILIES, MECHANISMS
 
+    families = list(FAMILIES)
     return [
-        {
-            "name": name,
-            "kind": m.kind,
-            "couplings sum over": m.over,
-            "a sender says": m.says,
-            "steps": str(m.steps),
-            "update": m.update,
-            "source": m.paper,
-            "what": m.summary,
-        }
-        for name, m in sorted(MECHANISMS.items())
+        {"name": name, "family": m.family}
+        | m.facts()
+        | {"promises": ", ".join(sorted(m.promises)), "source": str(m.source), "what": m.summary}
+        for name, m in sorted(MECHANISMS.items(), key=lambda item: (families.index(item[1].family), item[0]))
     ]
 
 
@@ -110,9 +104,25 @@ def run(words: list[str], command: str) -> None:
     if command == "models" and options.pattern in {row["name"] for row in chosen}:
         print(f"\narguments of {options.pattern}, for create_model(..., NAME=VALUE) and --model-args NAME=VALUE\n")
         print_table(("argument", "default"), _arguments(options.pattern))
+    if command == "mechanisms" and options.pattern in {row["name"] for row in chosen}:
+        print()
+        print_table(("fact", "value"), _details(options.pattern))
 
 
 def _arguments(name: str) -> list[tuple[str, str]]:
     from mereo.models import get_model_entry
 
     return [(argument, repr(value)) for argument, value in get_model_entry(name).defaults.items()]
+
+
+def _details(name: str) -> list[tuple[str, str]]:
+    from mereo.mechanisms import PROMISES, get_mechanism
+
+    entry = get_mechanism(name)
+    return [
+        ("class or function", f"{entry.target.__module__}.{entry.target.__name__}"),
+        ("source", entry.source.link),
+        *((promise, meaning) for promise, meaning in PROMISES.items() if promise in entry.promises),
+        *((f"not {promise}", reason) for promise, reason in entry.lacks.items()),
+        *((f"zero gradient: {parameter}", reason) for parameter, reason in entry.zero_gradients.items()),
+    ]

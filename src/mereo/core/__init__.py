@@ -1,13 +1,14 @@
 """The three verbs: agree, couple, combine. Tensors in, tensors out."""
 
 from mereo.core.agreement import iterate_agreement, route_by_agreement
-from mereo.core.catalogue import MECHANISMS, Mechanism, get_mechanism, list_mechanisms, mechanism
+from mereo.core.catalogue import MECHANISMS, Mechanism, depends, get_mechanism, list_mechanisms, mechanism
 from mereo.core.coupling import Coupling
 from mereo.core.log_domain import log_mean_exp, masked_logsumexp
 from mereo.core.observe import Call, Signal
 from mereo.core.record import Trace, intervene, record
 from mereo.core.settle import settle
 from mereo.core.shapes import Capsules
+from mereo.core.source import Source
 from mereo.core.squash import bounded, lengths, squash, squash_exponential
 from mereo.core.topology import Causal, Grid, Topology, grid_groups
 from mereo.core.votes import DenseVotes, MatrixVotes, SameVotes, SharedVotes, Votes, transformed_votes
@@ -25,10 +26,12 @@ __all__ = [
     "SameVotes",
     "SharedVotes",
     "Signal",
+    "Source",
     "Topology",
     "Trace",
     "Votes",
     "bounded",
+    "depends",
     "get_mechanism",
     "grid_groups",
     "intervene",

@@ -1,94 +1,231 @@
-"""The catalogue of mechanisms: each declares in one decorator what it is, and the conformance tests hold it to that."""
+"""The catalogue of mechanisms: each declares in one decorator what it is and what it promises.
+
+`tests/conformance` holds every entry to its promises; the documentation and `mereo mechanisms` show them.
+"""
 
 import fnmatch
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from mereo.errors import UsageError, check_choice, unknown
+from mereo.core.source import Source
+from mereo.errors import UsageError, check_choice, check_positive, unknown
 
 Example = tuple[nn.Module, tuple[Tensor, ...]]
-KINDS = ("routing", "attention", "memory")
+
+FAMILIES: dict[str, str] = {
+    "routing": "routing",
+    "dense attention": "attention.dense",
+    "local attention": "attention.local",
+    "sparse attention": "attention.sparse",
+    "memory": "attention.memory",
+    "scan": "scan",
+    "gate": "gate",
+    "mixer": "mixer",
+    "token selection": "select",
+    "technique": "technique",
+    "intervention": "intervention",
+}
+"""Each family with the room that its files lie in."""
+
+OVER = ("senders", "receivers", "both", "none")
+RECORDS = ("couplings", "gates", "states", "kept tokens", "nothing")
+
+PROMISES: dict[str, str] = {
+    "normalised": "the recorded couplings sum to one along `over` (along both axes together for 'both')",
+    "masks": "takes mask, bool (batch, senders): a sender with False changes nothing, and with none left it is finite",
+    "any sender order": "permuting the senders changes nothing",
+    "any receiver order": "permuting the receivers permutes the output alike",
+    "causal": "no output depends on a later sender",
+    "streaming": "step(x, state) -> (y, state), called position by position, equals forward",
+    "any length": "takes more and fewer senders than its example",
+    "compile": "torch.compile(fullgraph=True) gives the same outputs and gradients",
+    "export": "torch.export with a free batch size gives the same outputs",
+    "half precision": "float16 and bfloat16 stay close to float32",
+}
+"""What a mechanism can promise, each with what the conformance tests check."""
+
+COMMON = ("compile", "export", "half precision")
+"""Promised by every mechanism that does not give a reason in `lacks`."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Depends(Generic[T]):
+    """A fact that an argument of the mechanism decides: see `depends`."""
+
+    on: str
+    default: T
+
+    def __str__(self) -> str:
+        return f"{self.default} (argument {self.on})"
+
+
+def depends(on: str, default: T) -> Depends[T]:
+    """A fact that argument `on` decides; `default` holds for the argument's own default."""
+    return Depends(on, default)
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One row of the table of mechanisms.
+    """One entry of the catalogue.
 
     Attributes:
         name: the file's name.
-        kind: the room it lives in.
-        over: the axis along which its couplings are normalised, "senders" or "receivers".
-        steps: how often it couples in one forward pass.
+        family: one of `FAMILIES`, which names the room of its file.
+        source: where it is published.
+        target: the class; for a technique a function model -> model, for an intervention one model -> context manager.
+        example: builds a small instance (for a function: a model to apply it to) and its inputs.
+        over: the axis along which its couplings are normalised: "senders", "receivers", "both" together, or "none".
+        steps: how often it records in one forward pass.
         says: what a sender says: "a vote per pair" or "the same to all".
         update: what makes a receiver out of the combined votes.
-        paper: where it is from.
-        positional: whether the order of senders carries meaning, so that permuting them may change the result.
-        sender_axes: which axis counts senders, for each input (by position, "0") and parameter (by name) that has one.
-        module: the class.
-        example: builds a small instance and its inputs.
+        records: what `record` shows of it: "couplings", "gates", "states", "kept tokens" or "nothing".
+        promises: the names in `PROMISES` that hold for it.
+        lacks: those of `COMMON` that do not hold, each with the reason.
+        zero_gradients: parameters whose gradient may be zero, each with the reason.
+        sender_axes: the axis that counts senders, by input (its position, "0") and parameter (its name).
+        receiver_axes: the axis that counts receivers, likewise, and that of the "output".
+        largest_input: inputs multiplied by up to this give finite outputs.
     """
 
     name: str
-    kind: str
-    over: str
-    steps: int
+    family: str
+    source: Source
+    target: Callable[..., Any]
+    example: Callable[[], Example]
+    over: str | Depends[str]
+    steps: int | Depends[int]
     says: str
     update: str
-    paper: str
-    positional: bool
+    records: str
+    promises: frozenset[str]
+    lacks: Mapping[str, str]
+    zero_gradients: Mapping[str, str]
     sender_axes: Mapping[str, int]
-    module: type[nn.Module]
-    example: Callable[[], Example]
+    receiver_axes: Mapping[str, int]
+    largest_input: float
 
     @property
     def summary(self) -> str:
-        """The first line of the class's docstring."""
-        return (inspect.getdoc(self.module) or "").partition("\n")[0]
+        """The first line of the docstring."""
+        return (inspect.getdoc(self.target) or "").partition("\n")[0]
+
+    @property
+    def room(self) -> str:
+        """The package that its file lies in."""
+        return FAMILIES[self.family]
+
+    def facts(self) -> dict[str, str]:
+        """What it is, by column of the table; promises are `promised`."""
+        couples = self.records == "couplings"
+        return {
+            "couplings sum over": str(self.over) if couples else "-",
+            "a sender says": self.says or "-",
+            "steps": str(self.steps) if self.records != "nothing" else "-",
+            "update": self.update or "-",
+            "records": self.records,
+        }
+
+    def promised(self) -> dict[str, bool]:
+        """Every promise of `PROMISES` and whether this mechanism makes it."""
+        return {promise: promise in self.promises for promise in PROMISES}
 
 
 MECHANISMS: dict[str, Mechanism] = {}
-M = TypeVar("M", bound=type[nn.Module])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def mechanism(
     name: str,
     *,
-    kind: str,
-    over: str,
-    steps: int,
-    says: str,
-    update: str,
-    paper: str,
+    family: str,
+    source: str,
     example: Callable[[], Example],
-    positional: bool = False,
+    over: str | Depends[str] = "none",
+    steps: int | Depends[int] = 1,
+    says: str = "",
+    update: str = "",
+    records: str = "couplings",
+    promises: Collection[str] = (),
+    lacks: Mapping[str, str] | None = None,
+    zero_gradients: Mapping[str, str] | None = None,
     sender_axes: Mapping[str, int] | None = None,
-) -> Callable[[M], M]:
-    """Register the decorated module under `name`; see `Mechanism` for the facts."""
-    check_choice("kind", kind, KINDS)
-    check_choice("over", over, ("senders", "receivers"))
+    receiver_axes: Mapping[str, int] | None = None,
+    largest_input: float = 1e30,
+) -> Callable[[F], F]:
+    """Register the decorated class or function under `name`; see `Mechanism` for the facts."""
+    check_choice("family", family, FAMILIES)
+    check_choice("over", over.default if isinstance(over, Depends) else over, OVER)
+    check_choice("records", records, RECORDS)
+    check_positive(largest_input=largest_input)
+    if isinstance(promises, str):
+        raise UsageError(f"promises is {promises!r}; give a tuple of names.")
+    for promise in promises:
+        check_choice("promises", promise, PROMISES)
+    for promise, reason in (lacks or {}).items():
+        check_choice("lacks", promise, COMMON)
+        _check_reason("lacks", promise, reason)
+    for parameter, reason in (zero_gradients or {}).items():
+        _check_reason("zero_gradients", parameter, reason)
+    if "normalised" in promises and over == "none":
+        raise UsageError("over is 'none' with 'normalised' among the promises; name the axis that sums to one.")
+    senders, receivers = dict(sender_axes or {}), dict(receiver_axes or {})
+    for axes, needed_by in ((senders, ("any sender order", "any length", "masks", "causal")), (receivers, _RECEIVERS)):
+        for promise in needed_by:
+            if promise in promises and not axes:
+                argument = "sender_axes" if axes is senders else "receiver_axes"
+                raise UsageError(f"{argument} is empty with {promise!r} among the promises; name the axes to test.")
+    everything = frozenset(promises) | (set(COMMON) - set(lacks or {}))
 
-    def register(module: M) -> M:
+    def register(target: F) -> F:
         if name in MECHANISMS:
-            raise UsageError(f"mechanism {name!r} is registered twice: {MECHANISMS[name].module} and {module}.")
+            raise UsageError(f"mechanism {name!r} is registered twice: {MECHANISMS[name].target} and {target}.")
         MECHANISMS[name] = Mechanism(
-            name, kind, over, steps, says, update, paper, positional, dict(sender_axes or {}), module, example
+            name=name,
+            family=family,
+            source=Source(source),
+            target=target,
+            example=example,
+            over=over,
+            steps=steps,
+            says=says,
+            update=update,
+            records=records,
+            promises=everything,
+            lacks=dict(lacks or {}),
+            zero_gradients=dict(zero_gradients or {}),
+            sender_axes=senders,
+            receiver_axes=receivers,
+            largest_input=largest_input,
         )
-        return module
+        return target
 
     return register
 
 
-def list_mechanisms(pattern: str = "*") -> list[str]:
-    """Names of the mechanisms that match a shell-style pattern, sorted."""
-    return sorted(fnmatch.filter(MECHANISMS, pattern))
+_RECEIVERS = ("any receiver order", "causal", "streaming")
+
+
+def _check_reason(argument: str, key: str, reason: str) -> None:
+    if not reason.strip():
+        raise UsageError(f"{argument} has {reason!r} for {key!r}; give the reason.")
+
+
+def list_mechanisms(pattern: str = "*", family: str | None = None) -> list[str]:
+    """Names of the mechanisms that match a shell-style pattern, of one family or of all, sorted."""
+    if family is not None:
+        check_choice("family", family, FAMILIES)
+    names = fnmatch.filter(MECHANISMS, pattern)
+    return sorted(name for name in names if family in (None, MECHANISMS[name].family))
 
 
 def get_mechanism(name: str) -> Mechanism:
-    """The row of one mechanism; UsageError with the nearest names if there is none."""
+    """The entry of one mechanism; UsageError with the nearest names if there is none."""
     if name not in MECHANISMS:
         raise unknown("mechanism", name, MECHANISMS)
     return MECHANISMS[name]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mereo.core.topology import Grid, Topology
 from mereo.errors import check_choice
 
-SIGNALS = ("gates", "states", "kept")
+SIGNALS = ("gates", "states", "kept tokens")
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Observer(Protocol):
 
     def scores(self, call: Call) -> Tensor: ...
     def couplings(self, call: Call) -> Tensor: ...
-    def signal(self, value: Tensor) -> Tensor: ...
+    def signal(self, value: Tensor, kind: str) -> Tensor: ...
 
 
 class Observable(nn.Module):
@@ -72,7 +72,7 @@ class Signal(Observable):
     """Passes a value through, where `record` can see it and `intervene` change it.
 
     Args:
-        kind: "gates" (factors between 0 and 1, say), "states" (of a scan) or "kept" (bool, which tokens stay).
+        kind: "gates" (factors between 0 and 1, say), "states" (of a scan) or "kept tokens" (bool, which stay).
 
     Shapes: any -> the same.
     """
@@ -84,7 +84,7 @@ class Signal(Observable):
 
     def forward(self, value: Tensor) -> Tensor:
         for observer in self.observers:
-            value = observer.signal(value)
+            value = observer.signal(value, self.kind)
         return value
 
     def extra_repr(self) -> str:

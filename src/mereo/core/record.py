@@ -25,16 +25,30 @@ Change = Callable[..., Tensor]
 class Trace(Mapping[str, Tensor]):
     """What a model's couplings and signals were while it was recorded, by the name of the module.
 
-    As a mapping it holds couplings: `trace[name]` is what the module made last, (batch, heads, receivers, senders), as
-    it acted. `trace.steps(name)` is all it made, in order: an iterated routing couples once a pass.
+    `trace[name]` is what the module made last: couplings (batch, heads, receivers, senders) as they acted, or a gate, a
+    state, the kept tokens. `trace.steps(name)` is all it made, in order: an iterated routing couples once a pass.
 
     Attributes:
-        signals: gates, states and kept tokens, every value of each by name.
+        kinds: what each name stands for: "couplings", "gates", "states" or "kept tokens".
     """
 
     def __init__(self) -> None:
+        self.kinds: dict[str, str] = {}
+        self._values: dict[str, list[Tensor]] = {}
         self._calls: dict[str, list[Call]] = {}
-        self.signals: dict[str, list[Tensor]] = {}
+
+    def add(self, name: str, kind: str, value: Tensor, call: Call | None = None) -> None:
+        """Keep one more value of a module."""
+        self.kinds[name] = kind
+        self._values.setdefault(name, []).append(value.detach())
+        if call is not None:
+            self._calls.setdefault(name, []).append(call)
+
+    def steps(self, name: str) -> list[Tensor]:
+        """Every value that module `name` made."""
+        if name not in self._values:
+            raise unknown("coupling or signal", name, self._values)
+        return self._values[name]
 
     def calls(self, name: str) -> list[Call]:
         """Every evaluation of coupling `name`, with its scores, its number, topology and places: see `Call`."""
@@ -42,28 +56,24 @@ class Trace(Mapping[str, Tensor]):
             raise unknown("coupling", name, self._calls)
         return self._calls[name]
 
-    def steps(self, name: str) -> list[Tensor]:
-        """Every coupling that module `name` made."""
-        return [call.couplings for call in self.calls(name) if call.couplings is not None]
-
     def scores(self, name: str) -> list[Tensor]:
-        """The scores of each of them."""
+        """The scores of every evaluation of coupling `name`."""
         return [call.scores for call in self.calls(name)]
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._calls:
+        if name not in self._values:
             # A mapping raises this one, or `in` and `get` would not work.
-            raise KeyError(str(unknown("coupling", name, self._calls)))
-        return self.steps(name)[-1]
+            raise KeyError(str(unknown("coupling or signal", name, self._values)))
+        return self._values[name][-1]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._calls)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self._values)
 
     def __repr__(self) -> str:
-        rows = (f"{name}: {len(calls)} x {tuple(calls[-1].scores.shape)}" for name, calls in self._calls.items())
+        rows = (f"{name}: {len(values)} x {tuple(values[-1].shape)}" for name, values in self._values.items())
         return f"Trace({'; '.join(rows)})"
 
 
@@ -80,7 +90,7 @@ class _Watcher:
         assert call.couplings is not None
         return call.couplings
 
-    def signal(self, value: Tensor) -> Tensor:
+    def signal(self, value: Tensor, kind: str) -> Tensor:
         return value
 
 
@@ -94,16 +104,16 @@ class _Recorder(_Watcher):
     def couplings(self, call: Call) -> Tensor:
         assert call.couplings is not None
         number = sum(map(len, self.trace._calls.values()))
+        acted = call.couplings.detach()
         kept = replace(
-            call, name=self.name, step=self.step, number=number,
-            scores=call.scores.detach(), couplings=call.couplings.detach(),
-        )  # fmt: skip
-        self.trace._calls.setdefault(self.name, []).append(kept)
+            call, name=self.name, step=self.step, number=number, scores=call.scores.detach(), couplings=acted
+        )
+        self.trace.add(self.name, "couplings", acted, kept)
         self.step += 1
         return call.couplings
 
-    def signal(self, value: Tensor) -> Tensor:
-        self.trace.signals.setdefault(self.name, []).append(value.detach())
+    def signal(self, value: Tensor, kind: str) -> Tensor:
+        self.trace.add(self.name, kind, value)
         return value
 
 
@@ -143,7 +153,7 @@ class _Changer(_Watcher):
         self.step, self.count[0] = self.step + 1, self.count[0] + 1
         return changed
 
-    def signal(self, value: Tensor) -> Tensor:
+    def signal(self, value: Tensor, kind: str) -> Tensor:
         return value if self.change is None else self.change(value)
 
 

@@ -3,7 +3,7 @@
 Source: Kiefer, Millidge, Tschantz, Buckley 2022, arXiv:2209.02567; the inversion is ours, docs/generative.md.
 """
 
-from mereo.attention.top_down import top_down_attention
+from mereo.attention import top_down_attention
 from mereo.generative.capsule_mixture import CapsuleMixture, MixtureSample
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
 from mereo.generative.constellations import make_constellations

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, DenseVotes, bounded, mechanism, squash
+from mereo.core import Coupling, DenseVotes, bounded, depends, mechanism, squash
 from mereo.core.coupling import Over
 from mereo.core.kernels.cross_agreement import best_agreement
 from mereo.core.kernels.transforms import steps_aside
@@ -28,13 +28,14 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @mechanism(
     "cross_agreement",
-    kind="routing",
-    over="senders",
+    family="routing",
+    over=depends("over", "senders"),
     steps=1,
     says="a vote per pair",
     update="squash",
-    paper="arXiv:2508.16922",
-    positional=True,
+    source="arXiv:2508.16922",
+    promises=("normalised", "any receiver order"),
+    receiver_axes={"weight": 0, "output": 1},
     example=_example,
 )
 class CrossAgreementRouting(nn.Module):

@@ -8,7 +8,7 @@ are made in every pass, and the memory is batch (S d + R D) instead of batch S R
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, DenseVotes, mechanism, route_by_agreement
+from mereo.core import Coupling, DenseVotes, depends, mechanism, route_by_agreement
 from mereo.core.kernels.plain import Routing
 from mereo.core.kernels.routing import route
 from mereo.errors import UsageError, check_choice, check_positive
@@ -49,13 +49,15 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @mechanism(
     "dynamic",
-    kind="routing",
+    family="routing",
     over="receivers",
-    steps=3,
+    steps=depends("steps", 3),
     says="a vote per pair",
     update="squash",
-    paper="arXiv:1710.09829",
+    source="arXiv:1710.09829",
+    promises=("normalised", "masks", "any sender order", "any receiver order"),
     sender_axes={"0": 1, "weight": 1},
+    receiver_axes={"weight": 0, "output": 1},
     example=_example,
 )
 class DynamicRouting(nn.Module):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Capsules, Coupling, MatrixVotes, mechanism, settle
+from mereo.core import Capsules, Coupling, MatrixVotes, depends, mechanism, settle
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_positive
 
@@ -78,13 +78,15 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @mechanism(
     "em",
-    kind="routing",
+    family="routing",
     over="receivers",
-    steps=3,
+    steps=depends("steps", 3),
     says="a vote per pair",
     update="mean and variance of the votes",
-    paper="https://openreview.net/forum?id=HJWLfGWRb",
+    source="https://openreview.net/forum?id=HJWLfGWRb",
+    promises=("normalised", "masks", "any sender order", "any receiver order"),
     sender_axes={"0": 1, "1": 1, "weight": 1},
+    receiver_axes={"weight": 0, "beta_use": 0, "beta_activation": 0, "output": 1},
     example=_example,
 )
 class EMRouting(nn.Module):

@@ -17,13 +17,15 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @mechanism(
     "self_attention",
-    kind="routing",
+    family="routing",
     over="receivers",
     steps=1,
     says="a vote per pair",
     update="exponential squash",
-    paper="arXiv:2101.12491",
+    source="arXiv:2101.12491",
+    promises=("normalised", "any sender order", "any receiver order"),
     sender_axes={"0": 1, "weight": 1, "log_prior": 1},
+    receiver_axes={"weight": 0, "log_prior": 0, "output": 1},
     example=_example,
 )
 class SelfAttentionRouting(nn.Module):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mereo.attention import separation as separations
-from mereo.attention.separation import Separation, get_separation
+from mereo.attention.memory import separation as separations
+from mereo.attention.memory.separation import Separation, get_separation
 from mereo.core import SameVotes, lengths, log_mean_exp, settle
 from mereo.core.similarity import SIMILARITIES
 from mereo.errors import UsageError, check_choice, check_positive, unknown

@@ -7,8 +7,8 @@ Cost: of multi-head attention, with 2 N S D multiplications more for every furth
 import torch
 from torch import Tensor, nn
 
-from mereo.attention.multi_head import MultiHeadAttention
-from mereo.core import mechanism, settle
+from mereo.attention.dense.multi_head import MultiHeadAttention
+from mereo.core import depends, mechanism, settle
 from mereo.core.kernels.attention import attend
 from mereo.errors import check_positive
 
@@ -20,13 +20,16 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @mechanism(
     "hopfield",
-    kind="memory",
+    family="memory",
     over="senders",
-    steps=3,
+    steps=depends("steps", 1),
     says="the same to all",
     update="identity",
-    paper="arXiv:2008.02217",
+    source="arXiv:2008.02217",
+    promises=("normalised", "masks", "any sender order", "any receiver order", "any length"),
     sender_axes={"1": 1},
+    receiver_axes={"0": 1, "output": 1},
+    largest_input=1e15,  # states times stored patterns must fit float32
     example=_example,
 )
 class HopfieldAttention(MultiHeadAttention):

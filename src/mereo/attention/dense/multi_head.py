@@ -7,7 +7,7 @@ Cost: projections 4 N D^2 multiplications an image (N tokens of D), scores and c
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Causal, Coupling, mechanism
+from mereo.core import Causal, Coupling, depends, mechanism
 from mereo.core.coupling import Over
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError, check_positive, check_probability
@@ -34,13 +34,17 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @mechanism(
     "multi_head",
-    kind="attention",
-    over="senders",
+    family="dense attention",
+    over=depends("over", "senders"),
     steps=1,
     says="the same to all",
     update="linear",
-    paper="arXiv:1706.03762",
+    source="arXiv:1706.03762",
+    promises=("normalised", "masks", "any sender order", "any receiver order", "any length"),
+    zero_gradients={"key.bias": "it adds the same to every score of a receiver, and the softmax takes that out"},
     sender_axes={"1": 1},
+    receiver_axes={"0": 1, "output": 1},
+    largest_input=1e15,  # queries times keys must fit float32
     example=_example,
 )
 class MultiHeadAttention(nn.Module):

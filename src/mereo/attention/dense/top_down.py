@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, DenseVotes, mechanism, settle
+from mereo.core import Coupling, DenseVotes, depends, mechanism, settle
 from mereo.core.votes import Votes
 from mereo.errors import UsageError, check_positive
 
@@ -111,13 +111,16 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @mechanism(
     "top_down",
-    kind="attention",
+    family="dense attention",
     over="senders",
-    steps=3,
+    steps=depends("iterations", 3),
     says="a vote per pair",
     update="identity",
-    paper="arXiv:2209.02567",
+    source="arXiv:2209.02567",
+    promises=("normalised", "masks", "any sender order", "any receiver order"),
     sender_axes={"0": 1, "weight": 1},
+    receiver_axes={"1": 1, "weight": 0, "output": 1},
+    largest_input=1e15,  # predictions times children must fit float32
     example=_example,
 )
 class TopDownAttention(nn.Module):

@@ -7,7 +7,7 @@ Cost: of multi-head attention with `num_patterns` senders.
 import torch
 from torch import Tensor, nn
 
-from mereo.attention.hopfield import HopfieldAttention
+from mereo.attention.memory.hopfield import HopfieldAttention
 from mereo.errors import check_positive
 
 

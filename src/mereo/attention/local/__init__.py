@@ -1,0 +1,1 @@
+"""Attention inside a neighbourhood: windows, halos, grids, one file a mechanism."""

@@ -1,0 +1,20 @@
+"""Associative memories: states that settle among stored patterns, one file a mechanism."""
+
+from mereo.attention.memory.associative_memory import MEMORIES, AssociativeMemory, associative_memory, energy, retrieve
+from mereo.attention.memory.hopfield import HopfieldAttention
+from mereo.attention.memory.hopfield_lookup import HopfieldLookup
+from mereo.attention.memory.hopfield_pooling import HopfieldPooling
+from mereo.attention.memory.separation import SEPARATIONS, Separation
+
+__all__ = [
+    "MEMORIES",
+    "SEPARATIONS",
+    "AssociativeMemory",
+    "HopfieldAttention",
+    "HopfieldLookup",
+    "HopfieldPooling",
+    "Separation",
+    "associative_memory",
+    "energy",
+    "retrieve",
+]

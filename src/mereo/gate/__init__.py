@@ -1,0 +1,1 @@
+"""Gates: features multiplied by a function of themselves, one file a mechanism."""

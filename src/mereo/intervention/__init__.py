@@ -1,0 +1,1 @@
+"""Interventions: changes to a running model (model -> context manager), one file each."""

@@ -1,0 +1,1 @@
+"""Mixers: tokens mixed by weights that do not depend on them, fixed, learned or spectral, one file a mechanism."""

@@ -1,0 +1,1 @@
+"""Token selection: which tokens go on, one file a mechanism."""

@@ -1,0 +1,1 @@
+"""Techniques: functions that change how a model is built or trained (model -> model), one file each."""

@@ -1,0 +1,531 @@
+"""What the conformance tests check of a mechanism, by what it promises; no check knows a name or a family.
+
+`CHECKS` holds every check: `applies(entry)` says whether the entry promises it, `run(entry)` raises where the promise
+does not hold.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mereo.core import Coupling, Mechanism, intervene, record
+from mereo.core.catalogue import Depends
+
+Inputs = tuple[Tensor, ...]
+
+CLOSE = {torch.float16: 0.01, torch.bfloat16: 0.05}
+"""How far each type may be from float32 on the same weights and inputs, as a share of the largest output."""
+
+NO_GRADIENT = 1e-10
+"""In float64, a gradient below this share of the largest one is zero but for rounding."""
+
+SUM_AXES = {"senders": (-1,), "receivers": (-2,), "both": (-2, -1)}
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check with its name and the condition under which it applies."""
+
+    name: str
+    run: Callable[[Mechanism], None]
+    applies: Callable[[Mechanism], bool]
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(applies: Callable[[Mechanism], bool]) -> Callable[[Callable[[Mechanism], None]], Callable[[Mechanism], None]]:
+    def register(run: Callable[[Mechanism], None]) -> Callable[[Mechanism], None]:
+        CHECKS[run.__name__] = Check(run.__name__, run, applies)
+        return run
+
+    return register
+
+
+def promising(*promises: str) -> Callable[[Mechanism], bool]:
+    return lambda entry: gives_a_module(entry) and set(promises) <= entry.promises
+
+
+# What an entry builds.
+
+
+def example(entry: Mechanism, seed: int = 0) -> tuple[nn.Module, Inputs]:
+    torch.manual_seed(seed)
+    return entry.example()
+
+
+def gives_a_module(entry: Mechanism) -> bool:
+    """Whether it is a class or a function model -> model, and not one model -> context manager."""
+    return inspect.isclass(entry.target) or isinstance(entry.target(example(entry)[0]), nn.Module)
+
+
+def gives_a_context(entry: Mechanism) -> bool:
+    return not gives_a_module(entry)
+
+
+def is_a_class(entry: Mechanism) -> bool:
+    return inspect.isclass(entry.target)
+
+
+def build(entry: Mechanism, seed: int = 0) -> tuple[nn.Module, Inputs]:
+    module, inputs = example(entry, seed)
+    if not inspect.isclass(entry.target):
+        module = entry.target(module)
+    # Biases and priors that start at zero would hide mistakes.
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return module.eval(), inputs
+
+
+def with_gradients(inputs: Inputs) -> Inputs:
+    return tuple(x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs)
+
+
+def to(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    return tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+
+
+def backward(output: Tensor) -> None:
+    """From a weighted sum: a plain sum would miss what a norm takes out."""
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(3))
+    (output * weights.to(output.dtype)).sum().backward()
+
+
+def difference(output: Tensor, expected: Tensor) -> float:
+    """The largest difference as a share of the largest expected entry."""
+    scale = expected.double().abs().max().clamp(min=1e-30)
+    return ((output.double() - expected.double()).abs().max() / scale).item()
+
+
+def close(output: Tensor, expected: Tensor, rtol: float = 1e-5, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(output, expected, rtol=rtol, atol=atol)
+
+
+def is_finite(tensor: Tensor | None) -> bool:
+    return tensor is None or bool(tensor.isfinite().all())
+
+
+# Axes of senders and receivers.
+
+
+def tied(entry: Mechanism) -> bool:
+    """Whether an input's axis counts senders and receivers alike, as in self-attention."""
+    return any(entry.sender_axes.get(key) == axis for key, axis in entry.receiver_axes.items() if key.isdigit())
+
+
+def take(entry: Mechanism, module: nn.Module, inputs: Inputs, axes: Mapping[str, int], which: Tensor) -> Inputs:
+    """Inputs with the entries `which` along `axes`; the parameters of `module` are changed in place."""
+    for name, axis in axes.items():
+        if not name.isdigit() and name != "output":
+            parameter = module.get_parameter(name)
+            parameter.data = parameter.data.index_select(axis, which)
+    by_input = {int(key): axis for key, axis in axes.items() if key.isdigit()}
+    return tuple(x.index_select(by_input[i], which) if i in by_input else x for i, x in enumerate(inputs))
+
+
+def count(entry: Mechanism, module: nn.Module, inputs: Inputs, axes: Mapping[str, int]) -> int:
+    """Entries along the declared axes, which must agree."""
+    tensors = {key: inputs[int(key)] if key.isdigit() else module.get_parameter(key) for key in axes if key != "output"}
+    if "output" in axes:
+        tensors["output"] = module(*inputs)
+    sizes = {key: tensor.shape[axes[key]] for key, tensor in tensors.items()}
+    assert len(set(sizes.values())) == 1, f"the declared axes disagree: {sizes}"
+    return next(iter(sizes.values()))
+
+
+def sender_axes(entry: Mechanism) -> dict[str, int]:
+    """The axes that move when senders move; where they are receivers too, the output moves with them."""
+    return {**entry.sender_axes, **(entry.receiver_axes if tied(entry) else {})}
+
+
+def receiver_axes(entry: Mechanism) -> dict[str, int]:
+    return {**entry.receiver_axes, **(entry.sender_axes if tied(entry) else {})}
+
+
+def check_order(entry: Mechanism, axes: Mapping[str, int]) -> None:
+    module, inputs = build(entry)
+    expected = module(*inputs)
+    order = torch.arange(count(entry, module, inputs, axes)).roll(1)
+    if "output" in axes:
+        expected = expected.index_select(axes["output"], order)
+    state = {name: p.clone() for name, p in module.named_parameters()}
+    moved = take(entry, module, inputs, axes, order)
+    changed = any(not torch.equal(x, y) for x, y in zip(inputs, moved, strict=True))
+    assert changed or any(not torch.equal(state[name], p) for name, p in module.named_parameters())
+    close(module(*moved), expected)
+
+
+# Every module.
+
+
+@check(gives_a_module)
+def output_is_finite_and_has_a_batch_axis(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    output = module(*inputs)
+    assert output.shape[0] == inputs[0].shape[0] and is_finite(output) and output.dtype == torch.float32
+
+
+@check(gives_a_module)
+def every_parameter_and_input_gets_a_gradient(entry: Mechanism) -> None:
+    for training in (False, True):
+        module, inputs = build(entry)
+        inputs = with_gradients(to(inputs, torch.float64))
+        backward(module.double().train(training)(*inputs))
+        trained = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
+        given = {str(i): x.grad for i, x in enumerate(inputs) if x.is_floating_point()}
+        gradients = trained | given
+        assert [name for name, g in gradients.items() if g is None or not is_finite(g)] == []
+        sizes = {name: cast(Tensor, g).abs().max().item() for name, g in gradients.items()}
+        dead = {name for name in trained if sizes[name] <= NO_GRADIENT * max(sizes.values())}
+        assert dead <= set(entry.zero_gradients), f"gradients are zero and not declared: {sorted(dead)}"
+        assert set(entry.zero_gradients) <= set(trained), "zero_gradients names no parameter"
+        assert any(sizes[name] > 0 for name in given)
+
+
+@check(gives_a_module)
+def float64_stays_close_to_float32(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    expected = module(*inputs)
+    output = module.double()(*to(inputs, torch.float64))
+    assert output.dtype == torch.float64 and difference(output, expected) < 1e-5
+
+
+@check(gives_a_module)
+def samples_do_not_see_each_other(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    together = module(*inputs)
+    for i in range(len(together)):
+        alone = module(*(x[i : i + 1] for x in inputs))
+        close(alone, together[i : i + 1], atol=1e-6)
+
+
+@check(gives_a_module)
+def eval_is_deterministic(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    assert torch.equal(module(*inputs), module(*inputs))
+
+
+@check(gives_a_module)
+def zeros_give_finite_outputs_and_gradients(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    inputs = with_gradients(tuple(torch.zeros_like(x) for x in inputs))
+    output = module(*inputs)
+    assert is_finite(output)
+    backward(output)
+    assert all(is_finite(x.grad) for x in inputs)
+    assert [name for name, p in module.named_parameters() if not is_finite(p.grad)] == []
+
+
+@check(gives_a_module)
+def large_inputs_give_finite_outputs(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    for size in (1e4, entry.largest_input):
+        assert is_finite(module(*(x * size if x.is_floating_point() else x for x in inputs))), f"inputs of {size}"
+
+
+@check(gives_a_module)
+def state_dict_carries_everything(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    other, _ = build(entry, seed=1)
+    if any(True for _ in module.parameters()):
+        assert not torch.equal(other(*inputs), module(*inputs))
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other(*inputs), module(*inputs))
+
+
+# What each promises.
+
+
+@check(promising("half precision"))
+def half_precision_stays_close(entry: Mechanism) -> None:
+    for dtype, limit in CLOSE.items():
+        module, inputs = build(entry)
+        module, rounded = module.to(dtype), to(inputs, dtype)
+        output = module(*rounded)
+        assert output.dtype == dtype
+        expected = module.float()(*to(rounded, torch.float32))
+        assert difference(output, expected) < limit, dtype
+
+
+def check_compiled(entry: Mechanism, backend: str, tolerance: float = 1e-4) -> None:
+    module, inputs = build(entry)
+    plain = with_gradients(inputs)
+    expected = module(*plain)
+    backward(expected)
+    torch.compiler.reset()
+    inputs = with_gradients(inputs)
+    output = torch.compile(module, fullgraph=True, backend=backend)(*inputs)
+    backward(output)
+    close(output, expected, rtol=tolerance, atol=tolerance / 10)
+    for x, twin in zip(inputs, plain, strict=True):
+        if x.is_floating_point():
+            close(cast(Tensor, x.grad), cast(Tensor, twin.grad), rtol=tolerance, atol=tolerance / 10)
+
+
+@check(promising("compile"))
+def compiles_to_one_graph(entry: Mechanism) -> None:
+    check_compiled(entry, "aot_eager")
+
+
+@check(promising("export"))
+def exports_with_a_free_batch_size(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    free = {0: torch.export.Dim.DYNAMIC}
+    shapes: Any = tuple(free for _ in inputs)
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        shapes = (shapes,)  # torch.export counts *args as one
+    program = torch.export.export(module, inputs, dynamic_shapes=shapes).module()
+    for batch in (inputs, tuple(torch.cat((x.flip(0), x, x)) for x in inputs)):
+        close(program(*batch), module(*batch), atol=1e-6)
+
+
+def recorded(entry: Mechanism) -> dict[str, list[Tensor]]:
+    """What `record` shows of the declared kind, by the name of the module."""
+    module, inputs = build(entry)
+    plain = module(*inputs)
+    with record(module) as trace:
+        close(module(*inputs), plain, atol=1e-6)
+    if not is_a_class(entry) and entry.records == "nothing":
+        return {}  # the model it was applied to may have couplings of its own
+    assert set(trace.kinds.values()) <= {entry.records}, f"it records {sorted(set(trace.kinds.values()))}"
+    return {name: trace.steps(name) for name in trace}
+
+
+def shares(entry: Mechanism) -> list[Tensor]:
+    """What the couplings were before the mechanism's own offset and weight."""
+    module, inputs = build(entry)
+    with record(module) as trace:
+        module(*inputs)
+    made = []
+    for call in (call for name in trace for call in trace.calls(name)):
+        couplings = call.couplings
+        if call.weight is not None:
+            couplings = couplings / call.weight
+        made.append(couplings if call.offset is None else couplings - call.offset)
+    return made
+
+
+def value_of(fact: Any, module: nn.Module) -> Any:
+    """A fact as it holds for one instance: an argument is an attribute of the same name, or has its default."""
+    return getattr(module, fact.on, fact.default) if isinstance(fact, Depends) else fact
+
+
+@check(gives_a_module)
+def recording_shows_what_is_declared(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    trace = recorded(entry)
+    if entry.records == "nothing":
+        assert not trace
+        return
+    made = [value for name in trace for value in trace[name]]
+    assert len(made) == value_of(entry.steps, module)
+    assert all(len(value) == len(inputs[0]) and is_finite(value.double()) for value in made)
+    if entry.records != "couplings":
+        return
+    over = value_of(entry.over, module)
+    assert {cast(Coupling, module.get_submodule(name)).over for name in trace} == {over}
+    assert all(value.dim() == 4 for value in made)
+    if entry.sender_axes:
+        assert {value.shape[-1] for value in made} == {count(entry, module, inputs, entry.sender_axes)}
+
+
+@check(promising("normalised"))
+def couplings_sum_to_one(entry: Mechanism) -> None:
+    module, _ = build(entry)
+    made = shares(entry)
+    assert made
+    for couplings in made:
+        total = couplings.sum(SUM_AXES[value_of(entry.over, module)])
+        close(total, torch.ones_like(total))
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "couplings": lambda couplings: couplings * (torch.arange(couplings.shape[-1]) == 0),
+    "gates": torch.zeros_like,
+    "states": torch.zeros_like,
+    "kept tokens": lambda kept: kept.roll(1, -1),
+}
+
+
+@check(lambda entry: gives_a_module(entry) and entry.records != "nothing")
+def intervening_changes_the_output(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    plain = module(*inputs)
+    with intervene(module, dict.fromkeys(recorded(entry), CHANGES[entry.records])):
+        changed = module(*inputs)
+    assert is_finite(changed) and difference(changed, plain) > 1e-3
+    assert torch.equal(module(*inputs), plain)
+
+
+@check(promising("any sender order"))
+def the_order_of_senders_does_not_matter(entry: Mechanism) -> None:
+    check_order(entry, sender_axes(entry))
+
+
+@check(promising("any receiver order"))
+def permuting_receivers_permutes_the_output(entry: Mechanism) -> None:
+    check_order(entry, receiver_axes(entry))
+
+
+@check(is_a_class)
+def an_order_that_does_not_matter_is_promised(entry: Mechanism) -> None:
+    for promise, axes in (("any sender order", sender_axes(entry)), ("any receiver order", receiver_axes(entry))):
+        if axes and promise not in entry.promises and any(key.isdigit() for key in axes):
+            try:
+                check_order(entry, axes)
+            except AssertionError:
+                continue
+            raise AssertionError(f"{promise!r} holds and is not promised")
+
+
+def takes_a_mask(entry: Mechanism) -> bool:
+    return "mask" in inspect.signature(cast(type[nn.Module], entry.target).forward).parameters
+
+
+@check(is_a_class)
+def what_it_can_do_is_promised(entry: Mechanism) -> None:
+    assert takes_a_mask(entry) == ("masks" in entry.promises)
+    assert hasattr(entry.target, "step") == ("streaming" in entry.promises)
+
+
+@check(promising("masks"))
+def masking_a_sender_leaves_it_out(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    senders = count(entry, module, inputs, entry.sender_axes)
+    mask = torch.ones(len(inputs[0]), senders, dtype=torch.bool)
+    close(module(*inputs, mask=mask), module(*inputs), atol=1e-6)
+    mask[:, 1] = False
+    masked = module(*inputs, mask=mask)
+    assert difference(masked, module(*inputs)) > 1e-4
+    others = torch.tensor([i for i in range(senders) if i != 1])
+    axes = sender_axes(entry)
+    if "output" in axes:
+        masked = masked.index_select(axes["output"], others)
+    close(masked, module(*take(entry, module, inputs, axes, others)))
+
+
+@check(promising("masks"))
+def masking_every_sender_gives_finite_outputs_and_gradients(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    senders = count(entry, module, inputs, entry.sender_axes)
+    inputs = with_gradients(inputs)
+    output = module(*inputs, mask=torch.zeros(len(inputs[0]), senders, dtype=torch.bool))
+    backward(output)
+    assert is_finite(output) and all(is_finite(x.grad) for x in inputs)
+    assert all(is_finite(p.grad) for p in module.parameters())
+
+
+@check(promising("causal"))
+def later_senders_do_not_change_earlier_receivers(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    plain = module(*inputs)
+    length, out = count(entry, module, inputs, entry.sender_axes), entry.receiver_axes["output"]
+    by_input = {int(key): axis for key, axis in entry.sender_axes.items() if key.isdigit()}
+    for place in range(1, length):
+        changed = list(inputs)
+        for i, axis in by_input.items():
+            later = torch.arange(length).view([-1 if a == axis else 1 for a in range(inputs[i].dim())]) >= place
+            changed[i] = torch.where(later, torch.randn_like(inputs[i]), inputs[i])
+        output = module(*changed)
+        close(output.narrow(out, 0, place), plain.narrow(out, 0, place), atol=1e-6)
+        assert difference(output, plain) > 1e-4
+
+
+@check(promising("streaming"))
+def steps_equal_the_whole(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    expected, state = module(*inputs), None
+    parts = []
+    for position in inputs[0].unbind(entry.receiver_axes["0"]):
+        output, state = cast(Any, module).step(position, state)
+        parts.append(output)
+    close(torch.stack(parts, entry.receiver_axes["output"]), expected)
+
+
+@check(promising("any length"))
+def takes_more_and_fewer_senders(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    axes = sender_axes(entry)
+    assert all(key.isdigit() or key == "output" for key in axes), "parameters have a fixed number of senders"
+    senders = count(entry, module, inputs, axes)
+    for length in (senders - 2, senders + 3):
+        output = module(*take(entry, module, inputs, axes, torch.arange(length) % senders))
+        assert is_finite(output)
+        assert "output" not in axes or output.shape[axes["output"]] == length
+
+
+@check(is_a_class)
+def facts_that_depend_on_an_argument_name_it(entry: Mechanism) -> None:
+    parameters = inspect.signature(entry.target).parameters
+    for fact in (entry.over, entry.steps):
+        if isinstance(fact, Depends):
+            assert fact.on in parameters and parameters[fact.on].default == fact.default, fact
+
+
+# Functions model -> model and model -> context manager.
+
+
+@check(lambda entry: gives_a_module(entry) and not is_a_class(entry))
+def a_technique_changes_the_model(entry: Mechanism) -> None:
+    plain, inputs = example(entry)
+    before = {name: p.clone() for name, p in plain.named_parameters()}
+    expected = plain.eval()(*inputs)
+    changed = entry.target(plain).eval()
+    after = dict(changed.named_parameters())
+    same = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert not same or difference(changed(*inputs), expected) > 1e-3
+
+
+@check(gives_a_context)
+def an_intervention_acts_and_is_undone(entry: Mechanism) -> None:
+    model, inputs = example(entry)
+    plain = model.eval()(*inputs)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with applied(entry, model):
+        changed = model(*inputs)
+        for i in range(len(changed)):
+            close(model(*(x[i : i + 1] for x in inputs)), changed[i : i + 1], atol=1e-6)
+    assert is_finite(changed) and difference(changed, plain) > 1e-3
+    try:
+        with applied(entry, model):
+            raise InterruptedError
+    except InterruptedError:
+        pass
+    assert torch.equal(model(*inputs), plain)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@check(gives_a_context)
+def gradients_pass_through_an_intervention(entry: Mechanism) -> None:
+    model, inputs = example(entry)
+    inputs = with_gradients(inputs)
+    with applied(entry, model):
+        backward(model(*inputs))
+    assert all(is_finite(x.grad) and bool(cast(Tensor, x.grad).any()) for x in inputs if x.is_floating_point())
+
+
+def applied(entry: Mechanism, model: nn.Module) -> AbstractContextManager[Any]:
+    return cast(AbstractContextManager[Any], entry.target(model))
+
+
+# What is written of it.
+
+
+@check(lambda entry: True)
+def docstrings_state_source_shapes_and_cost(entry: Mechanism) -> None:
+    own, about = inspect.getdoc(entry.target), inspect.getdoc(sys.modules[entry.target.__module__])
+    assert own is not None and about is not None
+    first, second, *_ = [*own.splitlines(), ""]
+    assert first.endswith(".") and ". " not in first and not second, "one sentence, then an empty line"
+    assert "Shapes:" in own
+    assert re.search(r"^Source:", about, re.MULTILINE) and "Cost:" in about
+    assert str(entry.source) in about
