@@ -88,6 +88,27 @@ def not_normalised() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, inputs
 
 
+class OverBoth(Coupling):
+    """One softmax over receivers and senders together."""
+
+    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        return scores.flatten(-2).softmax(-1).view_as(scores)
+
+
+def over_both() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    module, inputs = EXAMPLES["mean_agreement"].example()
+    module.coupling = OverBoth("receivers")
+    module.coupling.over = "both"
+    return module, inputs
+
+
+def test_couplings_may_sum_to_one_over_both_axes_together() -> None:
+    entry = broken("mean_agreement", over="both", example=over_both)
+    for check in CHECKS.values():
+        if check.applies(entry):
+            check.run(entry)
+
+
 def states_without_a_scan(module: Any, tokens: Tensor) -> Tensor:
     states = module.states(module.key(tokens).unsqueeze(-1) * module.value(tokens).unsqueeze(-2)).sum(1, keepdim=True)
     result: Tensor = torch.einsum("bnd,bnde->bne", module.query(tokens), states.expand(-1, tokens.shape[1], -1, -1))
