@@ -142,11 +142,11 @@ def test_learns_a_square_from_points_alone() -> None:
 
 @pytest.mark.slow
 def test_learns_which_objects_there_are() -> None:
-    drawn, said = data(200), []
-    learned = learn_constellations(drawn.points, drawn.mask, seeded(), candidates=4, epochs=20, say=said.append)
-    assert (learned.elbo.diff() > -1e-9).all() and len(said) == 6
-    other = data(100, seed=1)
-    found = learned.network.explain(other.points, other.mask, seeded(), starts=10)
+    drawn, lines = data(120), []
+    learned = learn_constellations(drawn.points, drawn.mask, seeded(), candidates=4, epochs=20, say=lines.append)
+    assert (learned.elbo.diff() > -1e-9).all() and len(lines) == 6
+    other = data(60, seed=1)
+    found = learned.network.explain(other.points, other.mask, seeded(), starts=5)
     assert adjusted_rand_index(learned.network.labels(found), other.labels, other.mask).mean() > 0.7
 
 

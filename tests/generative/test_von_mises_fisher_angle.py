@@ -14,8 +14,8 @@ D = torch.float64
 
 
 def slope_by_quadrature(d: int, kappa: float, angle: float) -> float:
-    """-(dF / dkappa) / (dF / dangle), F the distribution function as it is defined, in 32 pieces."""
-    places = [angle * i / 16 for i in range(17)] + [angle + (MP.pi - angle) * i / 16 for i in range(1, 17)]
+    """-(dF / dkappa) / (dF / dangle), F the distribution function as it is defined, in 16 pieces."""
+    places = [angle * i / 8 for i in range(9)] + [angle + (MP.pi - angle) * i / 8 for i in range(1, 9)]
 
     def integrate(function, upper):
         # The factor keeps exp in range; it cancels.

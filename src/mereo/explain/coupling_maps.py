@@ -1,8 +1,8 @@
-"""Who was listened to, as maps over the image: one for each routing whose senders have a place.
+"""Couplings as maps over the image: one for each routing whose senders have a place.
 
 The map of the class routing is the couplings of its senders with the class that is explained. An earlier routing has
-receivers of its own, capsules r that the class routing reads; their couplings are averaged with weights w_r that say
-how far the class relied on r:
+receivers of its own, capsules r that the class routing reads; their couplings are averaged with weights w_r for
+how much the class relied on r:
 
     map_s = sum_r w_r c_rs,   sum_r w_r = 1
 
@@ -10,7 +10,7 @@ how far the class relied on r:
     cross-agreement   w_r ~ sum of c_class,k over the coarse capsules k for which r was the witness, that is the fine
                       capsule whose vote agreed best with the vote of k and so alone set the score of k
 
-A plain mean over r would say nothing where couplings sum to one over the receivers: it is the same everywhere.
+A plain mean over r is no use where couplings sum to one over the receivers: it is the same everywhere.
 """
 
 from dataclasses import dataclass
@@ -50,10 +50,10 @@ class CouplingMap:
 
 
 def receiver_weights(observation: Observation, classes: Tensor, first: int, count: int) -> Tensor:
-    """How far a class relied on each receiver of an earlier routing: (batch, count), each row of sum one.
+    """How much a class relied on each receiver of an earlier routing: (batch, count), rows that sum to one.
 
     Args:
-        observation: what the model did.
+        observation: from `observe`.
         classes: the class explained, (batch,).
         first, count: which of the capsules that the class routing reads the receivers are.
     """
@@ -76,7 +76,7 @@ def coupling_maps(observation: Observation, classes: Tensor | None = None) -> di
     """
     chosen = chosen_classes(observation.capsules.activation, classes)
     grids, (_, height, width) = observation.model.sender_grids(), observation.model.image_shape
-    found = {}
+    maps = {}
     for name in observation.trace:
         if name not in grids or observation.class_coupling not in observation.trace:
             continue
@@ -89,5 +89,5 @@ def coupling_maps(observation: Observation, classes: Tensor | None = None) -> di
             weights = receiver_weights(observation, chosen, grid.feeds, receivers)
             values = torch.einsum("br,brs->bs", weights, couplings)
         cells = on_grid(values, grid, average=True)
-        found[name] = CouplingMap(name, chosen, cells, spread(cells, grid, height, width), grid, receivers, over)
-    return found
+        maps[name] = CouplingMap(name, chosen, cells, spread(cells, grid, height, width), grid, receivers, over)
+    return maps

@@ -1,4 +1,4 @@
-"""What a network saw, as data: lengths, maps of couplings, contributions of votes, and what the decoder rebuilds."""
+"""An explanation as data: lengths, maps of couplings, contributions of votes, and the reconstruction."""
 
 from dataclasses import dataclass
 
@@ -30,17 +30,17 @@ class ContributionMap:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a network saw in a batch of images.
+    """Why a network predicts what it predicts for a batch of images.
 
     Attributes:
         lengths: of the class capsules, (batch, classes).
         predicted: the longest, int64 (batch,).
         explained: the class that maps and contributions are about, int64 (batch,).
-        maps: who was listened to, by the name of the coupling; empty when no sender has a place on the image.
+        maps: of the couplings, by their names; empty when no sender has a place on the image.
         contributions: of every sender of the class routing to the length of the class capsule before the squash,
             (batch, senders); None for a routing whose votes are not known.
         contribution_map: the same over the image; None when the senders have no place.
-        rebuilt: what the decoder sees in the explained class capsule, (batch, channels, height, width); None without
+        rebuilt: the reconstruction from the explained class capsule, (batch, channels, height, width); None without
             a decoder.
         trace_shapes: (batch, heads, receivers, senders) of the couplings, by name.
     """
@@ -56,7 +56,7 @@ class Explanation:
 
 
 def explain(model: CapsuleClassifier, images: Tensor, *, classes: Tensor | None = None) -> Explanation:
-    """What a network saw in images, and why it says what it says.
+    """Explain the predictions of a network for some images.
 
     Args:
         model: any capsule classifier; it runs once, in evaluation mode.

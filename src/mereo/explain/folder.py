@@ -1,4 +1,4 @@
-"""Everything that explains images, as a folder: pictures, parse trees, a page, gradients, pose sweeps."""
+"""All explanations of images as a folder: pictures, parse trees, a page, gradients, pose sweeps."""
 
 import re
 import unicodedata
@@ -31,12 +31,12 @@ LONGEST = 120
 def why_not(model: CapsuleClassifier) -> dict[str, str]:
     """The kinds of explanation that a model cannot give, each with the reason."""
     tree, sweep = why_no_tree(model), why_no_sweep(model)
-    found = {"page": tree, "trees": tree, "sweeps": sweep}
-    return {kind: reason for kind, reason in found.items() if reason is not None}
+    reasons = {"page": tree, "trees": tree, "sweeps": sweep}
+    return {kind: reason for kind, reason in reasons.items() if reason is not None}
 
 
 def file_name(number: int, name: str) -> str:
-    """A name for the files of one image: its number, so that it is unique, and what is harmless of its own name."""
+    """A name for the files of one image: its number, which makes it unique, and the safe characters of its own name."""
     # An accent may follow its letter as a character of its own, which is no word character.
     stem = re.sub(r"[^\w-]+", "_", unicodedata.normalize("NFC", Path(name).stem))
     return f"{number:04d}-{stem.encode()[:LONGEST].decode(errors='ignore')}"
@@ -67,7 +67,7 @@ def write_explanations(
     kinds: Sequence[str] = KINDS,
     keep: int = 4,
 ) -> dict[str, list[Path]]:
-    """Write all that explains images into a folder, a batch at a time: the memory is that of one batch.
+    """Write all explanations of images into a folder, a batch at a time, with the memory of one batch.
 
     explanation.png, explanation-2.png, ...     lengths, couplings and votes, a picture a batch
     gradients.png, gradients-2.png, ...         input gradients, a picture a batch
@@ -118,7 +118,7 @@ def _write_each(
     add: AddCase | None,
     written: dict[str, list[Path]],
 ) -> None:
-    """What is written for every image by itself."""
+    """The files of a single image."""
     lengths, classes = observation.capsules.activation, class_names(observation.model)
     trees = parse_trees(observation, keep=keep) if {"trees", "page"} & set(written) else []
     for n, tree in enumerate(trees):

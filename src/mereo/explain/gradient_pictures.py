@@ -17,7 +17,7 @@ from mereo.models import CapsuleClassifier
 from mereo.pictures import save_figure
 
 BRIGHTEST = 0.995
-"""Quantile of the pixels at which the colours end: single pixels would leave the others pale."""
+"""Quantile of the pixels at which the colours end: otherwise single pixels would make the others pale."""
 
 
 def draw_gradients(
@@ -28,14 +28,14 @@ def draw_gradients(
     titles: Sequence[str] | None = None,
     classes: Tensor | None = None,
 ) -> Path:
-    """Draw which pixels a class hangs on, one image a row, as PNG.
+    """Draw which pixels a class depends on, one image a row, as PNG.
 
     Columns: the image; the lengths of the class capsules; the gradient of the explained length with respect to the
-    image; the same integrated on the way from a black image. Colours are sums over the channels.
+    image; the same integrated from a black image on. Colours are sums over the channels.
 
     Args:
         model: any capsule classifier.
-        images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the picture says so.
+        images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the caption says so.
         path: of the file.
         titles: a line above each image.
         classes: which class to explain for each image, (batch,); the predicted one when None.
@@ -45,13 +45,13 @@ def draw_gradients(
     total = len(images)
     check_titles(titles, total)
     images = images[:MOST_ROWS]
-    found = explain(model, images, classes=None if classes is None else classes[:MOST_ROWS])
-    plain, integrated = (f(model, images, found.explained) for f in (input_gradients, integrated_gradients))
+    explanation = explain(model, images, classes=None if classes is None else classes[:MOST_ROWS])
+    plain, integrated = (f(model, images, explanation.explained) for f in (input_gradients, integrated_gradients))
     model = getattr(model, "_orig_mod", model)
     names = list(class_names(model))
     black = explain(model, torch.zeros_like(images[:1])).lengths[0]
-    rows = torch.arange(len(images), device=found.lengths.device)
-    risen = found.lengths[rows, found.explained] - black[found.explained]
+    rows = torch.arange(len(images), device=explanation.lengths.device)
+    risen = explanation.lengths[rows, explanation.explained] - black[explanation.explained]
     caption = [
         "Orange bar: the class explained. Red: a brighter pixel makes its capsule longer; blue: shorter.",
         "Each picture has its own scale, which leaves the strongest pixels beyond its end.",
@@ -66,7 +66,7 @@ def draw_gradients(
         draw_image(row[0], images[i])
         if titles is not None:
             draw_title(row[0], titles[i])
-        draw_lengths(row[1], found.lengths[i], int(found.explained[i]), set(), names)
+        draw_lengths(row[1], explanation.lengths[i], int(explanation.explained[i]), set(), names)
         row[1].tick_params(labelbottom=i == len(sheet.axes) - 1)
         for axes, gradient in zip(row[2:], (plain[i], integrated[i]), strict=True):
             _draw_signed(axes, gradient.sum(0))

@@ -1,4 +1,7 @@
-"""Which pixels a class hangs on: gradients of the length of a class capsule with respect to the image."""
+"""Which pixels a class depends on: gradients of the length of a class capsule with respect to the image.
+
+These two formulas are not taken from captum, which would be one more dependency for a few lines.
+"""
 
 import torch
 from torch import Tensor
@@ -21,7 +24,7 @@ def _gradients(model: CapsuleClassifier, images: Tensor, classes: Tensor | None)
 
 
 def input_gradients(model: CapsuleClassifier, images: Tensor, classes: Tensor | None = None) -> Tensor:
-    """How the length of a class capsule answers to each pixel.
+    """The derivative of the length of a class capsule by each pixel.
 
     gradient = d |v_class| / d image
 
@@ -41,7 +44,7 @@ def input_gradients(model: CapsuleClassifier, images: Tensor, classes: Tensor | 
 def integrated_gradients(
     model: CapsuleClassifier, images: Tensor, classes: Tensor | None = None, *, steps: int = 32
 ) -> Tensor:
-    """What each pixel adds to the length of a class capsule on the way from a black image.
+    """What each pixel adds to the length of a class capsule on the straight path from a black image.
 
     integrated = image / steps * sum_k gradient((k - 1/2) / steps * image),  k = 1 .. steps
     sum over pixels and channels -> |v_class(image)| - |v_class(black)|  as steps grow
@@ -57,7 +60,7 @@ def integrated_gradients(
     if not isinstance(steps, int) or steps < 1:
         raise UsageError(f"steps is {steps!r}; it must be a whole number of at least 1.")
     model, images = ready(model, images)
-    # The class is that of the image itself, not of the darker ones on the way.
+    # The class is that of the image itself, not of the darker ones on the path.
     _, chosen = _gradients(model, images, classes)
     total = torch.zeros_like(images)
     for step in range(steps):

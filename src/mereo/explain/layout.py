@@ -24,7 +24,7 @@ TICKS = 0.22
 
 @dataclass(frozen=True)
 class Sheet:
-    """A figure and where things stand on it.
+    """A figure and the positions on it.
 
     Attributes:
         figure: a matplotlib Figure.

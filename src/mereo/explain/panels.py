@@ -32,7 +32,7 @@ def short(name: str, longest: int = LONGEST_NAME) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with what the pictures' font cannot draw replaced by a question mark: file names hold anything."""
+    """A text with a question mark for each character that the font lacks: file names hold any."""
     from matplotlib.font_manager import findfont, get_font
 
     font = get_font(findfont("DejaVu Sans"))

@@ -1,4 +1,4 @@
-"""A picture of what a network saw: image, lengths, who was listened to, and which parts voted for the class."""
+"""A picture of an explanation: image, lengths, couplings, and which parts voted for the class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from mereo.pictures import save_figure
 
 MOST_ROWS = 12
 FIRST, LAST, VOTES = "first routing", "last routing", "votes"
-SHARE, HEARD = "share of a part's vote", "share of what is heard"
+SHARE, HEARD = "share of a part's vote", "share of all messages"
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,15 @@ class _MapColumn:
 
 def _map_columns(explanation: Explanation) -> list[_MapColumn]:
     columns, maps = [], list(explanation.maps.values())
-    earlier = sum(found.grid.feeds is not None for found in maps)
-    for place, found in enumerate(maps, start=1):
-        grid, last = found.grid, found.grid.feeds is None
+    earlier = sum(m.grid.feeds is not None for m in maps)
+    for place, coupling_map in enumerate(maps, start=1):
+        grid, last = coupling_map.grid, coupling_map.grid.feeds is None
         title = LAST if last and earlier else "routing" if last else FIRST if earlier == 1 else f"routing {place}"
         kinds = "" if grid.types == 1 else f" x {grid.types}"
-        note = f"{grid.rows} x {grid.columns}{kinds} parts → {found.num_receivers} {'classes' if last else 'capsules'}"
-        label = SHARE if found.over == "receivers" else HEARD
-        columns.append(_MapColumn(title, note, label, found.heat, found.cells, grid))
+        receivers = f"{coupling_map.num_receivers} {'classes' if last else 'capsules'}"
+        note = f"{grid.rows} x {grid.columns}{kinds} parts → {receivers}"
+        label = SHARE if coupling_map.over == "receivers" else HEARD
+        columns.append(_MapColumn(title, note, label, coupling_map.heat, coupling_map.cells, grid))
     if explanation.contribution_map is not None:
         votes = explanation.contribution_map
         note, label = "for (red), against (blue)", "added to the length"
@@ -79,14 +80,14 @@ def draw_explanation(
     true_labels: Tensor | Sequence[int] | None = None,
     classes: Tensor | None = None,
 ) -> Path:
-    """Draw what a network saw in a few images, one a row, as PNG.
+    """Draw the explanations of a few images, one a row, as PNG.
 
     Columns: the image; the lengths of the class capsules (the ten longest of more); for every routing whose senders
-    have a place, who was listened to; which parts voted for the class and which against it; what the decoder rebuilds.
+    have a place, its couplings; which parts voted for the class and which against it; the reconstruction.
 
     Args:
         model: any capsule classifier.
-        images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the picture says so.
+        images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the caption says so.
         path: of the file.
         titles: a line above each image.
         true_labels: the class of each image, or several an image: (batch,) or (batch, k).
@@ -138,24 +139,22 @@ def draw_explanation(
 
 def _caption(columns: list[_MapColumn], true_known: bool, asked: bool, total: int) -> list[str]:
     """How to read the picture."""
-    answer = "that class" if asked else "the answer"
-    bar = "the class asked about" if asked else "the longest capsule, the answer"
+    answer = "that class" if asked else "the predicted class"
+    bar = "the chosen class" if asked else "the longest capsule, the prediction"
     lines = [f"Orange bar: {bar}." + (" Green name: the true class." if true_known else "")]
     titles = [column.title for column in columns]
     heard = any(column.label == HEARD for column in columns)
-    share, to = ("a part's share in what reached", "") if heard else ("how much of a part's vote went", "to ")
+    share = "a part's share of the messages to" if heard else "the share of a part's vote for"
     if FIRST in titles:
-        lines.append(
-            f"First routing: {share} {to}the capsules that spoke for {answer}; last routing: {to}{answer} itself."
-        )
+        lines.append(f"First routing: {share} the capsules that voted for {answer}; last routing: for {answer} itself.")
     elif VOTES in titles:
-        lines.append(f"Routing: {share} {to}{answer}.")
+        lines.append(f"Routing: {share} {answer}.")
     elif columns:
-        lines.append(f"Routing: {share} {to}the capsules that spoke for {answer}.")
+        lines.append(f"Routing: {share} the capsules that voted for {answer}.")
     if VOTES in titles:
         lines.append("Votes: what each part adds to the length of that capsule before it is squashed below 1.")
     if any(column.grid.first > column.grid.step for column in columns):
-        lines.append("A part is drawn at the centre of what it looks at.")
+        lines.append("A part is drawn at the centre of its receptive field.")
     if total > MOST_ROWS:
         lines.append(f"The first {MOST_ROWS} of {total} images.")
     return lines

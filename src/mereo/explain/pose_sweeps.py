@@ -1,4 +1,4 @@
-"""What the dimensions of a class capsule stand for: each is moved in steps, and the decoder draws what it then sees."""
+"""What the dimensions of a class capsule mean: each is moved in steps, and the pose is decoded."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from mereo.models import CapsuleClassifier
 
 @dataclass(frozen=True)
 class PoseSweep:
-    """Images that the decoder makes of moved class capsules.
+    """Images decoded from moved class capsules.
 
     Attributes:
         explained: the class whose capsule was moved, int64 (batch,).
@@ -40,7 +40,7 @@ def pose_sweeps(
     image[d, n] = decoder(v_class + n step e_d),   n step in [-reach, reach]
 
     Args:
-        observation: what the model did, from `observe`; the model needs a decoder.
+        observation: from `observe`; the model needs a decoder.
         classes: which class's capsule to move for each image, int64 (batch,); the predicted one when None.
         reach: the largest offset.
         step: between neighbouring offsets, at most `reach`.

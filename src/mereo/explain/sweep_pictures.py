@@ -23,7 +23,7 @@ def _mosaic(images: Tensor) -> Tensor:
 def draw_pose_sweep(
     images: Tensor, offsets: Tensor, original: Tensor, path: str | Path, *, title: str = "", note: str = ""
 ) -> Path:
-    """Draw what a decoder sees as the dimensions of one class capsule are moved, as PNG.
+    """Draw the images decoded as the dimensions of one class capsule are moved, as PNG.
 
     Args:
         images, offsets: of one image, `PoseSweep.images[i]` and `PoseSweep.offsets`.

@@ -206,14 +206,13 @@ def test_words(make: Make, some_images: MakeImages) -> None:
     model = make("three scales")
     model.class_names = ("zero", *"123456789")
     tree = parse_trees(observe(model, some_images(model)), torch.zeros(2, dtype=torch.int64), keep=2)[IMAGE]
-    assert describe(tree, 0) == (
-        f"Class zero, length {tree.nodes[0].length:.2f}. 2 of its 4 votes are drawn and carry"
-        f" {tree.nodes[0].carried:.0%} of the whole."
-    )
+    words = describe(tree, 0)
+    assert f"Class zero, length {tree.nodes[0].length:.2f}" in words
+    assert "2 of its 4 votes" in words and f"{tree.nodes[0].carried:.0%}" in words
     vote = tree.below(0)[0]
-    told = describe(tree, vote.child)
-    assert told.startswith("Patch at row") and "16 x 16 pixels" in told
-    assert f"{abs(vote.strength):.3f}" in told and f"coupling {vote.coupling:.3f}" in told
+    words = describe(tree, vote.child)
+    assert words.startswith("Patch at row") and "16 x 16 pixels" in words
+    assert f"{abs(vote.strength):.3f}" in words and f"coupling {vote.coupling:.3f}" in words
     assert f"score {tree.below(vote.child)[0].strength:.3f}" in describe(tree, tree.below(vote.child)[0].child)
 
 

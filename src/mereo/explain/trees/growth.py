@@ -1,4 +1,4 @@
-"""How a parse tree grows from a class down, out of one watched pass of a model."""
+"""Grow parse trees from the classes down, out of one recorded pass of a model."""
 
 from dataclasses import replace
 from typing import Literal
@@ -32,14 +32,14 @@ def parse_trees(
     strength_s = c_s <vote_s, v> / |v|
 
     Args:
-        observation: what the model did, from `observe`.
+        observation: from `observe`.
         classes: which class to explain for each image, int64 (batch,); the predicted one when None.
         keep: votes kept for each capsule, the strongest in absolute value; votes of strength 0 are never kept.
         rivals: how many of the next longest classes stand beside the one explained.
 
     observation = mereo.explain.observe(model, images)
     tree = mereo.explain.parse_trees(observation)[0]
-    [(tree.nodes[e.child].name, e.strength) for e in tree.below(0)]     # who voted for the answer
+    [(tree.nodes[e.child].name, e.strength) for e in tree.below(0)]     # what voted for the prediction
 
     Reference: arXiv:1710.09829, section 1, for the idea of a parse tree; the strengths are ours.
     """
@@ -62,10 +62,10 @@ class _Growth:
         self.edges: list[Edge] = []
 
     def tree(self, explained: int, rivals: int) -> ParseTree:
-        found, names = self.observation.capsules.activation[self.image], class_names(self.observation.model)
-        others = [c for c in found.argsort(descending=True).tolist() if c != explained]
+        lengths_of, names = self.observation.capsules.activation[self.image], class_names(self.observation.model)
+        others = [c for c in lengths_of.argsort(descending=True).tolist() if c != explained]
         for number in (explained, *others[:rivals]):
-            self.nodes.append(Node("class", names[number], number, 0, length=float(found[number])))
+            self.nodes.append(Node("class", names[number], number, 0, length=float(lengths_of[number])))
             self.grow(len(self.nodes) - 1, self.observation.class_coupling, number)
         return ParseTree(tuple(self.nodes), tuple(self.edges), self.keep)
 
@@ -74,16 +74,16 @@ class _Growth:
         return torch.tensor([self.image], device=device), torch.tensor([receiver], device=device)
 
     def votes(self, name: str, receiver: int) -> tuple[Literal["vote", "coupling"], Tensor, Tensor]:
-        """What the votes are measured by, their strengths and their couplings, by sender or by cell."""
+        """The kind of the edges, their strengths and their couplings, by sender or by cell."""
         recorded, exchange = self.observation.trace[name], self.observation.exchanges[name]
         couplings = recorded[self.image].mean(0)[receiver]
-        found = exchange_contributions(exchange, recorded, *self.pair(receiver))
-        strengths = couplings if found is None else found[0]
+        contributed = exchange_contributions(exchange, recorded, *self.pair(receiver))
+        strengths = couplings if contributed is None else contributed[0]
         grid = self.grids.get(name)
         if grid is not None:
-            strengths = on_grid(strengths[None], grid, average=found is None).flatten()
+            strengths = on_grid(strengths[None], grid, average=contributed is None).flatten()
             couplings = on_grid(couplings[None], grid, average=True).flatten()
-        return "coupling" if found is None else "vote", strengths.cpu(), couplings.cpu()
+        return "coupling" if contributed is None else "vote", strengths.cpu(), couplings.cpu()
 
     def grow(self, parent: int, name: str, receiver: int) -> None:
         """Everything below a receiver of one routing."""
@@ -95,7 +95,7 @@ class _Growth:
         exchange, last = self.observation.exchanges[name], name == self.observation.class_coupling
         crossed = isinstance(exchange.module, CrossAgreementRouting)
         poses = exchange.inputs[1 if crossed else 0] if kind == "vote" else None
-        # With a single scale a capsule would vouch for itself.
+        # With a single scale a capsule would agree best with itself.
         vouched = crossed and exchange.inputs[0] is not exchange.inputs[1]
         agreement = None
         if vouched and isinstance(exchange.module, CrossAgreementRouting):

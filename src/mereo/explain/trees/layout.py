@@ -1,4 +1,4 @@
-"""Where the nodes of a parse tree stand: for the picture and the page alike."""
+"""The positions of the nodes of a parse tree, for the picture and the page."""
 
 from typing import NamedTuple
 
@@ -74,8 +74,8 @@ def fitting(tree: ParseTree) -> ParseTree:
 
 def thickness(tree: ParseTree) -> list[float]:
     """How thick each edge is drawn, in [0, 1]: its strength over the largest of its siblings; an agreement 0."""
-    found = []
+    widths = []
     for edge in tree.edges:
         top = max(abs(other.strength) for other in tree.below(edge.parent))
-        found.append(0.0 if edge.kind == "agreement" or top == 0 else abs(edge.strength) / top)
-    return found
+        widths.append(0.0 if edge.kind == "agreement" or top == 0 else abs(edge.strength) / top)
+    return widths

@@ -3,7 +3,7 @@
 // their patches on the image. Arrow keys go up, down and aside, Enter pins; Escape lets a pinned node go.
 for (const tree of document.querySelectorAll("[role=tree]")) {
   const nodes = [...tree.querySelectorAll("[role=treeitem]")];
-  const told = document.getElementById(tree.dataset.told);
+  const words = document.getElementById(tree.dataset.words);
   const find = (id) => (id ? document.getElementById(id) : null);
   const above = (node) => find(node.dataset.parent);
   const below = (node) => nodes.filter((other) => other.dataset.parent === node.id);
@@ -28,7 +28,7 @@ for (const tree of document.querySelectorAll("[role=tree]")) {
       find(other.dataset.box)?.classList.toggle("on", patches.has(other));
       find(other.dataset.box)?.classList.toggle("at", other === node);
     }
-    told.textContent = (node ?? nodes[0]).getAttribute("aria-label");
+    words.textContent = (node ?? nodes[0]).getAttribute("aria-label");
   }
 
   function pin(node) {

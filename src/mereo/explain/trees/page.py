@@ -1,4 +1,4 @@
-"""Parse trees of many images as one HTML page that needs nothing else: no network, no other file.
+"""Parse trees of many images as one HTML page that needs no network and no other file.
 
 Everything stands in the file: styles, script, and the images as data. It is written while the images come, so that
 memory does not grow with them. Names of files and classes are not trusted: they are escaped wherever they stand.
@@ -26,11 +26,11 @@ from mereo.files import cannot_write
 from mereo.pictures import displayable
 
 HELP = """\
-<p>Point at a node, tap it, or reach it with Tab and the arrow keys: it lights its way up to the class, all that speaks
-for it, and the patches on the image. A click or Enter keeps it lit, Escape lets it go.</p>
-<p>Red: the vote adds to the length of the capsule above, before the squash; blue: it takes from it. Dashed: the finer
-capsule that agreed best with that vote, and its score; it alone sets the coupling of the vote. The strongest votes for
-each capsule are drawn, and beside it stands how much of all its votes they carry, in absolute value.</p>"""
+<p>Point at a node, tap it, or reach it with Tab and the arrow keys: it highlights its path up to the class, the votes
+for it, and the patches on the image. A click or Enter keeps the highlight, Escape clears it.</p>
+<p>Red: the vote adds to the length of the capsule above, before the squash; blue: it subtracts from it. Dashed: the
+finer capsule that agreed best with that vote, and its score; it alone sets the coupling of the vote. The strongest
+votes for each capsule are drawn, and beside it stands their share of all its votes, in absolute value.</p>"""
 AddCase = Callable[[str, Tensor, ParseTree, Tensor, tuple[str, ...]], None]
 
 
@@ -46,10 +46,10 @@ def image_data(image: Tensor) -> str:
 
 @contextmanager
 def explanation_page(path: str | Path, title: str) -> Iterator[AddCase]:
-    """A page of parse trees, written as images are added; at the end, and only then, it stands at its path.
+    """A page of parse trees, written as images are added; the file appears at its path when it is complete.
 
-    with explanation_page("trees.html", "What my network saw") as add:
-        for name, image, tree, lengths in found:
+    with explanation_page("trees.html", "My network") as add:
+        for name, image, tree, lengths in explained:
             add(name, image, tree, lengths, class_names)
 
     Args:
@@ -76,14 +76,14 @@ def explanation_page(path: str | Path, title: str) -> Iterator[AddCase]:
 
 @contextmanager
 def _put_in_place(path: Path) -> Iterator[Callable[[str], None]]:
-    """A file that is written piece by piece under another name, and takes its own when it is whole."""
+    """A file that is written in pieces under another name, and renamed when it is complete."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         raise UsageError(f"cannot write {path}: it is there and is not a file; name a file.")
     with _told(path):
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    # Names of files may hold bytes that are no text.
+    # Names of files may hold bytes that are not text.
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="\n") as file:
 
         def write(text: str) -> None:
@@ -115,7 +115,7 @@ def _part(name: str) -> str:
 def _opening(title: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        # Should a name ever slip through the escaping, the browser still loads nothing and calls no one.
+        # Should a name ever slip through the escaping, the browser still loads nothing and sends nothing.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
         " style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -143,6 +143,7 @@ def _case(prefix: str, title: str, image: Tensor, tree: ParseTree, lengths: Tens
         f'<svg class="image" viewBox="0 0 {wide} {high}" role="img" aria-labelledby="{prefix}-title">'
         f'<image id="{prefix}-image" width="{wide}" height="{high}" href="{image_data(image)}"/>'
         f"{patch_boxes(tree, prefix)}</svg>\n"
-        f'<p class="told" id="{prefix}-told">{escape(describe(tree, 0))}</p>\n<ol class="lengths">{bars}</ol>\n</div>\n'
+        f'<p class="words" id="{prefix}-words">{escape(describe(tree, 0))}</p>\n'
+        f'<ol class="lengths">{bars}</ol>\n</div>\n'
         f'<div class="scroll">{tree_svg(tree, (high, wide), prefix)}</div>\n</section>\n'
     )

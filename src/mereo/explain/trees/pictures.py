@@ -1,4 +1,4 @@
-"""A parse tree as a picture: classes at the top, the parts that spoke for them below, patches shown on the image."""
+"""A parse tree as a picture: classes at the top, the parts that voted for them below, patches shown on the image."""
 
 import warnings
 from pathlib import Path
@@ -40,7 +40,7 @@ def draw_parse_tree(tree: ParseTree, image: Tensor, path: str | Path, *, title: 
 
     Red votes are for their parent, blue ones against it, and the number is what a vote adds to the parent's length
     before the squash; dashed lines lead to the witness that agreed best with a vote. Of a tree too wide for a picture
-    it draws fewer votes for each capsule, the strongest, and says so; `write_page` draws them all.
+    it draws fewer votes for each capsule, the strongest, with a warning; `write_page` draws them all.
 
     Args:
         tree: from `parse_trees`.
@@ -54,8 +54,10 @@ def draw_parse_tree(tree: ParseTree, image: Tensor, path: str | Path, *, title: 
     layout, lines = arrange(tree), caption(tree)
     if tree.keep < whole.keep:
         lines.append(f"The picture has no room for {whole.keep} votes for each capsule; the page draws them all.")
-        told = f"{whole.keep} votes for each capsule are too many for the picture of a tree, which draws fewer of them"
-        warnings.warn(f"{told}; the page draws them all", stacklevel=2)
+        warnings.warn(
+            f"{whole.keep} votes for each capsule are too many for the picture of a tree, which draws fewer of them;"
+            " the page draws them all", stacklevel=2,
+        )  # fmt: skip
     width = max(LEFT + layout.width * WIDTH + MARGIN, 5.8)
     foot = MARGIN + CAPTION_LINE * len(lines)
     height = TOP + max(len(layout.labels) * HEIGHT, IMAGE + 0.2) + foot
@@ -65,9 +67,9 @@ def draw_parse_tree(tree: ParseTree, image: Tensor, path: str | Path, *, title: 
     _draw_edges(canvas, tree, centres, [_half_height(node, image) for node in tree.nodes])
     for place, (node, (x, y)) in enumerate(zip(tree.nodes, centres, strict=True)):
         _draw_node(canvas, node, image, x, y)
-        if (told := carried(node, len(tree.below(place)), whole=node.kind == "class")) != "":
+        if (share := carried(node, len(tree.below(place)), whole=node.kind == "class")) != "":
             half = max(THUMB / 2, 0.04 * len(short(node.name)) + 0.12) if node.kind == "class" else THUMB / 2
-            canvas.text(x + half + 0.03, y, told, ha="left", va="center", fontsize=6.5, color=FAINT)
+            canvas.text(x + half + 0.03, y, share, ha="left", va="center", fontsize=6.5, color=FAINT)
     for y, label in zip(rows, layout.labels, strict=True):
         canvas.text(LEFT - 0.08, y, label, ha="right", va="center", fontsize=7, color=FAINT)
     paste(canvas, image, MARGIN, height - TOP, *fitted(image, IMAGE))

@@ -47,7 +47,7 @@ def tree_svg(tree: ParseTree, size: tuple[int, int], prefix: str) -> str:
     )
     nodes = "".join(_node(tree, n, centre, size, prefix) for n, centre in enumerate(centres))
     return (
-        f'<svg class="tree" role="tree" aria-label="Parse tree" data-told="{prefix}-told" viewBox="0 0 {width:g}'
+        f'<svg class="tree" role="tree" aria-label="Parse tree" data-words="{prefix}-words" viewBox="0 0 {width:g}'
         f' {height:g}" width="{width:g}" height="{height:g}">{levels}{edges}{nodes}</svg>'
     )
 
@@ -69,11 +69,11 @@ def _node(tree: ParseTree, place: int, centre: tuple[float, float], size: tuple[
     links = f' data-parent="{prefix}-n{edge.parent}" data-edge="{prefix}-e{place}"' if edge is not None else ""
     links += f' data-box="{prefix}-b{place}"' if node.box is not None else ""
     share = carried(node, len(tree.below(place)), whole=node.kind == "class")
-    told = f'<text class="share" x="{_half_width(node) + 6:g}" y="4">{share}</text>' if share else ""
+    label = f'<text class="share" x="{_half_width(node) + 6:g}" y="4">{share}</text>' if share else ""
     return (
         f'<g id="{prefix}-n{place}" class="node {node.kind}" role="treeitem" tabindex="{-1 if place else 0}"'
         f' aria-level="{node.level + 1}" aria-label="{escape(describe(tree, place))}"{links}'
-        f' transform="translate({centre[0]:.1f} {centre[1]:.1f})">{_shape(node, size, prefix)}{told}</g>'
+        f' transform="translate({centre[0]:.1f} {centre[1]:.1f})">{_shape(node, size, prefix)}{label}</g>'
     )
 
 

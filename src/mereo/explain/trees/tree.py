@@ -4,9 +4,9 @@ A tree grows from a class capsule. Below a capsule stand the senders of its rout
 
     strength_s = c_s <vote_s, v> / |v|        coupling times vote along the capsule: what it adds to the length
 
-In cross-agreement routing the coupling of a sender is the word of another capsule, the fine one that agreed best with
-its vote; this witness stands below the sender. A capsule that an earlier routing made is followed further down. What
-speaks to two capsules stands below each of them.
+In cross-agreement routing the coupling of a sender is set by another capsule, the fine one that agreed best with its
+vote; this witness stands below the sender. A capsule that an earlier routing made is followed further down. A sender
+of two capsules stands below each of them.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class Node:
         name: in words; rows and columns count from 0.
         number: of the class, of the capsule among those that its routing reads, or of the cell row by row.
         level: 0 for a class, and one more for each step away from it.
-        box: its place on the image; None for what is no patch.
+        box: its place on the image; None unless it is a patch.
         length: of the capsule; None for a patch at which several types of capsules sit.
         senders: how many could vote for it; 0 where the tree ends.
         carried: the share of all their strengths, in absolute value, that the edges below it carry; 1 for nothing.
@@ -42,13 +42,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """Who speaks to whom.
+    """The link of a sender to a receiver.
 
     Attributes:
         child, parent: places in `ParseTree.nodes`.
         kind: "vote" of a sender for a receiver; "agreement" of a witness with the vote of a sender; "coupling" for a
             routing whose votes are not known.
-        coupling: the share c of the vote, or for an agreement of the vote it vouches for; a mean over types that sit
+        coupling: the share c of the vote, or for an agreement of the vote that it supports; a mean over types that sit
             at one place.
         strength: of a vote, what it adds to the length of the parent before the squash, summed over types at one
             place; of an agreement its score; of a coupling the coupling.
@@ -63,7 +63,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class ParseTree:
-    """What an image was taken for, and why: the class explained and its rivals, each with all below it.
+    """The explained class of an image and its rivals, each with the capsules that voted for it.
 
     Attributes:
         nodes: a parent before its children; the class explained is first.
@@ -85,17 +85,17 @@ class ParseTree:
         return [edge for edge in self.edges if edge.parent == parent]
 
     def with_votes(self, keep: int) -> "ParseTree":
-        """The same tree with at most `keep` votes for each capsule, the strongest; all below the others is gone."""
+        """The same tree with at most `keep` votes for each capsule, the strongest, and their branches."""
         nodes, edges = list[Node](), list[Edge]()
 
         def grow(old: int) -> None:
-            place, found = len(nodes), self.below(old)
+            place, edges_below = len(nodes), self.below(old)
             nodes.append(self.nodes[old])
-            if len(found) > keep:
-                sizes = [abs(edge.strength) for edge in found]
+            if len(edges_below) > keep:
+                sizes = [abs(edge.strength) for edge in edges_below]
                 carried = self.nodes[old].carried * sum(sizes[:keep]) / sum(sizes)
                 nodes[place] = replace(self.nodes[old], carried=carried)
-            for edge in found[:keep]:
+            for edge in edges_below[:keep]:
                 edges.append(replace(edge, child=len(nodes), parent=place))
                 grow(edge.child)
 
