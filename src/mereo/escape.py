@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~$&@]|(?<=:)/(?=/)|(?<=www)\.)")
+_MARKDOWN = re.compile(r"([\\`*{}\[\]<>#|~$&@]|(?<!\w)_|_(?!\w)|(?<=:)/(?=/)|(?<=www)\.)")
 """What begins markup, HTML or a link."""
 _ESCAPED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Categories of characters that a screen obeys or cannot show: control, format (bidi overrides), surrogates ..."""
