@@ -81,7 +81,9 @@ def _measured(model: CapsuleClassifier, record: Mapping[str, Any]) -> list[tuple
     if "seed" in record:
         rows.append(("seed", str(record["seed"])))
     if results:
-        trained = f"{results['train_images']:,} images, {duration(results['seconds'])} on {for_markdown(results['device'])}"
+        trained = (
+            f"{results['train_images']:,} images, {duration(results['seconds'])} on {for_markdown(results['device'])}"
+        )
         rows.append(("training", f"{trained}, torch {for_markdown(results['torch'])}"))
     return rows
 
@@ -106,7 +108,11 @@ def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -
     cfg, paper = model.pretrained_cfg, get_model_entry(model.config["model"]).paper
     matter = yaml.safe_dump(front_matter(model, record, name), sort_keys=False, allow_unicode=True)
     channels, height, width = model.image_shape
-    labels = ", ".join(map(for_markdown, model.class_names)) if model.class_names else f"{model.num_classes} classes without names"
+    labels = (
+        ", ".join(map(for_markdown, model.class_names))
+        if model.class_names
+        else f"{model.num_classes} classes without names"
+    )
     crop = "" if cfg["crop_pct"] == 1 else f", of which the centre is cut out ({cfg['crop_pct']} of each side)"
     preprocessing = (
         f"Images of {channels} x {height} x {width} (channels, height, width), resized {for_markdown(cfg['interpolation'])}{crop};"

@@ -54,7 +54,9 @@ def markdown(rows: Sequence[Row], data: str, protocol: str) -> str:
     title = f"# Networks compared on {for_markdown(Path(data).name)}"
     lines = [title, "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     lines += [f"| {' | '.join(map(for_markdown, cells(row)))} |" for row in ranked(rows)]
-    return "\n".join([*lines, "", *map(for_markdown, notes(rows, protocol)), "", "![The comparison as bars](comparison.png)", ""])
+    return "\n".join(
+        [*lines, "", *map(for_markdown, notes(rows, protocol)), "", "![The comparison as bars](comparison.png)", ""]
+    )
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:

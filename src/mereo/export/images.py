@@ -77,7 +77,10 @@ def find_images(
     if not isinstance(own, str):
         return None, "the weights do not say which data they were trained on"
     if own not in DATASETS:
-        return None, f"the weights were trained on {cut(own, 100)!r}, not a data set of the catalogue; name it with --data"
+        return (
+            None,
+            f"the weights were trained on {cut(own, 100)!r}, not a data set of the catalogue; name it with --data",
+        )
     try:
         return read_images(model, own, root, limit), ""
     except (UsageError, MereoError, OSError) as error:

@@ -8,8 +8,8 @@ from typing import Any
 from mereo.data import DATASETS
 from mereo.errors import UsageError
 from mereo.training.config import FIELDS, TrainConfig, show_arguments, show_size
-from mereo.training.recipes import RECIPES, apply_recipe
 from mereo.training.figures import read_results
+from mereo.training.recipes import RECIPES, apply_recipe
 from mereo.training.run_folder import IDENTITY, RunFolder
 
 FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction")

@@ -150,7 +150,9 @@ def check_kinds(table: Any, kinds: Mapping[str, type | tuple[type, ...]], what: 
         raise UsageError(f"{what} is not a table of names and values; it was not written by mereo.")
     for name, kind in kinds.items():
         value = table.get(name)
-        wrong_number = kind is not str and (isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)))
+        wrong_number = kind is not str and (
+            isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
+        )
         if not isinstance(value, kind) or wrong_number:
             shown = repr(value)[:60] if name in table else "missing"
             raise UsageError(f"{name} of {what} is {shown}; it was not written by mereo.")

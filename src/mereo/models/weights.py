@@ -112,7 +112,9 @@ def save_weights(
         extra: anything else worth keeping, such as measured results.
     """
     if not hasattr(model, "config"):
-        raise UsageError(f"this {type(model).__name__} has no name and arguments; make it with create_model to save it.")
+        raise UsageError(
+            f"this {type(model).__name__} has no name and arguments; make it with create_model to save it."
+        )
     metadata = {
         "format": FORMAT,
         **model.config,

@@ -90,7 +90,10 @@ def markdown(document: dict[str, Any]) -> str:
     """
     models, plan = document["models"], document["plan"]
     first = next(iter(models.values()))
-    parts = [f"# {for_markdown(document['data'])}, {document['split']} images ({first['count']:,})", table(*overview(models))]
+    parts = [
+        f"# {for_markdown(document['data'])}, {document['split']} images ({first['count']:,})",
+        table(*overview(models)),
+    ]
     if "objects" in first:
         parts.append(WORDS.format(objects=first["objects"]))
     else:
@@ -175,7 +178,5 @@ def _masking(model: dict[str, Any]) -> list[str]:
         f"On {found['images']} images that are judged right, at epsilon {found['epsilon']:g}, PGD is compared with what"
         " can only do better if its gradients mislead (arXiv:1802.00420, arXiv:1902.06705)."
     )
-    rows = [
-        (c["name"], "suspicious" if c["suspicious"] else "as it should be", c["words"]) for c in found["checks"]
-    ]
+    rows = [(c["name"], "suspicious" if c["suspicious"] else "as it should be", c["words"]) for c in found["checks"]]
     return ["### Does it hide its gradients?", f"{intro} {verdict}", table(("check", "", "what was found"), rows)]

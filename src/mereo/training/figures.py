@@ -24,7 +24,9 @@ def read_results(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not what a run writes ({cut(str(error), 200)}); remove it to train anew.") from error
+        raise UsageError(
+            f"{path} is not what a run writes ({cut(str(error), 200)}); remove it to train anew."
+        ) from error
     check_kinds(results, _KINDS, str(path))
     for name in ("test_best", "test_last"):
         check_kinds(results.get(name), SCORES, f"{name} in {path}")
