@@ -1,4 +1,4 @@
-"""Files are read only where they are files, written whole or not at all, and never written over what a command reads."""
+"""Reading only what is a file, writing whole or not at all, and never over what a command reads."""
 
 import contextlib
 import errno

@@ -18,7 +18,7 @@ Layout = Literal["constrained"] | None
 LONGEST_TEXT = 300
 """Characters of one line of a picture beyond which its middle is left out."""
 
-_POWER = re.compile(r"\$\\mathdefault\{[-−]?(\d+(\.\d+)?\\times)?10\^\{[-−]?\d+\}\}\$")
+_POWER = re.compile(r"\$\\mathdefault\{[-\u2212]?(\d+(\.\d+)?\\times)?10\^\{[-\u2212]?\d+\}\}\$")
 """What matplotlib itself writes beside a logarithmic axis, the one formula that is drawn."""
 
 

@@ -81,7 +81,7 @@ def test_broken_results_are_refused(run, tmp_path):
     assert read_record(tmp_path) == {}
     for content in ("{", "{}", "[]"):
         (tmp_path / "results.json").write_text(content)
-        with pytest.raises(UsageError, match="results.json"):
+        with pytest.raises(UsageError, match=r"results\.json"):
             read_record(tmp_path)
 
 

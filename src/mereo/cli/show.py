@@ -1,4 +1,4 @@
-"""What people read: lines and tables, drawn on a terminal, plain columns when piped; never anything a terminal obeys."""
+"""What people read: lines and tables, drawn on a terminal, plain columns when piped, never what a terminal obeys."""
 
 import sys
 from collections.abc import Iterator, Sequence

@@ -115,7 +115,7 @@ def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -
     )
     crop = "" if cfg["crop_pct"] == 1 else f", of which the centre is cut out ({cfg['crop_pct']} of each side)"
     preprocessing = (
-        f"Images of {channels} x {height} x {width} (channels, height, width), resized {for_markdown(cfg['interpolation'])}{crop};"
+        f"Images of {channels} x {height} x {width} (channels, height, width), resized {cfg['interpolation']}{crop};"
         f" values in [0, 1], then less the mean {list(cfg['mean'])} and divided by {list(cfg['std'])}, by channel."
         " The scores are the lengths of the class capsules, in (0, 1)."
     )

@@ -119,7 +119,7 @@ def check_preprocessing(path: Path, cfg: Mapping[str, Any], model: CapsuleClassi
         raise UsageError(f"mean and std of {path} must be lists of {channels} numbers, std at least {LEAST_STD:g}.")
     if cfg.get("input_size") != model.image_shape:
         raise UsageError(f"input_size of {path} is {cfg.get('input_size')}; it is {list(model.image_shape)}.")
-    share = cfg.get("crop_pct")
+    share: Any = cfg.get("crop_pct")
     if not (is_number(share) and LEAST_CROP <= share <= 1):
         raise UsageError(f"crop_pct of {path} is {share!r}; it must be at least {LEAST_CROP} and at most 1.")
     if share < 1 and math.ceil(height / share) * math.ceil(width / share) > MOST_PIXELS:
@@ -135,7 +135,7 @@ _FIGURES: dict[str, type | tuple[type, ...]] = {
     "chosen_on": str, "which": str, "device": str, "torch": str, "epochs": int, "best_epoch": int, "train_images": int,
     "seconds": (int, float),
 }  # fmt: skip
-"""What the results of a run hold beside the scores on the test images, as the weight file and the model card have it."""
+"""What the results in a weight file hold beside the scores on the test images."""
 SCORES: dict[str, type | tuple[type, ...]] = {
     "count": int, "accuracy": (int, float), "accuracy_low": (int, float), "accuracy_high": (int, float),
 }  # fmt: skip
@@ -150,9 +150,7 @@ def check_kinds(table: Any, kinds: Mapping[str, type | tuple[type, ...]], what: 
         raise UsageError(f"{what} is not a table of names and values; it was not written by mereo.")
     for name, kind in kinds.items():
         value = table.get(name)
-        wrong_number = kind is not str and (
-            isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
-        )
+        wrong_number = isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
         if not isinstance(value, kind) or wrong_number:
             shown = repr(value)[:60] if name in table else "missing"
             raise UsageError(f"{name} of {what} is {shown}; it was not written by mereo.")

@@ -1,4 +1,4 @@
-"""results.json of a finished run, read back: a file may come from anywhere, so every value is of its kind or refused."""
+"""results.json of a finished run, read back: it may come from anywhere, so values of another kind are refused."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def read_results(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is not what a run writes ({cut(str(error), 200)}); remove it to train anew."
+            f"{path} is not what a run writes ({cut(str(error), 200)}); remove it to train again."
         ) from error
     check_kinds(results, _KINDS, str(path))
     for name in ("test_best", "test_last"):
