@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 Layout = Literal["constrained"] | None
+MOST_DOTS, MOST_DOTS_ACROSS = 2**26, 2**15
+"""Of a picture: a quarter of a gigabyte of memory, and half of what matplotlib can draw."""
 LONGEST_TEXT = 300
 """Characters of one line of a picture beyond which its middle is left out."""
 
@@ -57,10 +59,11 @@ def _canvas() -> Any:
 
 
 def new_figure(width: float, height: float, layout: Layout = "constrained", dpi: int = 130) -> Any:
-    """A white matplotlib figure of that size in inches."""
+    """A white matplotlib figure of that size in inches; a very large one has fewer dots to an inch."""
     # The object-oriented interface leaves no global state behind, and needs no display.
     from matplotlib.figure import Figure
 
+    dpi = max(min(dpi, int((MOST_DOTS / (width * height)) ** 0.5), int(MOST_DOTS_ACROSS / max(width, height))), 1)
     figure = Figure(figsize=(width, height), dpi=dpi, layout=layout, facecolor="white")
     _canvas()(figure)
     return figure

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mereo.errors import UsageError
-from mereo.escape import cut
 from mereo.files import check_name
 
 T = TypeVar("T")
@@ -87,7 +86,7 @@ def _check_values(options: Any) -> None:
                     wrong = "contains NUL" if "\0" in text else f"is longer than {LONGEST_PATH} characters"
                     raise UsageError(f"{name} is {text[:60]!r}, which {wrong}.")
             elif isinstance(value, int) and not -_LARGEST < value < _LARGEST:
-                raise UsageError(f"{name} is {cut(str(value), 40)}; it must be between -2^31 and 2^31.")
+                raise UsageError(f"{name} is too large a number; it must be between -2^31 and 2^31.")
             if name in BOUNDS and isinstance(value, int | float) and value > BOUNDS[name]:
                 raise UsageError(f"{name} is {value!r}; it must be at most {BOUNDS[name]:,}.")
             if name == "img_size" and isinstance(value, int) and value > MOST_SIDE:

@@ -170,8 +170,10 @@ def outline(name: str, **arguments: Any) -> CapsuleClassifier:
     try:
         with torch.device("meta"):
             return create_model(name, **arguments)
-    except RuntimeError as error:
-        # On this device nothing but a size can fail.
+    except (RuntimeError, OverflowError, TypeError) as error:
+        # On this device nothing but a size can fail; one beyond 64 bits is a TypeError.
+        if isinstance(error, TypeError) and "verflow" not in str(error):
+            raise
         raise UsageError(f"{name} with these arguments is larger than any memory ({_first_line(error)}).") from error
 
 

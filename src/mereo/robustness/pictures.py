@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mereo.escape import cut
 from mereo.inference.answers import Answers
 from mereo.inference.metrics import Reliability, expected_calibration_error, wilson_interval
 from mereo.pictures import new_figure, save_figure
@@ -13,6 +14,7 @@ from mereo.robustness.judgement import longest_and_lead
 from mereo.robustness.style import FAINT, INK, RIGHT, RULE, WRONG, quiet
 
 MOST_NUMBERED, MOST_NAMED = 20, 40
+LONGEST_NAME = 40
 HOW = {"normalised": "length / sum of lengths", "softmax": "softmax of lengths"}
 
 
@@ -29,6 +31,7 @@ def draw_confusion(confusion: Tensor, names: tuple[str, ...], title: str, path: 
 
     count = len(names)
     side = min(max(2.6 + 0.42 * count, 4.2), 11.0)
+    names = tuple(cut(name, LONGEST_NAME) for name in names)
     longest = max(len(name) for name in names)
     figure = new_figure(side + 0.9 + 0.05 * longest, side + 0.05 * longest)
     axes = figure.subplots()
