@@ -1,9 +1,8 @@
-"""Give mereo what nobody would mean, thousands of times, and list what ends in a traceback, a hang, much memory or a wrong
-result.
+"""Give mereo what nobody would mean, thousands of times; list tracebacks, hangs, much memory and wrong results.
 
-    python tools/try_hostile.py --tries 10000               all areas in turn
-    python tools/try_hostile.py --area weights --tries 500
-    python tools/try_hostile.py --area weights --number 17  one try again, with all it says
+python tools/try_hostile.py --tries 10000               all areas in turn
+python tools/try_hostile.py --area weights --tries 500
+python tools/try_hostile.py --area weights --number 17  one try again, with all it says
 """
 
 import argparse

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-BEGIN = "import os, sys; import mereo.__main__ as m; os.write(2, b'.'); sys.exit(m.main())"
+BEGIN = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    " import mereo.__main__ as m; os.write(2, b'.'); sys.exit(m.main())"
+)
 """Says that it begins just before Python's own start is over and ours begins."""
 
 
@@ -17,7 +20,6 @@ def interrupt(python: str, words: list[str], seconds: float) -> tuple[int, str, 
     process = subprocess.Popen(
         [python, "-c", BEGIN, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert process.stderr.read(1) == b"."
     time.sleep(seconds)
@@ -46,7 +48,7 @@ def test_ctrl_c_at_the_start(python, command):
         check(command, *interrupt(python, COMMANDS[command], delay))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_at_many_moments(python, command):
     for n in range(25):

@@ -111,7 +111,8 @@ def test_results_of_wrong_kinds_are_refused(call, network, command, text):
 @pytest.mark.parametrize("results", [
     {}, [], 3, "x", {"test": {}}, {"test": {"accuracy": "high"}}, {"test": None, "which": []},
     {"chosen_on": "validation", "which": "best", "device": "cpu", "torch": "2", "epochs": 1, "best_epoch": 1,
-     "train_images": 3, "seconds": float("nan"), "test": {"count": 1, "accuracy": 1, "accuracy_low": 0, "accuracy_high": 1}},
+     "train_images": 3, "seconds": float("nan"), "test": {"count": 1, "accuracy": 1, "accuracy_low": 0,
+     "accuracy_high": 1}},
 ], ids=range(8))  # fmt: skip
 def test_metadata_of_wrong_kinds_is_refused(call, network, results):
     mereo.save_weights("odd.safetensors", network, data="digits", results=results)

@@ -20,7 +20,8 @@ from mereo.robustness.pictures import draw_confusion
 from mereo.training.pictures import draw_images
 
 HOSTILE = [
-    "$x^{$", "$$", "$\\frac{$", "\\", "\udcff\udcfe", "\x1b[2J\x1b]0;owned\x07", "a\nb\r\tc", "\u202egnp.exe", "\u0000", "",
+    "$x^{$", "$$", "$\\frac{$", "\\", "\udcff\udcfe", "\x1b[2J\x1b]0;owned\x07", "a\nb\r\tc", "\u202egnp.exe",
+    "\u0000", "",
     "# title", "| cell |", "<script>alert(1)</script>", "![x](http://a.b/c.png)", "```\ncode", "漢字", "_x", "%s{}",
     "x" * 5000, "www.a.b", "http://a.b", "*b* _i_ `c`", "\ue000", "&amp;", "{{7*7}}",
 ]  # fmt: skip

@@ -65,7 +65,7 @@ def whole(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(data=st.data())
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 def test_a_damaged_file_gives_a_network_or_is_refused(whole, data):
@@ -206,7 +206,7 @@ json_values = st.recursive(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(data=st.data())
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 def test_any_words_give_a_network_or_are_refused(whole, data):

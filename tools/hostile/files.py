@@ -10,10 +10,14 @@ from typing import Any
 
 from hostile.ground import NAMES, NUMBERS, Try, command, damage, image, value, write_weights
 
+KINDS = ["cat", "dog", "../out", "/abs", "a/b", "é", "$x$", "-", "CON", "a\\b", "\x1b["]
 USES = [
-    ["predict", "photo.png", "--weights", "odd.safetensors"], ["predict", "photos", "--json", "--weights", "odd.safetensors"],
-    ["explain", "photo.png", "--only", "picture", "--weights", "odd.safetensors"], ["evaluate", "odd.safetensors", "--limit", "10"],
-    ["export", "odd.safetensors", "--limit", "8"], ["train", "--limit", "32", "--dry-run", "--weights", "odd.safetensors"],
+    ["predict", "photo.png", "--weights", "odd.safetensors"], ["predict", "photos", "--json", "--weights",
+    "odd.safetensors"],
+    ["explain", "photo.png", "--only", "picture", "--weights", "odd.safetensors"], ["evaluate", "odd.safetensors",
+    "--limit", "10"],
+    ["export", "odd.safetensors", "--limit", "8"], ["train", "--limit", "32", "--dry-run", "--weights",
+    "odd.safetensors"],
 ]  # fmt: skip
 
 
@@ -34,7 +38,8 @@ def weights(random: Random) -> Try:
         return _told(random, random.choice(USES), about)
     if way == "tensor":
         name = random.choice(sorted(tensors))
-        change = random.choice([lambda t: t[..., :-1].contiguous(), lambda t: t * float("nan"), lambda t: t.double() * 1e300,
+        change = random.choice([lambda t: t[..., :-1].contiguous(), lambda t: t * float("nan"),
+        lambda t: t.double() * 1e300,
                                 lambda t: t.half(), lambda t: t * 1e30, lambda t: -t, lambda t: t * 0])  # fmt: skip
         if tensors[name].is_floating_point():
             tensors[name] = change(tensors[name])
@@ -54,7 +59,7 @@ def images(random: Random) -> Try:
     """Image files of any form, damaged, among good ones."""
     from mereo.data.decode import FORMATS
 
-    os.mkdir("odd")
+    Path("odd").mkdir()
     Path("odd/good.png").write_bytes(image())
     for n in range(random.randint(1, 4)):
         kind, mode = random.choice(list(FORMATS)), random.choice(["L", "RGB"])
@@ -82,17 +87,17 @@ def archives(random: Random) -> Try:
     folder = Path("photos/train", random.choice(["cat", "dog"]))
     match random.choice(["loop", "up", "pipe", "device", "dangling", "none", "empty class"]):
         case "loop":
-            os.symlink("..", folder / "loop")
+            (folder / "loop").symlink_to("..")
         case "up":
-            os.symlink("/", folder / "up")
+            (folder / "up").symlink_to("/")
         case "pipe":
             os.mkfifo(folder / "pipe.png")
         case "device":
-            os.symlink("/dev/zero", folder / "device.png")
+            (folder / "device.png").symlink_to("/dev/zero")
         case "dangling":
-            os.symlink("nowhere", folder / "gone.png")
+            (folder / "gone.png").symlink_to("nowhere")
         case "empty class":
-            os.mkdir("photos/train/empty")
+            Path("photos/train/empty").mkdir()
     data = random.choice(["odd.zip", "odd.zip", "photos"])
     words = [["train", "--dry-run", "--img-size", "16"], ["evaluate", "network.safetensors", "--limit", "8"]]
     return command([*random.choice(words), "--data", data, "--device", "cpu"])
@@ -137,7 +142,8 @@ def results(random: Random) -> Try:
     scores = {"count": 10, "accuracy": 0.5, "accuracy_low": 0.1, "accuracy_high": 0.9}
     good: dict[str, Any] = {
         "parameters": 1, "chosen_on": "validation", "best_epoch": 1, "train_images": 3, "seconds": 1.0, "device": "cpu",
-        "torch": "2", "images_per_second": 1.0, "test_best": scores, "test_last": scores, "data": "digits", "test": scores,
+        "torch": "2", "images_per_second": 1.0, "test_best": scores, "test_last": scores, "data": "digits",
+        "test": scores,
         "which": "best", "epochs": 1,
     }  # fmt: skip
     for _ in range(random.randint(0, 2)):

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from random import Random
 from typing import Any
 
 NAMES = [
-    "", " ", ".", "..", "/", "~", "~nosuchuser", "a b", "a\nb", "\t", "é", "🤖", "\u202eabc", "\udcff", "nul\0", "x" * 300,
+    "", " ", ".", "..", "/", "~", "~nosuchuser", "a b", "a\nb", "\t", "é", "🤖", "\u202eabc", "\udcff", "nul\0",
+    "x" * 300,
     "x" * 5000, "$x^{$", "$$", "\\", "\x1b[2J", "| cell |", "# title", "<script>", "```", "%s%n", "{0}", "-", "--", "=",
     "None", "nan", "*", "[", "**", "'", '"', "; touch ran", "$(touch ran)", "/dev/null", "/dev/zero", "/proc/self/mem",
 ]  # fmt: skip
@@ -124,7 +124,7 @@ def lay_out() -> None:
         for path in sorted(Path("photos").rglob("*.png")):
             archive.write(path, path.relative_to("photos"))
     mereo.save_weights("network.safetensors", network(), class_names=tuple("0123456789"), data="digits")
-    os.mkdir("beside")
+    Path("beside").mkdir()
     Path("beside/precious").write_text("years of work")
 
 

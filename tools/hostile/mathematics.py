@@ -1,5 +1,6 @@
 """Shapes into mechanisms and networks, against the plain form; and hostile names into pictures and cards."""
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,6 +9,10 @@ from hostile.ground import NAMES, Done, Try, network
 
 SIZES = [0, 1, 1, 2, 3, 5, 7, 8, 9, 16, 17, 33]
 REFUSALS = (ValueError, TypeError)
+CHANGES: list[Callable[[Any], Any]] = [
+    lambda x: x, lambda x: x[:0], lambda x: x[:1], lambda x: x.double(), lambda x: x.half(), lambda x: x * 0,
+    lambda x: x * 1e15, lambda x: x.repeat(3, *[1] * (x.dim() - 1)),
+]  # fmt: skip
 
 
 def shapes(random: Random) -> Try:
@@ -51,25 +56,7 @@ def mechanisms(random: Random) -> Try:
         torch.manual_seed(0)
         entry = MECHANISMS[drawn.choice(sorted(MECHANISMS))]
         module, inputs = entry.example()
-        changed = []
-        for x in inputs:
-            if torch.is_tensor(x) and x.is_floating_point():
-                match drawn.choice(["same", "empty batch", "one", "double", "half", "zero", "large", "repeat"]):
-                    case "empty batch":
-                        x = x[:0]
-                    case "one":
-                        x = x[:1]
-                    case "double":
-                        x = x.double()
-                    case "half":
-                        x = x.half()
-                    case "zero":
-                        x = x * 0
-                    case "large":
-                        x = x * 1e15
-                    case "repeat":
-                        x = torch.cat([x] * 3)
-            changed.append(x)
+        changed = [drawn.choice(CHANGES)(x) if torch.is_tensor(x) and x.is_floating_point() else x for x in inputs]
         try:
             out = module(*changed)
         except REFUSALS:

@@ -74,8 +74,9 @@ def _child(area: str, number: int, seed: int, ground: Path, place: Path) -> None
     folder = place / "here"
     shutil.copytree(ground, folder, symlinks=True)
     os.chdir(folder)
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (pages + 3 * MEMORY, pages + 3 * MEMORY))
+    mapped, resident = (int(n) * os.sysconf("SC_PAGE_SIZE") for n in Path("/proc/self/statm").read_text().split()[:2])
+    (place / "resident").write_text(str(resident))
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + 3 * MEMORY, mapped + 3 * MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     what, code = "", None
     try:
@@ -104,9 +105,10 @@ def _start(area: str, number: int, seed: int, ground: Path) -> tuple[int, Path, 
     return process, place, time.monotonic()
 
 
-def _verdict(area: str, number: int, place: Path, began: float, status: int, grown: int, hung: bool) -> Verdict:
+def _verdict(area: str, number: int, place: Path, began: float, status: int, most: int, hung: bool) -> Verdict:
     what = (place / "what").read_text() if (place / "what").exists() else ""
     fault, code = "", None
+    grown = most - int((place / "resident").read_text()) if (place / "resident").exists() else 0
     if (place / "fault").exists():
         fault, code = json.loads((place / "fault").read_text())
     elif not hung:
@@ -129,9 +131,12 @@ def prepare() -> Path:
     import torch
 
     for module in (
-        "accelerate", "matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision", "mereo.cli.main", "mereo.mechanisms",
-        "mereo.cli.train", "mereo.training.engine", "mereo.export.forms", "mereo.export.writing", "mereo.explain", "mereo.bench",
-        "mereo.robustness.evaluation", "mereo.export.rows", "mereo.inference.predict", "mereo.experiments", "yaml", "tyro",
+        "accelerate", "matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision", "mereo.cli.main",
+        "mereo.mechanisms",
+        "mereo.cli.train", "mereo.training.engine", "mereo.export.forms", "mereo.export.writing", "mereo.explain",
+        "mereo.bench",
+        "mereo.robustness.evaluation", "mereo.export.rows", "mereo.inference.predict", "mereo.experiments", "yaml",
+        "tyro",
     ):  # fmt: skip
         import_module(module)
     torch.set_num_threads(1)  # the threads of a pool do not live on in a fork
@@ -152,7 +157,6 @@ def prepare() -> Path:
 def run(orders: list[tuple[str, int]], seed: int, jobs: int) -> Iterator[Verdict]:
     """Verdicts of tries (area, number), as they end, so many at a time."""
     ground, waiting = prepare(), list(reversed(orders))
-    base = int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024  # type: ignore[index]
     running: dict[int, tuple[str, int, Path, float]] = {}
     try:
         while waiting or running:
@@ -170,7 +174,7 @@ def run(orders: list[tuple[str, int]], seed: int, jobs: int) -> Iterator[Verdict
                     os.killpg(process, signal.SIGKILL)  # not waited for yet, so the number is still its own
                     _, status, usage = os.wait4(process, 0)
                 del running[process]
-                yield _verdict(area, number, place, began, status, usage.ru_maxrss * 1024 - base, hung)
+                yield _verdict(area, number, place, began, status, usage.ru_maxrss * 1024, hung)
             time.sleep(0.003)
     finally:
         for process in running:

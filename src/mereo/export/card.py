@@ -31,7 +31,7 @@ def front_matter(model: CapsuleClassifier, record: Mapping[str, Any], name: str)
         "pipeline_tag": "image-classification",
         "tags": ["image-classification", "capsule-network", "mereo", "timm"],
     }
-    if "results" in record:
+    if "results" in record and "data" in record:
         data = for_terminal(str(record["data"]).rstrip("/").rpartition("/")[2])
         accuracy = round(100 * record["results"]["test"]["accuracy"], 2)
         content["model-index"] = [
