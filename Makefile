@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TESTS ?= tests
+TRIES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-fast test-oracles lint types imports docs docs-serve tutorials format freeze digits clean
+.PHONY: help demo install test test-fast test-all test-oracles lint types imports docs docs-serve tutorials format freeze digits clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,11 +30,15 @@ install: $(VENV)/.dev  ## make the environment with everything that development 
 demo: $(VENV)/.base  ## train on 1,797 digits, measure, and draw what the network saw (about two minutes)
 	$(BIN)/mereo demo
 
-test: $(VENV)/.dev lint types imports docs  ## all that CI runs: style, types, layering, documentation, every test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(TESTS)
+test: $(VENV)/.dev lint types imports docs  ## all that CI runs: style, types, layering, documentation, tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not long" $(TESTS)
 
 test-fast: $(VENV)/.dev  ## the tests without the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow" $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not long" $(TESTS)
+
+test-all: test  ## every test, and 10,000 hostile tries of all areas (tools/try_hostile.py repeats one alone)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m long $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/try_hostile.py --tries $(TRIES)
 
 test-oracles: $(VENV)/.dev  ## our attacks against those of torchattacks too, which pins old libraries that it does not need
 	$(BIN)/python -m pip install --quiet --no-deps 'torchattacks>=3.5.1'

@@ -167,7 +167,7 @@ def test_tutorials_are_short_and_their_output_is_of_no_one_machine(script):
         assert not re.search(r"(?<![\w.])/(tmp|home|root|work|Users)/", printed.read_text()), printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("script", tutorials.scripts(), ids=lambda script: script.stem)
 def test_tutorials_run_to_the_end(script, tmp_path, python):
     command = [python, ROOT / "tools" / "run_tutorials.py", script.stem, "--output", tmp_path]

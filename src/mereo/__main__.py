@@ -1,8 +1,69 @@
-"""`python -m mereo` is the command line."""
+"""`mereo` and `python -m mereo`: the command line, which Ctrl-C ends with one line and exit code 1 at any moment.
 
+Most of the time of a short command is imports. Python may swallow a KeyboardInterrupt there (a library that tries an
+import and catches everything, a destructor), or show it as a traceback. So while something is imported Ctrl-C ends the
+process at once, and elsewhere it raises as usual, so that files are closed and children ended. Nothing is imported
+here that Python has not imported by itself.
+"""
+
+import os
+import signal
 import sys
+from types import FrameType
+from typing import Any, NoReturn
 
-from mereo.cli.main import main
+_IMPORTS = "<frozen importlib"
+"""How the files of the import system begin."""
+
+
+def _end() -> NoReturn:
+    """Leave at once with the message of a stopped command."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:
+        pass
+    os.write(2, b"\nmereo: error: stopped. A training goes on from its last checkpoint with --resume.\n")
+    os._exit(1)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_IMPORTS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _interrupted(_: int, frame: FrameType | None) -> None:
+    if _importing(frame):
+        _end()
+    raise KeyboardInterrupt
+
+
+def _unraisable(event: Any) -> None:
+    # Raised in a destructor or a callback, where nothing can catch it.
+    if issubclass(event.exc_type, KeyboardInterrupt):
+        _end()
+    sys.__unraisablehook__(event)
+
+
+def main() -> int:
+    """Run the command line of this process and return its exit code."""
+    try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has Ctrl-C ignored
+            signal.signal(signal.SIGINT, _interrupted)
+            sys.unraisablehook = _unraisable
+        from mereo.cli.main import main as run
+
+        code = run()
+        # What is left to do is to leave.
+        if signal.getsignal(signal.SIGINT) is _interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return code
+    except KeyboardInterrupt:
+        _end()
+
 
 if __name__ == "__main__":
     sys.exit(main())

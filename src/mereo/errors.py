@@ -54,3 +54,8 @@ def check_probability(**arguments: float) -> None:
     for argument, value in arguments.items():
         if not isinstance(value, int | float) or not 0 <= value < 1:
             raise UsageError(f"{argument} is {value!r}; it must be a number of at least 0 and below 1.")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its kind where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,9 +1,13 @@
 """What every picture needs: a figure without a display, a file written whole, an image as matplotlib takes it."""
 
+import functools
 import io
+import re
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mereo.escape import cut, for_terminal
 from mereo.files import write_atomically
 
 if TYPE_CHECKING:
@@ -11,23 +15,68 @@ if TYPE_CHECKING:
 
 
 Layout = Literal["constrained"] | None
+MOST_DOTS, MOST_DOTS_ACROSS = 2**26, 2**15
+"""Of a picture: a quarter of a gigabyte of memory, and half of what matplotlib can draw."""
+LONGEST_TEXT = 300
+"""Characters of one line of a picture beyond which its middle is left out."""
+
+_POWER = re.compile(r"\$\\mathdefault\{[-\u2212]?(\d+(\.\d+)?\\times)?10\^\{[-\u2212]?\d+\}\}\$")
+"""What matplotlib itself writes beside a logarithmic axis, the one formula that is drawn."""
+
+
+@functools.cache
+def _canvas() -> Any:
+    """The class of a canvas that draws every text as it stands.
+
+    Names of classes and files end up in titles, labels of ticks and legends. matplotlib reads a formula wherever two
+    dollar signs stand, fails on those that are none, and fails on bytes that are not UTF-8. All text passes through
+    the renderer, also that which ticks make while they are drawn, so it is the renderer that treats it as plain.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+
+    def plain(text: str) -> str:
+        return cut(for_terminal(text), LONGEST_TEXT)
+
+    def is_power(text: str) -> bool:
+        return _POWER.fullmatch(text) is not None
+
+    class Renderer(RendererAgg):
+        def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> Any:
+            return super().get_text_width_height_descent(plain(s), prop, is_power(s))
+
+        def draw_text(
+            self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, ismath: Any = False, mtext: Any = None
+        ) -> None:
+            super().draw_text(gc, x, y, plain(s), prop, angle, is_power(s), mtext)
+
+    class Canvas(FigureCanvasAgg):
+        def get_renderer(self) -> Any:
+            renderer = super().get_renderer()
+            renderer.__class__ = Renderer
+            return renderer
+
+    return Canvas
 
 
 def new_figure(width: float, height: float, layout: Layout = "constrained", dpi: int = 130) -> Any:
-    """A white matplotlib figure of that size in inches."""
+    """A white matplotlib figure of that size in inches; a very large one has fewer dots to an inch."""
     # The object-oriented interface leaves no global state behind, and needs no display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    dpi = max(min(dpi, int((MOST_DOTS / (width * height)) ** 0.5), int(MOST_DOTS_ACROSS / max(width, height))), 1)
     figure = Figure(figsize=(width, height), dpi=dpi, layout=layout, facecolor="white")
-    FigureCanvasAgg(figure)
+    _canvas()(figure)
     return figure
 
 
 def save_figure(figure: Any, path: Path) -> None:
     """A matplotlib figure as PNG, written whole."""
     content = io.BytesIO()
-    figure.savefig(content, format="png")
+    with warnings.catch_warnings():
+        # A name may be in any script; what the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
+        figure.savefig(content, format="png", metadata={"Software": "mereo, matplotlib"})
     write_atomically(path, content.getvalue())
 
 

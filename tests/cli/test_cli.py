@@ -104,7 +104,7 @@ WRONG = [
     (["train", "nothing.yaml"], "nothing.yaml"),
     (["train", "--name", "a/b"], "slashes"),
     (["train", "--name", ".."], "slashes"),
-    (["train", "/dev/zero"], "longer than any configuration"),
+    (["train", "/dev/zero"], "not a regular file"),
     (["train", "--lr", "1e300"], "at most 1e+06"),
     (["train", "--decay-rate", "1.5"], "at most 1"),
     (["train", "--mean", "inf", "--std", "1"], "mean is (inf,)"),

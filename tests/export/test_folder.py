@@ -128,7 +128,7 @@ def test_broken_files_are_refused(make, tmp_path):
     weights.write_bytes(whole)
     save_file(load_file(weights), tmp_path / "bare.safetensors")
     (tmp_path / "bare.safetensors").replace(weights)
-    with pytest.raises(UsageError, match="says nothing of the model"):
+    with pytest.raises(UsageError, match="no description of a model"):
         mereo.from_pretrained(tmp_path)
     weights.write_bytes(whole)
     for content in ("{", "[]", "null"):

@@ -82,7 +82,7 @@ def test_data_that_is_not_there(make, run, tmp_path, monkeypatch):
     model = mereo.load(run)
     model.metadata = {"data": "cifar10"}
     images, reason = find_images(model, None, None, None)
-    assert images is None and "cifar10 is not at hand" in reason
+    assert images is None and "cifar10 is not available" in reason
     assert find_images(make("capsnet"), None, None, None)[0] is None
     with pytest.raises(UsageError, match="10 classes; the network has 3"):
         read_images(make("capsnet"), "digits", None, None)

@@ -254,7 +254,7 @@ WRONG = [
     (["{bare}"], "give --data"),
     (["{foreign}", "--data", "digits"], "does not know"),
     (["{w}", "--out", "{w}"], "a file"),
-    (["{few}", "--attack", "apgd", "--attack-loss", "dlr"], "three classes"),
+    (["{few}", "--data", "pets", "--attack", "apgd", "--attack-loss", "dlr"], "three classes"),
     ([], "mereo train"),
 ]
 

@@ -19,7 +19,8 @@ def _working_folder_importable() -> Iterator[None]:
     if here in sys.path:
         yield
         return
-    sys.path.insert(0, here)
+    # At the end: a json.py there must not stand in for Python's.
+    sys.path.append(here)
     try:
         yield
     finally:

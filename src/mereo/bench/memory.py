@@ -129,7 +129,8 @@ def measure_peak(case: Case, contender: str, mode: Mode, request: Request, limit
     }  # fmt: skip
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "mereo.bench.child", json.dumps(order)],
+            # -P: modules of the working folder must not stand in for those of Python.
+            [sys.executable, "-P", "-m", "mereo.bench.child", json.dumps(order)],
             capture_output=True, text=True, timeout=TIMEOUT, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

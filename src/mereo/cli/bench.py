@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from mereo.cli.options import BenchOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table
+from mereo.cli.show import print_table, say
 from mereo.errors import MereoError, UsageError
+from mereo.files import check_outputs
 
 if TYPE_CHECKING:
     from mereo.bench import Request, Run, Suite, Table
@@ -27,7 +28,7 @@ def list_suites() -> None:
 
 
 def request_of(options: BenchOptions) -> "Request":
-    """What the options ask for."""
+    """The request that the options describe."""
     from mereo.bench.plan import Request, parse_sizes
     from mereo.runtime.device import choose_device
 
@@ -62,7 +63,7 @@ def choose_models(suite: "Suite", pattern: str) -> "Suite":
 
 
 def write(run: "Run", options: BenchOptions, more: list["Table"], *, pictures: bool) -> None:
-    """The files that were asked for."""
+    """Write the files that the options name."""
     from mereo.bench import draw, markdown
     from mereo.files import write_atomically
 
@@ -81,10 +82,10 @@ def write(run: "Run", options: BenchOptions, more: list["Table"], *, pictures: b
 def show(tables: list["Table"]) -> None:
     """Tables on standard output."""
     for table in tables:
-        print()
-        print(table.title)
+        say()
+        say(table.title)
         for note in table.notes:
-            print(f"  {note}")
+            say(f"  {note}")
         print_table(table.columns, table.rows)
 
 
@@ -98,10 +99,17 @@ def run(words: list[str], command: str) -> None:
     from mereo.bench.report import heading
     from mereo.runtime.progress import Reporter
 
+    inputs = [] if options.against is None else [options.against]
+    check_outputs("json", [] if options.json is None else [options.json], inputs)
     suite = choose_models(get_suite(options.suite), options.models)
     request = request_of(options)
+    if options.report is not None:
+        name = suite.name.replace(":", ".")
+        check_outputs("report", [options.report / f"{name}.{suffix}" for suffix in ("json", "md")], inputs)
     reporter = Reporter()
-    bench = Bench(suite, request, tell=reporter.measured, save=lambda found: write(found, options, [], pictures=False))
+    bench = Bench(
+        suite, request, tell=reporter.measured, save=lambda measured: write(measured, options, [], pictures=False)
+    )
     # Refused before minutes of measuring, not after.
     earlier = None if options.against is None else read_comparable(options.against, bench.run)
     stopped = False
@@ -111,16 +119,16 @@ def run(words: list[str], command: str) -> None:
         stopped = True
     finally:
         reporter.stop()
-    found = bench.run
-    more = [] if earlier is None else [comparison(found, earlier)]
-    for line in heading(found):
-        print(line)
-    show([*tables_of(found), *more])
-    write(found, options, more, pictures=True)
+    measured = bench.run
+    more = [] if earlier is None else [comparison(measured, earlier)]
+    for line in heading(measured):
+        say(line)
+    show([*tables_of(measured), *more])
+    write(measured, options, more, pictures=True)
     places = [str(Path(p)) for p in (options.json, options.report) if p is not None]
     if places:
-        print(f"\nwritten: {', '.join(places)}")
+        say(f"\nwritten: {', '.join(places)}")
     if stopped:
-        done = len({m.case for m in found.measurements})
+        done = len({m.case for m in measured.measurements})
         kept = "what was measured is above" + (f" and in {', '.join(places)}" if places else "")
         raise MereoError(f"stopped in case {done} of {len(bench.cases)}; {kept}.")

@@ -3,13 +3,13 @@
 import json
 import sys
 from contextlib import nullcontext, redirect_stdout
-from functools import partial
 from typing import Any
 
 from mereo.cli.options import CompareOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table
+from mereo.cli.show import print_table, say
 from mereo.errors import check_positive
+from mereo.files import check_name
 from mereo.training.config import show_size
 
 SHARED = (
@@ -26,20 +26,21 @@ def run(words: list[str], command: str) -> None:
     from mereo.export.rows import run_comparison
     from mereo.training.compare import comparison_folder
 
-    # What trainings tell on the way does not belong to the document.
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():
-        rows = run_comparison(
-            options.models, options.seeds, options.output, given, options.recipe, partial(print, flush=True)
-        )
-    told = given | ({"img_size": show_size(given["img_size"])} if "img_size" in given else {})
-    parts = [f"{name} {told[name]}" for name in SHARED if name in told and name not in ("data", "data_root", "device")]
-    protocol = ", ".join([*([f"recipe {options.recipe}"] if options.recipe else []), *parts, f"seeds {options.seeds}"])
     folder = comparison_folder(options.data, options.output)
+    check_name("data", folder)
+    # The progress of trainings is not part of the document.
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        rows = run_comparison(options.models, options.seeds, options.output, given, options.recipe, say)
+    shown = given | ({"img_size": show_size(given["img_size"])} if "img_size" in given else {})
+    parts = [
+        f"{name} {shown[name]}" for name in SHARED if name in shown and name not in ("data", "data_root", "device")
+    ]
+    protocol = ", ".join([*([f"recipe {options.recipe}"] if options.recipe else []), *parts, f"seeds {options.seeds}"])
     paths = write_comparison(rows, folder, options.data, protocol)
     if options.json:
         print(json.dumps([row.to_dict() for row in ranked(rows)], indent=2))
         return
-    print()
+    say()
     print_table(COLUMNS, [cells(row) for row in ranked(rows)])
-    print("\n" + "\n".join(notes(rows, protocol)))
-    print("written: " + ", ".join(map(str, paths)))
+    say("\n" + "\n".join(notes(rows, protocol)))
+    say("written: " + ", ".join(map(str, paths)))

@@ -2,6 +2,7 @@
 
 from mereo.cli.options import DemoOptions
 from mereo.cli.parse import parse
+from mereo.cli.show import say
 from mereo.errors import check_positive
 
 SHOWN = 6
@@ -17,7 +18,7 @@ def run(words: list[str], command: str) -> None:
     config = apply_recipe("digits_demo").replace(seed=options.seed, device=options.device, output=options.output)
     if options.epochs is not None:
         config = config.replace(epochs=options.epochs)
-    print("MSPCaps-T on 1,797 handwritten digits, upscaled to 32x32. Two to three minutes on two CPU cores.")
+    say("MSPCaps-T on 1,797 handwritten digits, upscaled to 32x32. Two to three minutes on two CPU cores.")
 
     import torch
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from mereo.cli.options import DoctorOptions
 from mereo.cli.parse import parse
+from mereo.cli.show import say
 
 PACKAGES = ("torch", "torchvision", "numpy", "accelerate", "safetensors", "timm", "triton", "scipy")
 EXTRAS = {"tensorboard": ("tensorboard",), "timm": ("timm",), "export": ("onnx", "onnxruntime", "onnxscript")}
@@ -134,7 +135,7 @@ def run(words: list[str], command: str) -> None:
         print(json.dumps(found, indent=2))
         return
     for number, (section, facts) in enumerate(found.items()):
-        print(("\n" if number else "") + section)
+        say(("\n" if number else "") + section)
         width = max(map(len, facts))
         for name, fact in facts.items():
-            print(f"  {name.ljust(width)}  {'not installed' if fact is None else fact}")
+            say(f"  {name.ljust(width)}  {'not installed' if fact is None else fact}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mereo.cli.options import EvaluateOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table
+from mereo.cli.show import print_table, say
 from mereo.cli.weights import newest_run
 from mereo.errors import UsageError, check_positive
 
@@ -56,9 +56,9 @@ def run(words: list[str], command: str) -> None:
     check(options)
     sources = options.weights or (newest_run(),)
     if not options.weights:
-        print(f"using {sources[0]}", file=sys.stderr)
+        say(f"using {sources[0]}", file=sys.stderr)
 
-    from mereo.files import write_atomically
+    from mereo.files import check_outputs, write_atomically
     from mereo.measure.evaluation import evaluate_models
     from mereo.measure.plan import Plan
     from mereo.measure.report import markdown
@@ -77,13 +77,16 @@ def run(words: list[str], command: str) -> None:
         seed=options.seed,
     )  # fmt: skip
     folder = new_folder(options.out)
+    report = folder / "report.json"
+    # Beside a report of ours the page is ours too.
+    check_outputs("out", [report, *([] if report.exists() else [folder / "report.md"])], sources)
     document = {"split": options.split, **evaluate_models(trained, plan, folder, Reporter())}
     text = json.dumps(document, indent=2)
     write_atomically(folder / "report.json", f"{text}\n")
     write_atomically(folder / "report.md", markdown(document))
     if options.json:
         print(text)
-        print(f"report: {folder / 'report.md'}", file=sys.stderr)
+        say(f"report: {folder / 'report.md'}", file=sys.stderr)
     else:
         _summary(document, folder)
 
@@ -101,26 +104,26 @@ def _summary(document: dict[str, object], folder: Path) -> None:
         ("attacks", plan["attacks"]),
     ):
         if kind == "attacks" and names and (some := attacked(models)) < count:
-            print(f"\nattacked: {some:,} of the {count:,} images (--attack-limit)")
+            say(f"\nattacked: {some:,} of the {count:,} images (--attack-limit)")
         for name in names:
-            print()
+            say()
             print_table(*curve_rows(models, kind, name))
     for name, model in models.items():
         if "masking" in model:
             flagged = suspicious(model)
             result = f"suspicious: {', '.join(flagged)}" if flagged else "nothing suspicious"
-            print(f"\ngradient masking, {name}: {result} ({len(model['masking']['checks'])} checks)")
+            say(f"\ngradient masking, {name}: {result} ({len(model['masking']['checks'])} checks)")
         for kind, moved in model.get("equivariance", {}).items():
             known = [m for m in moved if m["amount"] > 0 and m["linear"] is not None]
             if known:
                 m = known[(len(known) - 1) // 2]
-                print(
+                say(
                     f"\n{kind} by {m['amount']:g}, {name}: a linear rule explains {m['linear']:.2f} of the pose's"
                     f" variance, staying put {m['unmoved']:.2f}, shuffled pairs {m['permuted']:.2f};"
                     f" length x {m['length']:.2f}"
                 )
             elif kind in model["no_fit"]:
-                print(f"\n{kind}, {name}: {model['no_fit'][kind]}")
-    print(f"\nreport    {folder / 'report.md'}\nfigures   {folder / 'report.json'}")
+                say(f"\n{kind}, {name}: {model['no_fit'][kind]}")
+    say(f"\nreport    {folder / 'report.md'}\nfigures   {folder / 'report.json'}")
     if any(folder.rglob("*.png")):
-        print(f"pictures  {folder}/")
+        say(f"pictures  {folder}/")

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from mereo.cli.options import ExplainOptions
 from mereo.cli.parse import parse
+from mereo.cli.show import say
 from mereo.cli.weights import load_weights
 from mereo.errors import MereoError, UsageError, check_positive
+from mereo.files import check_outputs, reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +28,7 @@ OTHER_FILES = (
     ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg", ".pdf", ".eps", ".ps", ".htm", ".json", ".md",
     ".txt", ".csv",
 )  # fmt: skip
-"""What is meant as a file, and is none that can be written."""
+"""Suffixes of files that explain does not write: `--out` with one of them is a mistake and not the name of a folder."""
 
 
 def new_folder() -> Path:
@@ -61,7 +63,7 @@ def wanted_kinds(options: ExplainOptions, model: "CapsuleClassifier") -> list[st
         if kind in reasons:
             raise UsageError(f"the {kind} asked for cannot be made: {reasons[kind]}.")
     for kind, reason in {} if asked else reasons.items():
-        print(f"no {kind}: {reason}", file=sys.stderr)
+        say(f"no {kind}: {reason}", file=sys.stderr)
     return asked or [kind for kind in KINDS if kind not in reasons]
 
 
@@ -92,15 +94,18 @@ def run(words: list[str], command: str) -> None:
     check_positive(keep=options.keep)
     single_kind(options)
     from mereo.explain import draw_explanation, write_explanations, write_page
+    from mereo.explain.folder import index_files
     from mereo.inference.predict import find_images
     from mereo.runtime.progress import Reporter
 
     paths = find_images(options.images)
     model, source = load_weights(options.weights, options.device, ready=True)
     if options.weights is None:
-        print(f"using {source}", file=sys.stderr)
+        say(f"using {source}", file=sys.stderr)
     kinds, single, out = wanted_kinds(options, model), single_kind(options), options.out or new_folder()
-    with Reporter().stage("explained", len(paths)) as done:
+    batches_of = -(-len(paths) // BATCH)
+    check_outputs("out", [out] if single else index_files(out, kinds, batches_of), [*paths, source])
+    with reading(*paths, source), Reporter().stage("explained", len(paths)) as done:
         batches = read_batches(paths, model, options.strict, done)
         if single == "picture":
             names, images = next(batches)
@@ -110,9 +115,9 @@ def run(words: list[str], command: str) -> None:
         else:
             written = write_explanations(model, batches, out, kinds=kinds, keep=options.keep)
     if single == "picture" and len(paths) > BATCH:
-        print(f"the first {BATCH} of {len(paths)} images; a folder as --out takes all", file=sys.stderr)
+        say(f"the first {BATCH} of {len(paths)} images; a folder as --out takes all", file=sys.stderr)
     for kind, files in written.items():
         if len(files) > BATCH:
-            print(f"{kind}: {files[0].parent}/ ({len(files)} files)")
+            say(f"{kind}: {files[0].parent}/ ({len(files)} files)")
         else:
-            print(*(f"{kind}: {path}" for path in files), sep="\n")
+            say("\n".join(f"{kind}: {path}" for path in files))

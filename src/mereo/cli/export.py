@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from mereo.cli.options import ExportOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table
+from mereo.cli.show import print_table, say
 from mereo.cli.weights import load_weights
 from mereo.errors import UsageError, check_positive
+from mereo.files import check_outputs
 from mereo.runtime.text import megabytes
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _open(weights: Path | None) -> tuple["CapsuleClassifier", Path]:
-    """The network of a file, of a run, or of a folder that this command wrote."""
+    """The network of a weight file, of a run folder, or of a folder that this command wrote."""
     if weights is not None and (weights / "config.json").is_file():
         from mereo.export import from_pretrained
 
@@ -28,7 +29,7 @@ def _open(weights: Path | None) -> tuple["CapsuleClassifier", Path]:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    say(line, file=sys.stderr)
 
 
 def run(words: list[str], command: str) -> None:
@@ -37,10 +38,11 @@ def run(words: list[str], command: str) -> None:
     check_positive(batch_size=options.batch_size)
     if options.limit is not None:
         check_positive(limit=options.limit)
-    from mereo.export.forms import check_forms
+    from mereo.export.forms import check_forms, output_files
     from mereo.export.images import find_images
     from mereo.export.record import read_record
     from mereo.export.writing import export_model
+    from mereo.models.weights import weights_file
 
     check_forms(options.to, options.precision)
     model, source = _open(options.weights)
@@ -55,12 +57,13 @@ def run(words: list[str], command: str) -> None:
         )
     if images is None:
         _say(f"{reason}; comparing on random images alone")
+    check_outputs("out", output_files(options.to, options.precision, options.out), [weights_file(source)])
     exported = export_model(
         model, options.to, options.out, precision=options.precision, record=read_record(source), images=images, say=_say
     )
     costs: list[Cost] = []
     if images is not None and options.precision != "fp32":
-        _say(f"judging {len(images.test):,} test images of {images.name}, before and after")
+        _say(f"evaluating {len(images.test):,} test images of {images.name}, before and after")
         costs = _costs(model, source, exported, images.test, options.batch_size)
     if options.json:
         document: dict[str, Any] = {"weights": str(source), "exported": [e.to_dict() for e in exported]}
@@ -70,7 +73,7 @@ def run(words: list[str], command: str) -> None:
 
 
 def _costs(model: Any, source: Path, exported: list["Exported"], test: Any, batch_size: int) -> list["Cost"]:
-    """The exported files beside what they are made of: the network in torch, and in onnxruntime where it was asked."""
+    """The exported files beside the network itself: in torch, and in onnxruntime where ONNX was exported."""
     import tempfile
 
     from mereo.export.cost import measure
@@ -98,7 +101,7 @@ def _show(exported: list["Exported"], costs: list["Cost"]) -> None:
     print_table(("form", "precision", "file", "size", "largest difference", "batch sizes", "images"), rows)
     if not costs:
         return
-    print()
+    say()
     measured = []
     for cost in costs:
         low, high = cost.scores.interval
@@ -106,5 +109,5 @@ def _show(exported: list["Exported"], costs: list["Cost"]) -> None:
         measured.append(
             (cost.runner, f"{100 * cost.scores.accuracy:.2f}", interval, f"{cost.rate:,.0f}", megabytes(cost.size))
         )
-    columns = (f"{costs[0].scores.count:,} test images", "right %", "95 % interval", "images/s", "size")
+    columns = (f"{costs[0].scores.count:,} test images", "correct %", "95 % interval", "images/s", "size")
     print_table(columns, measured)

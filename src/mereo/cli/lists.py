@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mereo.cli.options import ListOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table
+from mereo.cli.show import print_table, say
 from mereo.errors import unknown
 
 Rows = list[dict[str, str]]
@@ -102,7 +102,7 @@ def run(words: list[str], command: str) -> None:
         return
     print_table(list(chosen[0]), [list(row.values()) for row in chosen])
     if command == "models" and options.pattern in {row["name"] for row in chosen}:
-        print(f"\narguments of {options.pattern}, for create_model(..., NAME=VALUE) and --model-args NAME=VALUE\n")
+        say(f"\narguments of {options.pattern}, for create_model(..., NAME=VALUE) and --model-args NAME=VALUE\n")
         print_table(("argument", "default"), _arguments(options.pattern))
     if command == "mechanisms" and options.pattern in {row["name"] for row in chosen}:
         print()

@@ -1,6 +1,6 @@
 """The command `mereo`: finds the command, runs it, and turns errors into one line and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong use. Nothing heavy is imported before it is known to be needed.
+Exit codes: 0 done, 1 failed or stopped, 2 wrong use. Nothing heavy is imported before it is known to be needed.
 """
 
 import io
@@ -11,18 +11,19 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from mereo.errors import MereoError, UsageError, unknown
+from mereo.escape import cut, for_terminal
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mereo.cli.demo", "train on the embedded digits and show what the network saw"),
     "train": ("mereo.cli.train", "train a network on a data set or on your own images"),
-    "predict": ("mereo.cli.predict", "say what images show"),
-    "evaluate": ("mereo.cli.evaluate", "judge trained networks: calibration, corruption, attacks"),
+    "predict": ("mereo.cli.predict", "classify images"),
+    "evaluate": ("mereo.cli.evaluate", "evaluate trained networks: calibration, corruption, attacks"),
     "explain": ("mereo.cli.explain", "draw what a network saw in images"),
     "reproduce": ("mereo.cli.reproduce", "run the variants of a published table, several seeds each"),
     "compare": ("mereo.cli.compare", "train several networks under one protocol and compare them"),
-    "export": ("mereo.cli.export", "take a network away: ONNX, torch.export, timm, hub folder"),
+    "export": ("mereo.cli.export", "export a network: ONNX, torch.export, timm, hub folder"),
     "bench": ("mereo.cli.bench", "measure speed, memory and correctness, beside any other implementation"),
-    "doctor": ("mereo.cli.doctor", "say what this installation has and what it lacks"),
+    "doctor": ("mereo.cli.doctor", "show what this installation has and what it lacks"),
     "models": ("mereo.cli.lists", "list the networks"),
     "mechanisms": ("mereo.cli.lists", "list the mechanisms: routing, attention, memories"),
     "datasets": ("mereo.cli.lists", "list the data sets"),
@@ -31,6 +32,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name -> (module with a function `run(words, command)`, one line)."""
 
 
+LONGEST_LINE = 1500
+"""Characters of an error or a warning, about a screenful; the middle of a longer one is left out."""
+STOPPED = "stopped. A training goes on from its last checkpoint with --resume."
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
@@ -41,7 +45,7 @@ def usage() -> str:
         "usage: mereo COMMAND [OPTIONS]\n\n"
         "Capsule networks, capsule routing and attention as one thing: parts that agree on wholes.\n\n"
         f"{rows}\n\n"
-        "mereo COMMAND --help tells the options of a command; mereo --version the version."
+        "mereo COMMAND --help shows the options of a command; mereo --version the version."
     )
 
 
@@ -52,7 +56,7 @@ def _warner() -> Callable[..., None]:
     def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
         if str(message) not in shown:
             shown.add(str(message))
-            print(f"mereo: warning: {message}", file=sys.stderr)
+            print(f"mereo: warning: {one_line(message)}", file=sys.stderr)
 
     return show
 
@@ -73,8 +77,14 @@ def _run(words: list[str]) -> int:
     return 0
 
 
+def one_line(message: object) -> str:
+    """A message on one line of about a screenful, without what a terminal would obey."""
+    # Cut first as well: escaping makes a character up to ten.
+    return cut(for_terminal(" ".join(cut(str(message), 4 * LONGEST_LINE).split())), LONGEST_LINE)
+
+
 def _fail(message: object, code: int) -> int:
-    print(f"mereo: error: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"mereo: error: {one_line(message)}", file=sys.stderr)
     return code
 
 
@@ -83,13 +93,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Threads of OpenMP spin while they wait for each other. On a machine that others use too they then spin for work
     # that is not scheduled, which can slow a training many times over. So they spin briefly, unless told otherwise.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # The name of a file may hold bytes that are no text; showing it must not fail.
+    # The name of a file may hold bytes that are not text; showing it must not fail.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         warnings.showwarning = _warner()
-        # A person is told what mereo warns of; the libraries' notes to programmers are not for them.
+        # What mereo warns of is shown; the libraries' notes to programmers are not.
         warnings.simplefilter("default", UserWarning)
         for note in (FutureWarning, DeprecationWarning):
             warnings.simplefilter("ignore", note)
@@ -106,7 +116,7 @@ def _guarded(words: list[str]) -> int:
     except MereoError as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
-        return _fail("stopped. A training goes on from its last checkpoint with --resume.", 1)
+        return _fail(STOPPED, 1)
     except BrokenPipeError:
         # The reader of our output is gone; writing the rest of it anywhere would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,7 +5,7 @@ import sys
 
 from mereo.cli.options import PredictOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table
+from mereo.cli.show import print_table, say
 from mereo.cli.weights import load_weights
 from mereo.errors import check_positive
 
@@ -19,7 +19,7 @@ def run(words: list[str], command: str) -> None:
     paths = find_images(options.images)
     model, source = load_weights(options.weights, options.device, ready=True)
     if options.weights is None:
-        print(f"using {source}", file=sys.stderr)
+        say(f"using {source}", file=sys.stderr)
     found = predict(model, paths, top=options.top, batch_size=options.batch_size, strict=options.strict)
     if options.json:
         document = {"weights": str(source), "predictions": [p.to_dict() for p in found]}

@@ -4,13 +4,12 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mereo.cli.options import ReproduceOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table
+from mereo.cli.show import print_table, say
 from mereo.errors import UsageError, check_positive, unknown
 from mereo.training.studies import STUDIES, Study, run_study
 
@@ -35,7 +34,7 @@ def run(words: list[str], command: str) -> None:
     if name not in STUDIES and name not in EXPERIMENTS:
         raise unknown("study or experiment", options.study, STUDIES.keys() | EXPERIMENTS.keys())
     given = _given(options)
-    # What trainings tell on the way does not belong to the document.
+    # The progress of trainings is not part of the document.
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         found: Any
         if name in EXPERIMENTS:
@@ -72,12 +71,12 @@ def _check_used(name: str, given: Mapping[str, Any], used: set[str]) -> None:
 
 
 def _run_experiment(name: str, experiment: "Experiment", given: Mapping[str, Any], output: Path) -> dict[str, Any]:
-    from mereo.experiments import Settings
+    from mereo.experiments.settings import Settings
 
     _check_used(name, given, set(experiment.uses))
     data = given.get("data", experiment.data)
     folder = output / (name if data is None else f"{name}-{Path(data).name}")
-    return experiment.run(Settings(folder, **{**given, "data": data}, say=partial(print, flush=True)))
+    return experiment.run(Settings(folder, **{**given, "data": data}, say=say))
 
 
 def _run_study(name: str, given: Mapping[str, Any], output: str) -> list[dict[str, Any]]:
@@ -87,7 +86,7 @@ def _run_study(name: str, given: Mapping[str, Any], output: str) -> list[dict[st
 
 
 def _show_study(study: Study, rows: list[dict[str, Any]]) -> None:
-    print(f"\n{study.question}")
+    say(f"\n{study.question}")
 
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"
@@ -112,10 +111,10 @@ def _show_experiment(experiment: "Experiment", results: Mapping[str, Any]) -> No
             return f"{value:z.2f}" if "%" in column else f"{value:z.4f}"
         return f"{value:,}" if isinstance(value, int) else str(value)
 
-    print(f"\n{experiment.question}")
+    say(f"\n{experiment.question}")
     for title, rows in results.get("tables", {}).items():
-        print()
+        say()
         print_table(tuple(rows[0]), [[cell(*pair) for pair in row.items()] for row in rows], title)
     for line in results.get("notes", ()):
-        print(f"\n{line}")
-    print("\nwritten: " + ", ".join(results["files"]))
+        say(f"\n{line}")
+    say("\nwritten: " + ", ".join(results["files"]))

@@ -1,7 +1,10 @@
-"""Tables for people: drawn on a terminal, plain columns when piped."""
+"""What people read: lines and tables, drawn on a terminal, plain columns when piped, never what a terminal obeys."""
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from mereo.escape import for_terminal
 
 WHOLE = 20
 """Letters up to which a cell stays on one line however narrow the terminal is."""
@@ -9,9 +12,15 @@ FRAME = 3
 """What a column takes beside its letters."""
 
 
+def say(text: object = "", *, file: TextIO | None = None) -> None:
+    """Print lines of text that may hold names of any origin; None for standard output."""
+    print(for_terminal(text, lines=True), file=sys.stdout if file is None else file, flush=True)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
     """A table on standard output; one too wide for the terminal becomes several, each with the first column."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[for_terminal(cell) for cell in row] for row in rows]
+    title = for_terminal(title)
     if sys.stdout.isatty():
         _draw(columns, cells, title)
         return

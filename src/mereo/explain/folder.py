@@ -42,6 +42,20 @@ def file_name(number: int, name: str) -> str:
     return f"{number:04d}-{stem.encode()[:LONGEST].decode(errors='ignore')}"
 
 
+def batch_file(folder: Path, kind: str, number: int) -> Path:
+    """The picture of one batch of images."""
+    suffix = "" if number == 1 else f"-{number}"
+    return folder / f"{'explanation' if kind == 'picture' else kind}{suffix}.png"
+
+
+def index_files(folder: Path, kinds: Sequence[str], batches: int) -> list[Path]:
+    """The files that `write_explanations` writes into the folder itself for that many batches of images."""
+    pictures = [
+        batch_file(folder, kind, n) for kind in ("picture", "gradients") if kind in kinds for n in range(1, batches + 1)
+    ]
+    return [*pictures, *([folder / "trees.html"] if "page" in kinds else [])]
+
+
 def write_page(model: CapsuleClassifier, batches: Batches, path: str | Path, *, keep: int = 4) -> Path:
     """Write the parse trees of images as one HTML page that needs no other file.
 
@@ -95,10 +109,9 @@ def write_explanations(
         for number, (names, images) in enumerate(batches, start=1):
             if len(images) > MOST_ROWS:
                 raise UsageError(f"batches has one of {len(images)} images; at most {MOST_ROWS} stand on a picture.")
-            suffix = "" if number == 1 else f"-{number}"
             for kind, draw in (("picture", draw_explanation), ("gradients", draw_gradients)):
                 if kind in kinds:
-                    path = folder / f"{'explanation' if kind == 'picture' else kind}{suffix}.png"
+                    path = batch_file(folder, kind, number)
                     written[kind].append(draw(model, images, path, titles=names))
             files = [file_name(done + n, name) for n, name in enumerate(names, start=1)]
             _write_each(observe(model, images), images, names, files, folder, keep, add, written)

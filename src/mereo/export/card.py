@@ -1,16 +1,18 @@
 """The page that goes with a network: what it is, what was measured, how to use it."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from mereo.data import DATASETS
+from mereo.escape import fenced, for_markdown, for_terminal
 from mereo.models import CapsuleClassifier, get_model_entry
 from mereo.runtime.text import duration, percent
 from mereo.training.compare import forward_flops
 
-NOT_MEASURED = "These weights came without the results of a run; nothing measured can be told of them."
+NOT_MEASURED = "These weights came without the results of a run; no measurements are available."
 
 
 def chosen(results: Mapping[str, Any]) -> str:
@@ -25,16 +27,16 @@ def front_matter(model: CapsuleClassifier, record: Mapping[str, Any], name: str)
     """What the hub reads of a card."""
     content: dict[str, Any] = {
         "library_name": "mereo",
-        **({"license": model.pretrained_cfg["license"]} if model.pretrained_cfg.get("license") else {}),
+        **({"license": for_terminal(model.pretrained_cfg["license"])} if model.pretrained_cfg.get("license") else {}),
         "pipeline_tag": "image-classification",
         "tags": ["image-classification", "capsule-network", "mereo", "timm"],
     }
-    if "results" in record:
-        data = str(record["data"]).rstrip("/").rpartition("/")[2]
+    if "results" in record and "data" in record:
+        data = for_terminal(str(record["data"]).rstrip("/").rpartition("/")[2])
         accuracy = round(100 * record["results"]["test"]["accuracy"], 2)
         content["model-index"] = [
             {
-                "name": name,
+                "name": for_terminal(name),
                 "results": [
                     {
                         "task": {"type": "image-classification"},
@@ -51,13 +53,13 @@ def _what(model: CapsuleClassifier) -> str:
     """Which published network this is, or of which it is a variant, and what is other in it."""
     entry, arguments = get_model_entry(model.config["model"]), model.config["args"]
     preset = entry.defaults
-    other = ", ".join(f"{name} {value}" for name, value in arguments.items() if value != preset[name])
+    other = ", ".join(for_markdown(f"{name} {value}") for name, value in arguments.items() if value != preset[name])
     known = f"`{entry.name}` of mereo, {entry.paper}"
     return f"A variant of {known} ({entry.summary.rstrip('.')}): {other}." if other else f"{entry.summary} {known}."
 
 
 def _licence(name: str | None) -> str:
-    return f"The weights are under {name}." if name else "No licence was named for these weights."
+    return f"The weights are under {for_markdown(name)}." if name else "No licence was named for these weights."
 
 
 def _measured(model: CapsuleClassifier, record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -75,12 +77,14 @@ def _measured(model: CapsuleClassifier, record: Mapping[str, Any]) -> list[tuple
     rows.append(("FLOPs of one image", f"{forward_flops(model):,} (a multiply-add is two)"))
     if "data" in record:
         info = DATASETS.get(str(record["data"]))
-        rows.append(("data", f"{record['data']}" + (f": {info.summary} ({info.source})" if info else "")))
+        rows.append(("data", for_markdown(record["data"]) + (f": {info.summary} ({info.source})" if info else "")))
     if "seed" in record:
         rows.append(("seed", str(record["seed"])))
     if results:
-        trained = f"{results['train_images']:,} images, {duration(results['seconds'])} on {results['device']}"
-        rows.append(("training", f"{trained}, torch {results['torch']}"))
+        trained = (
+            f"{results['train_images']:,} images, {duration(results['seconds'])} on {for_markdown(results['device'])}"
+        )
+        rows.append(("training", f"{trained}, torch {for_markdown(results['torch'])}"))
     return rows
 
 
@@ -94,12 +98,21 @@ def _citation(paper: str) -> str:
     return f"@misc{{{key},\n  eprint = {{{number}}},\n  archivePrefix = {{arXiv}},\n  url = {{https://arxiv.org/abs/{number}}}\n}}"
 
 
+def _quoted(text: str) -> str:
+    """Text as it stands in Python."""
+    return json.dumps(text)
+
+
 def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -> str:
     """README.md of a folder called `name`."""
     cfg, paper = model.pretrained_cfg, get_model_entry(model.config["model"]).paper
     matter = yaml.safe_dump(front_matter(model, record, name), sort_keys=False, allow_unicode=True)
     channels, height, width = model.image_shape
-    labels = ", ".join(model.class_names) if model.class_names else f"{model.num_classes} classes without names"
+    labels = (
+        ", ".join(map(for_markdown, model.class_names))
+        if model.class_names
+        else f"{model.num_classes} classes without names"
+    )
     crop = "" if cfg["crop_pct"] == 1 else f", of which the centre is cut out ({cfg['crop_pct']} of each side)"
     preprocessing = (
         f"Images of {channels} x {height} x {width} (channels, height, width), resized {cfg['interpolation']}{crop};"
@@ -108,20 +121,24 @@ def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -
     )
     parts = [
         f"---\n{matter}---\n",
-        f"# {name}\n",
+        f"# {for_markdown(name)}\n",
         f"{_what(model)}\n",
         "## Measured\n",
         *([] if "results" in record else [f"{NOT_MEASURED}\n"]),
         _table(_measured(model, record)) + "\n",
     ]
     if "command" in record:
-        parts += ["The command that made it:\n", f"```sh\n{record['command']}\n```\n"]
+        parts += ["The command that made it:\n", fenced(record["command"], "sh") + "\n"]
     parts += [
         "## Use\n",
-        f'```python\nimport mereo\n\nmodel = mereo.from_pretrained("{name}")  # this folder, or owner/name on the hub\n'
-        "scores = model(images)          # (batch, classes)\n"
-        "capsules = model.capsules(images)\n```\n",
-        f'With timm, after `import mereo`: `timm.create_model("local-dir:{name}", pretrained=True)`.\n',
+        fenced(
+            f"import mereo\n\nmodel = mereo.from_pretrained({_quoted(name)})  # this folder, or owner/name on the hub\n"
+            "scores = model(images)          # (batch, classes)\ncapsules = model.capsules(images)",
+            "python",
+        )
+        + "\n",
+        "With timm, after `import mereo`:\n",
+        fenced(f"timm.create_model({_quoted('local-dir:' + name)}, pretrained=True)", "python") + "\n",
         "## Labels\n",
         f"{labels}\n",
         "## Preprocessing\n",

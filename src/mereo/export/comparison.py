@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mereo.escape import for_markdown
 from mereo.export.rows import Row
 from mereo.files import write_atomically
 from mereo.pictures import new_figure, save_figure
@@ -38,21 +39,24 @@ def cells(row: Row) -> tuple[str, ...]:
 def notes(rows: Sequence[Row], protocol: str) -> list[str]:
     """What one must know to read the table."""
     chosen = sorted({row.chosen_on for row in rows})
-    judged = " or ".join("the best on validation" if c == "validation" else "those of the last epoch" for c in chosen)
+    which = " or ".join("the best on validation" if c == "validation" else "those of the last epoch" for c in chosen)
     return [
         f"Protocol: {protocol}.",
-        f"Accuracy on {rows[0].test_images:,} test images, mean over the seeds, with the weights that were {judged};"
+        f"Accuracy on {rows[0].test_images:,} test images, mean over the seeds, with the weights that were {which};"
         " spread is the standard deviation of the seeds.",
-        "MACs of one image forward. Training memory is reckoned, not measured. Training speed is that of the runs,"
+        "MACs of one image forward. Training memory is estimated, not measured. Training speed is that of the runs,"
         " which ran at different times; inference was timed in turn on batches of 64, and is the median.",
     ]
 
 
 def markdown(rows: Sequence[Row], data: str, protocol: str) -> str:
     """The comparison as a page, the most accurate network first."""
-    lines = [f"# Networks compared on {Path(data).name}", "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    lines += [f"| {' | '.join(cells(row))} |" for row in ranked(rows)]
-    return "\n".join([*lines, "", *notes(rows, protocol), "", "![The comparison as bars](comparison.png)", ""])
+    title = f"# Networks compared on {for_markdown(Path(data).name)}"
+    lines = [title, "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    lines += [f"| {' | '.join(map(for_markdown, cells(row)))} |" for row in ranked(rows)]
+    return "\n".join(
+        [*lines, "", *map(for_markdown, notes(rows, protocol)), "", "![The comparison as bars](comparison.png)", ""]
+    )
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from mereo.errors import UsageError
-from mereo.files import write_atomically
+from mereo.escape import cut
+from mereo.files import read_regular, write_atomically
 from mereo.models import CapsuleClassifier, get_model_entry, load, save_weights
-from mereo.models.metadata import check_preprocessing
-from mereo.models.weights import load_tensors
+from mereo.models.metadata import as_tuples, check_preprocessing, check_record
+from mereo.models.weights import LONGEST_HEADER, read_metadata
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 RECORD = ("data", "seed", "epoch", "results", "command")
@@ -40,9 +41,11 @@ def network_config(model: CapsuleClassifier, record: Mapping[str, Any]) -> dict[
 
 
 def known_record(model: CapsuleClassifier, record: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The record given, or what the file of the weights said of their run."""
+    """The record given, or what the weight file says of its run; UsageError for values of the wrong kinds."""
     source = model.metadata if record is None else {**model.metadata, **record}
-    return {name: source[name] for name in RECORD if name in source}
+    known = {name: source[name] for name in RECORD if source.get(name) is not None}
+    check_record(known, "the weights")
+    return known
 
 
 def save_pretrained(
@@ -76,9 +79,11 @@ def save_pretrained(
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path, LONGEST_HEADER))
+    except UsageError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = error.strerror if isinstance(error, OSError) else cut(str(error), 200)
         raise UsageError(f"{path} is not a readable config.json ({reason}).") from error
     keys = {"architecture": str, "model_args": dict, "pretrained_cfg": dict}
     wrong = [k for k, kind in keys.items() if not (isinstance(content, dict) and isinstance(content.get(k), kind))]
@@ -100,12 +105,12 @@ def load_folder(folder: Path, device: str = "cpu") -> CapsuleClassifier:
         raise UsageError(f"{folder} holds no {WEIGHTS}.{others}")
     content = _read_config(config_path)
     get_model_entry(content["architecture"])
-    _, metadata = load_tensors(weights)
+    metadata = read_metadata(weights)
     for name, key in (("architecture", "model"), ("model_args", "args")):
         if content[name] != metadata.get(key):
             raise UsageError(f"{name} of {config_path} and of {weights} differ; one of the files was changed.")
     model = load(weights, device)
-    cfg = {k: tuple(v) if isinstance(v, list) else v for k, v in content["pretrained_cfg"].items()}
+    cfg = {key: as_tuples(value) for key, value in content["pretrained_cfg"].items()}
     check_preprocessing(config_path, cfg, model)
     labels = content.get("label_names", list(model.class_names))
     fits = isinstance(labels, list) and all(isinstance(label, str) for label in labels)

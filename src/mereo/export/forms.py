@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mereo.errors import UsageError, check_choice
-from mereo.export.folder import WEIGHTS
+from mereo.export.folder import CARD, CONFIG, WEIGHTS
 from mereo.export.libraries import require
 from mereo.export.programs import Scorer
 
@@ -85,6 +85,16 @@ def check_forms(forms: Sequence[str], precision: str) -> None:
             able = ", ".join(name for name, each in FORMS.items() if precision in each.precisions)
             raise UsageError(f"precision is {precision!r}, which --to {form} cannot hold; it goes into {able}.")
         require(f"--to {form}", FORMS[form].libraries, FORMS[form].extra)
+
+
+def output_files(forms: Sequence[str], precision: str, folder: Path) -> list[Path]:
+    """Every file that some forms write into a folder."""
+    names = dict.fromkeys(file_name(form, precision) for form in forms)
+    if {"hub", "timm"} & set(forms):
+        names |= dict.fromkeys((CONFIG, WEIGHTS))
+    if "hub" in forms:
+        names |= dict.fromkeys([CARD])
+    return [folder / name for name in names]
 
 
 def file_name(form: str, precision: str) -> str:

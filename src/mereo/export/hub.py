@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mereo.errors import MereoError, UsageError
+from mereo.errors import MereoError, UsageError, first_line
 from mereo.export.folder import CONFIG, WEIGHTS, load_folder, save_pretrained
 from mereo.export.libraries import require
 from mereo.models import CapsuleClassifier
@@ -18,11 +18,6 @@ def check_id(repo_id: str) -> None:
     """UsageError unless it is owner/name."""
     if not _ID.fullmatch(repo_id):
         raise UsageError(f"repo_id is {repo_id!r}; it must be owner/name, such as me/mspcaps-digits.")
-
-
-def first_line(error: Exception) -> str:
-    """What an error says first, or its kind."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def from_pretrained(

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.data import Images, load_splits
-from mereo.errors import MereoError, UsageError, check_positive
+from mereo.data import DATASETS, Images, load_splits
+from mereo.errors import MereoError, UsageError, check_positive, first_line
+from mereo.escape import cut
 from mereo.inference.evaluate import normalise
 from mereo.models import CapsuleClassifier
 
@@ -64,13 +65,23 @@ def read_images(model: CapsuleClassifier, data: str, root: str | None, limit: in
 def find_images(
     model: CapsuleClassifier, data: str | None, root: str | None, limit: int | None
 ) -> tuple[AtHand | None, str]:
-    """The images of the data set named, which must be there, or of the network's own, which may be; and why not."""
+    """The images of the data set given, which must be there, or of the network's own, which may be; or why there are
+    none.
+
+    What a weight file says of its data is followed only where it is the name of a data set: a path would let the
+    file choose which folders of this machine are read.
+    """
     if data is not None:
         return read_images(model, data, root, limit), ""
     own = model.metadata.get("data")
     if not isinstance(own, str):
         return None, "the weights do not say which data they were trained on"
+    if own not in DATASETS:
+        return (
+            None,
+            f"the weights were trained on {cut(own, 100)!r}, not a data set of the catalogue; name it with --data",
+        )
     try:
         return read_images(model, own, root, limit), ""
     except (UsageError, MereoError, OSError) as error:
-        return None, f"{own} is not at hand ({(str(error).splitlines() or [''])[0].rstrip('.')})"
+        return None, f"{own} is not available ({first_line(error).rstrip('.')})"

@@ -1,19 +1,20 @@
-"""What a run says of the weights it left: measured figures, data, seed, and the command that repeats it."""
+"""What is known of a run: its measured results, data, seed, and the command that repeats it."""
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mereo.data import DATASETS
 from mereo.errors import UsageError
 from mereo.training.config import FIELDS, TrainConfig, show_arguments, show_size
+from mereo.training.figures import read_results
 from mereo.training.recipes import RECIPES, apply_recipe
 from mereo.training.run_folder import IDENTITY, RunFolder
 
 FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction")
-"""Fields that a run settles by itself where they are left open."""
-SAID_FIRST = {"model", "data", "recipe"}
+"""Fields that a run fills in where they are left open."""
+STATED_FIRST = {"model", "data", "recipe"}
 
 
 def run_of(weights: Path) -> RunFolder | None:
@@ -29,17 +30,12 @@ def read_record(weights: Path) -> dict[str, Any]:
     folder = run_of(weights)
     if folder is None or not folder.results.is_file():
         return {}
-    try:
-        results = json.loads(folder.results.read_text())
-        scores = results["test_last" if weights.name == folder.last.name else "test_best"]
-        kept = ("parameters", "chosen_on", "best_epoch", "train_images", "seconds", "device", "torch")
-        figures = {"test": scores, **{name: results[name] for name in kept}}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{folder.results} is not what a run writes ({error}); give a file of weights alone."
-        ) from error
+    results = read_results(folder.results)
+    which = "last" if weights.name == folder.last.name else "best"
+    kept = ("parameters", "chosen_on", "best_epoch", "train_images", "seconds", "device", "torch")
     config = TrainConfig.from_yaml(folder.config)
-    figures |= {"which": "last" if weights.name == folder.last.name else "best", "epochs": config.epochs}
+    figures = {"test": results[f"test_{which}"], **{name: results[name] for name in kept}}
+    figures |= {"which": which, "epochs": config.epochs}
     return {"data": config.data, "seed": config.seed, "results": figures, "command": command_of(config)}
 
 
@@ -47,9 +43,12 @@ def _still_filled_in(given: Mapping[str, Any], base: TrainConfig, config: TrainC
     """The fields that a run would not settle as they are by itself."""
     from mereo.training.setup import resolve
 
+    # A configuration may come from anywhere, so its data is looked at only where it is a data set of the catalogue.
+    if config.data not in DATASETS:
+        return dict(given)
     try:
         settled = resolve(base.replace(**{k: v for k, v in given.items() if k not in FILLED_IN}))
-    except (UsageError, OSError):  # the data set is a folder of another machine
+    except (UsageError, OSError):  # the data set is not on this machine
         return dict(given)
     same = [n for n in FILLED_IN if n in given and getattr(settled, n) == getattr(config, n)]
     return {name: value for name, value in given.items() if name not in same}
@@ -66,7 +65,7 @@ def command_of(config: TrainConfig) -> str:
     given = {
         name: value
         for name in FIELDS
-        if name not in SAID_FIRST | IDENTITY and (value := getattr(config, name)) != getattr(base, name)
+        if name not in STATED_FIRST | IDENTITY and (value := getattr(config, name)) != getattr(base, name)
     }
     for name, value in _still_filled_in(given, base, config).items():
         option = name.replace("_", "-")

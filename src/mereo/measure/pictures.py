@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mereo.escape import cut
 from mereo.inference.answers import Answers
 from mereo.inference.metrics import wilson_interval
 from mereo.measure.calibration import Reliability, expected_calibration_error
@@ -14,6 +15,7 @@ from mereo.measure.style import FAINT, INK, RIGHT, RULE, WRONG, quiet
 from mereo.pictures import new_figure, save_figure
 
 MOST_NUMBERED, MOST_NAMED = 20, 40
+LONGEST_NAME = 40
 HOW = {"normalised": "length / sum of lengths", "softmax": "softmax of lengths"}
 
 
@@ -30,6 +32,7 @@ def draw_confusion(confusion: Tensor, names: tuple[str, ...], title: str, path: 
 
     count = len(names)
     side = min(max(2.6 + 0.42 * count, 4.2), 11.0)
+    names = tuple(cut(name, LONGEST_NAME) for name in names)
     longest = max(len(name) for name in names)
     figure = new_figure(side + 0.9 + 0.05 * longest, side + 0.05 * longest)
     axes = figure.subplots()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from mereo.escape import for_markdown
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.equivariance import TRANSFORMS
 from mereo.measure.objects import WORDS, overview_objects
@@ -30,7 +31,7 @@ errors."""
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(for_markdown(cell) for cell in line) + " |" for line in lines)
 
 
 def _number(value: float | None, digits: int = 3) -> str:
@@ -89,7 +90,10 @@ def markdown(document: dict[str, Any]) -> str:
     """
     models, plan = document["models"], document["plan"]
     first = next(iter(models.values()))
-    parts = [f"# {document['data']}, {document['split']} images ({first['count']:,})", table(*overview(models))]
+    parts = [
+        f"# {for_markdown(document['data'])}, {document['split']} images ({first['count']:,})",
+        table(*overview(models)),
+    ]
     if "objects" in first:
         parts.append(WORDS.format(objects=first["objects"]))
     else:
@@ -118,8 +122,8 @@ def markdown(document: dict[str, Any]) -> str:
 def _model(name: str, model: dict[str, Any]) -> list[str]:
     folder = quote(name)
     parts = [
-        f"## {name}",
-        f"`{model['weights']}`, {model['parameters']:,} parameters.",
+        f"## {for_markdown(name)}",
+        f"{for_markdown(model['weights'])}, {model['parameters']:,} parameters.",
         table(
             ("class", "images", "predicted", "recall", "precision", "F1"),
             [

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from mereo.data import Images, ImageSet, OverlaidPairs, load_split
+from mereo.data import DATASETS, Images, ImageSet, OverlaidPairs, load_split
 from mereo.data.split import stratified
 from mereo.errors import UsageError
+from mereo.escape import cut
 from mereo.models import CapsuleClassifier, load
 from mereo.runtime.device import choose_device
 from mereo.training.config import TrainConfig
@@ -64,7 +65,11 @@ def short_names(sources: Sequence[Path]) -> list[str]:
 
 
 def choose_data(models: Sequence[CapsuleClassifier], configs: Sequence[TrainConfig | None], data: str | None) -> str:
-    """The data set to evaluate on: `data`, else the one that all networks were trained on."""
+    """The data set to evaluate on: the one given, else the one that all were trained on.
+
+    What weights say of their data is followed only where it is the name of a data set: a path would let a file choose
+    which folders of this machine are read.
+    """
     if data is not None:
         return data
     trained = [
@@ -75,7 +80,13 @@ def choose_data(models: Sequence[CapsuleClassifier], configs: Sequence[TrainConf
         raise UsageError("data is not given, and the weights do not name the data they were trained on; give --data.")
     kinds = sorted({str(name) for name in trained})
     if len(kinds) > 1:
-        raise UsageError(f"the networks were trained on {' and '.join(kinds)}; name one with --data.")
+        listed = cut(" and ".join(kinds), 200)
+        raise UsageError(f"data is not given, and the networks were trained on {listed}; name one with --data.")
+    if kinds[0] not in DATASETS:
+        raise UsageError(
+            f"data is not given, and the weights were trained on {cut(kinds[0], 100)!r}, which is not a data set of the"
+            " catalogue; if you trust it, name it with --data."
+        )
     return kinds[0]
 
 

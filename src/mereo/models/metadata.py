@@ -1,9 +1,10 @@
-"""What a file of weights says of its network, looked at before anything is made of it.
+"""What a weight file states about its network, checked before anything is built from it.
 
-A file may come from anywhere. Its words reach a network only where they are of the right kind, and a network of the
-size it claims is made only once the tensors beside them are known to fill it.
+A file may come from anywhere. Its metadata reaches a network only where it is of the right kind and within bounds, and
+a network of the stated size is built only once the tensors in the file are known to fill it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,14 @@ from mereo.models.base import CapsuleClassifier
 from mereo.models.registry import MODELS, get_model_entry, is_model
 
 FORMAT = 1
-"""Of the metadata; a file with a higher number is refused."""
+"""Version of the metadata; a file with a higher number is refused."""
+INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos", "box", "hamming")
+LEAST_CROP = 0.05
+MOST_PIXELS = 2**24
+"""Of the image that the central crop is taken from."""
+LEAST_STD = 1e-6
+LONGEST_TEXT = 10_000
+"""Characters of one text in the metadata, such as a licence or a command."""
 _DEEPEST, _LARGEST = 3, 1e6
 
 
@@ -39,34 +47,36 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     """Whether a value is what constructors take: text, numbers, switches, and lists of them."""
     if isinstance(value, list):
         return depth < _DEEPEST and all(_is_plain(entry, depth + 1) for entry in value)
-    return value is None or isinstance(value, str | int | float)
+    if isinstance(value, str):
+        return len(value) <= LONGEST_TEXT
+    return value is None or isinstance(value, int | float)
 
 
-def _tuples(value: Any) -> Any:
-    """JSON has lists where arguments were tuples."""
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+def as_tuples(value: Any) -> Any:
+    """A JSON value with its lists as tuples, as arguments of constructors are."""
+    return tuple(as_tuples(v) for v in value) if isinstance(value, list) else value
 
 
 def _plain(metadata: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
     """One of the tables of the metadata, its lists as tuples."""
-    found = metadata.get(name, {})
-    if not isinstance(found, dict):
+    table = metadata.get(name, {})
+    if not isinstance(table, dict):
         raise UsageError(f"{name} of {path} is not a table of names and values; the file was not written by mereo.")
-    for key, value in found.items():
+    for key, value in table.items():
         if not _is_plain(value):
-            raise UsageError(f"{key} in {name} of {path} is no plain value; the file was not written by mereo.")
-    return {key: _tuples(value) for key, value in found.items()}
+            raise UsageError(f"{key} in {name} of {path} is not a plain value; the file was not written by mereo.")
+    return {key: as_tuples(value) for key, value in table.items()}
 
 
 def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
     """The metadata of a file as a description; UsageError for what is missing or of the wrong kind."""
     number = metadata.get("format", FORMAT)
     if not isinstance(number, int):
-        raise UsageError(f"{path} has format {number!r}, which is no number; it is not a file of weights of mereo.")
+        raise UsageError(f"{path} has format {number!r}, which is not a number; it is not a weight file of mereo.")
     if number > FORMAT:
         raise UsageError(f"{path} has format {number}, and this version reads up to {FORMAT}; install a newer mereo.")
     if not {"model", "args"} <= metadata.keys() or not isinstance(metadata["model"], str):
-        raise UsageError(f"{path} does not say which model it is for; it is not a file of weights written by mereo.")
+        raise UsageError(f"{path} does not say which model it is for; it is not a weight file written by mereo.")
     if not is_model(metadata["model"]):
         raise UsageError(f"{path}: {unknown('model', metadata['model'], MODELS)}")
     arguments = _plain(metadata, "args", path)
@@ -74,17 +84,18 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
     if foreign:
         raise UsageError(f"{path} is for {metadata['model']} with {foreign[0]!r}, which that network has no use for.")
     names = metadata.get("class_names", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= LONGEST_TEXT for name in names):
         raise UsageError(f"class_names of {path} must be a list of names.")
     return Description(metadata["model"], arguments, tuple(names), _plain(metadata, "pretrained_cfg", path))
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, and not a switch."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
+
+
 def _numbers(value: Any, count: int, least: float) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) == count
-        and all(isinstance(v, int | float) and least < v < _LARGEST for v in value)
-    )
+    return isinstance(value, tuple) and len(value) == count and all(is_number(v) and v >= least for v in value)
 
 
 def check_description(path: Path, found: Description, model: CapsuleClassifier) -> None:
@@ -98,12 +109,65 @@ def check_description(path: Path, found: Description, model: CapsuleClassifier) 
 
 
 def check_preprocessing(path: Path, cfg: Mapping[str, Any], model: CapsuleClassifier) -> None:
-    """UsageError unless every image that is prepared as `cfg` says fits a network."""
-    channels = model.image_shape[0]
-    if not (_numbers(cfg.get("mean"), channels, -_LARGEST) and _numbers(cfg.get("std"), channels, 0)):
-        raise UsageError(f"mean and std of {path} must be lists of {channels} numbers, std above 0.")
+    """UsageError unless every image that is prepared as `cfg` says fits a network, and takes little memory.
+
+    The statistics are finite, std at least 1e-6; the central crop keeps at least 0.05 of a side, and the image that it
+    is taken from has at most 2^24 pixels.
+    """
+    channels, height, width = model.image_shape
+    if not (_numbers(cfg.get("mean"), channels, -_LARGEST) and _numbers(cfg.get("std"), channels, LEAST_STD)):
+        raise UsageError(f"mean and std of {path} must be lists of {channels} numbers, std at least {LEAST_STD:g}.")
     if cfg.get("input_size") != model.image_shape:
         raise UsageError(f"input_size of {path} is {cfg.get('input_size')}; it is {list(model.image_shape)}.")
-    share = cfg.get("crop_pct")
-    if not (isinstance(share, int | float) and 0 < share <= 1):
-        raise UsageError(f"crop_pct of {path} is {share!r}; it must be above 0 and at most 1.")
+    share: Any = cfg.get("crop_pct")
+    if not (is_number(share) and LEAST_CROP <= share <= 1):
+        raise UsageError(f"crop_pct of {path} is {share!r}; it must be at least {LEAST_CROP} and at most 1.")
+    if share < 1 and math.ceil(height / share) * math.ceil(width / share) > MOST_PIXELS:
+        raise UsageError(f"crop_pct of {path} is {share!r}; images of more than {MOST_PIXELS:,} pixels would be made.")
+    if (method := cfg.get("interpolation", INTERPOLATIONS[0])) not in INTERPOLATIONS:
+        raise UsageError(f"interpolation of {path} is {method!r}; it must be one of {', '.join(INTERPOLATIONS)}.")
+    for name in ("license", "crop_mode"):
+        if not isinstance(cfg.get(name), str | None):
+            raise UsageError(f"{name} of {path} is {cfg[name]!r}; it must be text.")
+
+
+_FIGURES: dict[str, type | tuple[type, ...]] = {
+    "chosen_on": str, "which": str, "device": str, "torch": str, "epochs": int, "best_epoch": int, "train_images": int,
+    "seconds": (int, float),
+}  # fmt: skip
+"""What the results in a weight file hold beside the scores on the test images."""
+SCORES: dict[str, type | tuple[type, ...]] = {
+    "count": int, "accuracy": (int, float), "accuracy_low": (int, float), "accuracy_high": (int, float),
+}  # fmt: skip
+
+
+def check_kinds(table: Any, kinds: Mapping[str, type | tuple[type, ...]], what: str) -> None:
+    """UsageError unless `table` is a table that has every name of `kinds`, with a value of that kind.
+
+    Numbers are finite and no switches.
+    """
+    if not isinstance(table, dict):
+        raise UsageError(f"{what} is not a table of names and values; it was not written by mereo.")
+    for name, kind in kinds.items():
+        value = table.get(name)
+        wrong_number = isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
+        if not isinstance(value, kind) or wrong_number:
+            shown = repr(value)[:60] if name in table else "missing"
+            raise UsageError(f"{name} of {what} is {shown}; it was not written by mereo.")
+
+
+def check_results(results: Any, what: str) -> None:
+    """UsageError unless `results` are the figures of a run, as `mereo.export.record.read_record` gives them."""
+    check_kinds(results, _FIGURES, what)
+    check_kinds(results.get("test"), SCORES, f"test in {what}")
+
+
+def check_record(record: Mapping[str, Any], what: str) -> None:
+    """UsageError unless what is kept of the run that made some weights is of the right kinds, where it is there."""
+    kinds: dict[str, type] = {"data": str, "command": str, "seed": int, "epoch": int}
+    check_kinds(dict(record), {name: kinds[name] for name in kinds if name in record}, what)
+    for name in ("data", "command"):
+        if len(record.get(name, "")) > LONGEST_TEXT:
+            raise UsageError(f"{name} of {what} is longer than {LONGEST_TEXT:,} characters.")
+    if "results" in record:
+        check_results(record["results"], f"results of {what}")

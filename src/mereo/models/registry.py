@@ -13,6 +13,9 @@ from mereo.errors import UsageError, unknown
 from mereo.models.base import CapsuleClassifier
 
 _LARGEST = 2**31
+_MOST = {"num_classes": 2**20, "in_chans": 2**12}
+"""Bounds on arguments of which lists are made, such as the mean of every channel."""
+_LONGEST_LIST = 100
 
 
 @dataclass(frozen=True)
@@ -167,8 +170,10 @@ def outline(name: str, **arguments: Any) -> CapsuleClassifier:
     try:
         with torch.device("meta"):
             return create_model(name, **arguments)
-    except RuntimeError as error:
-        # On this device nothing but a size can fail.
+    except (RuntimeError, OverflowError, TypeError) as error:
+        # On this device nothing but a size can fail; one beyond 64 bits is a TypeError.
+        if isinstance(error, TypeError) and "verflow" not in str(error):
+            raise
         raise UsageError(f"{name} with these arguments is larger than any memory ({_first_line(error)}).") from error
 
 
@@ -202,6 +207,8 @@ def _check_kinds(name: str, defaults: Mapping[str, Any], arguments: Mapping[str,
         fits = isinstance(value, allowed) and (isinstance(default, bool) or not isinstance(value, bool))
         if not fits:
             raise UsageError(f"{argument} of {name} is {value!r}; it must be of the kind of its default, {default!r}.")
+        if isinstance(default, tuple) and len(value) > _LONGEST_LIST:
+            raise UsageError(f"{argument} of {name} has {len(value):,} entries; at most {_LONGEST_LIST} are taken.")
         if isinstance(default, tuple) and default and isinstance(default[0], int):
             entries: tuple[Any, ...] = tuple(value)
             fixed = argument != "scales" and len(entries) != len(default)
@@ -212,5 +219,7 @@ def _check_kinds(name: str, defaults: Mapping[str, Any], arguments: Mapping[str,
             if not all(isinstance(row, tuple | list) and all(type(v) is int for v in row) for row in rows):
                 raise UsageError(f"{argument} of {name} is {value!r}; it must be lists of whole numbers, {default!r}.")
     for argument, least in (("num_classes", 0), ("in_chans", 1)):
-        if arguments[argument] < least:
-            raise UsageError(f"{argument} is {arguments[argument]}; it must be at least {least}.")
+        if not least <= arguments[argument] <= _MOST[argument]:
+            raise UsageError(
+                f"{argument} is {arguments[argument]}; it must be at least {least} and at most {_MOST[argument]:,}."
+            )

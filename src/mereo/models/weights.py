@@ -4,7 +4,9 @@ Nothing is unpickled: a file that is not safetensors is refused by its content.
 """
 
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mereo.errors import MereoError, UsageError
-from mereo.files import write_atomically
+from mereo.escape import cut
+from mereo.files import open_regular, write_atomically
 from mereo.models.base import CapsuleClassifier
 from mereo.models.metadata import FORMAT, check_description, describe
 from mereo.models.pretrained import list_pretrained, pretrained_path
 from mereo.models.registry import create_model, outline
 
+LONGEST_HEADER = 2**24
+"""Bytes of names, shapes and metadata; a network of 20,000 tensors and as many class names has a tenth of it."""
 _NO_PICKLES = "Pickled checkpoints are not opened"
 
 
@@ -43,25 +48,50 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     write_atomically(path, save(flat, {"format": "pt", "mereo": json.dumps(metadata)}))
 
 
-def load_tensors(path: str | Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and the JSON document of a file written by `save_tensors`; UsageError if it is anything else."""
-    path = Path(path)
+@contextmanager
+def _opened(path: Path, device: str = "cpu") -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A safetensors file, none of its tensors read, and its JSON document; UsageError if it is anything else."""
     if not path.is_file():
         raise UsageError(f"{path} is not a file.")
     try:
+        _check_header(path)
         with safe_open(path, framework="pt", device=device) as file:
             metadata = json.loads((file.metadata() or {}).get("mereo", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if not isinstance(metadata, dict):
+                raise UsageError(f"{path} holds tensors but no description of a model; it was not written by mereo.")
+            yield file, metadata
+    except UsageError:
+        raise
     except (SafetensorError, ValueError, RecursionError, OSError) as error:
         program = path.suffix in {".onnx", ".pt2"}
         others = "An exported program is run by onnxruntime or torch.export" if program else _NO_PICKLES
         raise UsageError(
-            f"{path} is not a readable safetensors file ({error}). {others}; weights end in .safetensors, as"
-            " `mereo train` writes them."
+            f"{path} is not a readable safetensors file ({cut(str(error), 200)}). {others}; weights end in"
+            " .safetensors, as `mereo train` writes them."
         ) from error
-    if not isinstance(metadata, dict):
-        raise UsageError(f"{path} holds tensors but says nothing of the model they belong to; it is not mereo's.")
-    return tensors, metadata
+
+
+def load_tensors(path: str | Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and the JSON document of a file written by `save_tensors`; UsageError if it is anything else."""
+    with _opened(Path(path), device) as (file, metadata):
+        return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """The JSON document of a file written by `save_tensors`, without its tensors."""
+    with _opened(Path(path)) as (_, metadata):
+        return metadata
+
+
+def _check_header(path: Path) -> None:
+    """UsageError for a header that is larger than any that mereo writes: reading it would take many times its size."""
+    with open_regular(path) as file:
+        start = file.read(8)
+    if len(start) == 8 and (size := struct.unpack("<Q", start)[0]) > LONGEST_HEADER:
+        raise UsageError(
+            f"{path} is not a readable safetensors file (its header claims {size:,} bytes). {_NO_PICKLES}; weights end"
+            " in .safetensors, as `mereo train` writes them."
+        )
 
 
 def save_weights(
@@ -83,7 +113,7 @@ def save_weights(
     """
     if not hasattr(model, "config"):
         raise UsageError(
-            f"this {type(model).__name__} does not know its name and arguments; make it with create_model to save it."
+            f"this {type(model).__name__} has no name and arguments; make it with create_model to save it."
         )
     metadata = {
         "format": FORMAT,
@@ -99,28 +129,42 @@ def save_weights(
 
 def load_state(model: CapsuleClassifier, path: str | Path) -> None:
     """Put the weights of a file into a model of the same architecture; UsageError says what does not fit."""
-    tensors, _ = load_tensors(path)
-    _check_fits(model, tensors, Path(path))
+    with _opened(Path(path)) as (file, _):
+        tensors = _fitting(model, file, Path(path))
     model.load_state_dict(tensors)
 
 
-def _check_fits(model: CapsuleClassifier, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """UsageError unless tensors have the names, shapes and kinds of a model's own."""
+def _fitting(model: CapsuleClassifier, file: Any, path: Path) -> dict[str, Tensor]:
+    """The tensors of an open file; UsageError unless they have the names, shapes and kinds of a model's own.
+
+    Names and shapes are compared before a tensor is read.
+    """
     expected = model.state_dict()
-    faults = [f"missing {name}" for name in sorted(expected.keys() - tensors.keys())]
-    faults += [f"unexpected {name}" for name in sorted(tensors.keys() - expected.keys())]
-    for name in sorted(expected.keys() & tensors.keys()):
-        given, own = tensors[name], expected[name]
-        if given.shape != own.shape:
-            faults.append(f"{name} is {tuple(given.shape)}, not {tuple(own.shape)}")
-        elif given.is_floating_point() != own.is_floating_point():
-            faults.append(f"{name} is {given.dtype}, not {own.dtype}")
+    names = set(file.keys())
+    faults = [f"missing {name}" for name in sorted(expected.keys() - names)]
+    faults += [f"unexpected {name}" for name in sorted(names - expected.keys())]
+    for name in sorted(expected.keys() & names):
+        shape, own = tuple(file.get_slice(name).get_shape()), tuple(expected[name].shape)
+        if shape != own:
+            faults.append(f"{name} is {shape}, not {own}")
+    _check_faults(faults, model, path)
+    tensors = {name: file.get_tensor(name) for name in expected}
+    for name in sorted(expected):
+        given, dtype = tensors[name], expected[name].dtype
+        if given.is_floating_point() != dtype.is_floating_point:
+            faults.append(f"{name} is {given.dtype}, not {dtype}")
         # As the model would hold it: a wider number may be too large for it.
-        elif given.is_floating_point() and not torch.isfinite(given.to(own.dtype)).all():
+        elif given.is_floating_point() and not torch.isfinite(given.to(dtype)).all():
             faults.append(f"{name} holds values that are not finite")
+    _check_faults(faults, model, path)
+    return tensors
+
+
+def _check_faults(faults: Sequence[str], model: CapsuleClassifier, path: Path) -> None:
     if faults:
-        shown = "; ".join(faults[:3]) + (f"; and {len(faults) - 3} more" if len(faults) > 3 else "")
-        raise UsageError(f"{path} does not fit {type(model).__name__}: {shown}.")
+        shown = "; ".join(cut(fault, 200) for fault in faults[:3])
+        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise UsageError(f"{path} does not fit {type(model).__name__}: {shown}{more}.")
 
 
 def weights_file(path: str | Path) -> Path:
@@ -157,15 +201,15 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> CapsuleClassif
     was saved beside the weights.
     """
     path = weights_file(path)
-    tensors, metadata = load_tensors(path)
-    found = describe(path, metadata)
-    # Compared before it takes memory: a small file may claim a network of any size.
-    try:
-        claimed = outline(found.model, **found.arguments)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
-    _check_fits(claimed, tensors, path)
-    check_description(path, found, claimed)
+    with _opened(path) as (file, metadata):
+        found = describe(path, metadata)
+        # A small file may state a network of any size: its outline takes no memory.
+        try:
+            stated = outline(found.model, **found.arguments)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from error
+        check_description(path, found, stated)
+        tensors = _fitting(stated, file, path)
     model = create_model(found.model, **found.arguments)
     model.load_state_dict(tensors)
     model.pretrained_cfg = {**model.pretrained_cfg, **found.preprocessing}

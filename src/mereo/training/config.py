@@ -13,6 +13,7 @@ import tyro
 import yaml
 
 from mereo.errors import UsageError, check_choice, check_positive, check_probability, unknown
+from mereo.files import read_regular
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
 SCHEDULES = ("cosine", "exponential", "constant")
@@ -20,8 +21,11 @@ _LONGEST_FILE = 2**20
 _LARGEST_NUMBER, _LARGEST_SETTING = 2**63, 1e6
 
 
-class _WithoutAliases(yaml.SafeLoader):
-    """Reads no `*name`: with nine of them a few lines stand for more than any memory holds."""
+_PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads plain kinds alone: no `!!binary`, no dates, no sets, and no `*name`, of which a few lines make any size."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -29,11 +33,23 @@ class _WithoutAliases(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+_PlainLoader.yaml_constructors = {
+    tag: constructor
+    for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] in _PLAIN
+}
+# A date is text, as it stands.
+_PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in _PLAIN]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def read_yaml(text: str) -> Any:
-    """The value that YAML says, of plain kinds; ValueError for text that is none."""
+    """The value of a YAML document, of plain kinds; ValueError for any other text."""
     try:
-        return yaml.load(text, _WithoutAliases)
-    except Exception as error:  # an impossible date, a tag on the wrong text: PyYAML raises nearly anything
+        return yaml.load(text, _PlainLoader)
+    except Exception as error:  # a tag on the wrong text: PyYAML raises nearly anything
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
@@ -257,15 +273,12 @@ class TrainConfig:
     def from_yaml(cls, path: Path) -> "TrainConfig":
         """Read a file; UsageError if it is missing, is not YAML or names unknown fields."""
         try:
-            with path.open(encoding="utf-8") as file:
-                text = file.read(_LONGEST_FILE + 1)  # a device may never end
+            text = read_regular(path, _LONGEST_FILE).decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             images = path.parent if path.name == "config.yaml" and path.parent.is_dir() else None
             hint = f" A folder of images is named by --data: --data {images}." if images is not None else ""
             raise UsageError(f"cannot read the configuration {path}: {reason}.{hint}") from error
-        if len(text) > _LONGEST_FILE:
-            raise UsageError(f"{path} is longer than any configuration; name the config.yaml of a run.")
         try:
             content = read_yaml(text)
         except ValueError as error:

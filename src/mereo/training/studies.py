@@ -5,7 +5,6 @@ runs lie in <output>/<study>-<data>/<variant>-seed<n>; those that are finished a
 where it was stopped. `mereo compare` makes its study from the command line and runs it by the same functions.
 """
 
-import json
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -166,6 +165,7 @@ def finish_runs(
     UsageError for a finished run of another configuration: it is no part of this table.
     """
     from mereo.training.engine import train
+    from mereo.training.figures import read_results
     from mereo.training.run_folder import RunFolder, differences
     from mereo.training.setup import resolve
 
@@ -186,7 +186,7 @@ def finish_runs(
         else:
             say(f"{place}/{len(configs)} {label}, seed {seed}")
             train(config)
-        results.setdefault(label, []).append(json.loads(finished.read_text()))
+        results.setdefault(label, []).append(read_results(finished))
     return results
 
 

@@ -6,8 +6,6 @@ memory does not grow with them. Names of files and classes are not trusted: they
 
 import base64
 import io
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
@@ -17,12 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mereo.errors import UsageError
 from mereo.explain.panels import shown_classes
 from mereo.explain.trees.svg import patch_boxes, tree_svg
 from mereo.explain.trees.tree import ParseTree
 from mereo.explain.trees.words import describe
-from mereo.files import cannot_write
+from mereo.files import writing
 from mereo.pictures import displayable
 
 HELP = """\
@@ -62,7 +59,11 @@ def explanation_page(path: str | Path, title: str) -> Iterator[AddCase]:
     Shapes: image (channels, height, width), lengths (classes,).
     """
     path, count = Path(path), 0
-    with _put_in_place(path) as write:
+    with writing(path) as write_bytes:
+
+        def write(text: str) -> None:
+            # Names of files may hold bytes that are not text.
+            write_bytes(text.encode(errors="replace"))
 
         def add(title: str, image: Tensor, tree: ParseTree, lengths: Tensor, names: tuple[str, ...]) -> None:
             nonlocal count
@@ -72,40 +73,6 @@ def explanation_page(path: str | Path, title: str) -> Iterator[AddCase]:
         write(_opening(title))
         yield add
         write(_closing())
-
-
-@contextmanager
-def _put_in_place(path: Path) -> Iterator[Callable[[str], None]]:
-    """A file that is written in pieces under another name, and renamed when it is complete."""
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        raise UsageError(f"cannot write {path}: it is there and is not a file; name a file.")
-    with _told(path):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    # Names of files may hold bytes that are not text.
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="\n") as file:
-
-        def write(text: str) -> None:
-            with _told(path):
-                file.write(text)
-                file.flush()
-
-        try:
-            yield write
-            with _told(path):
-                Path(name).chmod(0o644)
-                Path(name).replace(target)
-        finally:
-            Path(name).unlink(missing_ok=True)
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise cannot_write(path, error) from error
 
 
 def _part(name: str) -> str:
@@ -118,6 +85,7 @@ def _opening(title: str) -> str:
         # Should a name ever slip through the escaping, the browser still loads nothing and sends nothing.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
         " style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
+        '<meta name="generator" content="mereo">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_part('page.css')}</style>\n</head>\n<body>\n"
         f"<header>\n<h1>{escape(title)}</h1>\n{HELP}\n</header>\n<main>\n"

@@ -65,7 +65,7 @@ def whole(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(data=st.data())
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 def test_a_damaged_file_gives_a_network_or_is_refused(whole, data):
@@ -151,7 +151,7 @@ WORDS = {
     "a network of terabytes": (put("args", "channels", value=[10**6] * 3), "does not fit MSPCaps"),
     "an image without end": (put("args", "img_size", value=2**31 - 1), "larger than any memory"),
     "a later format": (put("format", value=99), "install a newer mereo"),
-    "a format in words": (put("format", value="1"), "which is no number"),
+    "a format in words": (put("format", value="1"), "which is not a number"),
     "names that are none": (put("class_names", value=[1, 2]), "class_names of"),
     "names in a word": (put("class_names", value="0123456789"), "class_names of"),
     "too few names": (put("class_names", value=["a", "b"]), "2 names for 10 classes"),
@@ -163,6 +163,17 @@ WORDS = {
     "a std that is NaN": (put("pretrained_cfg", "std", value=[float("nan")]), "mean and std of"),
     "another size": (put("pretrained_cfg", "input_size", value=[1, 8, 8]), "input_size of"),
     "no crop": (put("pretrained_cfg", "crop_pct", value="all"), "crop_pct of"),
+    "a crop of nearly nothing": (put("pretrained_cfg", "crop_pct", value=1e-5), "crop_pct of"),
+    "a denormal crop": (put("pretrained_cfg", "crop_pct", value=5e-324), "crop_pct of"),
+    "a crop that is NaN": (put("pretrained_cfg", "crop_pct", value=float("nan")), "crop_pct of"),
+    "a switch for a crop": (put("pretrained_cfg", "crop_pct", value=True), "crop_pct of"),
+    "a denormal std": (put("pretrained_cfg", "std", value=[5e-324]), "mean and std of"),
+    "a switch for a std": (put("pretrained_cfg", "std", value=[True]), "mean and std of"),
+    "an unknown interpolation": (put("pretrained_cfg", "interpolation", value="nothing"), "interpolation of"),
+    "a licence that is not text": (put("pretrained_cfg", "license", value=[1]), "license of"),
+    "channels without end": (put("args", "in_chans", value=2**30), "in_chans is"),
+    "classes without end": (put("args", "num_classes", value=2**31 - 1), "num_classes is"),
+    "a list without end": (put("args", "scales", value=[0] * 10**5), "scales of mspcaps_tiny has 100,000 entries"),
     "preprocessing in a list": (put("pretrained_cfg", value=[]), "pretrained_cfg of"),
     "nothing": (lambda m: m.clear(), "which model it is for"),
 }
@@ -195,7 +206,7 @@ json_values = st.recursive(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(data=st.data())
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 def test_any_words_give_a_network_or_are_refused(whole, data):

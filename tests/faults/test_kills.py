@@ -71,7 +71,7 @@ def assert_same(folder: Path, whole: Path) -> None:
     assert not leftovers(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_twenty_kills_change_nothing(server, tmp_path):
     output, runs = tmp_path / "output.txt", tmp_path / "runs"
     assert server.run([*WORDS, "--name", "whole"]) == 0, output.read_text()

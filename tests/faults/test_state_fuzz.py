@@ -125,7 +125,7 @@ def test_a_state_that_does_not_fit_is_refused(whole, fault):
         go_on(changed(whole, FAULTS[fault]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(data=st.data())
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)
 def test_a_damaged_state_goes_on_or_is_refused(whole, data):

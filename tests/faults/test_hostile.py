@@ -1,0 +1,53 @@
+"""A small slice of the hostile tries; `make test-all` runs thousands of all areas."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "try_hostile.py"
+SLICE = ("commands", "weights", "configurations", "results", "names", "models")
+
+
+@pytest.mark.slow
+def test_a_slice_of_the_hostile_tries(python):
+    areas = [word for area in SLICE for word in ("--area", area)]
+    done = subprocess.run(
+        [python, str(TOOL), "--tries", "60", "--jobs", "1", *areas],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_fault_is_reported(monkeypatch):
+    from hostile import run
+    from hostile.ground import Done, Try
+
+    def hang():
+        while True:
+            pass
+
+    def break_down(_):
+        return Try("a broken one", lambda: {}["missing"])
+
+    monkeypatch.setattr(run, "prepare", lambda: Path("ground"))
+    monkeypatch.setattr(run, "SECONDS", 4.0)
+    monkeypatch.setattr(run, "MEMORY", 2**27)
+    Path("ground/beside").mkdir(parents=True)
+    Path("ground/beside/precious").write_text("years of work")
+    ways = {
+        "broken": break_down, "hanging": lambda _: Try("", hang), "good": lambda _: Try("", lambda: Done(0)),
+        "crashed": lambda _: Try("", lambda: os.kill(os.getpid(), 8)), "code": lambda _: Try("", lambda: Done(70)),
+        "obeyed": lambda _: Try("", lambda: Done(0, "\x1b[2J")), "traceback": lambda _: Try("", lambda: Done(
+            1, "", "Traceback (most recent call last):\nmereo: error: x")),
+        "large": lambda _: Try("", lambda: Done(len(bytearray(os.urandom(1)) * (3 * 2**26)) * 0)),
+    }  # fmt: skip
+    monkeypatch.setattr(run, "AREAS", ways)
+    verdicts = {v.area: v.fault for v in run.run([(area, 0) for area in ways], 0, 2)}
+    expected = {
+        "broken": "KeyError", "hanging": "still running", "good": "", "crashed": "ended with -8",
+        "code": "exit code 70", "obeyed": "prints", "traceback": "traceback", "large": "GiB",
+    }  # fmt: skip
+    for area, fault in expected.items():
+        assert (fault in verdicts[area]) if fault else not verdicts[area], (area, verdicts[area])

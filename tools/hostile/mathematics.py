@@ -1,0 +1,138 @@
+"""Shapes into mechanisms and networks, against the plain form; and hostile names into pictures and cards."""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from hostile.ground import NAMES, Done, Try, network
+
+SIZES = [0, 1, 1, 2, 3, 5, 7, 8, 9, 16, 17, 33]
+REFUSALS = (ValueError, TypeError)
+CHANGES: list[Callable[[Any], Any]] = [
+    lambda x: x, lambda x: x[:0], lambda x: x[:1], lambda x: x.double(), lambda x: x.half(), lambda x: x * 0,
+    lambda x: x * 1e15, lambda x: x.repeat(3, *[1] * (x.dim() - 1)),
+]  # fmt: skip
+
+
+def shapes(random: Random) -> Try:
+    """Dynamic routing of odd sizes: every way of running it against the plain one, outputs and gradients."""
+    B, S, R, D, E = (random.choice(SIZES) for _ in range(5))
+    steps, method = random.choice([1, 2, 3]), random.choice(["streamed", "fused"])
+    scale = random.choice([0.0, 1e-30, 1.0, 1.0, 1e4])
+
+    def work() -> Done:
+        import torch
+
+        from mereo.routing import dynamic_routing
+
+        children = (torch.randn(B, S, D) * scale).requires_grad_()
+        weight = (torch.randn(R, S, D, E) * 0.3).requires_grad_()
+
+        def run(way: str) -> list[Any]:
+            out = dynamic_routing(children, weight, steps=steps, method=way)
+            return [out, *torch.autograd.grad(out.square().sum() + out.sum(), (children, weight))]
+
+        for got, expected in zip(run(method), run("plain"), strict=True):
+            assert got.shape == expected.shape and got.isfinite().all()
+            if got.numel():
+                most = expected.abs().max().clamp(min=1e-3)
+                assert (got - expected).abs().max() <= 1e-3 * most, float((got - expected).abs().max() / most)
+        return Done(0)
+
+    return Try(f"dynamic_routing {B, S, R, D, E} steps {steps} {method} scale {scale}", work)
+
+
+def mechanisms(random: Random) -> Try:
+    """A mechanism of the catalogue with its inputs cut, repeated, of another type or with odd values."""
+    seed = random.getrandbits(32)
+
+    def work() -> Done:
+        import torch
+
+        from mereo.mechanisms import MECHANISMS
+
+        drawn = Random(seed)
+        torch.manual_seed(0)
+        entry = MECHANISMS[drawn.choice(sorted(MECHANISMS))]
+        module, inputs = entry.example()
+        changed = [drawn.choice(CHANGES)(x) if torch.is_tensor(x) and x.is_floating_point() else x for x in inputs]
+        try:
+            out = module(*changed)
+        except REFUSALS:
+            return Done(2)
+        for part in out if isinstance(out, tuple) else (out,):
+            if torch.is_tensor(part) and part.is_floating_point():
+                assert part.isfinite().all(), "not finite"
+        return Done(0)
+
+    return Try(f"mechanism with odd inputs, seed {seed}", work)
+
+
+def models(random: Random) -> Try:
+    """A network of the catalogue with odd arguments: refused in words, or it gives finite scores."""
+    from mereo.models import MODELS
+
+    name = random.choice(sorted(MODELS))
+    defaults = MODELS[name].defaults
+    given: dict[str, Any] = {}
+    for argument in random.sample(sorted(defaults), random.randint(1, 3)):
+        default = defaults[argument]
+        odd: Any = random.choice([0, 1, 2, 3, 5, 8, -1, 1.5, 2**31 - 1, "x", None, True, False, float("nan"), []])
+        if isinstance(default, tuple) and random.random() < 0.7:
+            odd = tuple(random.choice([0, 1, 2, 4, 8]) for _ in default)
+        given[argument] = odd
+
+    def work() -> Done:
+        import torch
+
+        from mereo.errors import UsageError
+        from mereo.models import create_model
+        from mereo.models.registry import outline
+
+        try:
+            stated = outline(name, **given)
+            if sum(p.numel() for p in stated.parameters()) > 2 * 10**7 or max(stated.image_shape) > 64:
+                return Done(0)
+            model = create_model(name, **given).eval()
+        except UsageError:
+            return Done(2)
+        with torch.no_grad():
+            scores = model(torch.rand(2, *model.image_shape))
+        assert scores.isfinite().all(), "not finite"
+        return Done(0)
+
+    return Try(f"create_model({name!r}, **{given!r})", work)
+
+
+def names(random: Random) -> Try:
+    """Hostile names in pictures, cards and reports."""
+    chosen = [random.choice(NAMES) + random.choice(["", random.choice(NAMES), "1"]) for _ in range(10)]
+    kind = random.choice(["images", "confusion", "comparison", "card"])
+
+    def work() -> Done:
+        import torch
+        from mereo.measure.pictures import draw_confusion
+
+        from mereo.export.card import model_card
+        from mereo.export.comparison import draw_comparison, markdown
+        from mereo.export.rows import Row
+        from mereo.training.pictures import draw_images
+
+        if kind == "images":
+            draw_images(torch.rand(10, 1, 8, 8), chosen, Path("a.png"), wrong=[True] * 10)
+        elif kind == "confusion":
+            draw_confusion(torch.ones(10, 10, dtype=torch.int64), tuple(chosen), chosen[0], Path("a.png"))
+        elif kind == "comparison":
+            rows = [Row(n, 1, 1, 1, (0.5, 0.6), "validation", 10, 1.0, 1.0, 1.0) for n in chosen[:3]]
+            draw_comparison(rows, Path("a.png"), chosen[3])
+            assert "\x1b" not in markdown(rows, chosen[4], chosen[5])
+        else:
+            model = network()
+            model.class_names = tuple(chosen)
+            model.pretrained_cfg["license"] = chosen[0]
+            text = model_card(model, {"data": chosen[1], "command": chosen[2]}, chosen[3])
+            assert not set("\x1b\u202e\0") & set(text)
+        return Done(0)
+
+    return Try(f"{kind} of {[n[:30] for n in chosen]!r}", work)
