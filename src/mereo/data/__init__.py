@@ -1,8 +1,9 @@
 """Datasets by name, image folders, MultiMNIST, and augmentation of whole batches on the device."""
 
 from mereo.data.augmentation import OPERATIONS, Augmentation
+from mereo.data.batch import Batch
 from mereo.data.geometric import take_window
-from mereo.data.images import Batch, Images, ImageSet
+from mereo.data.images import Images, ImageSet
 from mereo.data.load import Splits, load_size, load_split, load_splits
 from mereo.data.multimnist import OverlaidPairs
 from mereo.data.operation import Operation

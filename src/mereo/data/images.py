@@ -2,31 +2,18 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from mereo.data.augmentation import Augmentation
+from mereo.data.batch import Batch
 from mereo.data.geometric import take_window
 from mereo.data.storage import Storage
 from mereo.errors import UsageError
 
 _CHUNK = 4096
-
-
-class Batch(NamedTuple):
-    """One process's part of a step.
-
-    Shapes:
-        images float32 (batch, channels, height, width) in [0, 1], augmented and not normalised; labels int64 (batch,),
-        or (batch, k) for images of k objects; targets None, or (batch, k, channels, height, width) in [0, 1]: what a
-        decoder should reconstruct for each label.
-    """
-
-    images: Tensor
-    labels: Tensor
-    targets: Tensor | None = None
 
 
 class Images(ABC):

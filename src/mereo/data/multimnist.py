@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from mereo.data.augmentation import Augmentation
+from mereo.data.batch import Batch
 from mereo.data.counter import uniform
 from mereo.data.geometric import take_window
-from mereo.data.images import Batch, Images, ImageSet, check_draws, crop_corners
+from mereo.data.images import Images, ImageSet, check_draws, crop_corners
 from mereo.errors import UsageError
 
 PAD = 4
