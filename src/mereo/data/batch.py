@@ -1,5 +1,6 @@
 """The contents of one step: images, labels, and what else a task needs, all batched along the first axis."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -46,8 +47,12 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
         """The same batch on `device`."""
-        return Batch(*(None if field is None else field.to(device, non_blocking=non_blocking) for field in self))
+        return self._map(lambda field: field.to(device, non_blocking=non_blocking))
 
     def pick(self, share: slice | Tensor) -> "Batch":
         """The samples of a slice, or at the indices int64 (n,)."""
-        return Batch(*(None if field is None else field[share] for field in self))
+        return self._map(lambda field: field[share])
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        fields: list[Any] = [None if field is None else change(field) for field in self]
+        return Batch(*fields)
