@@ -30,6 +30,11 @@ class Images(ABC):
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width) before any crop."""
 
+    @property
+    @abstractmethod
+    def strata(self) -> Tensor:
+        """int64 (n,), the class of which each sample counts as one where every class gives its share."""
+
     @abstractmethod
     def to(self, device: torch.device | str) -> Self:
         """The same set with its pixels on `device`."""
@@ -121,6 +126,10 @@ class ImageSet(Images):
     def image_shape(self) -> tuple[int, int, int]:
         channels, height, width = self.images.shape[1:]
         return channels, height, width
+
+    @property
+    def strata(self) -> Tensor:
+        return self.labels.cpu()
 
     def to(self, device: torch.device | str) -> "ImageSet":
         return ImageSet(self.images.to(device), self.labels.to(device), self.class_names)

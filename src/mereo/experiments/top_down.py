@@ -12,9 +12,8 @@ from torch import Tensor
 
 from mereo.attention import TopDownAttention
 from mereo.core import lengths, record
-from mereo.data import Batch, load_splits
+from mereo.data import Batch, OverlaidPairs, load_splits
 from mereo.data.images import Images, ImageSet
-from mereo.data.multimnist import OverlaidPairs
 from mereo.errors import UsageError
 from mereo.experiments import Settings
 from mereo.experiments.fitting import batches, fit

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mereo.data import Images, ImageSet, OverlaidPairs, load_split
+from mereo.data import Images, ImageSet, load_split
 from mereo.data.split import stratified
 from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier, load
@@ -98,16 +98,14 @@ def match_classes(split: Images, model: CapsuleClassifier, data: str) -> Images:
     return ImageSet(split.images, places.to(split.labels.device)[split.labels], known)
 
 
-def read_split(
-    model: CapsuleClassifier, config: TrainConfig | None, data: str, root: str | None, split: str
-) -> ImageSet | OverlaidPairs:
+def read_split(model: CapsuleClassifier, config: TrainConfig | None, data: str, root: str | None, split: str) -> Images:
     """One split of a data set at a model's size. The validation images are those held out in its training."""
     # Weights without their run do not say which images were held out.
     config = config or TrainConfig(validation_fraction=0.0)
     own = config.data == data
     if split == "validation" and own and config.paper_protocol:
         raise UsageError("split is 'validation', but the run held out none (paper_protocol); use test.")
-    chosen = load_split(
+    return load_split(
         data,
         split,
         root=root if root is not None else config.data_root,
@@ -119,8 +117,6 @@ def read_split(
         seed=config.seed,
         limit=config.limit if own else None,
     )
-    assert isinstance(chosen, ImageSet | OverlaidPairs)
-    return chosen
 
 
 def load_subjects(
@@ -149,7 +145,7 @@ def load_subjects(
     configs = [run_config(source) for source in sources]
     name = choose_data(models, configs, data)
     subjects: list[Subject] = []
-    read: dict[Any, ImageSet | OverlaidPairs] = {}
+    read: dict[Any, Images] = {}
     for label, source, model, config in zip(short_names(sources), sources, models, configs, strict=True):
         if model.num_classes == 0:
             raise UsageError(f"{source} has no class capsules (num_classes is 0); there is nothing to judge.")
@@ -160,9 +156,7 @@ def load_subjects(
         if key not in read:
             images = read_split(model, config, name, data_root, split)
             if limit is not None and limit < len(images):
-                # Pairs are numbered by their first digit.
-                labels = images.base.labels if isinstance(images, OverlaidPairs) else images.labels
-                images = images.subset(stratified(labels, limit, seed)[1])
+                images = images.subset(stratified(images.strata, limit, seed)[1])
             read[key] = images
         placed = place(match_classes(read[key], model, name), chosen)
         subjects.append(Subject(label, source, model, placed, placed.class_names, name))
