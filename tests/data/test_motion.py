@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mereo.data import Augmentation, Batch, ImageSet
+from mereo.data.raw import ArraySplit, Request
 from mereo.errors import UsageError
 
 EXACT = ["shift=5", "crop=4", "flip"]
@@ -189,3 +190,23 @@ def test_subset_and_device_keep_the_fields() -> None:
 def test_fields_that_do_not_fit_are_refused(fields: dict[str, Tensor], fact: str) -> None:
     with pytest.raises(UsageError, match=fact):
         ImageSet(torch.zeros(2, 1, 4, 5, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), ("a",), fields)
+
+
+@pytest.mark.parametrize("size", [(HEIGHT, WIDTH), (40, 52), (10, 13), (20, 20), (30, 90)])
+def test_fields_of_a_registered_data_set_follow_the_size_of_its_images(size: tuple[int, int]) -> None:
+    batch = sample(4)
+    assert batch.masks is not None and batch.boxes is not None and batch.box_labels is not None
+    fields = {"masks": batch.masks, "boxes": batch.boxes, "box_labels": batch.box_labels}
+    split = ArraySplit((batch.images * 255).byte(), batch.labels, None, fields).take(torch.arange(2, COUNT))
+    read = split.read(Request(size, 3))
+    served = ImageSet(read.images, read.labels, tuple(map(str, range(COUNT))), read.fields).batch(
+        torch.arange(COUNT - 2)
+    )
+    assert served.masks is not None and served.boxes is not None and served.box_labels is not None
+    white = served.images[:, 0]
+    assert (served.masks[white == 1] == 1).all() and (served.masks[white == 0] == 0).all()
+    for mask, box, label in zip(served.masks, served.boxes, served.box_labels, strict=True):
+        around = hull(mask == 1)
+        if around is not None:
+            assert label[0] == 3
+            assert holds(box[0], around) and holds(around, box[0])

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from mereo.data.conversion import fit_box
+from mereo.data.motion import clip_boxes
 from mereo.errors import UsageError, unknown
 
 # Of each field: its kind of numbers, and the axes behind the first.
@@ -45,6 +47,31 @@ def check_fields(fields: Mapping[str, Tensor], count: int, size: tuple[int, int]
     for one, other in _TOGETHER:
         if one in fields and other not in fields:
             raise UsageError(f"{one} is given without {other}; give both.")
+
+
+def fit_fields(fields: Mapping[str, Tensor], native: tuple[int, int], size: tuple[int, int]) -> dict[str, Tensor]:
+    """The fields of images of `native` size for images that `change_size` makes of them: cut, then resized.
+
+    Masks take the nearest pixel; boxes are clipped, and dropped where nothing is left.
+    """
+    top, left, height, width = fit_box(*native, size)
+    fitted = dict(fields)
+    if native == size:
+        return fitted
+    if "masks" in fitted:
+        cut = fitted["masks"][:, top : top + height, left : left + width]
+        rows, columns = (
+            ((torch.arange(wanted) + 0.5) * (side / wanted)).long().clamp(max=side - 1)
+            for side, wanted in ((height, size[0]), (width, size[1]))
+        )
+        fitted["masks"] = cut[:, rows][:, :, columns]
+    if "boxes" in fitted:
+        scale = torch.tensor([size[1] / width, size[0] / height]).repeat(2)
+        moved = (fitted["boxes"].float() - torch.tensor([left, top, left, top])) * scale
+        boxes, labels = clip_boxes(moved, fitted["box_labels"].long(), size)
+        assert labels is not None
+        fitted |= {"boxes": boxes, "box_labels": labels}
+    return fitted
 
 
 def as_served(name: str, values: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
             content += piece
     if len(content) != size:
         more = "more" if len(content) > size else f"{len(content)}"
-        raise ValueError(f"{path.name} holds {more} values, and its header says {size}")
+        raise ValueError(f"{path.name} holds {more} values instead of the {size} of its header")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 

@@ -183,7 +183,9 @@ def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, di
     reads = {name: split.read(request) for name, split in plan.items()}
     if "train" in plan:
         _check_classes(plan["train"], reads["train"], dataset.class_names)
-    stored = {name: ImageSet(read.images, read.labels, dataset.class_names) for name, read in reads.items()}
+    stored = {
+        name: ImageSet(read.images, read.labels, dataset.class_names, dict(read.fields)) for name, read in reads.items()
+    }
     images: dict[str, Images] = dict(stored)
     if info is not None and info.wrap is not None:
         for name, part in stored.items():

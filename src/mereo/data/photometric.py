@@ -16,7 +16,7 @@ class Brightness(Operation):
     """x + d with d uniform in +-amount, in units of the full range [0, 1].
 
     Deviates: the smallNORB recipe of Efficient-CapsNet adds +-2 to images that were standardised per channel. That is
-    +-2 standard deviations of the pixels, so amount = 2 * std of the dataset says the same before normalisation. The
+    +-2 standard deviations of the pixels, so amount = 2 * std of the data set is the same before normalisation. The
     clipping keeps images valid as targets of a decoder; the recipe does not clip.
     """
 

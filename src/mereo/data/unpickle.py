@@ -31,7 +31,7 @@ class _Type:
 
 
 class _Array:
-    """Stands for an array; numpy's own class is never called with what a file says."""
+    """Stands for an array; numpy's own class is never called with arguments from a file."""
 
     def __init__(self, *protocol: object) -> None:
         self.values: npt.NDArray[Any] = np.empty(0, dtype=np.uint8)
