@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from mereo.data.raw import ArraySplit
+from mereo.data.raw import ArraySplit, RawSplit
 from mereo.errors import MereoError, UsageError
 
 ROOT_REMEDY = "name the folder that has them with root or the environment variable MEREO_DATA"
@@ -74,7 +74,7 @@ def download_published(kind: str, root: Path) -> None:
     part.download()
 
 
-def array_split(images: Any, labels: Any) -> ArraySplit:
+def array_split(images: Any, labels: Any) -> RawSplit:
     """A split of uint8 (n, c, h, w) and any whole numbers (n,), as arrays or tensors.
 
     Raises:
