@@ -15,8 +15,8 @@ from mereo.data.regular import open_regular
 
 _UINT8 = 8
 _PREFIXES = {"train": "train", "test": "t10k"}
-_LARGEST = 2**32
-"""Bytes of values. The largest file of this kind, EMNIST's, has 0.6 GB."""
+_LARGEST = 2**30
+"""Bytes of values: the largest published file of this kind, of EMNIST, has 0.6 GB."""
 
 
 def _candidates(folder: Path, prefix: str, kind: str) -> list[Path]:
