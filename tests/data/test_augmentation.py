@@ -8,11 +8,12 @@ from torch import Tensor
 
 from mereo.data import OPERATIONS, Augmentation, take_window
 from mereo.data.efficient_mnist import EfficientMnist, content_margins
-from mereo.data.geometric import Crop, Flip, Rotate, Shift
-from mereo.data.photometric import Brightness, Contrast
+from mereo.data.moving import Crop, Flip, Rotate, Shift, Zoom
+from mereo.data.photometric import Brightness, Contrast, Hue, Saturation
 from mereo.errors import UsageError
 
-ALL = ["rotate=15", "shift=2", "crop=4", "flip", "brightness=0.2", "contrast=0.5:1.5", "efficient_mnist"]
+ALL = ["rotate=15", "shift=2", "crop=4", "flip", "zoom=0.25:1", "brightness=0.2", "contrast=0.5:1.5",
+       "saturation=0.5:1.5", "hue=0.1", "erase=0.5:0.02:0.33", "rand_augment=2:9", "efficient_mnist"]  # fmt: skip
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -188,6 +189,14 @@ def test_written_forms_round_trip() -> None:
         ("contrast=1", "write it like 'contrast=0.5:1.5'"),
         ("contrast=2:1", "low <= high"),
         ("contrast=0:inf", "low <= high"),
+        ("saturation=2:1", "low <= high"),
+        ("zoom=0:1", "0 < low <= high <= 1"),
+        ("hue=0.6", "between 0 and 0.5"),
+        ("hue=nan", "between 0 and 0.5"),
+        ("erase=2:0.1:0.2", "between 0 and 1"),
+        ("erase=1:0.3:0.2", "low <= high"),
+        ("rand_augment=2:31", "between 0 and 30"),
+        ("rand_augment=1e9:9", "write it like"),
     ],
 )
 def test_wrong_forms_say_what_would_do(text: str, message: str) -> None:
@@ -198,3 +207,49 @@ def test_wrong_forms_say_what_would_do(text: str, message: str) -> None:
 def test_a_bare_string_is_refused() -> None:
     with pytest.raises(UsageError, match="must be a list"):
         Augmentation.parse("flip")
+
+
+@pytest.mark.parametrize("amount", [-0.5, -0.13, 0.0, 0.2, 0.5])
+def test_hue_and_saturation_are_those_of_torchvision(amount: float) -> None:
+    functional = pytest.importorskip("torchvision.transforms.v2.functional")
+    images = torch.rand(4, 3, 5, 6, generator=generator())
+    images[0] = 0.25  # without colour
+    parameters = torch.full((4, 1), amount)
+    assert torch.allclose(Hue(0.5).apply(images, parameters), functional.adjust_hue(images, amount), atol=1e-5)
+    factors = parameters + 0.7
+    theirs = functional.adjust_saturation(images, amount + 0.7)
+    assert torch.allclose(Saturation(0, 2).apply(images, factors), theirs, atol=1e-3)
+
+
+def test_erased_rectangles_have_their_share() -> None:
+    white = torch.ones(400, 1, 30, 40)
+    erased = Augmentation.parse(["erase=0.5:0.1:0.3"])(white, generator()).eq(0).flatten(1).float().mean(1)
+    assert 0.4 < (erased > 0).float().mean() < 0.6
+    shares = erased[erased > 0]
+    assert shares.min() > 0.08 and shares.max() < 0.32
+    assert abs(float(shares.mean()) - 0.2) < 0.02
+
+
+def test_zoom_shows_a_part_and_the_whole_is_the_identity() -> None:
+    images = torch.rand(3, 2, 9, 12, generator=generator())
+    identity = torch.tensor([[1.0, 1, 0, 0]]).expand(3, 4)
+    assert torch.allclose(Zoom(0.1, 1).apply(images, identity), images, atol=1e-5)
+    drawn = Zoom(0.25, 0.5).draw(500, 9, 12, generator())
+    share = drawn[:, 0] * drawn[:, 1]
+    assert share.max() < 0.5 + 1e-6 and share.min() > 0.2
+    ratio = drawn[:, 0] * 12 / (drawn[:, 1] * 9)
+    assert ratio.min() > 0.7 and ratio.max() < 1.4
+    assert (drawn[:, 2:].abs() <= (1 - drawn[:, :2]) / 2 + 1e-6).all(), "inside the image"
+    # A quarter of the image, its top left one: every pixel becomes four.
+    corner = torch.tensor([[0.5, 0.5, -0.25, -0.25]])
+    steps = torch.arange(8.0).view(1, 1, 1, 8).expand(1, 1, 8, 8) / 8
+    assert torch.allclose(Zoom(0.1, 1).apply(steps, corner)[0, 0, 4, 2:6], torch.tensor([0.75, 1.25, 1.75, 2.25]) / 8)
+
+
+def test_rand_augment_of_no_magnitude_keeps_most_and_leaves_other_channels_alone() -> None:
+    images = torch.rand(40, 3, 8, 8, generator=generator())
+    changed = Augmentation.parse(["rand_augment=1:0"])(images, generator(1))
+    same = torch.isclose(changed, images, atol=2e-2).flatten(1).all(1)
+    assert 0.5 < same.float().mean() < 1  # solarize, autocontrast and equalize have no neutral magnitude
+    with pytest.raises(UsageError, match="these have 2"):
+        Augmentation.parse(["rand_augment=1:9"])(images[:, :2], generator())

@@ -1,12 +1,19 @@
 """One image file to pixels: modes, sizes, and the agreement with the conversion of tensors."""
 
 import io
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from mereo.data import decode as decode_module
+from mereo.data.budget import Budget
 from mereo.data.conversion import change_channels, change_size, check_channels, fit_box
 from mereo.data.decode import decode
 from mereo.errors import UsageError
@@ -101,3 +108,82 @@ def test_other_counts_of_channels_are_refused() -> None:
         check_channels(2, 3)
     with pytest.raises(UsageError, match=r"in_chans is 4.*must be 1 or 3"):
         check_channels(1, 4)
+
+
+DEEP = """
+import io, resource
+from concurrent.futures import ThreadPoolExecutor
+from PIL import Image
+from mereo.data.decode import decode
+stream = io.BytesIO()
+Image.new("F", (1600, 1600)).save(stream, "TIFF")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with ThreadPoolExecutor(6) as pool:
+    list(pool.map(lambda _: decode(io.BytesIO(stream.getbuffer()), (8, 8), 1), range(6)))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_deep_images_take_little_beyond_themselves() -> None:
+    run = subprocess.run([sys.executable, "-c", DEEP], check=True, capture_output=True, text=True)
+    assert int(run.stdout) < 260, "MiB; each has 10, and six in double precision at a time take 430"
+
+
+def test_threads_decode_within_a_common_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, lock, convert = 0, 0, threading.Lock(), decode_module._convert
+
+    def watched(image: Image.Image, *arguments: object) -> np.ndarray:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        result = convert(image, *arguments)
+        with lock:
+            running -= 1
+        return result
+
+    monkeypatch.setattr(decode_module, "_convert", watched)
+    content = encode(picture(0, (30, 30))).getvalue()
+    for limit, together in ((1, 1), (50_000, 2), (2**40, 8)):
+        most = 0
+        monkeypatch.setattr(decode_module.IN_FLIGHT, "limit", limit)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: decode(io.BytesIO(content), (8, 8), 3), range(40)))
+        assert 1 <= most <= together
+        assert (most > 1) == (limit > 1)
+
+
+def test_one_image_above_the_limit_is_decoded_alone() -> None:
+    budget, running, most = Budget(10), 0, 0
+    lock = threading.Lock()
+
+    def work(size: int) -> None:
+        nonlocal running, most
+        with budget.take(size):
+            with lock:
+                running += size
+                most = max(most, running)
+            time.sleep(0.002)
+            with lock:
+                running -= size
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, [3, 50, 4, 10, 1, 7, 60, 2] * 3))
+    assert most == 60
+    assert running == 0
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I", "F"])
+def test_deep_grey_does_not_depend_on_the_bands(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).integers(0, 60000, (13, 7))
+    if mode == "F":
+        values = values / 100
+    types = {"I;16": "<u2", "I;16B": ">u2", "I": "i4", "F": "f4"}
+    image = Image.frombytes(mode, (7, 13), values.astype(types[mode]).tobytes())
+    whole = np.asarray(decode_module._to_8_bit(image))
+    full = 255.0 if mode == "F" else 65535.0
+    typed = values.astype(types[mode]).astype(np.float64)
+    assert np.array_equal(whole, np.clip(np.rint(typed * (255 / full)), 0, 255))
+    monkeypatch.setattr(decode_module, "_BAND", 20)
+    assert np.array_equal(np.asarray(decode_module._to_8_bit(image)), whole)

@@ -1,5 +1,7 @@
 """Datasets by name, from small files in their layouts; nothing is downloaded."""
 
+import gzip
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -15,6 +17,18 @@ from mereo.data import DATASETS, dataset_info, list_datasets, load_splits
 from mereo.errors import MereoError, UsageError
 
 MakeMnist = Callable[..., Path]
+
+
+def write_cifar(root: Path, protocol: int = 2) -> np.ndarray:
+    """The files of CIFAR-10 with 20 images each, all the same."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    rows = np.random.default_rng(0).integers(0, 256, (20, 3072), dtype=np.uint8)
+    batch = {"data": rows, "labels": [index % 10 for index in range(20)]}
+    for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+        (folder / name).write_bytes(pickle.dumps(batch, protocol))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}, protocol))
+    return rows
 
 
 def test_digits_travel_with_the_package() -> None:
@@ -83,24 +97,44 @@ def test_svhn_without_scipy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         load_splits("svhn", root=tmp_path, img_size=32)
 
 
-def test_cifar_from_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
-
-    def write(name: str, content: object) -> list[str]:
-        (folder / name).write_bytes(pickle.dumps(content))
-        return [name, md5((folder / name).read_bytes(), usedforsecurity=False).hexdigest()]
-
-    rows = np.random.default_rng(0).integers(0, 256, (20, 3072), dtype=np.uint8)
-    batch = {"data": rows, "labels": [index % 10 for index in range(20)]}
-    monkeypatch.setattr(datasets.CIFAR10, "train_list", [write("data_batch_1", batch)])
-    monkeypatch.setattr(datasets.CIFAR10, "test_list", [write("test_batch", batch)])
-    _, checksum = write("batches.meta", {"label_names": list("abcdefghij")})
-    monkeypatch.setattr(datasets.CIFAR10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": checksum})
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_cifar_from_pickles(tmp_path: Path, protocol: int) -> None:
+    rows = write_cifar(tmp_path, protocol=protocol)
     splits = load_splits("cifar10", root=tmp_path, img_size=32, validation_fraction=0, download=False)
-    images = splits.train.batch(torch.arange(20)).images
-    assert torch.equal(images, torch.from_numpy(rows).view(20, 3, 32, 32) / 255)
-    assert splits.class_names == tuple("abcdefghij")
+    images = splits.train.batch(torch.arange(100)).images
+    assert torch.equal(images[:20], torch.from_numpy(rows).view(20, 3, 32, 32) / 255)
+    assert (len(splits.test), splits.class_names) == (20, tuple("abcdefghij"))
+
+
+class Hostile:
+    """A pickle of it calls `os.mkdir`."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        Hostile(),
+        {"data": Hostile(), "labels": []},
+        {"data": np.array([Hostile(), 1], dtype=object), "labels": [0, 1]},
+        {"data": np.zeros((2, 3072), dtype=np.complex128), "labels": [0, 1]},
+        {"data": np.zeros((2, 3072), dtype=np.uint8), "labels": [0]},
+        [1, 2],
+        {},
+    ],
+    ids=["a call", "a call inside", "objects", "complex numbers", "fewer labels", "a list", "nothing"],
+)
+def test_a_pickle_of_anything_but_arrays_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_cifar(tmp_path)
+    (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps(content))
+    with pytest.raises(MereoError, match="cifar10 cannot be read"):
+        load_splits("cifar10", root=tmp_path, img_size=32, download=False)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_cifar_from_a_folder_or_an_archive(
@@ -148,12 +182,69 @@ def test_a_download_is_only_tried_for_missing_files(make_mnist: MakeMnist, monke
     assert len(load_splits("mnist", root=make_mnist(), img_size=28).test) == 20
 
 
-def test_a_damaged_file_is_said_in_one_line(make_mnist: MakeMnist) -> None:
+RAW = Path("MNIST", "raw")
+
+
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def more_labels(root: Path, by: int) -> None:
+    path = root / RAW / "train-labels-idx1-ubyte"
+    content = path.read_bytes()
+    count = len(content) - 8 + by
+    path.write_bytes(content[:4] + count.to_bytes(4, "big") + (content[8:] + bytes(8))[:count])
+
+
+def claim(path: Path, count: int) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + count.to_bytes(4, "big") + content[8:])
+
+
+@pytest.mark.parametrize(
+    ("damage", "fact"),
+    [
+        (lambda root: more_labels(root, 3), "40 images, train-labels-idx1-ubyte has 43 labels"),
+        (lambda root: more_labels(root, -3), "40 images, train-labels-idx1-ubyte has 37 labels"),
+        (lambda root: cut(root / RAW / "train-images-idx3-ubyte", 1000), "holds 984 values instead of the 31360"),
+        (lambda root: cut(root / RAW / "t10k-labels-idx1-ubyte", 3), "is not an idx file"),
+        (lambda root: claim(root / RAW / "t10k-images-idx3-ubyte", 19), "holds more values"),
+        (lambda root: claim(root / RAW / "t10k-images-idx3-ubyte", 2**32 - 1), "more than the limit"),
+        (lambda root: (root / RAW / "t10k-labels-idx1-ubyte").write_bytes(bytes(28)), "is not an idx file"),
+        (lambda root: (root / RAW / "t10k-labels-idx1-ubyte").unlink(), "was not found"),
+    ],
+)
+def test_damaged_idx_files_are_refused(make_mnist: MakeMnist, damage: Callable[[Path], None], fact: str) -> None:
     root = make_mnist()
-    path = root / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(MereoError, match="mnist cannot be read"):
-        load_splits("mnist", root=root, img_size=28)
+    damage(root)
+    with pytest.raises(MereoError, match=fact):
+        load_splits("mnist", root=root, img_size=28, download=False)
+
+
+def test_packed_idx_files_and_no_pickled_ones_are_read(make_mnist: MakeMnist) -> None:
+    root = make_mnist()
+    wanted = load_splits("mnist", root=root, img_size=28).test.batch(torch.arange(20))
+    for path in (root / RAW).iterdir():
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    processed = root / "MNIST" / "processed"
+    processed.mkdir()
+    for name in ("training.pt", "test.pt"):
+        (processed / name).write_bytes(b"damaged")
+    packed = load_splits("mnist", root=root, img_size=28).test.batch(torch.arange(20))
+    assert torch.equal(packed.images, wanted.images) and torch.equal(packed.labels, wanted.labels)
+
+
+def test_a_download_reads_no_pickled_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processed = tmp_path / "MNIST" / "processed"
+    processed.mkdir(parents=True)
+    for name in ("training.pt", "test.pt"):
+        (processed / name).write_bytes(b"damaged")
+    fetched = []
+    monkeypatch.setattr(datasets.MNIST, "download", lambda part: fetched.append(part.raw_folder))
+    with pytest.raises(MereoError, match="cannot be read"):  # nothing was fetched
+        load_splits("mnist", root=tmp_path, img_size=28)
+    assert fetched == [str(tmp_path / RAW)]
 
 
 def test_the_root_is_found_in_the_environment(make_mnist: MakeMnist, monkeypatch: pytest.MonkeyPatch) -> None:

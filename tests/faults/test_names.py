@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from mereo.measure.pictures import draw_confusion
 from PIL import Image
 
 import mereo
@@ -16,6 +15,7 @@ from mereo.escape import cut, fenced, for_markdown, for_terminal
 from mereo.export.card import model_card
 from mereo.export.comparison import draw_comparison
 from mereo.export.rows import Row
+from mereo.measure.pictures import draw_confusion
 from mereo.pictures import new_figure, save_figure
 from mereo.training.pictures import draw_images
 

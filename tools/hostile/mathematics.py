@@ -112,11 +112,11 @@ def names(random: Random) -> Try:
 
     def work() -> Done:
         import torch
-        from mereo.measure.pictures import draw_confusion
 
         from mereo.export.card import model_card
         from mereo.export.comparison import draw_comparison, markdown
         from mereo.export.rows import Row
+        from mereo.measure.pictures import draw_confusion
         from mereo.training.pictures import draw_images
 
         if kind == "images":

@@ -15,13 +15,6 @@ from mereo.cli.show import say
 PACKAGES = ("torch", "torchvision", "numpy", "accelerate", "safetensors", "timm", "triton", "scipy")
 EXTRAS = {"tensorboard": ("tensorboard",), "timm": ("timm",), "export": ("onnx", "onnxruntime", "onnxscript")}
 """Extra of the package -> what it installs."""
-FILES: dict[str, tuple[str, ...]] = {
-    "mnist": ("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw/train-images-idx3-ubyte.gz"),
-    "fashion_mnist": ("FashionMNIST/raw/train-images-idx3-ubyte", "FashionMNIST/raw/train-images-idx3-ubyte.gz"),
-    "svhn": ("train_32x32.mat", "SVHN/train_32x32.mat"),
-    "cifar10": ("cifar-10-batches-py", "cifar10/train", "cifar10*.zip"),
-}
-"""Data set -> what shows that it is there, any of these under the root."""
 
 Section = dict[str, Any]
 
@@ -95,13 +88,9 @@ def data(root: str | None) -> Section:
 
     folder = data_root(root)
     found: Section = {"root": f"{folder}" if folder.is_dir() else f"{folder} (no such folder)"}
-    for name in DATASETS:
-        if name == "digits":
-            found[name] = "part of the package"
-            continue
-        patterns = FILES["mnist" if name == "multimnist" else name]
-        there = sorted(path for pattern in patterns for path in folder.glob(pattern))
-        found[name] = str(there[0]) if there else "not there"
+    for name, info in DATASETS.items():
+        there = sorted(path for pattern in info.files for path in folder.glob(pattern))
+        found[name] = str(there[0]) if there else "not there" if info.files else "part of the package"
     return found
 
 

@@ -6,14 +6,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mereo.data.batch import Batch
 from mereo.data.efficient_mnist import EfficientMnist
-from mereo.data.geometric import Crop, Flip, Rotate, Shift
+from mereo.data.erase import Erase
+from mereo.data.moving import Crop, Flip, Rotate, Shift, Zoom
 from mereo.data.operation import Operation
-from mereo.data.photometric import Brightness, Contrast
+from mereo.data.photometric import Brightness, Contrast, Hue, Saturation
+from mereo.data.rand_augment import RandAugment
 from mereo.errors import UsageError, unknown
 
 OPERATIONS: dict[str, type[Operation]] = {
-    operation.name: operation for operation in (Rotate, Shift, Crop, Flip, Brightness, Contrast, EfficientMnist)
+    operation.name: operation
+    for operation in (
+        Rotate,
+        Shift,
+        Crop,
+        Flip,
+        Zoom,
+        Brightness,
+        Contrast,
+        Saturation,
+        Hue,
+        Erase,
+        RandAugment,
+        EfficientMnist,
+    )
 }
 
 
@@ -53,6 +70,12 @@ class Augmentation:
         for operation, drawn in zip(self.operations, parameters, strict=True):
             images = operation.apply(images, drawn)
         return images
+
+    def apply_batch(self, batch: Batch, parameters: Sequence[Tensor]) -> Batch:
+        """Apply all operations to the images and to what belongs to them: masks, boxes and targets."""
+        for operation, drawn in zip(self.operations, parameters, strict=True):
+            batch = operation.apply_batch(batch, drawn)
+        return batch
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw and apply."""

@@ -1,4 +1,4 @@
-"""Colour and size of uint8 image tensors: the same arithmetic as the reader of files, so that sources agree."""
+"""Colour and size of uint8 image tensors, in the arithmetic of `decode`, so that arrays and files give equal pixels."""
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ def check_channels(native: int, wanted: int) -> None:
 def fit_box(height: int, width: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """The largest centred box with the proportions of `size`: (top, left, height, width).
 
-    Images keep their proportions: what overhangs the wanted shape is cut off evenly on both sides, as is usual for
+    Images keep their proportions: what exceeds the wanted shape is cut off evenly on both sides, as is usual for
     photographs. An image that already has the wanted proportions is used whole.
     """
     box_height = min(height, max(round(width * size[0] / size[1]), 1))

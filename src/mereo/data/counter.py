@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of (seed, index): nothing is stored and no order of calls matters.
+"""Random numbers as a pure function of (seed, index): there is no state, and the order of calls does not matter.
 
 splitmix64 (Steele, Lea, Flood, OOPSLA 2014): z = seed + n * 0x9E3779B97F4A7C15, then two multiply-xor-shift rounds.
 It makes splits and evaluation pairs the same on every machine and with every version of PyTorch.

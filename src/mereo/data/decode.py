@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from mereo.data.budget import Budget
 from mereo.data.conversion import fit_box
 
 if TYPE_CHECKING:
@@ -12,7 +13,13 @@ if TYPE_CHECKING:
 
 GREY_MODES = ("1", "L", "LA", "La", "I", "F")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""Told by their content, whatever the file is called. No others are read: for some, Pillow runs another program."""
+"""Recognised by content, whatever the file is called. No others are read: for some, Pillow runs another program."""
+
+_BAND = 2**18
+_BYTES_PER_PIXEL = 20
+"""Of an image and the copies that decoding makes of it, in the worst of the modes."""
+IN_FLIGHT = Budget(2**29)
+"""Memory of the images that the threads of a process decode at the same time."""
 
 
 def is_grey(mode: str) -> bool:
@@ -24,9 +31,20 @@ def _to_8_bit(image: "Image") -> "Image":
     """Grey of more than 8 bits: 0 .. 65535 for whole numbers; for floats 0 .. 1, or 0 .. 255 if any is above 1."""
     from PIL import Image
 
-    values = np.nan_to_num(np.asarray(image).astype(np.float64))
-    full = 65535.0 if image.mode.startswith("I") else (1.0 if values.max() <= 1 else 255.0)
-    return Image.fromarray(np.clip(np.rint(values * (255 / full)), 0, 255).astype(np.uint8))
+    # A band of rows at a time: in double precision the whole would take many times the memory of the image.
+    rows = max(_BAND // max(image.width, 1), 1)
+    boxes = [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
+
+    def values(box: tuple[int, int, int, int]) -> npt.NDArray[np.float64]:
+        return np.nan_to_num(np.asarray(image.crop(box)).astype(np.float64))
+
+    full = 65535.0
+    if not image.mode.startswith("I"):
+        full = 1.0 if max(values(box).max() for box in boxes) <= 1 else 255.0
+    result = np.empty((image.height, image.width), dtype=np.uint8)
+    for box in boxes:
+        result[box[1] : box[3]] = np.clip(np.rint(values(box) * (255 / full)), 0, 255)
+    return Image.fromarray(result)
 
 
 def _to_mode(image: "Image", mode: str) -> "Image":
@@ -45,15 +63,26 @@ def _to_mode(image: "Image", mode: str) -> "Image":
 def decode(stream: BinaryIO, size: tuple[int, int], channels: int) -> npt.NDArray[np.uint8]:
     """Read one image, turned as its EXIF tag says, cut as `fit_box` says, resized with antialiasing.
 
+    Waits while the images that other threads decode take more memory than `IN_FLIGHT` allows.
+
     Shapes: -> uint8 (channels, *size), channels 1 or 3.
     """
     from PIL import Image, ImageOps
 
     with Image.open(stream, formats=FORMATS) as opened:
         limit = Image.MAX_IMAGE_PIXELS
-        if limit is not None and opened.width * opened.height > limit:
+        pixels = opened.width * opened.height
+        if limit is not None and pixels > limit:
             raise ValueError(f"{opened.width} x {opened.height} pixels, more than the limit of {limit}")
-        image = _to_mode(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
+        with IN_FLIGHT.take(pixels * _BYTES_PER_PIXEL):
+            ImageOps.exif_transpose(opened, in_place=True)
+            return _convert(opened, size, channels)
+
+
+def _convert(image: "Image", size: tuple[int, int], channels: int) -> npt.NDArray[np.uint8]:
+    from PIL import Image
+
+    image = _to_mode(image, "L" if channels == 1 else "RGB")
     top, left, height, width = fit_box(image.height, image.width, size)
     if (height, width) != (image.height, image.width):
         # Not resize(box=...), which would mix in pixels from outside the box.

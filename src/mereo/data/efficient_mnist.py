@@ -7,7 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mereo.data.geometric import rotation, take_window, transform
+from mereo.data.batch import Batch
+from mereo.data.geometric import rotation
+from mereo.data.motion import Affine, Window
 from mereo.data.operation import Operation
 
 MAX_DEGREES, DEVIATION = 30.0, 0.33
@@ -54,17 +56,20 @@ class EfficientMnist(Operation):
         return torch.cat([turned[:, None], factor[:, None], places[:, 2:]], dim=1)
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
-        parameters = parameters.to(images.device)
-        height, width = images.shape[-2:]
+        return self.apply_batch(Batch(images), parameters).images
+
+    def apply_batch(self, batch: Batch, parameters: Tensor) -> Batch:
+        parameters = parameters.to(batch.images.device)
+        height, width = batch.images.shape[-2:]
         matrices = rotation(parameters[:, 0])
         # The first row finds x of the source: dividing it by the factor makes the picture narrower.
         narrower = torch.stack([1 / parameters[:, 1], torch.ones_like(parameters[:, 1])], dim=1)
-        images = transform(images, matrices @ torch.diag_embed(narrower))
-        margins = content_margins(images)
+        batch = Affine(matrices @ torch.diag_embed(narrower)).batch(batch)
+        margins = content_margins(batch.images)
         room = margins.view(-1, 2, 2).sum(dim=2)
         corners = margins[:, [0, 2]] - (parameters[:, 2:4] * (room + 1)).long().minimum(room)
-        images = take_window(images, corners, (height, width))
-        return self._erase(images, parameters[:, 4:6])
+        batch = Window(corners, (height, width)).batch(batch)
+        return batch._replace(images=self._erase(batch.images, parameters[:, 4:6]))
 
     @staticmethod
     def _erase(images: Tensor, places: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Splits that are image files, decoded by several threads; files that cannot be read are named."""
+"""Splits of image files, decoded by several threads; unreadable files are listed in a warning or an error."""
 
 import os
 import warnings
@@ -24,7 +24,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def _name_all(tree: Tree, broken: Sequence[tuple[str, str]]) -> str:
-    """One line that names the first few of the files that could not be read, each with its reason."""
+    """One line that lists the first few unreadable files, each with its reason."""
     shown = "; ".join(f"{file} ({reason})" for file, reason in broken[:_NAMED])
     more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
     count = "1 file" if len(broken) == 1 else f"{len(broken)} files"
@@ -107,7 +107,7 @@ def sniff(tree: Tree, files: Sequence[str]) -> tuple[int, tuple[int, int] | None
                 with Image.open(stream, formats=FORMATS) as image:
                     modes.add(image.mode)
                     sizes.add((image.height, image.width))
-        except Exception:  # whether it can be read is the reader's question, not this one's
+        except Exception:  # reported when the file is read
             continue
     grey = bool(modes) and all(is_grey(mode) for mode in modes)
     return (1 if grey else 3), (sizes.pop() if len(sizes) == 1 else None)

@@ -1,7 +1,7 @@
-"""Folders of images: {train, val, test}/<class>/*, or <class>/* alone. A zip archive of that layout does as well."""
+"""Folders of images: {train, val, test}/<class>/*, or <class>/* alone; zip archives of that layout; tables of paths."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from mereo.data.files import FileSplit, sniff
 from mereo.data.raw import RawDataset, RawSplit
 from mereo.data.split import hold_out
+from mereo.data.table import read_table
 from mereo.data.trees import Tree, open_tree
 from mereo.errors import UsageError
 
@@ -20,12 +21,12 @@ _LAYOUT = "it must hold train/<class>/<images>, and may hold val/ and test/ of t
 def _split_folders(tree: Tree) -> dict[str, str]:
     """Which folder holds which split: those of a known name that themselves hold folders."""
     parents = {folder.rpartition("/")[0] for folder in tree.folders}
-    found = {}
+    places = {}
     for split, names in _FOLDERS.items():
         present = [name for name in names if name in parents]
         if present:
-            found[split] = present[0]
-    return found
+            places[split] = present[0]
+    return places
 
 
 def _classes(tree: Tree, place: str) -> dict[str, list[str]]:
@@ -42,9 +43,9 @@ def _classes(tree: Tree, place: str) -> dict[str, list[str]]:
 
 def _split(tree: Tree, place: str, names: Sequence[str]) -> FileSplit:
     classes = _classes(tree, place)
-    strange = sorted(set(classes) - set(names))
-    if strange:
-        raise UsageError(f"{tree.path}/{place} has the class {strange[0]!r}, which the training images do not have.")
+    unknown = sorted(set(classes) - set(names))
+    if unknown:
+        raise UsageError(f"{tree.path}/{place} has the class {unknown[0]!r}, which the training images do not have.")
     files = [file for name in names for file in classes.get(name, [])]
     if not files:
         raise UsageError(f"{tree.path}/{place} holds no files; fill it or remove it.")
@@ -57,7 +58,7 @@ def _named_classes(tree: Tree, place: str) -> tuple[str, ...]:
     classes = _classes(tree, place)
     where = tree.path / place
     if not any(classes.values()):
-        raise UsageError(f"data is {str(tree.path)!r}, where no images of any class were found: {_LAYOUT}.")
+        raise UsageError(f"data is {str(tree.path)!r}, which has no images of any class: {_LAYOUT}.")
     empty = [name for name, files in sorted(classes.items()) if not files]
     if empty:
         raise UsageError(f"{where} has {len(empty)} empty class folders, such as {empty[0]!r}; fill or remove them.")
@@ -67,24 +68,24 @@ def _named_classes(tree: Tree, place: str) -> tuple[str, ...]:
 
 
 def read_layout(path: Path) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
-    """The splits that the folder or archive itself has, and the class names. Only names of files are read."""
+    """The splits that the folder, archive or table itself has, and the class names. No image is opened."""
+    if path.suffix.lower() == ".csv" and path.is_file():
+        return read_table(path)
     tree = open_tree(path)
-    found = _split_folders(tree)
-    if found and "train" not in found:
+    places = _split_folders(tree) or {"train": ""}
+    if "train" not in places:
         raise UsageError(
-            f"data is {str(path)!r}, which has {', '.join(found.values())} but no train folder: {_LAYOUT}."
+            f"data is {str(path)!r}, which has {', '.join(places.values())} but no train folder: {_LAYOUT}."
         )
-    places = found or {"train": ""}
     names = _named_classes(tree, places["train"])
     return {split: _split(tree, place, names) for split, place in places.items()}, names
 
 
-def read_folder(path: Path) -> RawDataset:
-    """The splits for training: without a test folder val stands in for it; without both, a fifth is carved out.
+def finish_splits(path: Path, splits: Mapping[str, FileSplit], names: tuple[str, ...]) -> RawDataset:
+    """The splits for training: without a test split, validation stands in for it; without both, a fifth is carved out.
 
     The carving is stratified and always the same, whatever the seed of a run.
     """
-    splits, names = read_layout(path)
     channels, _ = sniff(splits["train"].tree, splits["train"].files)
     ready: dict[str, RawSplit] = dict(splits)
     if "test" not in splits and "validation" in splits:
@@ -100,6 +101,11 @@ def read_folder(path: Path) -> RawDataset:
             f"{path} has no test split: {len(held)} of its {len(splits['train'])} images, the same in every run, "
             "were set aside as one.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return RawDataset(ready, names, channels)
+
+
+def read_folder(path: Path) -> RawDataset:
+    """The splits for training of the images at a path."""
+    return finish_splits(path, *read_layout(path))

@@ -1,32 +1,21 @@
 """What training takes from data: batches, and the sets of images that serve them."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from mereo.data.augmentation import Augmentation
-from mereo.data.geometric import take_window
+from mereo.data.batch import Batch
+from mereo.data.fields import as_served, check_fields
+from mereo.data.motion import Window
 from mereo.data.storage import Storage
 from mereo.errors import UsageError
 
 _CHUNK = 4096
-
-
-class Batch(NamedTuple):
-    """One process's part of a step.
-
-    Shapes:
-        images float32 (batch, channels, height, width) in [0, 1], augmented and not normalised; labels int64 (batch,),
-        or (batch, k) for images of k objects; targets None, or (batch, k, channels, height, width) in [0, 1]: what a
-        decoder should reconstruct for each label.
-    """
-
-    images: Tensor
-    labels: Tensor
-    targets: Tensor | None = None
 
 
 class Images(ABC):
@@ -42,6 +31,11 @@ class Images(ABC):
     @abstractmethod
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width) before any crop."""
+
+    @property
+    @abstractmethod
+    def strata(self) -> Tensor:
+        """int64 (n,), the class of which each sample counts as one where every class gives its share."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> Self:
@@ -105,20 +99,28 @@ def crop_corners(
 class ImageSet(Images):
     """A split that is stored whole, in memory or in a memory-mapped file.
 
-    Shapes: images uint8 (n, channels, height, width), labels int64 (n,), on one device.
+    Args:
+        images: pixels.
+        labels: class numbers.
+        class_names: of the numbers.
+        fields: further fields of its batches by name, of `mereo.data.Batch`: masks, boxes with box_labels, tokens with
+            lengths, pairs. Boxes are in pixels of the stored images, with rows of 0 and the label -1 to fill up.
+
+    Shapes: images uint8 (n, channels, height, width), labels int64 (n,), on one device; fields as in `Batch`.
     """
 
     images: Tensor
     labels: Tensor
     class_names: tuple[str, ...]
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.dim() != 4:
-            found = f"{self.images.dtype} of shape {tuple(self.images.shape)}"
-            raise UsageError(f"images is {found}; it must be torch.uint8 of shape (n, channels, height, width).")
+            given = f"{self.images.dtype} of shape {tuple(self.images.shape)}"
+            raise UsageError(f"images is {given}; it must be torch.uint8 of shape (n, channels, height, width).")
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
-            found = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
-            raise UsageError(f"labels is {found}; it must be torch.int64 of shape ({len(self.images)},).")
+            given = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
+            raise UsageError(f"labels is {given}; it must be torch.int64 of shape ({len(self.images)},).")
         on_cpu = self.labels.device.type == "cpu"  # a look at a device's values would wait for it
         if (
             on_cpu
@@ -126,6 +128,7 @@ class ImageSet(Images):
             and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.class_names)
         ):
             raise UsageError(f"labels has values outside 0 .. {len(self.class_names) - 1}, the range of class_names.")
+        check_fields(self.fields, len(self.images), (self.images.shape[2], self.images.shape[3]))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -135,18 +138,24 @@ class ImageSet(Images):
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
+    @property
+    def strata(self) -> Tensor:
+        return self.labels.cpu()
+
     def to(self, device: torch.device | str) -> "ImageSet":
-        return ImageSet(self.images.to(device), self.labels.to(device), self.class_names)
+        fields = {name: values.to(device) for name, values in self.fields.items()}
+        return ImageSet(self.images.to(device), self.labels.to(device), self.class_names, fields)
 
     def subset(self, indices: Tensor) -> "ImageSet":
         indices = indices.to(self.images.device)
+        fields = {name: values[indices] for name, values in self.fields.items()}
         if self.images.device.type != "cpu":
-            return ImageSet(self.images[indices], self.labels[indices], self.class_names)
+            return ImageSet(self.images[indices], self.labels[indices], self.class_names, fields)
         # The whole may be a mapped file larger than the memory, and so may its part.
         part = Storage().allocate(len(indices), *self.image_shape)
         for start in range(0, len(indices), _CHUNK):
             part[start : start + _CHUNK] = self.images[indices[start : start + _CHUNK]]
-        return ImageSet(part, self.labels[indices], self.class_names)
+        return ImageSet(part, self.labels[indices], self.class_names, fields)
 
     def batch(
         self,
@@ -166,7 +175,9 @@ class ImageSet(Images):
 
         chosen = indices[share].to(self.images.device)
         images = self.images[chosen].to(device, non_blocking=True).float() / 255
-        labels = self.labels[chosen].to(images.device, non_blocking=True)
+        others = {"labels": self.labels, **self.fields}
+        parts = {name: values[chosen].to(images.device, non_blocking=True) for name, values in others.items()}
+        batch = Batch(images, parts.pop("labels"), **{name: as_served(name, part) for name, part in parts.items()})
         if augmentation is not None:
-            images = augmentation.apply(images, [parameters[share] for parameters in drawn])
-        return Batch(images if corners is None or crop is None else take_window(images, corners[share], crop), labels)
+            batch = augmentation.apply_batch(batch, [parameters[share] for parameters in drawn])
+        return batch if corners is None or crop is None else Window(corners[share], crop).batch(batch)

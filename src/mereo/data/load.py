@@ -8,15 +8,12 @@ import torch
 from mereo.core.shapes import image_size
 from mereo.data.conversion import check_channels
 from mereo.data.images import Images, ImageSet
-from mereo.data.multimnist import PAD, OverlaidPairs
 from mereo.data.raw import Progress, RawDataset, RawSplit, Read, Request
+from mereo.data.sets import DATASETS
 from mereo.data.sources import open_dataset
 from mereo.data.split import hold_out, stratified
 from mereo.data.storage import Storage
 from mereo.errors import MereoError, UsageError, check_choice, check_positive, check_probability
-
-OVERLAID = "multimnist"
-PAIR_SEED = 0
 
 
 class Splits(NamedTuple):
@@ -95,17 +92,18 @@ def load_splits(
     """Read a dataset into splits whose images are stored at round(img_size / crop_pct).
 
     Args:
-        data: a name of `list_datasets()`, or the path of an image folder or of a .zip archive of one.
+        data: a name of `list_datasets()`, or the path of an image folder, of a .zip archive of one, or of a .csv table
+            with the columns path, label and maybe split.
         root: where named datasets lie; the environment variable MEREO_DATA, else the folder data, when None.
         img_size: height and width that the model takes, or one number for both.
         in_chans: colours of the images, 1 or 3; those of the dataset when None.
         crop_pct: side of the model's image over side of the stored one; below 1 batches are cropped.
-        validation_fraction: of the training images, held out stratified; 0 holds out none. A folder with both val
-            and test has its own.
+        validation_fraction: of the training images, held out stratified; 0 holds out none. Data with both val
+            and test have their own.
         seed: of the held-out choice and of the limit. Test images and their pairs do not depend on it.
         strict: whether a file that cannot be read is an error, rather than skipped with a warning.
         limit: at most so many training images, stratified, and held-out ones in proportion; others stay whole.
-        pairs_per_image: for multimnist, how many test pairs start from each test digit.
+        pairs_per_image: for data sets made of stored images, such as multimnist, how many test samples start from each.
         memory_budget: bytes of decoded images that may lie in memory; half of what is available when None. What does
             not fit is memory-mapped.
         cache_dir: folder for memory-mapped images.
@@ -166,10 +164,11 @@ def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, di
     check_probability(validation_fraction=wanted.validation_fraction)
     if wanted.limit is not None:
         check_positive(limit=wanted.limit)
-    if data == OVERLAID:
-        size = size[0] - 2 * PAD, size[1] - 2 * PAD
+    info = DATASETS.get(data)
+    if info is not None and info.margin:
+        size = size[0] - 2 * info.margin, size[1] - 2 * info.margin
         if min(size) < 1:
-            raise UsageError(f"img_size is {side}; for {OVERLAID} it must be above {2 * PAD}, the padding.")
+            raise UsageError(f"img_size is {side}; for {data} it must be above {2 * info.margin}, the padding.")
     dataset = open_dataset(data, wanted.root, download=wanted.download)
     channels = dataset.in_chans if wanted.in_chans is None else wanted.in_chans
     check_channels(dataset.in_chans, channels)
@@ -184,12 +183,13 @@ def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, di
     reads = {name: split.read(request) for name, split in plan.items()}
     if "train" in plan:
         _check_classes(plan["train"], reads["train"], dataset.class_names)
-    stored = {name: ImageSet(read.images, read.labels, dataset.class_names) for name, read in reads.items()}
+    stored = {
+        name: ImageSet(read.images, read.labels, dataset.class_names, dict(read.fields)) for name, read in reads.items()
+    }
     images: dict[str, Images] = dict(stored)
-    if data == OVERLAID:
+    if info is not None and info.wrap is not None:
         for name, part in stored.items():
-            pairs = wanted.pairs_per_image if name == "test" else 1
-            images[name] = OverlaidPairs(part, pairs_per_image=pairs, seed=PAIR_SEED)
+            images[name] = info.wrap(part, wanted.pairs_per_image if name == "test" else 1)
     return dataset, channels, images, sum(read.skipped for read in reads.values())
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from mereo.data.batch import Batch
 from mereo.errors import UsageError
 
 
@@ -32,6 +33,13 @@ class Operation(ABC):
 
         Shapes: images float32 (n, c, h, w), parameters (n, p) on any device -> (n, c, h, w).
         """
+
+    def apply_batch(self, batch: Batch, parameters: Tensor) -> Batch:
+        """A batch whose images are changed, and with them what belongs to them: masks, boxes and targets.
+
+        An operation that leaves pixels in their places changes the images alone.
+        """
+        return batch._replace(images=self.apply(batch.images, parameters))
 
     @classmethod
     def from_text(cls, text: str | None) -> Self:

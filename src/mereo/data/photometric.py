@@ -16,7 +16,7 @@ class Brightness(Operation):
     """x + d with d uniform in +-amount, in units of the full range [0, 1].
 
     Deviates: the smallNORB recipe of Efficient-CapsNet adds +-2 to images that were standardised per channel. That is
-    +-2 standard deviations of the pixels, so amount = 2 * std of the dataset says the same before normalisation. The
+    +-2 standard deviations of the pixels, so amount = 2 * std of the data set is the same before normalisation. The
     clipping keeps images valid as targets of a decoder; the recipe does not clip.
     """
 
@@ -54,3 +54,65 @@ class Contrast(Operation):
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
         mean = images.mean(dim=(2, 3), keepdim=True)
         return torch.lerp(mean, images, parameters.to(images.device).view(-1, 1, 1, 1)).clamp(0, 1)
+
+
+def grey_of(images: Tensor) -> Tensor:
+    """Luma 0.299 R + 0.587 G + 0.114 B. Shapes: (n, 3, h, w) -> (n, 1, h, w)."""
+    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
+    return (images * weights).sum(dim=1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Saturation(Operation):
+    """g + f (x - g) with f uniform in [low, high) and g the luma of each pixel. Images without colour stay."""
+
+    low: float
+    high: float
+    name: ClassVar[str] = "saturation"
+    usage: ClassVar[str] = "saturation=0.5:1.5"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high < math.inf:
+            raise UsageError(f"saturation is {self.low:g}:{self.high:g}; it must be two factors, 0 <= low <= high.")
+
+    def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
+        return uniform_between(self.low, self.high, count, generator)
+
+    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
+        if images.shape[1] != 3:
+            return images
+        return torch.lerp(grey_of(images), images, parameters.to(images.device).view(-1, 1, 1, 1)).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class Hue(Operation):
+    """The hue turned by an angle uniform in +-amount, in units of the full circle. Images without colour stay.
+
+        v = max, s = max - min;  out_k = v - s max(0, min(t, 4 - t, 1)),  t = (k + 6 (hue + d)) mod 6,  k = 5, 3, 1
+
+    torchvision turns a batch by one angle; here every image has its own.
+    """
+
+    amount: float
+    name: ClassVar[str] = "hue"
+    usage: ClassVar[str] = "hue=0.1"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.amount <= 0.5:
+            raise UsageError(f"hue is {self.amount}; it must be between 0 and 0.5, half of the circle.")
+
+    def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
+        return uniform_between(-self.amount, self.amount, count, generator)
+
+    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
+        if images.shape[1] != 3:
+            return images
+        red, green, blue = images.unbind(1)
+        value, place = images.max(dim=1)
+        spread = value - images.amin(dim=1)
+        safe = torch.where(spread > 0, spread, 1)
+        sixth = torch.stack([(green - blue) / safe, (blue - red) / safe + 2, (red - green) / safe + 4], dim=1)
+        hue = sixth.gather(1, place.unsqueeze(1)) + 6 * parameters.to(images.device).view(-1, 1, 1, 1)
+        t = (torch.tensor([5.0, 3.0, 1.0], device=images.device).view(1, 3, 1, 1) + hue) % 6
+        falls = t.minimum(4 - t).clamp(0, 1)
+        return (value.unsqueeze(1) - spread.unsqueeze(1) * falls).clamp(0, 1)

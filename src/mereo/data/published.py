@@ -1,117 +1,86 @@
-"""Published datasets through torchvision's readers; what is missing is downloaded, or said in one line."""
+"""What the readers of published data sets share: missing files are downloaded, or named in one line."""
 
-import importlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from mereo.data.folder import read_folder
-from mereo.data.raw import ArraySplit, RawDataset, RawSplit
-from mereo.errors import MereoError
+from mereo.data.raw import ArraySplit, RawSplit
+from mereo.errors import MereoError, UsageError
 
 ROOT_REMEDY = "name the folder that has them with root or the environment variable MEREO_DATA"
-DIGITS = tuple(str(digit) for digit in range(10))
+T = TypeVar("T")
 
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _obtain(make: Callable[[bool, bool], Any], name: str, files: str, folder: Path, download: bool) -> tuple[Any, Any]:
-    """Both splits from `make(train, download)`; files that are there are read, and only missing ones are fetched."""
+def obtain(
+    read: Callable[[], T],
+    fetch: Callable[[], object],
+    name: str,
+    present: bool,
+    files: str,
+    folder: Path,
+    download: bool,
+) -> T:
+    """What `read` returns, after `fetch` where the files are not present and may be downloaded.
 
-    def both(fetch: bool) -> tuple[Any, Any]:
-        with warnings.catch_warnings():
-            # The pickles of CIFAR-10 and the archives' readers lean on forms that newer numpy deprecates.
-            warnings.simplefilter("ignore")
-            return make(True, fetch), make(False, fetch)
+    Args:
+        read: reads the files that are present.
+        fetch: downloads them.
+        name: of the data set, for errors.
+        present: whether every file exists.
+        files: their names, for errors.
+        folder: where they belong.
+        download: whether missing files may be downloaded.
 
-    looked = f"{name} was not found: looked for {files} in {folder}"
-    try:
-        return both(False)
-    except Exception as error:
-        # torchvision says "not found" of files that are not there, and of those whose checksum is wrong.
-        if not (isinstance(error, RuntimeError) and "not found" in str(error)):
+    Raises:
+        MereoError: for files that are missing or damaged, and for a failed download.
+    """
+    with warnings.catch_warnings():
+        # The readers of archives rely on forms that newer versions of numpy deprecate.
+        warnings.simplefilter("ignore")
+        if not present:
+            looked = f"{name} was not found: looked for {files} in {folder}"
+            if not download:
+                raise MereoError(f"{looked}. Put them there, allow the download, or {ROOT_REMEDY}.")
+            try:
+                fetch()
+            except Exception as error:  # no network, a full disk, a read-only folder, a damaged file
+                line = f"{looked}, and the download failed ({_one_line(error)})"
+                raise MereoError(f"{line}. Put them there, or {ROOT_REMEDY}.") from error
+        try:
+            return read()
+        except (MemoryError, UsageError):
+            raise
+        except Exception as error:  # a damaged file can make a reader raise nearly anything
             line = f"{name} cannot be read from {folder} ({_one_line(error)})"
             raise MereoError(f"{line}; delete its files there and get them again.") from error
-        if not download:
-            raise MereoError(f"{looked}. Put them there, allow the download, or {ROOT_REMEDY}.") from error
-    try:
-        return both(True)
-    except Exception as error:  # no network, a full disk, a read-only folder, a damaged file
-        line = f"{looked}, and the download failed ({_one_line(error)})"
-        raise MereoError(f"{line}. Put them there, or {ROOT_REMEDY}.") from error
 
 
-def _arrays(images: Any, labels: Any) -> RawSplit:
-    """uint8 (n, c, h, w) and any whole numbers (n,), as arrays or tensors."""
-    pixels = torch.from_numpy(np.ascontiguousarray(np.asarray(images)))
-    return ArraySplit(pixels, torch.from_numpy(np.asarray(labels).astype(np.int64)))
-
-
-def read_mnist(root: Path, download: bool) -> RawDataset:
-    """From MNIST/raw."""
-    return _read_mnist_like("mnist", "MNIST", root, download)
-
-
-def read_fashion_mnist(root: Path, download: bool) -> RawDataset:
-    """From FashionMNIST/raw."""
-    return _read_mnist_like("fashion_mnist", "FashionMNIST", root, download)
-
-
-def _read_mnist_like(name: str, kind: str, root: Path, download: bool) -> RawDataset:
+def download_published(kind: str, root: Path) -> None:
+    """Download the files of a class of `torchvision.datasets` without reading them."""
     from torchvision import datasets
 
+    # The constructor of MNIST would open processed/*.pt, where there are such files; `download` needs the root alone.
     reader = getattr(datasets, kind)
-    files = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"
-    both = _obtain(
-        lambda train, fetch: reader(root, train=train, download=fetch), name, files, root / kind / "raw", download
-    )
-    train, test = (_arrays(part.data.unsqueeze(1), part.targets) for part in both)
-    names = DIGITS if name == "mnist" else tuple(reader.classes)
-    return RawDataset({"train": train, "test": test}, names, 1)
+    part = reader.__new__(reader)
+    part.root = str(root)
+    part.download()
 
 
-def read_svhn(root: Path, download: bool) -> RawDataset:
-    """From the cropped digits, in SVHN or in the root itself; the "extra" images are not used."""
-    from torchvision.datasets import SVHN
+def array_split(images: Any, labels: Any) -> RawSplit:
+    """A split of uint8 (n, c, h, w) and any whole numbers (n,), as arrays or tensors.
 
-    try:
-        importlib.import_module("scipy.io")
-    except ImportError as error:
-        raise MereoError("svhn is stored in .mat files, which only scipy reads; run `pip install scipy`.") from error
-    folder = root if (root / "train_32x32.mat").is_file() else root / "SVHN"
-    both = _obtain(
-        lambda train, fetch: SVHN(folder, split="train" if train else "test", download=fetch),
-        "svhn",
-        "train_32x32.mat and test_32x32.mat",
-        folder,
-        download,
-    )
-    train, test = (_arrays(part.data, part.labels) for part in both)
-    return RawDataset({"train": train, "test": test}, DIGITS, 3)
-
-
-def read_cifar10(root: Path, download: bool) -> RawDataset:
-    """From the pickles, or the unpacked folder cifar10, or an archive cifar10*.zip: whichever is there."""
-    from torchvision.datasets import CIFAR10
-
-    pickles = root / "cifar-10-batches-py"
-    unpacked = [root / "cifar10", *sorted(root.glob("cifar10*.zip"))]
-    found = [path for path in unpacked if path.is_file() or (path / "train").is_dir()]
-    if found and not pickles.is_dir():
-        dataset = read_folder(found[0])
-        return RawDataset(dataset.splits, dataset.class_names, 3)
-    both = _obtain(
-        lambda train, fetch: CIFAR10(root, train=train, download=fetch),
-        "cifar10",
-        "the folder cifar-10-batches-py, the folder cifar10 of train/<class>/* and test/<class>/*, or cifar10*.zip",
-        root,
-        download,
-    )
-    train, test = (_arrays(part.data.transpose(0, 3, 1, 2), part.targets) for part in both)
-    return RawDataset({"train": train, "test": test}, tuple(both[0].classes), 3)
+    Raises:
+        ValueError: where the counts differ.
+    """
+    if len(images) != len(labels):
+        raise ValueError(f"{len(images)} images but {len(labels)} labels")
+    pixels = torch.from_numpy(np.ascontiguousarray(np.asarray(images)))
+    return ArraySplit(pixels, torch.from_numpy(np.asarray(labels).astype(np.int64)))

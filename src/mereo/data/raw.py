@@ -1,13 +1,15 @@
-"""Splits as their sources hold them: labels are known, pixels are read when it is known how they are wanted."""
+"""Splits before they are read: labels are known, pixels are converted to a requested size and colour when read."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 from torch import Tensor
 
 from mereo.data.conversion import check_channels, convert_into
+from mereo.data.fields import check_fields, fit_fields
 from mereo.data.storage import Storage
 
 Progress = Callable[[int, int], None]
@@ -15,12 +17,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class Request:
-    """How pixels are wanted.
+    """The form in which pixels are requested.
 
     Attributes:
         size: height and width.
         channels: 1 or 3, or what the source has.
-        storage: where they go.
+        storage: where they are stored.
         strict: whether a file that cannot be read is an error, rather than left out with a warning.
         advance: called with the number of images done since the last call.
     """
@@ -33,11 +35,12 @@ class Request:
 
 
 class Read(NamedTuple):
-    """Pixels uint8 (n, channels, *size), labels int64 (n,), and how many images could not be read."""
+    """Pixels uint8 (n, channels, *size), labels int64 (n,), how many images were unreadable, and further fields."""
 
     images: Tensor
     labels: Tensor
     skipped: int
+    fields: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class RawSplit(ABC):
@@ -60,30 +63,43 @@ class RawSplit(ABC):
 class ArraySplit(RawSplit):
     """A split whose source is one array.
 
-    Shapes: images uint8 (N, c, h, w), labels int64 (N,), indices int64 (n,) into both; all when None.
+    Args:
+        images: uint8 (N, c, h, w).
+        labels: int64 (N,).
+        indices: int64 (n,), those of the split; all when None.
+        fields: masks, boxes and others by name, as in `ImageSet`, for all N images.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, indices: Tensor | None = None) -> None:
-        self._images, self._all_labels = images, labels
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        indices: Tensor | None = None,
+        fields: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
+        check_fields(fields, len(images), (images.shape[2], images.shape[3]))
+        self._images, self._all_labels, self._fields = images, labels, fields
         self._indices = indices
         self.labels = labels if indices is None else labels[indices]
 
     def take(self, indices: Tensor) -> "ArraySplit":
         absolute = indices if self._indices is None else self._indices[indices]
-        return ArraySplit(self._images, self._all_labels, absolute)
+        return ArraySplit(self._images, self._all_labels, absolute, self._fields)
 
     def read(self, request: Request) -> Read:
         check_channels(self._images.shape[1], request.channels)
         indices = self._indices
         if indices is None and self._images.shape[1:] == (request.channels, *request.size):
             request.advance(len(self))
-            return Read(self._images, self.labels, 0)
+            return Read(self._images, self.labels, 0, self._fields)
         images = request.storage.allocate(len(self), request.channels, *request.size)
         convert_into(
             images, self._images, self.labels.new_ones(len(self)).cumsum(0) - 1 if indices is None else indices
         )
         request.advance(len(self))
-        return Read(images, self.labels, 0)
+        native = self._images.shape[2], self._images.shape[3]
+        chosen = {name: values if indices is None else values[indices] for name, values in self._fields.items()}
+        return Read(images, self.labels, 0, fit_fields(chosen, native, request.size))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mereo.data.regular import user_path
 from mereo.errors import MereoError, UsageError
 from mereo.runtime.memory import available_memory
 
@@ -27,7 +28,7 @@ class Storage:
         if memory_budget is not None and memory_budget < 0:
             raise UsageError(f"memory_budget is {memory_budget}; it must be at least 0 bytes.")
         self.left = available_memory() // 2 if memory_budget is None else memory_budget
-        self.cache_dir = Path(tempfile.gettempdir() if cache_dir is None else cache_dir).expanduser()
+        self.cache_dir = Path(tempfile.gettempdir()) if cache_dir is None else user_path("cache_dir", cache_dir)
 
     def allocate(self, *shape: int) -> Tensor:
         """An uint8 tensor of this shape, its content undefined."""

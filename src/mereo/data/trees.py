@@ -6,9 +6,13 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from mereo.errors import MereoError
+from mereo.data.regular import open_regular
+from mereo.errors import MereoError, UsageError
 
 _LARGEST_MEMBER = 2**30
+_LARGEST_DIRECTORY = 160 * 2**20
+"""Bytes of an archive's list of members, room for 1.5 million usual ones; each takes a kilobyte of memory."""
+_DEEPEST, _LONGEST = 32, 1024
 
 
 class Tree(ABC):
@@ -23,46 +27,121 @@ class Tree(ABC):
         """The content of one file; may be called from several threads."""
 
 
-def _leads_up(folder: Path) -> bool:
-    """Whether a link points at a folder that holds it, so that following it would never end."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
-
-
 class FolderTree(Tree):
-    """A folder on disk."""
+    """A folder on disk.
+
+    Every file and folder is listed once, so that no image serves twice and no loop of links is followed: under its own
+    path, or under the first link to it where it is hidden.
+
+    Raises:
+        UsageError: for a link to something outside of the folder.
+        MereoError: for a folder that cannot be read.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.files, self.folders = path, [], []
-        for place, folders, files in os.walk(path, followlinks=True):
-            folders[:] = sorted(n for n in folders if not n.startswith(".") and not _leads_up(Path(place) / n))
-            inside = Path(place).relative_to(path)
-            self.folders += [(inside / name).as_posix() for name in folders]
-            self.files += [(inside / name).as_posix() for name in files if not name.startswith(".")]
+        self._root = os.path.realpath(path)
+        self._seen: set[str] = set()
+        # Links wait until everything is listed that is reached without them; those to files wait for those to folders.
+        links, to_files = self._walk("", self._root), []
+        while links:
+            below = []
+            for link in sorted(links):
+                target = self._target(link)
+                if not Path(target).is_dir():
+                    to_files.append((link, target))
+                elif target not in self._seen:
+                    self.folders.append(link)
+                    below += self._walk(link, target)
+            links = below
+        for link, target in to_files:
+            if not self._is_listed(target):
+                self._seen.add(target)
+                self.files.append(link)
         self.files.sort()
         self.folders.sort()
 
+    def _walk(self, start: str, real: str) -> list[str]:
+        """List what is below a folder; return the links in it."""
+        links, waiting = [], [(start, real)]
+        while waiting:
+            inside, real = waiting.pop()
+            self._seen.add(real)
+            try:
+                with os.scandir(real) as entries:
+                    for entry in entries:
+                        name = f"{inside}/{entry.name}" if inside else entry.name
+                        if entry.name.startswith("."):
+                            continue
+                        if entry.is_symlink():
+                            links.append(name)
+                        elif not entry.is_dir():
+                            self.files.append(name)
+                        elif entry.path not in self._seen:
+                            self.folders.append(name)
+                            waiting.append((name, entry.path))
+            except OSError as error:
+                raise MereoError(f"the folder {self.path / inside} cannot be read: {error.strerror}.") from error
+        return links
+
+    def _target(self, link: str) -> str:
+        """The real path that a link leads to."""
+        target = os.path.realpath(self.path / link)
+        if not Path(target).is_relative_to(self._root):
+            raise UsageError(
+                f"{self.path / link} is a link to {target}, outside of the data set; replace it by what it links to, "
+                "or remove it."
+            )
+        return target
+
+    def _is_listed(self, target: str) -> bool:
+        """Whether a file is listed already. One that does not exist is not, so that its link is reported as broken."""
+        folder, name = os.path.split(target)
+        visible = folder in self._seen and not name.startswith(".")
+        return target in self._seen or (visible and Path(target).exists())
+
     def open(self, file: str) -> BinaryIO:
-        return (self.path / file).open("rb")
+        return open_regular(self.path / file)
 
 
 class ZipTree(Tree):
-    """A zip archive; members are read without unpacking it."""
+    """A zip archive; members are read without unpacking it.
+
+    Raises:
+        MereoError: for an archive that is damaged, or whose members are too many, too deep or too long in name.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._archive = zipfile.ZipFile(path)
-        except Exception as error:  # a damaged directory of members makes zipfile raise nearly anything
+            with open_regular(path) as file:
+                # Its list of members is read whole by the constructor, so its size is compared first.
+                end = getattr(zipfile, "_EndRecData")(file)  # noqa: B009
+                size = end[5] if end else 0
+            if size <= _LARGEST_DIRECTORY:
+                self._archive = zipfile.ZipFile(path)
+        except Exception as error:  # a damaged list of members makes zipfile raise nearly anything
             raise MereoError(f"the archive {path} cannot be read ({error}); get it again.") from error
-        names = [name for name in self._archive.namelist() if not self._hidden(name)]
+        if size > _LARGEST_DIRECTORY:
+            raise self._excess(f"a list of members of {size:,} bytes", f"{_LARGEST_DIRECTORY:,}")
+        members = self._archive.namelist()
+        for name in members:
+            if name.count("/") > _DEEPEST:
+                raise self._excess(f"a member in {name.count('/'):,} folders", f"{_DEEPEST}")
+            if len(name) > _LONGEST:
+                raise self._excess(f"a member with a name of {len(name):,} characters", f"{_LONGEST:,}")
+        names = [name for name in members if not self._hidden(name)]
         self.files = sorted(name for name in names if not name.endswith("/"))
         folders = {name.rstrip("/") for name in names if name.endswith("/")}
-        for file in self.files:
-            parent = file.rpartition("/")[0]
+        for file_name in self.files:
+            parent = file_name.rpartition("/")[0]
             while parent and parent not in folders:
                 folders.add(parent)
                 parent = parent.rpartition("/")[0]
         self.folders = sorted(folders)
+
+    def _excess(self, what: str, limit: str) -> MereoError:
+        return MereoError(f"the archive {self.path} has {what}, more than the limit of {limit}; unpack it to a folder.")
 
     @staticmethod
     def _hidden(name: str) -> bool:
@@ -73,7 +152,7 @@ class ZipTree(Tree):
         size = self._archive.getinfo(file).file_size
         if size > _LARGEST_MEMBER:
             raise OSError(f"it unpacks to {size} bytes, more than the limit of {_LARGEST_MEMBER}")
-        # Unpacked as far as it is read: what is no image is left after its first bytes, however large it claims to be.
+        # Unpacked only as far as it is read: the header decides whether it is an image, however large it claims to be.
         return cast("BinaryIO", self._archive.open(file))
 
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from mereo.attention import TopDownAttention
 from mereo.core import lengths, record
-from mereo.data import Batch, load_splits
+from mereo.data import Batch, OverlaidPairs, load_splits
 from mereo.data.images import Images, ImageSet
-from mereo.data.multimnist import OverlaidPairs
 from mereo.errors import UsageError
 from mereo.experiments.fitting import batches, fit
 from mereo.experiments.settings import Settings
@@ -71,7 +70,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def _overlays(settings: Settings, data: str) -> tuple[OverlaidPairs, Images, tuple[str, ...]]:
     splits = load_splits(data, root=settings.data_root, img_size=28, in_chans=1, validation_fraction=0.0,
-                         limit=settings.limit or (10000 if data != "digits" else None))  # fmt: skip
+                         limit=settings.limit or 10000)  # fmt: skip
     train, test = splits.train, splits.test
     if not (isinstance(train, ImageSet) and isinstance(test, ImageSet)):
         raise UsageError(f"data is {data!r}, whose images hold several objects already; give a set of single ones.")

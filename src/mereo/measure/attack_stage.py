@@ -100,7 +100,7 @@ def _masking(
         if p.name != part.name and p.model.image_shape == part.model.image_shape and p.class_names == part.class_names
     }
     height, width = part.model.image_shape[1:]
-    images, labels, _ = few.split.batch(
+    images, labels, *_ = few.split.batch(
         torch.arange(len(few.split)), crop=(height, width), device=next(part.model.parameters()).device
     )
     losses = len(LOSSES) - (part.model.num_classes < 3)
@@ -129,7 +129,7 @@ def _draw_attacked(
         return
     height, width = part.model.image_shape[1:]
     indices = torch.arange(min(SHOWN_IMAGES, len(few.split)))
-    images, labels, _ = few.split.batch(indices, crop=(height, width), device=next(part.model.parameters()).device)
+    images, labels, *_ = few.split.batch(indices, crop=(height, width), device=next(part.model.parameters()).device)
     names, rows = part.class_names, []
     # Evenly spaced, and always with the largest.
     step = -(-len(epsilons) // SHOWN_EPSILONS)

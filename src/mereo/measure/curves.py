@@ -127,7 +127,7 @@ def attack_curve(
         for part in places.split(batch_size) if epsilon and len(places) else ():
             # The seed of a batch follows from its first image, not from what was attacked before.
             drawn = int(uniform(seed, part[:1], 1)[0, 0] * 2**62)
-            images, labels, _ = split.batch(part, crop=crop, device=device)
+            images, labels, *_ = split.batch(part, crop=crop, device=device)
             changed = attack(
                 name, model, images, labels, epsilon, steps=steps, restarts=restarts, loss=loss, seed=drawn
             )

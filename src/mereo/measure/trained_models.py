@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mereo.data import DATASETS, Images, ImageSet, OverlaidPairs, load_split
+from mereo.data import DATASETS, Images, ImageSet, load_split
 from mereo.data.split import stratified
 from mereo.errors import UsageError
 from mereo.escape import cut
@@ -110,16 +110,14 @@ def match_classes(split: Images, model: CapsuleClassifier, data: str) -> Images:
     return ImageSet(split.images, places.to(split.labels.device)[split.labels], known)
 
 
-def read_split(
-    model: CapsuleClassifier, config: TrainConfig | None, data: str, root: str | None, split: str
-) -> ImageSet | OverlaidPairs:
+def read_split(model: CapsuleClassifier, config: TrainConfig | None, data: str, root: str | None, split: str) -> Images:
     """One split of a data set at a model's size. The validation images are those held out in its training."""
     # Weights without their run do not record which images were held out.
     config = config or TrainConfig(validation_fraction=0.0)
     own = config.data == data
     if split == "validation" and own and config.paper_protocol:
         raise UsageError("split is 'validation', but the run held out none (paper_protocol); use test.")
-    chosen = load_split(
+    return load_split(
         data,
         split,
         root=root if root is not None else config.data_root,
@@ -131,8 +129,6 @@ def read_split(
         seed=config.seed,
         limit=config.limit if own else None,
     )
-    assert isinstance(chosen, ImageSet | OverlaidPairs)
-    return chosen
 
 
 def load_trained_models(
@@ -161,7 +157,7 @@ def load_trained_models(
     configs = [run_config(source) for source in sources]
     name = choose_data(models, configs, data)
     trained: list[TrainedModel] = []
-    read: dict[Any, ImageSet | OverlaidPairs] = {}
+    read: dict[Any, Images] = {}
     for label, source, model, config in zip(short_names(sources), sources, models, configs, strict=True):
         if model.num_classes == 0:
             raise UsageError(f"{source} has no class capsules (num_classes is 0); there is nothing to evaluate.")
@@ -172,9 +168,7 @@ def load_trained_models(
         if key not in read:
             images = read_split(model, config, name, data_root, split)
             if limit is not None and limit < len(images):
-                # Pairs are numbered by their first digit.
-                labels = images.base.labels if isinstance(images, OverlaidPairs) else images.labels
-                images = images.subset(stratified(labels, limit, seed)[1])
+                images = images.subset(stratified(images.strata, limit, seed)[1])
             read[key] = images
         placed = place(match_classes(read[key], model, name), chosen)
         trained.append(TrainedModel(label, source, model, placed, placed.class_names, name))

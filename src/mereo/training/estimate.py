@@ -113,7 +113,7 @@ def estimate(
     info = dataset_info(config.data, config.data_root)
     model = build_model(config, info.num_classes).to(device)
     objective = Objective(model, config.loss, config.reconstruction_weight).train()
-    labels = 2 if config.data == "multimnist" else 1
+    labels = info.labels_per_image
     parameters = sum(p.numel() for p in model.parameters())
     # While recorded, routing runs in the open; the counter cannot look into the compiled form.
     with record(model), FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -18,16 +18,6 @@ from mereo.training.config import TrainConfig
 from mereo.training.order import derived_seed
 from mereo.training.start import follow_weights, start_from
 
-AUTO_AUGMENT = {
-    "digits": ("rotate=10", "crop=2"),
-    "mnist": ("rotate=15", "shift=2"),
-    "fashion_mnist": ("crop=4", "flip"),
-    "svhn": ("crop=4",),
-    "cifar10": ("crop=4", "flip"),
-    "multimnist": (),
-}
-"""What "auto" means; an image folder gets crop=4 and flip."""
-
 
 @dataclass
 class Setup:
@@ -60,7 +50,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
         size = default if isinstance(default, int) else None
     augment = config.augment
     if augment == ("auto",):
-        augment = AUTO_AUGMENT.get(config.data, ("crop=4", "flip")) or ("none",)
+        augment = info.augment or ("none",)
     parse_augment(augment)
     mean, std = config.mean, config.std
     if mean is None or std is None:

@@ -2,11 +2,10 @@
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from mereo.data import DATASETS, DatasetInfo
+from mereo.data import DatasetInfo
 from mereo.data.folder import read_layout
 from mereo.data.raw import Request
 
@@ -17,10 +16,10 @@ _PART = 64
 
 def without_unread(info: DatasetInfo, *, strict: bool = False) -> DatasetInfo:
     """The same data less the files that were found to be unreadable; they are named as the run will name them."""
-    if info.name in DATASETS:
+    if info.path is None:
         return info
     end, counts = time.monotonic() + SECONDS, dict(info.splits)
-    for name, split in read_layout(Path(info.source))[0].items():
+    for name, split in read_layout(info.path)[0].items():
         for indices in torch.arange(len(split)).split(_PART):
             if time.monotonic() < end:
                 counts[name] -= split.take(indices).read(Request((1, 1), 3, strict=strict)).skipped

@@ -1,4 +1,4 @@
-"""MultiMNIST (arXiv 1710.09829): two overlapping digits of different classes, made as they are asked for.
+"""MultiMNIST (arXiv 1710.09829): two overlapping digits of different classes, made as they are needed.
 
     canvas = digit padded by `pad` on every side, then shifted by whole pixels uniform in +-max_shift, zeros entering
     image = min(1, canvas of the first digit + canvas of the second), the second of another class, shifted on its own
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from mereo.data.augmentation import Augmentation
+from mereo.data.batch import Batch
 from mereo.data.counter import uniform
 from mereo.data.geometric import take_window
-from mereo.data.images import Batch, Images, ImageSet, check_draws, crop_corners
+from mereo.data.images import Images, ImageSet, check_draws, crop_corners
 from mereo.errors import UsageError
 
 PAD = 4
@@ -66,6 +67,11 @@ class OverlaidPairs(Images):
     def image_shape(self) -> tuple[int, int, int]:
         channels, height, width = self.base.image_shape
         return channels, height + 2 * self.pad, width + 2 * self.pad
+
+    @property
+    def strata(self) -> Tensor:
+        """The class of the first digit of each pair."""
+        return self._labels[self._place(torch.arange(len(self))) % len(self.base)]
 
     def _like(self, base: ImageSet, positions: Tensor | None) -> "OverlaidPairs":
         settings: dict[str, Any] = {"pad": self.pad, "max_shift": self.max_shift, "seed": self.seed}

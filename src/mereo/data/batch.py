@@ -1,0 +1,58 @@
+"""The contents of one step: images, labels, and what else a task needs, all batched along the first axis."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mereo.errors import UsageError
+
+_ABSENT: Any = None
+"""Typed as present: nearly every task has images and labels, and need not check. Sequences leave `images` out."""
+
+
+class Batch(NamedTuple):
+    """One process's part of a step. Every field may be None, but not all of them.
+
+    Shapes:
+        images: float32 (batch, channels, height, width) in [0, 1], augmented and not normalised.
+        labels: int64 (batch,), or (batch, objects) for images of several objects.
+        targets: float32 (batch, objects, channels, height, width) in [0, 1], what a decoder reconstructs per label.
+        masks: int64 (batch, height, width), the class of each pixel; -1 is ignored.
+        boxes: float32 (batch, most, 4), corners x0, y0, x1, y1 in pixels; rows without a box are 0.
+        box_labels: int64 (batch, most); -1 where there is no box.
+        tokens: int64 (batch, length).
+        lengths: int64 (batch,), the number of tokens that are not padding.
+        pairs: int64 (batch,), a group number; samples of equal number belong together.
+    """
+
+    images: Tensor = _ABSENT
+    labels: Tensor = _ABSENT
+    targets: Tensor | None = None
+    masks: Tensor | None = None
+    boxes: Tensor | None = None
+    box_labels: Tensor | None = None
+    tokens: Tensor | None = None
+    lengths: Tensor | None = None
+    pairs: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of samples; `len(batch)` is the number of fields, as of any tuple."""
+        for field in self:
+            if field is not None:
+                return len(field)
+        raise UsageError("the batch is empty: every field is None; give at least one.")
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
+        """The same batch on `device`."""
+        return self._map(lambda field: field.to(device, non_blocking=non_blocking))
+
+    def pick(self, share: slice | Tensor) -> "Batch":
+        """The samples of a slice, or at the indices int64 (n,)."""
+        return self._map(lambda field: field[share])
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        fields: list[Any] = [None if field is None else change(field) for field in self]
+        return Batch(*fields)

@@ -1,0 +1,37 @@
+"""A limit on the memory that several threads take together."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Budget:
+    """Lets work begin while the bytes of all that has begun stay within a limit.
+
+    Work that alone exceeds the limit waits until nothing else runs, and then runs by itself.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            # In the child no other thread exists that could release what it holds.
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._taken, self._free = 0, threading.Condition()
+
+    @contextmanager
+    def take(self, size: int) -> Iterator[None]:
+        """Hold `size` bytes of the budget; waits for them."""
+        condition = self._free
+        with condition:
+            condition.wait_for(lambda: not self._taken or self._taken + size <= self.limit)
+            self._taken += size
+        try:
+            yield
+        finally:
+            with condition:
+                self._taken -= size
+                condition.notify_all()

@@ -1,0 +1,79 @@
+"""Fields that a stored set holds beside images and labels: masks, boxes, tokens, pairs."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mereo.data.conversion import fit_box
+from mereo.data.motion import clip_boxes
+from mereo.errors import UsageError, unknown
+
+# Of each field: its kind of numbers, and the axes behind the first.
+FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "masks": ("signed whole", ("height", "width")),
+    "boxes": ("floating", ("most", "4")),
+    "box_labels": ("signed whole", ("most",)),
+    "tokens": ("signed whole", ("length",)),
+    "lengths": ("signed whole", ()),
+    "pairs": ("signed whole", ()),
+}
+_TOGETHER = (("boxes", "box_labels"), ("lengths", "tokens"))
+
+
+def _is(kind: str, dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point == (kind == "floating") and dtype.is_signed and not dtype.is_complex
+
+
+def check_fields(fields: Mapping[str, Tensor], count: int, size: tuple[int, int]) -> None:
+    """Raise `UsageError` unless the fields fit `count` images of (height, width), and each other."""
+    known = {"height": size[0], "width": size[1], "4": 4}
+    for name, values in fields.items():
+        if name not in FIELDS:
+            raise unknown("field", name, FIELDS)
+        kind, axes = FIELDS[name]
+        wanted = (count, *(known.get(axis) for axis in axes))
+        fits = values.dim() == len(wanted) and all(
+            side is None or side == length for side, length in zip(wanted, values.shape, strict=True)
+        )
+        if not (fits and _is(kind, values.dtype)):
+            form = ", ".join([str(count), *(str(known.get(axis, axis)) for axis in axes)])
+            raise UsageError(
+                f"{name} is {values.dtype} of shape {tuple(values.shape)}; it must hold {kind} numbers, in the shape "
+                f"({form})."
+            )
+        for axis, length in zip(axes, values.shape[1:], strict=True):
+            known.setdefault(axis, length)
+    for one, other in _TOGETHER:
+        if one in fields and other not in fields:
+            raise UsageError(f"{one} is given without {other}; give both.")
+
+
+def fit_fields(fields: Mapping[str, Tensor], native: tuple[int, int], size: tuple[int, int]) -> dict[str, Tensor]:
+    """The fields of images of `native` size for images that `change_size` makes of them: cut, then resized.
+
+    Masks take the nearest pixel; boxes are clipped, and dropped where nothing is left.
+    """
+    top, left, height, width = fit_box(*native, size)
+    fitted = dict(fields)
+    if native == size:
+        return fitted
+    if "masks" in fitted:
+        cut = fitted["masks"][:, top : top + height, left : left + width]
+        rows, columns = (
+            ((torch.arange(wanted) + 0.5) * (side / wanted)).long().clamp(max=side - 1)
+            for side, wanted in ((height, size[0]), (width, size[1]))
+        )
+        fitted["masks"] = cut[:, rows][:, :, columns]
+    if "boxes" in fitted:
+        scale = torch.tensor([size[1] / width, size[0] / height]).repeat(2)
+        moved = (fitted["boxes"].float() - torch.tensor([left, top, left, top])) * scale
+        boxes, labels = clip_boxes(moved, fitted["box_labels"].long(), size)
+        assert labels is not None
+        fitted |= {"boxes": boxes, "box_labels": labels}
+    return fitted
+
+
+def as_served(name: str, values: Tensor) -> Tensor:
+    """The type in which a batch holds a field."""
+    return values.float() if FIELDS[name][0] == "floating" else values.long()

@@ -1,0 +1,10 @@
+"""The data sets of the package, one file each.
+
+A file registers its facts and its reader with `register_dataset`. Facts must be cheap to import, so a reader imports
+PyTorch and the like inside its function.
+"""
+
+from mereo.data.registry import DATASETS, list_datasets
+from mereo.data.sets import cifar10, digits, fashion_mnist, mnist, multimnist, svhn
+
+__all__ = ["DATASETS", "cifar10", "digits", "fashion_mnist", "list_datasets", "mnist", "multimnist", "svhn"]

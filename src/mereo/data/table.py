@@ -1,0 +1,81 @@
+"""Tables of images: a .csv file with the columns path and label, and maybe split."""
+
+import csv
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from mereo.data.files import FileSplit
+from mereo.data.regular import open_regular
+from mereo.data.trees import Tree
+from mereo.errors import MereoError, UsageError
+
+_SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+_NEEDED = ("path", "label")
+
+
+class TableTree(Tree):
+    """The files that a table lists; their paths are absolute, or relative to the folder of the table."""
+
+    def __init__(self, path: Path, files: list[str]) -> None:
+        self.path, self.files, self.folders = path, files, []
+
+    def open(self, file: str) -> BinaryIO:
+        return open_regular(self.path.parent / file)
+
+
+def _rows(path: Path) -> list[tuple[str, str, str]]:
+    """(split, path, label) of every line."""
+    rows = []
+    try:
+        # A table has one line a sample, so it is read at once.
+        with open_regular(path) as file:
+            lines = file.read().decode("utf-8-sig").splitlines(keepends=True)
+        reader = csv.DictReader(lines, strict=True)
+        missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
+        if missing:
+            columns = ", ".join(map(repr, reader.fieldnames or ())) or "none"
+            raise UsageError(
+                f"{path} has no column {missing[0]!r} (its columns: {columns[:200]}); the first line must name path, "
+                "label and maybe split."
+            )
+        for row in reader:
+            split, image, label = row.get("split") or "train", row["path"], row["label"]
+            if split not in _SPLITS:
+                raise UsageError(
+                    f"{path}, line {reader.line_num}: split is {split[:80]!r}; it must be train, val or test."
+                )
+            if not image or not label or "\0" in image or None in row:
+                raise UsageError(f"{path}, line {reader.line_num}: it must have one path, one label and maybe a split.")
+            rows.append((_SPLITS[split], image, label))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise MereoError(f"the table {path} cannot be read ({error}); it must be a .csv file in UTF-8.") from error
+    return rows
+
+
+def _sorted_classes(labels: set[str]) -> tuple[str, ...]:
+    """By value where all are whole numbers, else by name."""
+    if all(label.isascii() and label.isdigit() and len(label) < 20 for label in labels):
+        return tuple(sorted(labels, key=lambda label: (int(label), label)))
+    return tuple(sorted(labels))
+
+
+def read_table(path: Path) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
+    """The splits that a table lists, and the class names in the order of their numbers."""
+    rows = _rows(path)
+    names = _sorted_classes({label for split, _, label in rows if split == "train"})
+    if len(names) < 2:
+        classes = f"one class only, {names[0]!r}" if names else "no training images"
+        raise UsageError(f"{path} has {classes}; a classifier needs training images of at least two classes.")
+    numbers = {name: number for number, name in enumerate(names)}
+    foreign = next((label for _, _, label in rows if label not in numbers), None)
+    if foreign is not None:
+        raise UsageError(f"{path} has the class {foreign!r}, which the training images do not have.")
+    tree = TableTree(path, [image for _, image, _ in rows])
+    splits = {}
+    for wanted in dict.fromkeys(split for split, _, _ in rows):
+        part = [(image, numbers[label]) for split, image, label in rows if split == wanted]
+        labels = torch.tensor([number for _, number in part], dtype=torch.int64)
+        splits[wanted] = FileSplit(tree, [image for image, _ in part], labels)
+    return splits, names

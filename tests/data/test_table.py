@@ -1,0 +1,87 @@
+"""Tables of images."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mereo.data import dataset_info, load_splits
+from mereo.errors import MereoError, UsageError
+
+MakeFolder = Callable[..., Path]
+
+
+@pytest.fixture
+def pictures(make_folder: MakeFolder) -> Path:
+    return make_folder("cat=6", "dog=5", name="pictures")
+
+
+def write(folder: Path, *lines: str, head: str = "path,label,split") -> str:
+    path = folder.parent / "table.csv"
+    path.write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def listed(folder: Path, split: str = "") -> list[str]:
+    return [f"{path.relative_to(folder.parent)},{path.parent.name},{split}" for path in sorted(folder.rglob("*.png"))]
+
+
+def test_a_table_reads_what_its_folder_does(pictures: Path) -> None:
+    table = write(pictures, *(line.removesuffix(",") for line in listed(pictures)), head="path,label")
+    with pytest.warns(UserWarning, match="no test split"):
+        one = load_splits(table, img_size=8)
+    with pytest.warns(UserWarning, match="no test split"):
+        other = load_splits(str(pictures), img_size=8)
+    assert one.class_names == other.class_names == ("cat", "dog")
+    for ours, theirs in zip(one[:3], other[:3], strict=True):
+        everything = torch.arange(len(theirs))
+        assert torch.equal(ours.batch(everything).images, theirs.batch(everything).images)
+        assert torch.equal(ours.batch(everything).labels, theirs.batch(everything).labels)
+
+
+def test_splits_absolute_paths_and_numbers_as_classes(pictures: Path) -> None:
+    lines = [f"{path},{number % 11}," for number, path in enumerate(sorted(pictures.rglob("*.png")))]
+    table = write(pictures, *lines, "pictures/cat/000.png,0,val", "pictures/dog/000.png,10,test")
+    info = dataset_info(table)
+    assert (info.num_classes, info.splits, info.size) == (11, {"train": 11, "validation": 1, "test": 1}, (8, 8))
+    splits = load_splits("table.csv", root=pictures.parent, img_size=8)
+    assert splits.class_names == tuple(map(str, range(11))), "by value, not by letters"
+    assert splits.test.batch(torch.arange(1)).labels.tolist() == [10]
+
+
+def test_missing_files_are_named_and_skipped(pictures: Path) -> None:
+    table = write(pictures, *listed(pictures, "train"), *listed(pictures, "test"), "pictures/cat/none.png,cat,train")
+    with pytest.warns(UserWarning, match=r"none.png .*Skipped"):
+        assert load_splits(table, img_size=8, validation_fraction=0).skipped == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "error", "fact"),
+    [
+        ("path,class", "a.png,cat", UsageError, "no column 'label'"),
+        ("", "", UsageError, "no column 'path'"),
+        ("path,label,split", "a.png,cat,eval", UsageError, "line 2: split is 'eval'"),
+        ("path,label", "a.png,", UsageError, "line 2: it must have one path"),
+        ("path,label", "a.png,cat,more", UsageError, "line 2: it must have one path"),
+        ("path,label", "a.png,cat", UsageError, "one class only, 'cat'"),
+        ("path,label,split", "a.png,cat,test", UsageError, "no training images"),
+        ("path,label", 'a.png,"cat', MereoError, "cannot be read"),
+        ("path,label", "a.png,cat\0", UsageError, "."),
+    ],
+)
+def test_wrong_tables_are_refused(pictures: Path, head: str, line: str, error: type, fact: str) -> None:
+    with pytest.raises(error, match=fact):
+        load_splits(write(pictures, line, head=head), img_size=8)
+
+
+def test_a_table_of_other_bytes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_bytes(b"path,label\n\xff.png,cat\n")
+    with pytest.raises(MereoError, match="UTF-8"):
+        load_splits(str(tmp_path / "table.csv"), img_size=8)
+
+
+def test_a_class_of_the_test_images_alone_is_refused(pictures: Path) -> None:
+    table = write(pictures, *listed(pictures), "pictures/cat/000.png,bird,test")
+    with pytest.raises(UsageError, match="class 'bird'"):
+        load_splits(table, img_size=8)
