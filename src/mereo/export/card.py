@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 
 from mereo.data import DATASETS
+from mereo.inference.flops import forward_flops
 from mereo.models import CapsuleClassifier, get_model_entry
-from mereo.training.compare import forward_flops
 from mereo.training.report import duration, percent
 
 NOT_MEASURED = "These weights came without the results of a run; nothing measured can be told of them."

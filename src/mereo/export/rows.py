@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from mereo.errors import check_positive
+from mereo.inference.flops import forward_flops
 from mereo.models import load
-from mereo.training.compare import forward_flops, images_per_second, make_study
+from mereo.training.compare import images_per_second, make_study
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
 from mereo.training.setup import choose_device

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from mereo.core import record
 from mereo.data import DatasetInfo, dataset_info
 from mereo.data.folder import TEST_FRACTION
 from mereo.data.storage import available_memory
+from mereo.inference.flops import forward_flops
 from mereo.models import CapsuleClassifier
 from mereo.training.config import TrainConfig
 from mereo.training.losses import Objective
@@ -119,9 +118,6 @@ def estimate(
     objective = Objective(model, config.loss, config.reconstruction_weight).train()
     labels = 2 if config.data == "multimnist" else 1
     parameters = sum(p.numel() for p in model.parameters())
-    # While recorded, routing runs in the open; the counter cannot look into the compiled form.
-    with record(model), FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.rand(1, *model.image_shape, device=device))
     images = training_images(config, info)
     batch_size = min(config.batch_size, max(images, 1))
     micro = max(batch_size // config.accumulate, 1)
@@ -132,7 +128,7 @@ def estimate(
     copies += config.ema_decay is not None
     found = Estimate(
         parameters=parameters,
-        flops=counter.get_total_flops(),
+        flops=forward_flops(model),
         memory=4 * parameters * copies + 2 * activations + WORKSPACE,
         available=free_memory(device),
         step_seconds=None,

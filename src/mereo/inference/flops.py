@@ -1,0 +1,49 @@
+"""Floating-point operations of a network, counted as PyTorch dispatches them; a multiply-add is two."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mereo.core import Coupling, record
+from mereo.inference.mode import judged
+from mereo.models import CapsuleClassifier
+
+
+@contextmanager
+def _plain(model: nn.Module) -> Iterator[None]:
+    """Keep to operations that the counter knows: recorded couplings turn fused kernels off, and nothing is compiled."""
+    if any(isinstance(module, Coupling) for module in model.modules()):
+        with record(model):
+            yield
+    else:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+
+
+def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> int:
+    """Operations of one pass over `inputs`: matrix products, convolutions and fused attention.
+
+    Args:
+        model: any module that takes one tensor and returns one; its mode, hooks and gradients stay as they are.
+        inputs: what the model takes.
+        backward: count the gradients of the trained parameters too, in the mode that the model is in.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if backward and trained:
+        with _plain(model), torch.enable_grad(), FlopCounterMode(display=False) as counter:
+            torch.autograd.grad(model(inputs).sum(), trained, allow_unused=True)
+    else:
+        # PyTorch's module tracker fails on a view of a trained parameter that was made under no_grad, so the parameters
+        # are frozen as well. In eval mode, batch norms keep their statistics.
+        with _plain(model), judged(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(inputs)
+    return counter.get_total_flops()
+
+
+def forward_flops(model: CapsuleClassifier) -> int:
+    """Operations of one image forward."""
+    like = next(model.parameters())
+    return count_flops(model, torch.zeros(1, *model.image_shape, device=like.device, dtype=like.dtype))
