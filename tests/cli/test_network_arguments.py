@@ -1,4 +1,4 @@
-"""Arguments that add parameters to a network, on every way that a network goes: dry run, training, comparison, export."""
+"""Arguments that add parameters to a network, in a dry run, a training, a comparison and an export."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,8 @@ from mereo.cli.main import main
 
 SMALL = ["img_size=17", "conv_channels=2", "primary_types=1"]
 TRAIN = [
-    "--data", "digits", "--limit", "32", "--batch-size", "16", "--epochs", "1", "--device", "cpu", "--warmup-epochs", "0",
+    "--data", "digits", "--limit", "32", "--batch-size", "16", "--epochs", "1", "--device", "cpu",
+    "--warmup-epochs", "0",
 ]  # fmt: skip
 ADDED = {
     "learned_prior": ["learned_prior=true"],

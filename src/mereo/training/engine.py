@@ -38,7 +38,7 @@ from mereo.training.order import derived_seed, epoch_order, generator
 from mereo.training.pictures import draw_curves, draw_images
 from mereo.training.report import Report, reading_progress, write_history
 from mereo.training.results import RunResult, draw_test_samples
-from mereo.training.run_folder import RunFolder, check_same, folder_to_resume, new_folder
+from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import learning_rate
 from mereo.training.setup import Setup, images_told, prepare
 
@@ -338,26 +338,17 @@ class Trainer:
         return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main)
 
 
-def open_folder(config: TrainConfig) -> tuple[TrainConfig, RunFolder]:
-    """The folder of a run, and its configuration: the saved one where it goes on."""
-    if not config.resume:
-        return config, new_folder(config)
-    folder = folder_to_resume(config)
-    folder.remove_leftovers()
-    if folder.config.exists():
-        from mereo.training.setup import resolve
-
-        check_same(TrainConfig.from_yaml(folder.config), resolve(config), folder)
-    return config, folder
-
-
 def train(config: TrainConfig, report: Report | None = None) -> RunResult:
     """Train a network as configured and return what came of it; the same as `mereo train`."""
     import os
 
     main = int(os.environ.get("RANK", "0")) == 0
     report = report or Report(silent=not main)
-    config, folder = open_folder(config)
+    with claimed(config) as folder:
+        return _train_in(folder, config, report)
+
+
+def _train_in(folder: RunFolder, config: TrainConfig, report: Report) -> RunResult:
     goes_on = config.resume and folder.state.exists()
     setup = prepare(config, progress=reading_progress(report), cache=folder.path, goes_on=goes_on)
     report.say(images_told(setup))
