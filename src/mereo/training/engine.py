@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mereo.data import Batch
 from mereo.errors import MereoError, UsageError
@@ -22,6 +22,7 @@ from mereo.models import save_weights
 from mereo.models.weights import check_finite, load_tensors, save_tensors
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer
+from mereo.training.batch_norm import restore_batch_norms, share_batch_statistics, statistics_note
 from mereo.training.checkpoint import (
     check_progress,
     fitting,
@@ -79,10 +80,8 @@ class Trainer:
         channels_last = self.model.channels_last if wanted is None else wanted
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         model = self.model.to(memory_format=self.memory_format)
-        if self.config.sync_batchnorm:
-            if self.device.type != "cuda":
-                raise UsageError("sync_batchnorm needs CUDA devices; leave it out.")
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        if self.config.sync_batchnorm and self.processes > 1:
+            share_batch_statistics(model, self.device)
         objective = Objective(model, self.config.loss, self.config.reconstruction_weight)
         optimizer = make_optimizer(self.config, objective.parameters())
         self.objective, self.optimizer = self.accelerator.prepare(objective, optimizer)
@@ -92,7 +91,8 @@ class Trainer:
     def batch(self, epoch: int, step: int, order: Tensor, part: int) -> Batch:
         """This process's share of one part of a batch: a pure function of (seed, epoch, step)."""
         size = self.batch_size // (self.processes * self.config.accumulate)
-        start = (self.rank * self.config.accumulate + part) * size
+        # The processes share a part, so that its batch statistics do not depend on how many they are.
+        start = (part * self.processes + self.rank) * size
         return self.splits.train.batch(
             order[step * self.batch_size : (step + 1) * self.batch_size],
             augmentation=self.augmentation,
@@ -299,6 +299,7 @@ class Trainer:
 
     def finish(self) -> RunResult:
         """Judge the last and the best weights on the test images and write the results."""
+        restore_batch_norms(self.model)
         self.report.say(f"judging {len(self.splits.test):,} test images")
         test_last = self.judge(self.splits.test)
         self.accelerator.wait_for_everyone()
@@ -359,6 +360,11 @@ def _train_in(folder: RunFolder, config: TrainConfig, report: Report) -> RunResu
         steps = trainer.steps * setup.config.epochs
         if steps < FEW_STEPS:
             report.say(f"{steps} steps are few to learn in; a smaller --batch-size or more --epochs would give more")
+        note = statistics_note(
+            setup.model, processes=trainer.processes, parts=setup.config.accumulate, batch_size=trainer.batch_size
+        )
+        if note is not None:
+            report.say(note)
         if trainer.main:
             saved = setup.config.replace(resume=False, dry_run=False)
             write_atomically(folder.config, saved.to_yaml().encode())

@@ -13,8 +13,10 @@ from mereo.files import cannot_write, write_atomically
 from mereo.training.config import TrainConfig
 from mereo.training.run_lock import LockedError, RunLock
 
-IDENTITY = {"device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root"}
-"""Fields that may differ when a run is resumed, because they do not change what it computes."""
+IDENTITY = {
+    "device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root", "sync_batchnorm",
+}  # fmt: skip
+"""Fields that may differ when a run is resumed: they change nothing in one process, and several are reported."""
 
 
 class RunFolder:

@@ -91,9 +91,7 @@ class RunLock:
             if not locked:
                 held_by = _holder(descriptor)
                 os.close(descriptor)
-                raise LockedError(
-                    f"{self.path.parent} is being trained {held_by}; wait for it, or give another name."
-                )
+                raise LockedError(f"{self.path.parent} is being trained {held_by}; wait for it, or give another name.")
             # The last holder may have removed the file after it was opened here.
             if _same(self.path, descriptor):
                 return descriptor
