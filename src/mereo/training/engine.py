@@ -37,6 +37,7 @@ from mereo.training.events import open_events
 from mereo.training.losses import Objective, score_loss
 from mereo.training.order import derived_seed, epoch_order, generator
 from mereo.training.pictures import draw_curves, draw_images
+from mereo.training.provenance import compare_with_saved, describe_data, describe_environment
 from mereo.training.report import Report, reading_progress, write_history
 from mereo.training.results import RunResult, draw_test_samples
 from mereo.training.run_folder import RunFolder, claimed
@@ -73,6 +74,10 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         self.seconds = 0.0
+        self.provenance = {
+            "data": describe_data(self.splits),
+            "environment": describe_environment(self.device, self.processes, self.config.sync_batchnorm),
+        }
         self._partial = [0.0, 0.0]
 
     def _prepare_model(self) -> None:
@@ -276,7 +281,7 @@ class Trainer:
         progress = {
             "epoch": epoch, "step": step, "partial": partial, "history": self.history, "best": self.best,
             "seconds": self.seconds + elapsed, "processes": self.processes,
-        }  # fmt: skip
+        } | self.provenance  # fmt: skip
         save_state(self.folder.state, self.objective, self.optimizer, self.average, progress, write=self.main)
 
     def _resume(self) -> tuple[int, int]:
@@ -284,6 +289,8 @@ class Trainer:
             return 0, 0
         progress = load_state(self.folder.state, self.objective, self.optimizer, self.average)
         check_progress(self.folder.state, progress)
+        for warning in compare_with_saved(self.folder.path, progress, self.provenance):
+            self.report.say(warning)
         self.history, self.best = progress["history"], progress["best"]
         self.seconds, self._partial = progress["seconds"], progress["partial"]
         if progress["epoch"] < self.config.epochs:
