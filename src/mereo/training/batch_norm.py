@@ -108,7 +108,7 @@ class SharedBatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(inputs)
         return self._forward_shared(inputs)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _forward_shared(self, inputs: Tensor) -> Tensor:
         self._check_input_dim(inputs)
         mean, variance, count = shared_statistics(inputs, sum_over_processes)
@@ -138,7 +138,7 @@ def _replace(model: nn.Module, kinds: tuple[type, ...], make: Callable[[Any], nn
     made: dict[nn.Module, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
-            if type(child) in kinds:
+            if child is not None and type(child) in kinds:
                 made[child] = made.get(child) or make(child)
                 parent._modules[name] = made[child]
 
