@@ -102,7 +102,9 @@ def compare_with_saved(folder: Path, saved: Mapping[str, Any], now: Mapping[str,
             name: environment[name] for name, value in now["environment"].items() if environment[name] != value
         }
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise UsageError(f"the checkpoint in {folder} records its data wrongly; remove it to begin anew.") from error
+        raise UsageError(
+            f"the record of the data in the checkpoint of {folder} is invalid; remove it to start again."
+        ) from error
     changed = ", ".join(f"{name} {was!s:.40} (now {now['environment'][name]})" for name, was in differing.items())
     if changes:
         more = f"; and {len(changes) - 4} more" if len(changes) > 4 else ""

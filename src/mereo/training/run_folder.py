@@ -64,13 +64,13 @@ def run_name(config: TrainConfig) -> str:
 def _numbered(config: TrainConfig) -> list[tuple[int, Path]]:
     """Existing folders of that name: (1, name), (2, name-2), ..."""
     name, root = run_name(config), Path(config.output)
-    found = [(1, root / name)] if (root / name).exists() else []
+    existing = [(1, root / name)] if (root / name).exists() else []
     if config.name is None and root.is_dir():
         for path in root.glob(f"{name}-*"):
             number = path.name.removeprefix(f"{name}-")
             if number.isdigit():
-                found.append((int(number), path))
-    return sorted(found)
+                existing.append((int(number), path))
+    return sorted(existing)
 
 
 def folder_to_resume(config: TrainConfig) -> RunFolder:
