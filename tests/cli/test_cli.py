@@ -196,7 +196,7 @@ def test_resume_says_where_nothing_or_everything_was_done(call, trained):
     code, out, _ = call("train", "--name", "newer", "--resume", *SMALL)
     assert code == 0 and out.startswith("no run of that name in runs; starting runs/newer\n")
     code, out, _ = call("train", "--name", "newer", "--resume")
-    assert code == 0 and out.startswith("runs/newer was finished already, with its results in runs/newer/results.json")
+    assert code == 0 and out.startswith("runs/newer was finished already") and "runs/newer/results.json" in out
 
 
 def test_images_need_not_be_square(call, trained):

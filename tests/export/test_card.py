@@ -11,7 +11,7 @@ from mereo.cli.train import options_from
 from mereo.errors import UsageError
 from mereo.export.card import model_card
 from mereo.export.record import command_of, read_record
-from mereo.training.compare import forward_flops
+from mereo.inference.flops import forward_flops
 from mereo.training.config import TrainConfig
 from mereo.training.recipes import apply_recipe
 from mereo.training.run_folder import IDENTITY

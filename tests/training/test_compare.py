@@ -11,7 +11,7 @@ from mereo.cli.main import main
 from mereo.errors import UsageError
 from mereo.export.rows import run_comparison
 from mereo.models import create_model
-from mereo.training.compare import forward_flops, images_per_second, make_study, parse_variant
+from mereo.training.compare import images_per_second, make_study, parse_variant
 from mereo.training.studies import plan_runs
 
 SHARED = {"data": "digits", "epochs": 1, "limit": 32, "batch_size": 16, "device": "cpu", "warmup_epochs": 0.0}
@@ -88,15 +88,6 @@ def test_a_wrong_argument_shows_before_any_training(tmp_path):
     with pytest.raises(UsageError, match="patch_size"):
         run_comparison([SMALL, "mspcaps_tiny:patch_size=77"], 1, str(tmp_path), SHARED, say=said.append)
     assert said == [] and list(tmp_path.iterdir()) == []
-
-
-def test_operations_by_hand():
-    """Two convolutions, 1 to 4 channels at 20x20 and 4 to 16 at 6x6; votes of 72 for 3; three rounds of routing."""
-    model = create_model("capsnet", conv_channels=4, primary_types=2, num_classes=3)
-    convolutions = 81 * 4 * 20 * 20 + 81 * 4 * 16 * 6 * 6
-    votes = 72 * 8 * 3 * 16
-    combined, agreed = 3 * 72 * 3 * 16, 2 * 72 * 3 * 16
-    assert forward_flops(model.eval()) == 2 * (convolutions + votes + combined + agreed)
 
 
 def test_speeds_are_of_functions_in_turn():

@@ -5,14 +5,11 @@ backward), in float32: what no way of computing the same can do without, if noth
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from mereo.bench.case import Mode, Setting, Work
-from mereo.core import Coupling
+from mereo.inference.flops import count_flops
 
 FLOAT = 4
 
@@ -94,21 +91,13 @@ def network_work(model: nn.Module, images: Tensor, batch: int, mode: Mode) -> Wo
     """Convolutions and matrix products as PyTorch counts them on `images`, scaled to a batch; routing as it is written.
 
     Traffic counts parameters and images once forward; in training, parameters 10 times (forward, backward and gradient;
-    Adam reads the gradient, reads and writes two moments and the parameters) and images twice. The model is left with
-    hooks and gradients.
+    Adam reads the gradient, reads and writes two moments and the parameters) and images twice.
     """
     parameters = sum(p.numel() for p in model.parameters())
     pixels = batch * images[0].numel()
-    for module in model.modules():
-        if isinstance(module, Coupling):
-            # While a coupling is watched the plain form runs, and PyTorch counts that alone.
-            module.register_forward_hook(lambda module, inputs, output: None)
-    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(mode == "training"):
-        output: Any = model(images)
-        if mode == "training":
-            output.sum().backward()
+    flops = count_flops(model, images, backward=mode == "training")
     numbers = parameters + pixels if mode == "forward" else 10 * parameters + 2 * pixels
-    return Work(counter.get_total_flops() * batch / len(images), FLOAT * numbers)
+    return Work(flops * batch / len(images), FLOAT * numbers)
 
 
 @dataclass(frozen=True)

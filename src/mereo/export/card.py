@@ -8,9 +8,9 @@ import yaml
 
 from mereo.data import DATASETS
 from mereo.escape import fenced, for_markdown, for_terminal
+from mereo.inference.flops import forward_flops
 from mereo.models import CapsuleClassifier, get_model_entry
 from mereo.runtime.text import duration, percent
-from mereo.training.compare import forward_flops
 
 NOT_MEASURED = "These weights came without the results of a run; no measurements are available."
 

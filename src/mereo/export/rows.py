@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from mereo.errors import check_positive
+from mereo.inference.flops import forward_flops
 from mereo.models import load
 from mereo.runtime.device import choose_device
-from mereo.training.compare import forward_flops, images_per_second, make_study
+from mereo.training.compare import images_per_second, make_study
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
 from mereo.training.studies import finish_runs, plan_runs

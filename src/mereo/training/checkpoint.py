@@ -1,7 +1,7 @@
-"""The state of a run in one safetensors file: weights, averages, optimiser, and how far it is.
+"""The checkpoint of a run in one safetensors file: weights, averages, optimiser and progress.
 
-Optimiser state is flattened to named tensors and one JSON document, so nothing is ever unpickled, and one atomic file
-means that weights and optimiser cannot come from different moments. Built on PyTorch's distributed state dicts, so
+Optimiser state is flattened to named tensors and one JSON document, so nothing is ever unpickled. The file is replaced
+atomically, so weights and optimiser are always of the same step. It is built on PyTorch's distributed state dicts, so
 plain, DDP and fully sharded modules are saved and restored alike.
 """
 
@@ -30,21 +30,21 @@ _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A tensor whole, also where it was sharded; collective in that case."""
+    """The whole of a tensor that may be sharded; a collective call if it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def model_state(objective: nn.Module) -> dict[str, Tensor]:
-    """The weights of the model inside an objective, whole and on the CPU, under the model's own names.
+    """The unsharded weights of the model inside an objective, on the CPU, under the model's own names.
 
-    Every process must call it; only the first one gets them.
+    A collective call; only the first process receives them.
     """
     state: dict[str, Any] = get_model_state_dict(objective, options=_FULL)
     return {name.removeprefix("model."): tensor for name, tensor in state.items()}
 
 
 def restore_model(objective: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put back what `model_state` gave."""
+    """Restore the weights that `model_state` returned."""
     named: dict[str, Any] = {f"model.{name}": tensor for name, tensor in state.items()}
     set_model_state_dict(objective, named, options=_FULL)
 
@@ -52,7 +52,7 @@ def restore_model(objective: nn.Module, state: Mapping[str, Tensor]) -> None:
 def flatten_optimizer(
     objective: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State of the optimiser as named tensors, and the rest of it as plain values; empty but in the first process."""
+    """State of the optimiser as named tensors and plain values; both are empty in all processes but the first."""
     state: dict[str, Any] = get_optimizer_state_dict(objective, optimizer, options=_FULL)
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {"groups": state.get("param_groups", []), "values": {}}
@@ -68,7 +68,7 @@ def flatten_optimizer(
 def restore_optimizer(
     objective: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
 ) -> None:
-    """Put back what `flatten_optimizer` gave."""
+    """Restore the state that `flatten_optimizer` returned."""
     state: dict[str, dict[str, Any]] = {}
     for name, value in {**tensors, **plain["values"]}.items():
         parameter, _, key = name.rpartition("/")
@@ -87,7 +87,7 @@ def save_state(
     *,
     write: bool = True,
 ) -> None:
-    """Write the whole state atomically; every process must call it, the one with `write` writes."""
+    """Write the checkpoint atomically: a collective call, in which the process with `write` writes."""
     optimizer_tensors, plain = flatten_optimizer(objective, optimizer)
     tensors = {f"model/{name}": tensor for name, tensor in model_state(objective).items()}
     if average is not None:
@@ -101,11 +101,11 @@ def save_state(
 def load_state(
     path: Path, objective: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None
 ) -> dict[str, Any]:
-    """Put a saved state back and return the progress that was saved with it; UsageError for a file that is none."""
+    """Restore a checkpoint and return its progress; UsageError for a file that is not a checkpoint."""
     tensors, metadata = load_tensors(path)
     progress, plain = metadata.get("progress"), metadata.get("optimizer")
     if not (isinstance(plain, dict) and plain.get("groups") and isinstance(progress, dict)):
-        raise UsageError(f"{path} is not the state of a run.")
+        raise UsageError(f"{path} is not the checkpoint of a run.")
 
     def part(prefix: str) -> dict[str, Tensor]:
         return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
@@ -113,10 +113,10 @@ def load_state(
     model, moments = part("model/"), part("optimizer/")
     with fitting(path):
         for name in not_finite({n: t for n, t in tensors.items() if not n.startswith("optimizer/")}):
-            raise ValueError(f"{name} holds values that are not finite")
+            raise ValueError(f"{name} has values that are not finite")
         restore_model(objective, model)
         for name, tensor in moments.items():
-            # The optimiser itself takes any shape, and fails at its first step.
+            # The optimiser accepts any shape, and fails only at its first step.
             owner = name.rpartition("/")[0].removeprefix("model.")
             if tensor.dim() and tensor.shape != model[owner].shape:
                 raise ValueError(f"{name} is {tuple(tensor.shape)}, not {tuple(model[owner].shape)}")
@@ -128,19 +128,19 @@ def load_state(
 
 @contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """UsageError that names the file for whatever goes wrong while its tensors are put into a network."""
+    """Turn any error of restoring tensors into a UsageError that names the file."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise UsageError(f"{path} does not fit this run ({reason}); remove it to begin anew.") from error
+        raise UsageError(f"{path} does not fit this run ({reason}); remove it to start again.") from error
 
 
 def check_progress(path: Path, progress: Mapping[str, Any]) -> None:
-    """UsageError unless the progress is a training's: how far, a row for each finished epoch, and the best of them."""
+    """UsageError unless progress is valid: epoch and step, one row per finished epoch, and the best epoch."""
     kinds = {"epoch": int, "step": int, "partial": list, "history": list, "seconds": int | float, "best": dict | None}
     if not all(isinstance(progress.get(name), kind) for name, kind in kinds.items()):
-        raise UsageError(f"{path} does not say how far the run is; remove it to begin anew.")
+        raise UsageError(f"{path} has no valid progress; remove it to start again.")
     history, best = progress["history"], progress["best"] or {}
     rows = [row for row in [*history, best] if isinstance(row, dict)]
     numbers = [*progress["partial"], *(number for row in rows for number in row.values())]
@@ -152,4 +152,4 @@ def check_progress(path: Path, progress: Mapping[str, Any]) -> None:
         and all(number is None or (isinstance(number, int | float) and abs(number) < math.inf) for number in numbers)
     )
     if not fits:
-        raise UsageError(f"{path} contradicts itself in how far the run is; remove it to begin anew.")
+        raise UsageError(f"{path} has inconsistent progress; remove it to start again.")

@@ -1,4 +1,4 @@
-"""Studies made on the spot, of networks named on the command line, and how networks are timed and counted.
+"""Studies of networks named on the command line, and how networks are timed.
 
 A network is named `capsnet`, `capsnet:routing_steps=1,decoder=false`, or by a recipe, which brings its own network and
 optimiser.
@@ -9,15 +9,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mereo.errors import UsageError, unknown
 from mereo.training.config import parse_arguments
 from mereo.training.recipes import RECIPES, apply_recipe
 from mereo.training.studies import Study, Variant, folder_name
-
-if TYPE_CHECKING:
-    from mereo.models import CapsuleClassifier
 
 REPEATS = 5
 """Rounds of a timing; the median counts."""
@@ -92,17 +88,3 @@ def images_per_second(
 def comparison_folder(data: str, output: str) -> Path:
     """Where a comparison lies."""
     return Path(output) / f"compare-{Path(data).name}"
-
-
-def forward_flops(model: "CapsuleClassifier") -> int:
-    """Floating-point operations of one image forward; a multiply-add counts two."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from mereo.core import record
-
-    device = next(model.parameters()).device
-    # Recording keeps to plain operations; the counter does not see into fused ones.
-    with record(model), FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.rand(1, *model.image_shape, device=device))
-    return counter.get_total_flops()

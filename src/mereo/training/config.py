@@ -194,8 +194,8 @@ class TrainConfig:
     """Compile the training step with torch.compile."""
     channels_last: bool | None = None
     """Memory layout of the convolutions; by default what was measured faster for the network on a CPU."""
-    sync_batchnorm: bool = False
-    """Share batch statistics among processes (CUDA)."""
+    sync_batchnorm: bool = True
+    """Share batch statistics among processes."""
 
     name: str | None = None
     """Name of the run folder; <model>-<data> by default, with a number where that exists."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mereo.data import Batch
 from mereo.errors import MereoError, UsageError
@@ -22,6 +22,7 @@ from mereo.models import save_weights
 from mereo.models.weights import check_finite, load_tensors, save_tensors
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer
+from mereo.training.batch_norm import restore_batch_norms, share_batch_statistics, statistics_note
 from mereo.training.checkpoint import (
     check_progress,
     fitting,
@@ -36,9 +37,10 @@ from mereo.training.events import open_events
 from mereo.training.losses import Objective, score_loss
 from mereo.training.order import derived_seed, epoch_order, generator
 from mereo.training.pictures import draw_curves, draw_images
+from mereo.training.provenance import compare_with_saved, describe_data, describe_environment
 from mereo.training.report import Report, reading_progress, write_history
 from mereo.training.results import RunResult, draw_test_samples
-from mereo.training.run_folder import RunFolder, check_same, folder_to_resume, new_folder
+from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import learning_rate
 from mereo.training.setup import Setup, images_told, prepare
 
@@ -72,6 +74,10 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         self.seconds = 0.0
+        self.provenance = {
+            "data": describe_data(self.splits),
+            "environment": describe_environment(self.device, self.processes, self.config.sync_batchnorm),
+        }
         self._partial = [0.0, 0.0]
 
     def _prepare_model(self) -> None:
@@ -79,10 +85,8 @@ class Trainer:
         channels_last = self.model.channels_last if wanted is None else wanted
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         model = self.model.to(memory_format=self.memory_format)
-        if self.config.sync_batchnorm:
-            if self.device.type != "cuda":
-                raise UsageError("sync_batchnorm needs CUDA devices; leave it out.")
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        if self.config.sync_batchnorm and self.processes > 1:
+            share_batch_statistics(model, self.device)
         objective = Objective(model, self.config.loss, self.config.reconstruction_weight)
         optimizer = make_optimizer(self.config, objective.parameters())
         self.objective, self.optimizer = self.accelerator.prepare(objective, optimizer)
@@ -92,7 +96,8 @@ class Trainer:
     def batch(self, epoch: int, step: int, order: Tensor, part: int) -> Batch:
         """This process's share of one part of a batch: a pure function of (seed, epoch, step)."""
         size = self.batch_size // (self.processes * self.config.accumulate)
-        start = (self.rank * self.config.accumulate + part) * size
+        # The processes share a part, so that its batch statistics do not depend on how many they are.
+        start = (part * self.processes + self.rank) * size
         return self.splits.train.batch(
             order[step * self.batch_size : (step + 1) * self.batch_size],
             augmentation=self.augmentation,
@@ -276,7 +281,7 @@ class Trainer:
         progress = {
             "epoch": epoch, "step": step, "partial": partial, "history": self.history, "best": self.best,
             "seconds": self.seconds + elapsed, "processes": self.processes,
-        }  # fmt: skip
+        } | self.provenance  # fmt: skip
         save_state(self.folder.state, self.objective, self.optimizer, self.average, progress, write=self.main)
 
     def _resume(self) -> tuple[int, int]:
@@ -284,6 +289,8 @@ class Trainer:
             return 0, 0
         progress = load_state(self.folder.state, self.objective, self.optimizer, self.average)
         check_progress(self.folder.state, progress)
+        for warning in compare_with_saved(self.folder.path, progress, self.provenance):
+            self.report.say(warning)
         self.history, self.best = progress["history"], progress["best"]
         self.seconds, self._partial = progress["seconds"], progress["partial"]
         if progress["epoch"] < self.config.epochs:
@@ -299,6 +306,7 @@ class Trainer:
 
     def finish(self) -> RunResult:
         """Judge the last and the best weights on the test images and write the results."""
+        restore_batch_norms(self.model)
         self.report.say(f"judging {len(self.splits.test):,} test images")
         test_last = self.judge(self.splits.test)
         self.accelerator.wait_for_everyone()
@@ -338,26 +346,17 @@ class Trainer:
         return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main)
 
 
-def open_folder(config: TrainConfig) -> tuple[TrainConfig, RunFolder]:
-    """The folder of a run, and its configuration: the saved one where it goes on."""
-    if not config.resume:
-        return config, new_folder(config)
-    folder = folder_to_resume(config)
-    folder.remove_leftovers()
-    if folder.config.exists():
-        from mereo.training.setup import resolve
-
-        check_same(TrainConfig.from_yaml(folder.config), resolve(config), folder)
-    return config, folder
-
-
 def train(config: TrainConfig, report: Report | None = None) -> RunResult:
     """Train a network as configured and return what came of it; the same as `mereo train`."""
     import os
 
     main = int(os.environ.get("RANK", "0")) == 0
     report = report or Report(silent=not main)
-    config, folder = open_folder(config)
+    with claimed(config) as folder:
+        return _train_in(folder, config, report)
+
+
+def _train_in(folder: RunFolder, config: TrainConfig, report: Report) -> RunResult:
     goes_on = config.resume and folder.state.exists()
     setup = prepare(config, progress=reading_progress(report), cache=folder.path, goes_on=goes_on)
     report.say(images_told(setup))
@@ -368,6 +367,11 @@ def train(config: TrainConfig, report: Report | None = None) -> RunResult:
         steps = trainer.steps * setup.config.epochs
         if steps < FEW_STEPS:
             report.say(f"{steps} steps are few to learn in; a smaller --batch-size or more --epochs would give more")
+        note = statistics_note(
+            setup.model, processes=trainer.processes, parts=setup.config.accumulate, batch_size=trainer.batch_size
+        )
+        if note is not None:
+            report.say(note)
         if trainer.main:
             saved = setup.config.replace(resume=False, dry_run=False)
             write_atomically(folder.config, saved.to_yaml().encode())

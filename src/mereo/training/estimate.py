@@ -1,4 +1,4 @@
-"""What a training will take, before it starts: parameters, FLOPs, memory, the time of an epoch."""
+"""The cost of a training before it starts: parameters, FLOPs, memory and the time of an epoch."""
 
 import statistics
 import time
@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from mereo.core import record
 from mereo.data import DatasetInfo, dataset_info
 from mereo.data.folder import TEST_FRACTION
+from mereo.inference.flops import forward_flops
 from mereo.models import CapsuleClassifier
 from mereo.runtime.device import choose_device
 from mereo.runtime.memory import free_memory
@@ -23,29 +22,29 @@ from mereo.training.start import start_from
 from mereo.training.unread import without_unread
 
 PROBE = 4
-"""Images of the small batch from which memory is reckoned."""
+"""Images of the small batch from which memory is extrapolated."""
 
 TIMING_SECONDS = 3.0
-"""Spent on timing, about: a part of a batch is no larger than what can still be timed in it."""
+"""Approximate time spent on timing a step; it bounds the size of the batch that is timed."""
 
 WORKSPACE = 128 * 2**20
-"""Bytes for the libraries' own buffers. This, and gradients of activations as large as what is stored, were fitted to
-the resident memory of CapsNet, MSPCaps-T and Efficient-CapsNet on a CPU; on other devices it is a guess."""
+"""Bytes for buffers of libraries. This, and gradients of activations as large as the stored activations, were fitted to
+the resident memory of CapsNet, MSPCaps-T and Efficient-CapsNet on a CPU; for other devices they are a guess."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The figures of a dry run.
+    """The result of a dry run.
 
     Attributes:
         parameters: of the network, decoder included.
-        flops: of one image forward; a multiply-add counts two.
-        memory: bytes that a training step takes: weights, gradients, optimiser, stored activations.
-        available: bytes that are free for it.
-        step_seconds: one optimiser step, measured; None where not measured.
-        images: training images of an epoch.
-        batch_size: of a step.
-        epochs: to be done.
+        flops: of the forward pass of one image; a multiply-add counts as two.
+        memory: estimated bytes of a training step: weights, gradients, optimiser, stored activations.
+        available: free bytes.
+        step_seconds: measured time of an optimiser step, or None.
+        images: training images per epoch.
+        batch_size: images per optimiser step.
+        epochs: of the training.
     """
 
     parameters: int
@@ -59,7 +58,7 @@ class Estimate:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Time of an epoch, without judging."""
+        """Time of an epoch without its evaluation."""
         return None if self.step_seconds is None else self.step_seconds * (self.images / self.batch_size)
 
 
@@ -72,7 +71,7 @@ def _inputs(model: CapsuleClassifier, count: int, labels: int, device: torch.dev
 
 
 def stored_bytes(objective: nn.Module, inputs: tuple[Tensor, ...]) -> int:
-    """Bytes that a forward pass keeps for the backward pass, each storage once, parameters left out."""
+    """Bytes that a forward pass stores for the backward pass: each storage counted once, parameters excluded."""
     own = {p.untyped_storage().data_ptr() for p in objective.parameters()}
     seen: dict[int, int] = {}
 
@@ -84,29 +83,31 @@ def stored_bytes(objective: nn.Module, inputs: tuple[Tensor, ...]) -> int:
 
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        # Kept alive, so that no address is used twice.
+        # Kept alive, so that no address is reused.
         kept.append(objective(*inputs))
     return sum(seen.values())
 
 
 def training_images(config: TrainConfig, info: DatasetInfo) -> int:
-    """Images of an epoch, as far as they can be counted without reading them."""
+    """Images per epoch, counted without reading them."""
     count = info.splits.get("train", 0)
     if not {"validation", "test"} & info.splits.keys():
         count -= round(TEST_FRACTION * count)
-    # With one of the two alone, it is the test split.
+    # If there is only one of the two, it is the test split.
     if not {"validation", "test"} <= info.splits.keys():
         count -= round(config.validation_fraction * count)
     return count if config.limit is None else min(count, config.limit)
 
 
 def estimate(
-    config: TrainConfig, *, measure: bool = True, told: Callable[[Estimate], None] = lambda found: None
+    config: TrainConfig, *, measure: bool = True, before_timing: Callable[[Estimate], None] = lambda estimated: None
 ) -> Estimate:
-    """Reckon what a configuration takes; with `measure`, steps on random images are timed, for a few seconds in all,
-    and files that cannot be read are looked for.
+    """Estimate the cost of a configuration.
 
-    `told` is called with the figures that need no timing, before it begins.
+    Args:
+        config: of the training.
+        measure: time some steps on random images, for a few seconds, and leave unreadable files out of the count.
+        before_timing: called with the estimate as it is before the timing begins.
     """
     config = resolve(config)
     device = choose_device(config.device)
@@ -115,9 +116,6 @@ def estimate(
     objective = Objective(model, config.loss, config.reconstruction_weight).train()
     labels = info.labels_per_image
     parameters = sum(p.numel() for p in model.parameters())
-    # While recorded, routing runs in the open; the counter cannot look into the compiled form.
-    with record(model), FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.rand(1, *model.image_shape, device=device))
     images = training_images(config, info)
     batch_size = min(config.batch_size, max(images, 1))
     micro = max(batch_size // config.accumulate, 1)
@@ -126,9 +124,9 @@ def estimate(
     activations = round(small + each * (micro - PROBE))
     copies = 2 if config.optimizer == "sgd" else 4
     copies += config.ema_decay is not None
-    found = Estimate(
+    estimated = Estimate(
         parameters=parameters,
-        flops=counter.get_total_flops(),
+        flops=forward_flops(model),
         memory=4 * parameters * copies + 2 * activations + WORKSPACE,
         available=free_memory(device),
         step_seconds=None,
@@ -136,16 +134,16 @@ def estimate(
         batch_size=batch_size,
         epochs=config.epochs,
     )
-    told(found)
+    before_timing(estimated)
     if not measure:
-        return found
+        return estimated
     seconds = _time_step(objective, batch_size, micro, labels, device)
     images = training_images(config, without_unread(info, strict=config.strict))
-    return replace(found, step_seconds=seconds, images=images)
+    return replace(estimated, step_seconds=seconds, images=images)
 
 
 def _time_step(objective: Objective, batch_size: int, micro: int, labels: int, device: torch.device) -> float:
-    """Seconds of a step of `batch_size` images, from parts of a batch that double while there is time."""
+    """Seconds of a step of `batch_size` images, timed on micro-batches that double while there is time."""
     layout = torch.channels_last if objective.model.channels_last else torch.contiguous_format
     objective.to(memory_format=layout)
 
@@ -170,29 +168,27 @@ def _time_step(objective: Objective, batch_size: int, micro: int, labels: int, d
 
 
 def print_estimate(config: TrainConfig) -> None:
-    """`mereo train --dry-run`."""
+    """Print the result of `mereo train --dry-run`."""
     config = resolve(config)
     if config.weights is not None and not config.resume:
         model = build_model(config, dataset_info(config.data, config.data_root).num_classes)
         print(start_from(model, config.weights))
-    found = estimate(config, told=_print_size)
-    seconds = found.epoch_seconds or 0.0
+    estimated = estimate(config, before_timing=_print_size)
+    seconds = estimated.epoch_seconds or 0.0
     _print_rows(
-        ("an epoch", f"about {duration(seconds)} for {found.images:,} images"),
-        ("the run", f"about {duration(seconds * found.epochs)} for {found.epochs} epochs, judging not counted"),
+        ("an epoch", f"about {duration(seconds)} for {estimated.images:,} images"),
+        ("the run", f"about {duration(seconds * estimated.epochs)} for {estimated.epochs} epochs, without evaluation"),
     )
 
 
-def _print_size(found: Estimate) -> None:
+def _print_size(estimated: Estimate) -> None:
+    memory, available = gibibytes(estimated.memory), gibibytes(estimated.available)
     _print_rows(
-        ("parameters", f"{found.parameters:,}"),
-        ("FLOPs", f"{found.flops / 1e9:.3f} G an image forward (a multiply-add is two)"),
-        (
-            "memory",
-            f"about {gibibytes(found.memory)} for a step of {found.batch_size}; {gibibytes(found.available)} are free",
-        ),
+        ("parameters", f"{estimated.parameters:,}"),
+        ("FLOPs", f"{estimated.flops / 1e9:.3f} G for the forward pass of an image (a multiply-add is two)"),
+        ("memory", f"about {memory} for a step of {estimated.batch_size}; {available} are free"),
     )
-    warn_of_memory(found)
+    warn_of_memory(estimated)
     print("timing a step ...", flush=True)
 
 
@@ -201,10 +197,11 @@ def _print_rows(*rows: tuple[str, str]) -> None:
         print(f"{name:<12}{value}")
 
 
-def warn_of_memory(found: Estimate) -> None:
-    """Say so when a step will not fit."""
-    if found.memory > found.available:
+def warn_of_memory(estimated: Estimate) -> None:
+    """Print a warning if a step does not fit into memory."""
+    if estimated.memory > estimated.available:
+        memory, available = gibibytes(estimated.memory), gibibytes(estimated.available)
         print(
-            f"warning: a step takes about {gibibytes(found.memory)}, and {gibibytes(found.available)} are free; give a"
-            " smaller --batch-size, or --accumulate to work through a batch in parts."
+            f"warning: a step takes about {memory}, and {available} are free; give a smaller --batch-size, or"
+            " --accumulate to work through a batch in parts."
         )

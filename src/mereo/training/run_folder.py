@@ -1,28 +1,35 @@
-"""The folder of a run: what lies where, and which folder a run gets."""
+"""The folder of a run: its files, its name, and the claim that keeps every other training out of it."""
 
 import json
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mereo.errors import UsageError
-from mereo.files import write_atomically
+from mereo.errors import MereoError, UsageError
+from mereo.files import cannot_write, write_atomically
 from mereo.training.config import TrainConfig
+from mereo.training.run_lock import LockedError, RunLock
 
-IDENTITY = {"device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root"}
-"""Fields that may differ when a run goes on, for they do not change what it computes."""
+IDENTITY = {
+    "device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root", "sync_batchnorm",
+}  # fmt: skip
+"""Fields that may differ when a run is resumed: they change nothing in one process, and several are reported."""
 
 
 class RunFolder:
     """Names of the files of one run.
 
-    config.yaml            what `mereo train <folder>/config.yaml` repeats
-    state.safetensors      where a killed run goes on
+    config.yaml            configuration; `mereo train <folder>/config.yaml` repeats the run
+    state.safetensors      checkpoint from which an interrupted run is resumed
     weights/best.safetensors, weights/last.safetensors
-    results.csv            a line an epoch
-    results.json           the figures at the end
+    results.csv            one line per epoch
+    results.json           final metrics
     curves.png, samples_train.png, samples_test.png
     tensorboard/           events
+    run.lock               there while a process trains; names it
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +42,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
 
     def remove_leftovers(self) -> None:
-        """Remove half-written files that a kill left behind."""
+        """Remove the temporary files of writes that a kill interrupted."""
         for path in (
             self.config, self.state, self.best, self.last, self.history, self.results, self.curves,
             self.train_samples, self.test_samples,
@@ -49,7 +56,7 @@ class RunFolder:
 
 
 def run_name(config: TrainConfig) -> str:
-    """Name of the run: the one given, or <model>-<data>."""
+    """Name of the run: `config.name`, or <model>-<data>."""
     data = re.sub(r"[^\w.-]+", "_", Path(config.data).name) or "data"
     return config.name or f"{config.model}-{data}"
 
@@ -57,42 +64,130 @@ def run_name(config: TrainConfig) -> str:
 def _numbered(config: TrainConfig) -> list[tuple[int, Path]]:
     """Existing folders of that name: (1, name), (2, name-2), ..."""
     name, root = run_name(config), Path(config.output)
-    found = [(1, root / name)] if (root / name).exists() else []
+    existing = [(1, root / name)] if (root / name).exists() else []
     if config.name is None and root.is_dir():
         for path in root.glob(f"{name}-*"):
             number = path.name.removeprefix(f"{name}-")
             if number.isdigit():
-                found.append((int(number), path))
-    return sorted(found)
-
-
-def new_folder(config: TrainConfig) -> RunFolder:
-    """A folder that is not there yet; UsageError if the name given is taken."""
-    taken = _numbered(config)
-    if not taken:
-        return RunFolder(Path(config.output) / run_name(config))
-    if config.name is not None:
-        raise UsageError(f"{taken[0][1]} is there already; give --resume to go on with it, or another --name.")
-    return RunFolder(Path(config.output) / f"{run_name(config)}-{taken[-1][0] + 1}")
+                existing.append((int(number), path))
+    return sorted(existing)
 
 
 def folder_to_resume(config: TrainConfig) -> RunFolder:
-    """The newest folder of that name, or a new one where there is none yet."""
+    """The newest folder of that name, or a new name if there is none yet."""
     taken = _numbered(config)
     return RunFolder(taken[-1][1]) if taken else RunFolder(Path(config.output) / run_name(config))
 
 
 def resumed(folder: RunFolder) -> str | None:
-    """What to say of a folder before its run goes on; None where the run itself will tell."""
+    """A line about a folder that is new or finished, printed before its run is resumed; None for any other."""
     if not folder.config.exists():
         return f"no run of that name in {folder.path.parent}; starting {folder.path}"
     if folder.state.exists() and folder.results.exists():
-        return f"{folder.path} was finished already, with its results in {folder.results}; it is only judged again"
+        return f"{folder.path} was finished already; its results are in {folder.results}, and it is evaluated again"
     return None
 
 
+@contextmanager
+def claimed(config: TrainConfig) -> Iterator[RunFolder]:
+    """The folder in which a configuration trains, locked inside the block.
+
+    A new folder is claimed by making it, so of several processes that start together each gets its own. The processes
+    of one launch share the claim of the first. A folder in which nothing was written is removed afterwards.
+
+    Raises UsageError for a name that is taken, for a run that is being trained, and for a run to resume whose
+    configuration computes something else.
+    """
+    from mereo.runtime.device import choose_device
+    from mereo.training.processes import share_text
+
+    config.check()
+    device = choose_device(config.device)
+    if int(os.environ.get("RANK", "0")) != 0:
+        answer = json.loads(share_text("", device))
+        if "error" in answer:
+            raise UsageError(answer["error"])
+        yield RunFolder(Path(answer["path"]))
+        return
+    root, new_root = Path(config.output), not Path(config.output).exists()
+    try:
+        folder, lock = _claim(config)
+    except (UsageError, MereoError) as error:
+        share_text(json.dumps({"error": str(error)}), device)
+        raise
+    try:
+        share_text(json.dumps({"path": str(folder.path)}), device)
+        yield folder
+    finally:
+        lock.release()
+        with suppress(OSError):
+            folder.path.rmdir()
+            if new_root:
+                root.rmdir()
+
+
+def _claim(config: TrainConfig) -> tuple[RunFolder, RunLock]:
+    """The folder of a run and its lock."""
+    if config.resume:
+        folder = folder_to_resume(config)
+        lock = _make_and_lock(folder, new=False)
+        try:
+            _check_resumed(config, folder)
+        except BaseException:
+            lock.release()
+            raise
+        return folder, lock
+    taken = _numbered(config)
+    number = taken[-1][0] + 1 if taken and config.name is None else 1
+    while True:
+        name = run_name(config) if number == 1 else f"{run_name(config)}-{number}"
+        folder = RunFolder(Path(config.output) / name)
+        try:
+            return folder, _make_and_lock(folder, new=True)
+        except (FileExistsError, LockedError) as error:
+            if config.name is not None:
+                raise UsageError(
+                    f"{Path(config.output) / config.name} is there already; give --resume to go on with it, or another"
+                    " --name."
+                ) from error
+            number += 1
+
+
+def _make_and_lock(folder: RunFolder, *, new: bool) -> RunLock:
+    """Make a folder and lock it; FileExistsError if `new` and it is there already."""
+    try:
+        folder.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder.path, error) from error
+    while True:
+        try:
+            folder.path.mkdir()
+        except FileExistsError as error:
+            if new:
+                raise
+            if not folder.path.is_dir():
+                raise cannot_write(folder.path, error) from error
+        except OSError as error:
+            raise cannot_write(folder.path, error) from error
+        try:
+            return RunLock(folder.path)
+        except FileNotFoundError:  # another process has just removed the empty folder
+            continue
+        except OSError as error:
+            raise cannot_write(folder.path, error) from error
+
+
+def _check_resumed(config: TrainConfig, folder: RunFolder) -> None:
+    """UsageError unless a folder may be resumed with this configuration."""
+    from mereo.training.setup import resolve
+
+    folder.remove_leftovers()
+    if folder.config.exists():
+        check_same(TrainConfig.from_yaml(folder.config), resolve(config), folder)
+
+
 def differences(saved: TrainConfig, given: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """The fields by which two configurations compute something else, with both values."""
+    """Fields that differ between two configurations and change what they compute, with both values."""
     a, b = saved.to_dict(), given.to_dict()
     return {name: (a[name], b[name]) for name in a if name not in IDENTITY and a[name] != b[name]}
 
@@ -103,6 +198,6 @@ def check_same(saved: TrainConfig, given: TrainConfig, folder: RunFolder) -> Non
     if differing:
         parts = ", ".join(f"{name} was {was} and is {now}" for name, (was, now) in list(differing.items())[:4])
         raise UsageError(
-            f"resume goes on with {folder.path} as it was begun, but {parts}. Leave those out, or start a new run from"
-            f" its weights: without --resume, with --weights {folder.path} and another --name."
+            f"resume continues {folder.path} with its own configuration, but {parts}. Leave those out, or start a new"
+            f" run from its weights: without --resume, with --weights {folder.path} and another --name."
         )

@@ -1,0 +1,36 @@
+"""Floating-point operations of a network, counted as PyTorch dispatches them; a multiply-add is two."""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mereo.core import record
+from mereo.inference.mode import judged
+from mereo.models import CapsuleClassifier
+
+
+def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> int:
+    """Operations of one pass over `inputs`: matrix products, convolutions and fused attention.
+
+    Args:
+        model: any module that takes one tensor and returns one; its mode, hooks and gradients stay as they are.
+        inputs: what the model takes.
+        backward: count the gradients of the trained parameters too, in the mode that the model is in.
+    """
+    # The counter knows the operations of PyTorch alone, and while a model is recorded, no operator of ours runs.
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if backward and trained:
+        with record(model), torch.enable_grad(), FlopCounterMode(display=False) as counter:
+            torch.autograd.grad(model(inputs).sum(), trained, allow_unused=True)
+    else:
+        # PyTorch's module tracker fails on a view of a trained parameter that was made under no_grad, so the parameters
+        # are frozen as well. In eval mode, batch norms keep their statistics.
+        with record(model), judged(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(inputs)
+    return counter.get_total_flops()
+
+
+def forward_flops(model: CapsuleClassifier) -> int:
+    """Operations of one image forward."""
+    like = next(model.parameters())
+    return count_flops(model, torch.zeros(1, *model.image_shape, device=like.device, dtype=like.dtype))

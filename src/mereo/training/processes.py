@@ -1,0 +1,26 @@
+"""What the processes of one launch share before the training itself begins."""
+
+import os
+
+import torch
+
+
+def share_text(text: str, device: torch.device) -> str:
+    """The text of the first process, in every process; each must call this. Alone, a process keeps its own.
+
+    Args:
+        text: what the first process shares; what the others give is ignored.
+        device: the kind of device that the run trains on, which decides how the processes talk.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return text
+    from accelerate import PartialState
+
+    state = PartialState(cpu=device.type == "cpu")
+    content = torch.tensor(list(text.encode()), dtype=torch.uint8, device=state.device)
+    size = torch.tensor([len(content)], device=state.device)
+    torch.distributed.broadcast(size, 0)
+    if state.process_index != 0:
+        content = torch.empty(int(size), dtype=torch.uint8, device=state.device)
+    torch.distributed.broadcast(content, 0)
+    return bytes(content.tolist()).decode()

@@ -1,0 +1,123 @@
+"""A lock that keeps a second training out of a run folder, and that ends with the process that holds it.
+
+The lock is the operating system's (`flock`, on Windows `msvcrt.locking`) on a file in the folder, so a process that was
+killed leaves nothing that blocks. Linux passes it on to NFS servers, and it holds between machines there; where a file
+system has no locks, a warning says so. The content of the file only names the holder.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+import warnings
+from pathlib import Path
+
+from mereo.errors import UsageError
+from mereo.files import cannot_write
+
+LOCK_NAME = "run.lock"
+_FAR = 2**30  # on Windows a locked byte cannot be read, so it lies beyond the content
+_held: set[int] = set()
+
+
+class LockedError(UsageError):
+    """Another process trains in the folder."""
+
+
+class NoLocksError(OSError):
+    """The file system has no locks."""
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> bool:
+        os.lseek(descriptor, _FAR, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return True
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError as error:
+            raise NoLocksError(error.errno, error.strerror) from error
+        return True
+
+    def _close_in_child() -> None:
+        # A child that outlives its parent would go on holding the lock.
+        for descriptor in _held:
+            os.close(descriptor)
+        _held.clear()
+
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+class RunLock:
+    """The lock of one run folder, which must exist.
+
+    Raises `LockedError` with process, host and time of the holder where there is one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LOCK_NAME
+        self._descriptor = self._open()
+        _held.add(self._descriptor)
+        holder = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, json.dumps(holder).encode())
+        except OSError as error:
+            self.release()
+            raise cannot_write(self.path, error) from error
+
+    def _open(self) -> int:
+        while True:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                locked = _lock(descriptor)
+            except NoLocksError as error:
+                message = f"{self.path} cannot be locked ({error.strerror}); do not start a second training there."
+                warnings.warn(message, UserWarning, stacklevel=4)
+                return descriptor
+            if not locked:
+                held_by = _holder(descriptor)
+                os.close(descriptor)
+                raise LockedError(f"{self.path.parent} is being trained {held_by}; wait for it, or give another name.")
+            # The last holder may have removed the file after it was opened here.
+            if _same(self.path, descriptor):
+                return descriptor
+            os.close(descriptor)
+
+    def release(self) -> None:
+        """Remove the file and unlock."""
+        if sys.platform != "win32":
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+        _held.discard(self._descriptor)
+        if sys.platform == "win32":
+            self.path.unlink(missing_ok=True)
+
+
+def _same(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _holder(descriptor: int) -> str:
+    """Who holds the lock, as far as the file says."""
+    try:
+        content = json.loads(os.read(descriptor, 1000))
+        return f"by process {content['process']} on {content['host']} since {content['since']}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "by another process"
