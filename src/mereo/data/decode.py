@@ -42,8 +42,10 @@ def _to_mode(image: "Image", mode: str) -> "Image":
     return image if image.mode == mode else image.convert("RGB").convert(mode)
 
 
-def decode(stream: BinaryIO, size: tuple[int, int], channels: int) -> npt.NDArray[np.uint8]:
+def decode(stream: BinaryIO, size: tuple[int, int], channels: int, *, reduce: bool = False) -> npt.NDArray[np.uint8]:
     """Read one image, turned as its EXIF tag says, cut as `fit_box` says, resized with antialiasing.
+
+    With `reduce` a large JPEG is decoded at a half, a quarter or an eighth of its sides, yet at least twice `size`.
 
     Shapes: -> uint8 (channels, *size), channels 1 or 3.
     """
@@ -53,6 +55,8 @@ def decode(stream: BinaryIO, size: tuple[int, int], channels: int) -> npt.NDArra
         limit = Image.MAX_IMAGE_PIXELS
         if limit is not None and opened.width * opened.height > limit:
             raise ValueError(f"{opened.width} x {opened.height} pixels, more than the limit of {limit}")
+        if reduce:  # does nothing to other formats; a turned image may have its sides exchanged
+            opened.draft(None, (2 * max(size), 2 * max(size)))
         image = _to_mode(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
     top, left, height, width = fit_box(image.height, image.width, size)
     if (height, width) != (image.height, image.width):

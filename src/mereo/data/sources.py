@@ -13,6 +13,7 @@ from mereo.data.files import sniff
 from mereo.data.folder import read_folder, read_layout
 from mereo.data.published import read_cifar10, read_fashion_mnist, read_mnist, read_svhn
 from mereo.data.raw import RawDataset
+from mereo.data.stream import is_stream, open_stream
 from mereo.errors import UsageError, unknown
 
 
@@ -137,6 +138,8 @@ def open_dataset(data: str | Path, root: str | Path | None = None, *, download: 
     """The splits of a dataset by name, or of the folder or .zip archive of images at a path."""
     if str(data) in _READERS:
         return _READERS[str(data)](data_root(root), download)
+    if is_stream(data, data_root(root)):
+        return open_stream(data, data_root(root))
     return read_folder(_image_folder(data, root))
 
 
@@ -144,6 +147,13 @@ def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInf
     """What is known of a dataset, by name or by path of an image folder; no image is decoded."""
     if str(data) in DATASETS:
         return DATASETS[str(data)]
+    if is_stream(data, data_root(root)):
+        dataset = open_stream(data, data_root(root))
+        counts = {split: len(part) for split, part in dataset.splits.items()}
+        summary = f"streamed images, {len(dataset.class_names)} classes"
+        return DatasetInfo(
+            str(data), summary, str(data), len(dataset.class_names), dataset.in_chans, None, counts
+        )  # fmt: skip
     path = _image_folder(data, root)
     splits, names = read_layout(path)
     channels, size = sniff(splits["train"].tree, splits["train"].files)

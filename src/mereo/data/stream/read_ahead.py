@@ -1,0 +1,119 @@
+"""Threads that decode what will be asked for next, into blocks of memory that are used again.
+
+Pillow lets go of the interpreter while it decodes and resizes, so threads use all cores, start at once and share their
+results without copies between processes.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+BLOCK = 8
+"""Images of one task."""
+Decode = Callable[[int, npt.NDArray[np.uint8]], bool]
+
+
+def default_workers() -> int:
+    """This process's share of the cores of its machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    beside = os.environ.get("LOCAL_WORLD_SIZE", "1")  # set by torchrun and by accelerate
+    return max(cores // max(int(beside) if beside.isdecimal() else 1, 1), 1)
+
+
+class _Block(NamedTuple):
+    """Decoded images uint8 (BLOCK, channels, height, width), and which of them could be read: bool (BLOCK,)."""
+
+    pixels: Tensor
+    readable: Tensor
+
+
+class ReadAhead:
+    """Decodes images by index, those that are expected ahead of time.
+
+    What `take` returns depends on its indices alone; what was expected decides only when it was decoded.
+
+    Args:
+        decode: (index, out) -> whether the image could be read; writes its pixels to `out`, from any thread.
+        shape: (channels, height, width) of every image.
+        ahead: how many decoded images may wait.
+        workers: threads.
+    """
+
+    def __init__(self, decode: Decode, shape: tuple[int, int, int], *, ahead: int, workers: int) -> None:
+        self._decode, self._shape = decode, shape
+        self._blocks = max(-(-ahead // BLOCK), 1)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="mereo-decode")
+        self._free: list[_Block] = []
+        self._pending: deque[tuple[Future[None], _Block, int]] = deque()
+        self._expected = torch.empty(0, dtype=torch.int64)
+        self._taken = self._scheduled = self._used = 0
+
+    def expect(self, indices: Tensor) -> None:
+        """From now on the images at `indices`, int64 (n,), are asked for in this order; replaces what was expected."""
+        for task, block, _ in self._pending:
+            if not task.cancel():
+                wait([task])
+            self._free.append(block)
+        self._pending.clear()
+        self._expected, self._taken, self._scheduled, self._used = indices.clone(), 0, 0, 0
+        self._schedule()
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The images at `indices`.
+
+        Shapes: int64 (n,) -> uint8 (n, channels, height, width), bool (n,), whether each could be read.
+        """
+        pixels = torch.empty(len(indices), *self._shape, dtype=torch.uint8)
+        readable = torch.empty(len(indices), dtype=torch.bool)
+        if torch.equal(self._expected[self._taken : self._taken + len(indices)], indices):
+            self._collect(pixels, readable)
+            return pixels, readable
+        tasks = [
+            self._pool.submit(self._work, part, pixels[start : start + BLOCK], readable[start : start + BLOCK])
+            for start, part in zip(range(0, len(indices), BLOCK), indices.split(BLOCK), strict=False)
+        ]
+        wait(tasks)
+        for task in tasks:
+            task.result()
+        return pixels, readable
+
+    def _collect(self, pixels: Tensor, readable: Tensor) -> None:
+        """Copy the next expected images out of their blocks, waiting where they are not decoded yet."""
+        filled = 0
+        while filled < len(pixels):
+            self._schedule()
+            task, block, count = self._pending[0]
+            task.result()
+            part = min(count - self._used, len(pixels) - filled)
+            pixels[filled : filled + part] = block.pixels[self._used : self._used + part]
+            readable[filled : filled + part] = block.readable[self._used : self._used + part]
+            filled, self._used = filled + part, self._used + part
+            if self._used == count:
+                self._free.append(block)
+                self._pending.popleft()
+                self._used = 0
+        self._taken += len(pixels)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        while len(self._pending) < self._blocks and self._scheduled < len(self._expected):
+            part = self._expected[self._scheduled : self._scheduled + BLOCK]
+            block = self._free.pop() if self._free else self._make()
+            task = self._pool.submit(self._work, part, block.pixels, block.readable)
+            self._pending.append((task, block, len(part)))
+            self._scheduled += len(part)
+
+    def _make(self) -> _Block:
+        return _Block(torch.empty(BLOCK, *self._shape, dtype=torch.uint8), torch.empty(BLOCK, dtype=torch.bool))
+
+    def _work(self, indices: Tensor, pixels: Tensor, readable: Tensor) -> None:
+        rows = pixels.numpy()
+        for place, index in enumerate(indices.tolist()):
+            readable[place] = self._decode(index, rows[place])
