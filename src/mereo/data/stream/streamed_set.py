@@ -181,11 +181,12 @@ class StreamedSet(Images):
             raise MereoError(
                 f"{self._reason(int(indices[0]))} could not be read; remove or repair it, or do without strict."
             )
-        for index in indices.tolist():
-            if index not in self._reported and len(self._reported) < _NAMED:
-                end = "; no more are named" if len(self._reported) == _NAMED - 1 else ""
-                warnings.warn(f"{self._reason(index)} could not be read as an image. Skipped{end}.", stacklevel=4)
-                self._reported.add(index)
+        new = [index for index in indices.tolist() if index not in self._reported][: _NAMED - len(self._reported)]
+        if new:
+            self._reported.update(new)
+            end = "; no more are named" if len(self._reported) == _NAMED else ""
+            names = "; ".join(map(self._reason, new))
+            warnings.warn(f"images that cannot be read: {names}. Skipped{end}.", UserWarning, stacklevel=4)
 
     def _stand_in(self, index: int, out: Tensor) -> int:
         """Put the next readable image after an unreadable one in its place and return its index."""
