@@ -58,6 +58,16 @@ def test_batches_are_those_of_a_stored_set(both, workers, prefetched, share):
     )
 
 
+def test_evaluation_in_inference_mode(both):
+    stored, streamed = both
+    with torch.inference_mode():
+        streamed.prefetch(torch.arange(10))
+        for part in torch.arange(20).split(5):
+            assert torch.equal(stored.batch(part).images, streamed.batch(part).images)
+    streamed.prefetch(torch.arange(10))
+    assert torch.equal(stored.batch(torch.arange(7)).images, streamed.batch(torch.arange(7)).images)
+
+
 def test_reading_on_in_the_middle_of_an_epoch(both):
     _, streamed = both
     order = streamed.order(torch.Generator().manual_seed(1))
@@ -166,10 +176,10 @@ def test_errors_of_memory_are_not_broken_images():
 
     reader = ReadAhead(fail, (1, 2, 2), ahead=4, workers=1)
     with pytest.raises(MemoryError):
-        reader.take(torch.arange(3))
-    reader.expect(torch.arange(3))
+        reader.take(np.arange(3))
+    reader.expect(np.arange(3))
     with pytest.raises(MemoryError):
-        reader.take(torch.arange(3))
+        reader.take(np.arange(3))
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 BLOCK = 8
 """Images of one task."""
-Decode = Callable[[int, npt.NDArray[np.uint8]], bool]
+Pixels = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Decode = Callable[[int, Pixels], bool]
 
 
 def default_workers() -> int:
@@ -28,16 +29,17 @@ def default_workers() -> int:
 
 
 class _Block(NamedTuple):
-    """Decoded images uint8 (BLOCK, channels, height, width), and which of them could be read: bool (BLOCK,)."""
+    """Decoded images uint8 (count, channels, height, width), and which of them could be read: bool (count,)."""
 
-    pixels: Tensor
-    readable: Tensor
+    pixels: Pixels
+    readable: Flags
 
 
 class ReadAhead:
     """Decodes images by index, those that are expected ahead of time.
 
-    What `take` returns depends on its indices alone; what was expected decides only when it was decoded.
+    Arrays of NumPy, since a tensor made in PyTorch's inference mode could not be written to by the threads. What `take`
+    returns depends on its indices alone; what was expected decides only when it was decoded.
 
     Args:
         decode: (index, out) -> whether the image could be read; writes its pixels to `out`, from any thread.
@@ -52,39 +54,38 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="mereo-decode")
         self._free: list[_Block] = []
         self._pending: deque[tuple[Future[None], _Block, int]] = deque()
-        self._expected = torch.empty(0, dtype=torch.int64)
+        self._expected: Indices = np.empty(0, dtype=np.int64)
         self._taken = self._scheduled = self._used = 0
 
-    def expect(self, indices: Tensor) -> None:
+    def expect(self, indices: Indices) -> None:
         """From now on the images at `indices`, int64 (n,), are asked for in this order; replaces what was expected."""
         for task, block, _ in self._pending:
             if not task.cancel():
                 wait([task])
             self._free.append(block)
         self._pending.clear()
-        self._expected, self._taken, self._scheduled, self._used = indices.clone(), 0, 0, 0
+        self._expected, self._taken, self._scheduled, self._used = indices.copy(), 0, 0, 0
         self._schedule()
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, indices: Indices) -> tuple[Pixels, Flags]:
         """The images at `indices`.
 
         Shapes: int64 (n,) -> uint8 (n, channels, height, width), bool (n,), whether each could be read.
         """
-        pixels = torch.empty(len(indices), *self._shape, dtype=torch.uint8)
-        readable = torch.empty(len(indices), dtype=torch.bool)
-        if torch.equal(self._expected[self._taken : self._taken + len(indices)], indices):
+        pixels, readable = self._make(len(indices))
+        if np.array_equal(self._expected[self._taken : self._taken + len(indices)], indices):
             self._collect(pixels, readable)
             return pixels, readable
         tasks = [
-            self._pool.submit(self._work, part, pixels[start : start + BLOCK], readable[start : start + BLOCK])
-            for start, part in zip(range(0, len(indices), BLOCK), indices.split(BLOCK), strict=False)
+            self._pool.submit(self._work, *(array[start : start + BLOCK] for array in (indices, pixels, readable)))
+            for start in range(0, len(indices), BLOCK)
         ]
         wait(tasks)
         for task in tasks:
             task.result()
         return pixels, readable
 
-    def _collect(self, pixels: Tensor, readable: Tensor) -> None:
+    def _collect(self, pixels: Pixels, readable: Flags) -> None:
         """Copy the next expected images out of their blocks, waiting where they are not decoded yet."""
         filled = 0
         while filled < len(pixels):
@@ -105,15 +106,14 @@ class ReadAhead:
     def _schedule(self) -> None:
         while len(self._pending) < self._blocks and self._scheduled < len(self._expected):
             part = self._expected[self._scheduled : self._scheduled + BLOCK]
-            block = self._free.pop() if self._free else self._make()
+            block = self._free.pop() if self._free else self._make(BLOCK)
             task = self._pool.submit(self._work, part, block.pixels, block.readable)
             self._pending.append((task, block, len(part)))
             self._scheduled += len(part)
 
-    def _make(self) -> _Block:
-        return _Block(torch.empty(BLOCK, *self._shape, dtype=torch.uint8), torch.empty(BLOCK, dtype=torch.bool))
+    def _make(self, count: int) -> _Block:
+        return _Block(np.empty((count, *self._shape), dtype=np.uint8), np.empty(count, dtype=np.bool_))
 
-    def _work(self, indices: Tensor, pixels: Tensor, readable: Tensor) -> None:
-        rows = pixels.numpy()
+    def _work(self, indices: Indices, pixels: Pixels, readable: Flags) -> None:
         for place, index in enumerate(indices.tolist()):
-            readable[place] = self._decode(index, rows[place])
+            readable[place] = self._decode(index, pixels[place])

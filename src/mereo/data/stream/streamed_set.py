@@ -106,7 +106,7 @@ class StreamedSet(Images):
         return window_order(self.source.groups, self.window, generator)
 
     def prefetch(self, indices: Tensor) -> None:
-        self._ahead.expect(indices.cpu())
+        self._ahead.expect(indices.cpu().numpy())
 
     def batch(
         self,
@@ -148,7 +148,7 @@ class StreamedSet(Images):
         """
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
             raise UsageError(f"indices has values outside 0 .. {len(self) - 1}, the range of this set.")
-        pixels, readable = self._ahead.take(indices)
+        pixels, readable = map(torch.from_numpy, self._ahead.take(indices.numpy()))
         if not readable.all():
             self._report(indices[~readable])
         return pixels, readable
