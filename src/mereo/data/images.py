@@ -181,7 +181,7 @@ class ImageSet(Images):
         corners = crop_corners(count, self.image_shape, crop, generator)
 
         chosen = indices[share].to(self.images.device)
-        images = self.images[chosen].to(device, non_blocking=True).float() / 255
+        images = self.images[chosen].to(device, non_blocking=True) / 255  # to float32 in the same pass
         labels = self.labels[chosen].to(images.device, non_blocking=True)
         if augmentation is not None:
             images = augmentation.apply(images, [parameters[share] for parameters in drawn])

@@ -60,6 +60,9 @@ def test_batches_are_those_of_a_stored_set(both, workers, prefetched, share):
 
 def test_evaluation_in_inference_mode(both):
     stored, streamed = both
+    for crop in ((7, 8), (10, 10)):
+        cut = [images.batch(torch.arange(5), crop=crop).images for images in both]
+        assert torch.equal(*cut) and cut[0].shape == (5, 3, *crop)
     with torch.inference_mode():
         streamed.prefetch(torch.arange(10))
         for part in torch.arange(20).split(5):
@@ -113,6 +116,31 @@ def test_only_what_is_read_ahead_is_decoded_and_once(both):
     images.prefetch(order.flip(0))  # another epoch, before the first was asked for
     assert len(images.batch(order.flip(0)[:40]).labels) == 40
     assert len(images._ahead._free) + len(images._ahead._pending) <= 32 // BLOCK + 1
+
+
+def test_what_is_decoded_is_kept_where_it_still_comes_next():
+    store = Counting(60)
+    images = StreamedSet(
+        Source(store, torch.arange(60), torch.zeros(60, dtype=torch.int64)), ("a",), (8, 8), 3, workers=2, read_ahead=16
+    )
+    order = torch.arange(60)
+    for start in (0, 3, 10, 26, 60):  # announced again in the middle of blocks, and at the end
+        images.prefetch(order[start:])
+        if start < 60:
+            taken = images.batch(order[start : start + 3])
+            assert torch.equal(taken.images, like_now(images, order[start : start + 3]))
+    assert len(store.opened) < 60 + 4 * 16 + 12
+    images.prefetch(order.flip(0))
+    assert torch.equal(images.batch(order.flip(0)[:9]).images, like_now(images, order.flip(0)[:9]))
+    store.opened.clear()
+    images.prefetch(order.flip(0)[9:])
+    images.batch(order.flip(0)[9:12])
+    assert not {50, 49, 48} & set(store.opened), "decoded once"
+
+
+def like_now(images, indices):
+    """The same images from a set that has read nothing ahead."""
+    return images.subset(indices).batch(torch.arange(len(indices))).images
 
 
 @pytest.fixture

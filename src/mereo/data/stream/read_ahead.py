@@ -59,12 +59,17 @@ class ReadAhead:
 
     def expect(self, indices: Indices) -> None:
         """From now on the images at `indices`, int64 (n,), are asked for in this order; replaces what was expected."""
-        for task, block, _ in self._pending:
-            if not task.cancel():
-                wait([task])
-            self._free.append(block)
-        self._pending.clear()
-        self._expected, self._taken, self._scheduled, self._used = indices.copy(), 0, 0, 0
+        begun = self._expected[self._taken : self._scheduled]
+        if np.array_equal(begun, indices[: len(begun)]):  # what is decoded already is still what comes next
+            self._scheduled = len(begun)
+        else:
+            for task, block, _ in self._pending:
+                if not task.cancel():
+                    wait([task])
+                self._free.append(block)
+            self._pending.clear()
+            self._scheduled = self._used = 0
+        self._expected, self._taken = indices.copy(), 0
         self._schedule()
 
     def take(self, indices: Indices) -> tuple[Pixels, Flags]:

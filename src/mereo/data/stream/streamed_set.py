@@ -11,7 +11,7 @@ from torch import Tensor
 from mereo.data.augmentation import Augmentation
 from mereo.data.conversion import check_channels
 from mereo.data.decode import decode
-from mereo.data.images import Batch, Images, ImageSet, check_draws
+from mereo.data.images import Batch, Images, ImageSet, check_draws, crop_corners
 from mereo.data.stream.order import ORDERS, window_order
 from mereo.data.stream.read_ahead import ReadAhead, default_workers
 from mereo.data.stream.source import Source
@@ -133,6 +133,11 @@ class StreamedSet(Images):
             else:
                 for row in (~readable).nonzero().flatten().tolist():
                     labels[row] = self.source.labels[self._stand_in(int(mine[row]), pixels[row])]
+        if augmentation is None and generator is None and crop is not None:  # bytes are cut, before they become floats
+            corners = crop_corners(1, self.image_shape, crop, None)
+            if corners is not None:
+                (top, left), (height, width) = corners[0].tolist(), crop
+                pixels = pixels[:, :, top : top + height, left : left + width]
         # The decoded part as a set of its own: drawing for the whole batch, cropping and augmenting are done there.
         places = torch.zeros(len(indices), dtype=torch.int64)
         places[slice(None) if share is None else share] = torch.arange(len(labels))
