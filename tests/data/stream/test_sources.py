@@ -55,6 +55,15 @@ def test_a_source_serves_what_the_folder_holds(kind, folder, tmp_path):
     assert not isinstance(stored.train, StreamedSet) and everything(stored.test) == everything(expected.test)
 
 
+def test_splits_in_folders_of_their_own(folder, tmp_path):
+    tables_of(folder, tmp_path / "out", "stream.arrow")
+    for split in ("train", "test"):  # as `datasets` saves a whole dataset
+        (tmp_path / "out" / split).mkdir()
+        (tmp_path / "out" / f"{split}.arrow").rename(tmp_path / "out" / split / "data-00000-of-00001.arrow")
+    splits = open_stream(tmp_path / "out", tmp_path).splits
+    assert {name: len(split) for name, split in splits.items()} == {"train": 24, "test": 9}
+
+
 def test_one_split_and_a_limit(folder, tmp_path):
     write_shards(folder, tmp_path / "out")
     assert len(load_split(str(tmp_path / "out"), "test", img_size=8)) == 9
@@ -158,6 +167,8 @@ def test_patterns(tmp_path, folder):
     with pytest.raises(UsageError, match="no such file"):
         open_stream("out/none-*.tar", tmp_path)
     assert is_stream("no-*.tar", tmp_path) and is_stream("hf:mnist", tmp_path) and not is_stream(folder, tmp_path)
+    (folder / "archive.tar").write_bytes(b"")
+    assert not is_stream(folder, tmp_path), "an image folder stays one, whatever lies beside its classes"
     odd = folder.rename(tmp_path / "photos [2020]")
     assert not is_stream(odd, tmp_path)
 

@@ -11,7 +11,7 @@ from mereo.data import Augmentation, ImageSet, load_splits
 from mereo.data.decode import decode
 from mereo.data.stream import Source, Store, StreamedSet
 from mereo.data.stream.order import window_order
-from mereo.data.stream.read_ahead import BLOCK, ReadAhead
+from mereo.data.stream.read_ahead import BLOCK, ReadAhead, default_workers
 from mereo.data.stream.source import FileStore
 from mereo.errors import MereoError, UsageError
 from sources import NAMES, encoded
@@ -222,6 +222,13 @@ def test_errors_of_memory_are_not_broken_images():
 def test_wrong_arguments(both, arguments, name):
     with pytest.raises(UsageError, match=name):
         like(both[1], **arguments)
+
+
+def test_processes_of_one_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(12)), raising=False)
+    for beside, workers in (("1", 12), ("5", 2), ("99", 1), ("", 12), ("x", 12)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", beside)
+        assert default_workers() == workers
 
 
 def test_wrong_indices(both):

@@ -42,10 +42,14 @@ def expand(pattern: str) -> list[str]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The tar files and tables of a folder and of its folders for splits."""
-    places = [folder, *(folder / name for name in _FOLDERS if (folder / name).is_dir())]
-    files = (file for place in places for file in sorted(place.iterdir()))
-    return [file for file in files if file.suffix in TAR + TABLES and not file.name.startswith(".")]
+    """The tar files and tables of a folder and of its folders for splits; none where it has folders of classes."""
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    for place in [entry for entry in entries if entry.is_dir()]:
+        members = sorted(place.iterdir()) if place.name in _FOLDERS else [place]
+        if any(member.is_dir() for member in members):
+            return []
+        entries += [member for member in members if not member.name.startswith(".")]
+    return [entry for entry in entries if entry.suffix in TAR + TABLES]
 
 
 def _files(data: str, root: Path) -> list[Path]:

@@ -81,10 +81,10 @@ class ReadAhead:
         if np.array_equal(self._expected[self._taken : self._taken + len(indices)], indices):
             self._collect(pixels, readable)
             return pixels, readable
-        tasks = [
-            self._pool.submit(self._work, *(array[start : start + BLOCK] for array in (indices, pixels, readable)))
-            for start in range(0, len(indices), BLOCK)
-        ]
+        tasks = []
+        for start in range(0, len(indices), BLOCK):
+            part = slice(start, start + BLOCK)
+            tasks.append(self._pool.submit(self._work, indices[part], pixels[part], readable[part]))
         wait(tasks)
         for task in tasks:
             task.result()
