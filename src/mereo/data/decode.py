@@ -60,9 +60,10 @@ def _to_mode(image: "Image", mode: str) -> "Image":
     return image if image.mode == mode else image.convert("RGB").convert(mode)
 
 
-def decode(stream: BinaryIO, size: tuple[int, int], channels: int) -> npt.NDArray[np.uint8]:
+def decode(stream: BinaryIO, size: tuple[int, int], channels: int, *, reduce: bool = False) -> npt.NDArray[np.uint8]:
     """Read one image, turned as its EXIF tag says, cut as `fit_box` says, resized with antialiasing.
 
+    With `reduce` a large JPEG is decoded at a half, a quarter or an eighth of its sides, yet at least twice `size`.
     Waits while the images that other threads decode take more memory than `IN_FLIGHT` allows.
 
     Shapes: -> uint8 (channels, *size), channels 1 or 3.
@@ -74,7 +75,9 @@ def decode(stream: BinaryIO, size: tuple[int, int], channels: int) -> npt.NDArra
         pixels = opened.width * opened.height
         if limit is not None and pixels > limit:
             raise ValueError(f"{opened.width} x {opened.height} pixels, more than the limit of {limit}")
-        with IN_FLIGHT.take(pixels * _BYTES_PER_PIXEL):
+        if reduce:  # does nothing to other formats; a turned image may have its sides exchanged
+            opened.draft(None, (2 * max(size), 2 * max(size)))
+        with IN_FLIGHT.take(opened.width * opened.height * _BYTES_PER_PIXEL):
             ImageOps.exif_transpose(opened, in_place=True)
             return _convert(opened, size, channels)
 

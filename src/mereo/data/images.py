@@ -71,6 +71,22 @@ class Images(ABC):
             device: where to compute; where the images lie when None.
         """
 
+    def order(self, generator: torch.Generator) -> Tensor:
+        """The order in which one epoch visits the images: a permutation of 0 .. n - 1, int64 (n,).
+
+        Args:
+            generator: on the CPU, seeded for this epoch.
+        """
+        return torch.randperm(len(self), generator=generator)
+
+    def prefetch(self, indices: Tensor) -> None:
+        """Announce which images this process asks for next, in order, so that a set that decodes them can begin.
+
+        Args:
+            indices: int64 (n,), of this process's shares of the coming batches, one after the other.
+        """
+        return
+
 
 def check_draws(generator: torch.Generator | None, augmentation: Augmentation | None) -> None:
     """Raise `UsageError` unless random parameters can be drawn repeatably."""
@@ -174,7 +190,7 @@ class ImageSet(Images):
         corners = crop_corners(count, self.image_shape, crop, generator)
 
         chosen = indices[share].to(self.images.device)
-        images = self.images[chosen].to(device, non_blocking=True).float() / 255
+        images = self.images[chosen].to(device, non_blocking=True) / 255  # to float32 in the same pass
         others = {"labels": self.labels, **self.fields}
         parts = {name: values[chosen].to(images.device, non_blocking=True) for name, values in others.items()}
         batch = Batch(images, parts.pop("labels"), **{name: as_served(name, part) for name, part in parts.items()})

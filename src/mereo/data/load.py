@@ -13,6 +13,7 @@ from mereo.data.sets import DATASETS
 from mereo.data.sources import open_dataset
 from mereo.data.split import hold_out, stratified
 from mereo.data.storage import Storage
+from mereo.data.stream import Source, StreamedSet, as_source
 from mereo.errors import MereoError, UsageError, check_choice, check_positive, check_probability
 
 
@@ -87,6 +88,7 @@ def load_splits(
     memory_budget: int | None = None,
     cache_dir: str | Path | None = None,
     download: bool = True,
+    stream: bool | None = None,
     progress: Progress | None = None,
 ) -> Splits:
     """Read a dataset into splits whose images are stored at round(img_size / crop_pct).
@@ -108,12 +110,14 @@ def load_splits(
             not fit is memory-mapped.
         cache_dir: folder for memory-mapped images.
         download: whether missing files of a named dataset may be fetched.
+        stream: whether images are decoded while they are used, rather than before, so that they need not fit in
+            memory; when None, those of tar files, tables and the Hugging Face hub are, and those of folders are not.
         progress: called with (images done, images in all).
     """
     dataset, channels, images, skipped = _read(
         _Wanted(
             data, root, img_size, in_chans, crop_pct, validation_fraction, seed, strict, limit, download,
-            pairs_per_image, Storage(memory_budget, cache_dir), progress,
+            pairs_per_image, Storage(memory_budget, cache_dir), progress, stream,
         )
     )  # fmt: skip
     return Splits(images["train"], images.get("validation"), images["test"], dataset.class_names, channels, skipped)
@@ -155,6 +159,7 @@ class _Wanted(NamedTuple):
     pairs_per_image: int = 1
     storage: Storage | None = None
     progress: Progress | None = None
+    stream: bool | None = None
 
 
 def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, dict[str, Images], int]:
@@ -178,6 +183,15 @@ def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, di
             raise UsageError(f"{data} has no {only} images.")
         plan = {only: plan[only]}
 
+    if wanted.stream or (wanted.stream is None and isinstance(plan[only or "train"], Source)):
+        sources = {name: as_source(split) for name, split in plan.items()}
+        streamed: dict[str, Images] = {
+            name: StreamedSet(source, dataset.class_names, size, channels, strict=wanted.strict)
+            for name, source in sources.items()
+            if source is not None
+        }
+        if len(streamed) == len(plan):
+            return dataset, channels, streamed, 0
     counter = _Counter(wanted.progress, sum(len(split) for split in plan.values()))
     request = Request(size, channels, wanted.storage or Storage(), wanted.strict, counter)
     reads = {name: split.read(request) for name, split in plan.items()}

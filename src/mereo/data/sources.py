@@ -11,6 +11,7 @@ from mereo.data.raw import RawDataset
 from mereo.data.registry import DatasetInfo
 from mereo.data.regular import kind_of, user_path
 from mereo.data.sets import DATASETS
+from mereo.data.stream import is_stream, open_stream
 from mereo.errors import UsageError, unknown
 
 FILE_TYPES = (".zip", ".csv")
@@ -49,6 +50,8 @@ def open_dataset(data: str | Path, root: str | Path | None = None, *, download: 
     """The splits of a data set by name, or of the images at a path."""
     if (info := DATASETS.get(str(data))) is not None and info.read is not None:
         return info.read(data_root(root), download)
+    if is_stream(data, data_root(root)):
+        return open_stream(data, data_root(root))
     path = _find_path(data, root)
     return finish_splits(path, *read_layout(path))
 
@@ -57,6 +60,11 @@ def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInf
     """What is known of a data set, by name or by path; no image is decoded."""
     if str(data) in DATASETS:
         return DATASETS[str(data)]
+    if is_stream(data, data_root(root)):
+        dataset = open_stream(data, data_root(root))
+        counts = {split: len(part) for split, part in dataset.splits.items()}
+        summary = f"streamed images, {len(dataset.class_names)} classes"
+        return DatasetInfo(str(data), summary, str(data), len(dataset.class_names), dataset.in_chans, None, counts)
     path = _find_path(data, root)
     splits, names = read_layout(path)
     channels, size = sniff(splits["train"].tree, splits["train"].files)

@@ -1,0 +1,28 @@
+"""`python -m mereo.data.stream FOLDER TARGET`: pack an image folder into shards."""
+
+import argparse
+import sys
+
+from mereo.data.stream.shards import SHARD_BYTES, write_shards
+from mereo.errors import MereoError, UsageError
+
+
+def main(words: list[str] | None = None) -> int:
+    """Read the arguments and write the shards; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m mereo.data.stream", description=write_shards.__doc__)
+    parser.add_argument("folder", help="{train,val,test}/<class>/*, <class>/*, or a .zip of either")
+    parser.add_argument("target", help="folder of the shards")
+    parser.add_argument("--shard-mib", type=int, default=SHARD_BYTES >> 20, help="size of a shard")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which files are packed")
+    options = parser.parse_args(words)
+    try:
+        paths = write_shards(options.folder, options.target, shard_bytes=options.shard_mib << 20, seed=options.seed)
+    except (MereoError, UsageError) as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    print(f"{len(paths)} shards in {options.target}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

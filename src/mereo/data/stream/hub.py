@@ -1,0 +1,68 @@
+"""Datasets of the Hugging Face hub, by `hf:owner/name` or `hf:owner/name:configuration`."""
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from mereo.data.raw import RawDataset
+from mereo.data.stream.labels import Part, make_dataset, split_of_word
+from mereo.data.stream.source import Store
+from mereo.data.stream.tables import IMAGE_COLUMNS, LABEL_COLUMNS, content_of, find_column
+from mereo.errors import MereoError
+
+PREFIX = "hf:"
+
+
+class HubStore(Store):
+    """The rows of one split, which `datasets` maps from its cache."""
+
+    def __init__(self, rows: Any, image: str, what: str) -> None:
+        self._rows, self._image, self._what = rows, image, what
+
+    def open(self, number: int) -> BinaryIO:
+        return content_of(self._rows[number][self._image], Path())
+
+    def name(self, number: int) -> str:
+        return f"row {number} of {self._what}"
+
+
+def open_hub(data: str) -> RawDataset:
+    """A dataset of the hub; `datasets` fetches it once and keeps it in its own cache."""
+    try:
+        import datasets
+    except ImportError:
+        raise MereoError(f"data is {data!r}, which needs datasets: pip install 'mereo[stream]'") from None
+    name, _, configuration = data.removeprefix(PREFIX).partition(":")
+    try:
+        splits = datasets.load_dataset(name, configuration or None)
+    except Exception as error:  # no network, no such name, a gate: every layer below raises its own kind
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+        raise MereoError(
+            f"data is {data!r}, which could not be loaded ({reason}); check the name and the network, or give the"
+            " path of its Parquet files."
+        ) from error
+    return from_splits(splits, data)
+
+
+def from_splits(splits: Any, data: str) -> RawDataset:
+    """From a `datasets.DatasetDict` to the splits of a training."""
+    from datasets import ClassLabel, Image
+
+    parts: dict[str, Part] = {}
+    names = None
+    for split, rows in splits.items():
+        known = split_of_word(split)
+        if known is None or known in parts:
+            continue
+        image = find_column(rows.column_names, IMAGE_COLUMNS, "images", data)
+        label = find_column(rows.column_names, LABEL_COLUMNS, "labels", data)
+        feature = rows.features[label]
+        if isinstance(feature, ClassLabel):
+            names = list(feature.names)
+        encoded = rows.select_columns([image]).cast_column(image, Image(decode=False))
+        values = np.asarray(rows.with_format("numpy")[label][:])
+        values = values.astype(np.str_ if values.dtype.kind in "UO" else np.int64)
+        parts[known] = Part(HubStore(encoded, image, f"{data} {split}"), torch.arange(len(rows)), values)
+    return make_dataset(parts, names, data)

@@ -1,0 +1,130 @@
+"""From labels as files give them, numbers or names, to classes; and from parts to the splits of a training."""
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mereo.data.files import sniff
+from mereo.data.folder import TEST_FRACTION, TEST_SEED
+from mereo.data.raw import RawDataset, RawSplit
+from mereo.data.split import hold_out
+from mereo.data.stream.source import Source, Store
+from mereo.data.trees import Tree
+from mereo.errors import UsageError
+
+Labels = npt.NDArray[Any]
+"""int64 or str (n,)."""
+_SPLITS = {
+    "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
+    "dev": "validation", "test": "test", "testing": "test",
+}  # fmt: skip
+_SNIFFED = 32
+
+
+class Part(NamedTuple):
+    """One split as it lies in its store. Shapes: numbers int64 (n,), labels int64 or str (n,)."""
+
+    store: Store
+    numbers: Tensor
+    labels: Labels
+
+
+def split_name(path: Path) -> str:
+    """The split that a file belongs to, by a word of its name or by its folder; "train" where neither names one."""
+    words = [word for word in re.split(r"[^a-z]+", path.name.lower()) if word in _SPLITS]
+    return _SPLITS.get((words or [path.parent.name.lower()])[0], "train")
+
+
+def split_of_word(word: str) -> str | None:
+    """The split that a name such as "val" stands for."""
+    return _SPLITS.get(word.lower())
+
+
+def join_labels(labels: Sequence[Labels]) -> Labels:
+    """One array of the labels of several files; numbers become text where another file has text."""
+    if any(part.dtype.kind == "U" for part in labels):
+        return np.concatenate([part.astype(np.str_) for part in labels])
+    return np.concatenate(labels)
+
+
+def _to_classes(
+    parts: Mapping[str, Part], names: Sequence[str] | None, data: str
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Labels of every split as places in the class names, which are sorted where they are not given."""
+    lacking = "training images" if names is None else "class names"
+    numeric = all(part.labels.dtype.kind == "i" for part in parts.values())
+    labels = {split: part.labels if numeric else part.labels.astype(np.str_) for split, part in parts.items()}
+    if names is None:
+        kinds: Labels = np.unique(labels["train"])
+        names = [str(kind) for kind in kinds]
+    else:
+        kinds = np.arange(len(names)) if numeric else np.array(names, dtype=np.str_)
+    order = np.argsort(kinds, kind="stable")
+    found = {}
+    for split, values in labels.items():
+        place = order[np.searchsorted(kinds, values, sorter=order).clip(max=len(kinds) - 1)]
+        strange = np.flatnonzero(kinds[place] != values)
+        if len(strange):
+            where = parts[split].store.name(int(parts[split].numbers[strange[0]]))
+            raise UsageError(f"data is {data!r}; {where} has the label {values[strange[0]]}, which the {lacking} lack.")
+        found[split] = torch.from_numpy(place.astype(np.int64))
+    return found, list(names)
+
+
+class _Some(Tree):
+    """A few images of a store as a tree, for a look at their headers."""
+
+    def __init__(self, part: Part) -> None:
+        near = part.store.sequential  # far apart they would be read with all of their neighbours
+        step = 1 if near else max(len(part.numbers) // _SNIFFED, 1)
+        self.store, self.path, self.folders = part.store, Path(), []
+        self.files = [str(number) for number in part.numbers[::step][:_SNIFFED].tolist()]
+
+    def open(self, file: str) -> BinaryIO:
+        return self.store.open(int(file))
+
+
+def make_dataset(parts: Mapping[str, Part], names: Sequence[str] | None, data: str) -> RawDataset:
+    """A dataset of the parts: without test images those for validation stand in; without both, a fifth is carved out.
+
+    Args:
+        parts: "train", and maybe "validation" and "test".
+        names: of the classes, where the source has them.
+        data: what the user named, for messages.
+    """
+    # Published test splits often come without labels, written as -1.
+    parts = {
+        split: part for split, part in parts.items()
+        if split == "train" or part.labels.dtype.kind == "U" or not (part.labels == -1).all()
+    }  # fmt: skip
+    if "train" not in parts:
+        raise UsageError(f"data is {data!r}, which has {', '.join(parts) or 'nothing'} but no training images.")
+    labels, classes = _to_classes(parts, names, data)
+    if len(classes) < 2:
+        raise UsageError(f"data is {data!r}, with one class only, {classes[0]!r}; a classifier needs at least two.")
+    splits: dict[str, RawSplit] = {
+        split: Source(part.store, part.numbers, labels[split]) for split, part in parts.items()
+    }  # fmt: skip
+    if "test" not in splits and "validation" in splits:
+        splits["test"] = splits.pop("validation")
+    elif "test" not in splits:
+        kept, held = hold_out(splits["train"].labels, TEST_FRACTION, TEST_SEED)
+        if not len(held):
+            raise UsageError(f"data is {data!r}, with one image a class; a test split cannot be carved out of that.")
+        count = len(splits["train"])
+        splits |= {"train": splits["train"].take(kept), "test": splits["train"].take(held)}
+        warnings.warn(
+            f"{data} has no test split: {len(held)} of its {count} images, the same in every run, were set aside as"
+            " one.",
+            UserWarning,
+            stacklevel=4,
+        )
+    some = _Some(parts["train"])
+    return RawDataset(splits, tuple(classes), sniff(some, some.files)[0])

@@ -1,0 +1,134 @@
+"""From what the user names to a dataset whose images are read one by one."""
+
+import glob
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from mereo.data.raw import RawDataset
+from mereo.data.stream.hub import PREFIX, open_hub
+from mereo.data.stream.labels import Labels, Part, join_labels, make_dataset, split_name
+from mereo.data.stream.source import Store
+from mereo.data.stream.tables import TableStore, class_names, open_table, read_labels
+from mereo.data.stream.tar_index import read_index
+from mereo.data.stream.tar_store import TarStore
+from mereo.errors import UsageError
+
+TAR, TABLES = (".tar",), (".parquet", ".arrow")
+CLASS_FILES = ("classes.txt", "classnames.txt")
+_PATTERN = re.compile(r"[*?\[{]")
+_FOLDERS = ("train", "val", "valid", "validation", "test", "data")
+
+
+def expand(pattern: str) -> list[str]:
+    """`a-{00..02}.{tar,zip}` written out: numbers keep their leading zeros."""
+    match = re.search(r"\{([^{}]*)\}", pattern)
+    if match is None:
+        return [pattern]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
+    if numbers is None:
+        middles = match[1].split(",")
+    else:
+        first, last = int(numbers[1]), int(numbers[2])
+        if not first <= last < first + 10**6:
+            raise UsageError(f"data has {match[0]!r}; it must run from a number up to a larger one.")
+        middles = [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]
+    head, tail = pattern[: match.start()], pattern[match.end() :]
+    return [*itertools.chain.from_iterable(expand(f"{head}{middle}{tail}") for middle in middles)]
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The tar files and tables of a folder and of its folders for splits; none where it has folders of classes."""
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    for place in [entry for entry in entries if entry.is_dir()]:
+        members = sorted(place.iterdir()) if place.name in _FOLDERS else [place]
+        if any(member.is_dir() for member in members):
+            return []
+        entries += [member for member in members if not member.name.startswith(".")]
+    return [entry for entry in entries if entry.suffix in TAR + TABLES]
+
+
+def _files(data: str, root: Path) -> list[Path]:
+    """The files that a path or pattern names, taken from here or else from the root; none for an image folder."""
+    for base in (Path(data).expanduser(), root / Path(data).expanduser()):
+        if base.is_dir():
+            return _inside(base)
+        if base.suffix in (*TAR, *TABLES) and base.is_file():
+            return [base]
+        if _PATTERN.search(data):
+            texts = expand(str(base))
+            found = [sorted(glob.glob(text)) if re.search(r"[*?\[]", text) else [text] for text in texts]  # noqa: PTH207
+            paths = [Path(path) for path in itertools.chain.from_iterable(found)]
+            missing = [path for path in paths if not path.is_file()]
+            if paths and not missing:
+                return paths
+            if len(missing) < len(paths):
+                raise UsageError(f"data is {data!r}, and of its {len(paths)} files {missing[0]} does not exist.")
+    return []
+
+
+def is_stream(data: str | Path, root: Path) -> bool:
+    """Whether a dataset is named that `open_stream` reads: on the hub, tar files or tables."""
+    text = str(data)
+    if text.startswith(PREFIX) or _files(text, root):
+        return True
+    there = any(base.is_dir() for base in (Path(text).expanduser(), root / Path(text).expanduser()))
+    return not there and (Path(text).suffix in (*TAR, *TABLES) or bool(_PATTERN.search(text)))
+
+
+def open_stream(data: str | Path, root: Path) -> RawDataset:
+    """The splits of a dataset whose images are read one by one, and need not fit in memory.
+
+    A file belongs to the split that a word of its name, or its folder, names: train, val, validation or test; else it
+    is for training.
+
+    Args:
+        data: `hf:owner/name` of the Hugging Face hub; a folder of tar files (WebDataset shards) or of Parquet or Arrow
+            files; one such file, or a pattern of them, such as `shards/{train,val}-*.tar` or `s-{0000..0099}.tar`.
+        root: where relative paths are looked for when they are not here.
+    """
+    text = str(data)
+    if text.startswith(PREFIX):
+        return open_hub(text)
+    files = _files(text, root)
+    kinds = {file.suffix for file in files}
+    if not files:
+        raise UsageError(f"data is {text!r}, and there is no such file; name a folder, a file or a pattern of them.")
+    if kinds <= set(TAR):
+        return _open_files(files, text, _tars)
+    if kinds <= set(TABLES):
+        return _open_files(files, text, _tables)
+    raise UsageError(
+        f"data is {text!r}, files of kind {', '.join(sorted(kinds))}; they must be of one kind, or tables."
+    )
+
+
+_Opened = tuple[Store, Labels, list[str] | None]
+
+
+def _open_files(files: Sequence[Path], data: str, read: Callable[[Sequence[Path]], _Opened]) -> RawDataset:
+    splits: dict[str, list[Path]] = {}
+    for file in files:
+        splits.setdefault(split_name(file), []).append(file)
+    parts, names = {}, None
+    for split, members in splits.items():
+        store, labels, known = read(members)
+        names = names or known
+        parts[split] = Part(store, torch.arange(len(labels)), labels)
+    return make_dataset(parts, names, data)
+
+
+def _tars(files: Sequence[Path]) -> _Opened:
+    indices = [read_index(file) for file in files]
+    folders = dict.fromkeys(place for file in files for place in (file.parent, file.parent.parent))
+    texts = (place / name for place in folders for name in CLASS_FILES)
+    names = next((text.read_text(encoding="utf-8").splitlines() for text in texts if text.is_file()), None)
+    return TarStore(files, indices), join_labels([index.labels for index in indices]), names
+
+
+def _tables(files: Sequence[Path]) -> _Opened:
+    tables = [open_table(file) for file in files]
+    return TableStore(tables), join_labels([read_labels(table) for table in tables]), class_names(tables[0])

@@ -1,0 +1,106 @@
+"""Collections of encoded images that are read one by one, and their splits."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from mereo.data.files import FileSplit
+from mereo.data.raw import RawSplit, Read, Request
+from mereo.data.trees import Tree
+from mereo.errors import MereoError
+
+_CHUNK = 512
+
+
+class Store(ABC):
+    """Encoded images by number, wherever they lie.
+
+    Attributes:
+        sequential: whether neighbours are read together, so that a fully random order would read everything many
+            times over.
+    """
+
+    sequential = False
+
+    @abstractmethod
+    def open(self, number: int) -> BinaryIO:
+        """The encoded bytes of one image; may be called from several threads."""
+
+    @abstractmethod
+    def name(self, number: int) -> str:
+        """What messages call the image."""
+
+    def groups(self, numbers: Tensor) -> Tensor:
+        """Which file, or part of a file that is read whole, holds each image: int64 (n,) -> int64 (n,)."""
+        return torch.zeros_like(numbers)
+
+
+class FileStore(Store):
+    """Files of a folder or of a zip archive, or at paths of their own when `tree` is None."""
+
+    def __init__(self, tree: Tree | None, files: Sequence[str]) -> None:
+        self._tree, self._files = tree, files
+
+    def open(self, number: int) -> BinaryIO:
+        file = self._files[number]
+        return Path(file).open("rb") if self._tree is None else self._tree.open(file)
+
+    def name(self, number: int) -> str:
+        return self._files[number]
+
+
+class Source(RawSplit):
+    """A split of encoded images; `StreamedSet` decodes them while training, `read` all at once.
+
+    Shapes: numbers int64 (n,) into the store, labels int64 (n,).
+    """
+
+    def __init__(self, store: Store, numbers: Tensor, labels: Tensor) -> None:
+        self.store, self.numbers, self.labels = store, numbers, labels
+
+    def take(self, indices: Tensor) -> "Source":
+        return Source(self.store, self.numbers[indices], self.labels[indices])
+
+    def open(self, index: int) -> BinaryIO:
+        """The encoded bytes of one image; may be called from several threads."""
+        return self.store.open(int(self.numbers[index]))
+
+    def name(self, index: int) -> str:
+        """What messages call the image."""
+        return self.store.name(int(self.numbers[index]))
+
+    @property
+    def groups(self) -> Tensor:
+        """Which file holds each image: int64 (n,)."""
+        return self.store.groups(self.numbers)
+
+    def read(self, request: Request) -> Read:
+        from mereo.data.stream.streamed_set import StreamedSet
+
+        reader = StreamedSet(self, (), request.size, request.channels, strict=request.strict, reduce=False)
+        images = request.storage.allocate(len(self), request.channels, *request.size)
+        kept: list[Tensor] = []
+        count = 0
+        for start in range(0, len(self), _CHUNK):
+            indices = torch.arange(start, min(start + _CHUNK, len(self)))
+            pixels, readable = reader.decode(indices)
+            kept.append(indices[readable])
+            images[count : count + len(kept[-1])] = pixels[readable]
+            count += len(kept[-1])
+            request.advance(len(indices))
+        if not count:
+            raise MereoError(f"none of the {len(self)} images could be read, {self.name(0)} first; repair them.")
+        return Read(images[:count], self.labels[torch.cat(kept)], len(self) - count)
+
+
+def as_source(split: RawSplit) -> Source | None:
+    """The same split, read one image at a time; None for one that lies in memory anyway."""
+    if isinstance(split, Source):
+        return split
+    if isinstance(split, FileSplit):
+        return Source(FileStore(split.tree, split.files), torch.arange(len(split)), split.labels)
+    return None

@@ -1,0 +1,207 @@
+"""A split that is decoded while it is used: only what is read ahead lies in memory."""
+
+import math
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mereo.data.augmentation import Augmentation
+from mereo.data.batch import Batch
+from mereo.data.conversion import check_channels
+from mereo.data.decode import decode
+from mereo.data.images import Images, ImageSet, check_draws, crop_corners
+from mereo.data.stream.order import ORDERS, window_order
+from mereo.data.stream.read_ahead import ReadAhead, default_workers
+from mereo.data.stream.source import Source
+from mereo.errors import MereoError, UsageError, check_choice, check_positive
+
+_AHEAD_BYTES, _AHEAD_IMAGES = 2**28, 2048
+_NAMED, _IN_A_ROW = 10, 100
+WINDOW = 4096
+
+
+class StreamedSet(Images):
+    """Images of a source, decoded by threads as they are asked for, or ahead of that after `prefetch`.
+
+    A batch is the same whatever the number of threads and however far was read ahead. An image that cannot be read is
+    left out of a batch for evaluation; in a batch for training (one with a generator) the next readable one of the
+    source stands in for it, so that the batch keeps its size.
+
+    Args:
+        source: where the encoded images come from.
+        class_names: a name for every label.
+        size: height and width to which images are brought.
+        channels: 1 or 3.
+        strict: whether an image that cannot be read is an error, rather than replaced with a warning.
+        order: "random": every epoch visits the images in any order; "shards": files in random order and their images
+            shuffled among the nearest `window`, for media that are slow unless read in sequence; "auto": "shards" for
+            sources that are read in groups, else "random".
+        window: images among which "shards" shuffles.
+        workers: threads that decode; this process's share of the cores when None.
+        read_ahead: decoded images that may wait; as many as take 256 MiB, at most 2048, when None.
+        reduce: whether a JPEG more than four times too large may be decoded at a half, a quarter or an eighth of its
+            sides, yet at least twice those wanted; its pixels then differ by rounding from those decoded whole.
+        device: where batches lie by default.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        class_names: tuple[str, ...],
+        size: tuple[int, int],
+        channels: int,
+        *,
+        strict: bool = False,
+        order: str = "auto",
+        window: int = WINDOW,
+        workers: int | None = None,
+        read_ahead: int | None = None,
+        reduce: bool = True,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_channels(3, channels)
+        check_choice("order", order, ("auto", *ORDERS))
+        check_positive(window=window, **{k: v for k, v in (("workers", workers), ("read_ahead", read_ahead)) if v})
+        if workers is not None and workers < 1:
+            raise UsageError(f"workers is {workers}; it must be at least 1, or None for this process's cores.")
+        self.source, self.class_names, self._size, self._channels = source, class_names, size, channels
+        self.strict, self.window, self.reduce, self._device = strict, window, reduce, device
+        self.kind = ("shards" if source.store.sequential else "random") if order == "auto" else order
+        self.workers = workers or default_workers()
+        fitting = _AHEAD_BYTES // math.prod(self.image_shape)
+        self.read_ahead = read_ahead or max(min(fitting, _AHEAD_IMAGES), 64)
+        self._reader: ReadAhead | None = None
+        self._broken: dict[int, str] = {}
+        self._reported: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return self._channels, *self._size
+
+    @property
+    def skipped(self) -> int:
+        """How many images could not be read so far."""
+        return len(self._broken)
+
+    @property
+    def strata(self) -> Tensor:
+        return self.source.labels
+
+    def to(self, device: torch.device | str) -> "StreamedSet":
+        return self._like(self.source, device)
+
+    def subset(self, indices: Tensor) -> "StreamedSet":
+        return self._like(self.source.take(indices.cpu()), self._device)
+
+    def _like(self, source: Source, device: torch.device | str | None) -> "StreamedSet":
+        return StreamedSet(
+            source, self.class_names, self._size, self._channels, strict=self.strict, order=self.kind,
+            window=self.window, workers=self.workers, read_ahead=self.read_ahead, reduce=self.reduce, device=device,
+        )  # fmt: skip
+
+    def order(self, generator: torch.Generator) -> Tensor:
+        if self.kind == "random":
+            return super().order(generator)
+        return window_order(self.source.groups, self.window, generator)
+
+    def prefetch(self, indices: Tensor) -> None:
+        self._ahead.expect(indices.cpu().numpy())
+
+    def batch(
+        self,
+        indices: Tensor,
+        *,
+        augmentation: Augmentation | None = None,
+        crop: tuple[int, int] | None = None,
+        generator: torch.Generator | None = None,
+        share: slice | None = None,
+        device: torch.device | str | None = None,
+    ) -> Batch:
+        check_draws(generator, augmentation)
+        mine = indices.cpu() if share is None else indices.cpu()[share]
+        pixels, readable = self.decode(mine)
+        labels = self.source.labels[mine]
+        if not readable.all():
+            if generator is None:
+                pixels, labels = pixels[readable], labels[readable]
+                indices, share = indices[: len(labels)], None
+                if not len(labels):
+                    raise MereoError(
+                        f"none of the {len(mine)} images of a batch could be read, {self._reason(int(mine[0]))} first."
+                    )
+            else:
+                for row in (~readable).nonzero().flatten().tolist():
+                    labels[row] = self.source.labels[self._stand_in(int(mine[row]), pixels[row])]
+        if augmentation is None and generator is None and crop is not None:  # bytes are cut, before they become floats
+            corners = crop_corners(1, self.image_shape, crop, None)
+            if corners is not None:
+                (top, left), (height, width) = corners[0].tolist(), crop
+                pixels = pixels[:, :, top : top + height, left : left + width]
+        # The decoded part as a set of its own: drawing for the whole batch, cropping and augmenting are done there.
+        places = torch.zeros(len(indices), dtype=torch.int64)
+        places[slice(None) if share is None else share] = torch.arange(len(labels))
+        return ImageSet(pixels, labels, self.class_names).batch(
+            places, augmentation=augmentation, crop=crop, generator=generator, share=share,
+            device=self._device if device is None else device,
+        )  # fmt: skip
+
+    def decode(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels as stored, neither cropped nor augmented.
+
+        Shapes: int64 (n,) -> uint8 (n, channels, height, width), bool (n,), whether each image could be read.
+        """
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
+            raise UsageError(f"indices has values outside 0 .. {len(self) - 1}, the range of this set.")
+        pixels, readable = map(torch.from_numpy, self._ahead.take(indices.numpy()))
+        if not readable.all():
+            self._report(indices[~readable])
+        return pixels, readable
+
+    @property
+    def _ahead(self) -> ReadAhead:
+        if self._reader is None:
+            self._reader = ReadAhead(
+                self._decode_one, self.image_shape, ahead=self.read_ahead, workers=self.workers
+            )  # fmt: skip
+        return self._reader
+
+    def _decode_one(self, index: int, out: npt.NDArray[np.uint8]) -> bool:
+        try:
+            with self.source.open(index) as stream:
+                out[:] = decode(stream, self._size, self._channels, reduce=self.reduce)
+        except MemoryError:
+            raise
+        except Exception as error:  # a broken file can make a decoder raise nearly anything
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self._broken[index] = "not an image" if reason.startswith("cannot identify image file") else reason
+            return False
+        return True
+
+    def _reason(self, index: int) -> str:
+        return f"{self.source.name(index)} ({self._broken[index]})"
+
+    def _report(self, indices: Tensor) -> None:
+        if self.strict:
+            raise MereoError(
+                f"{self._reason(int(indices[0]))} could not be read; remove or repair it, or do without strict."
+            )
+        new = [index for index in indices.tolist() if index not in self._reported][: _NAMED - len(self._reported)]
+        if new:
+            self._reported.update(new)
+            end = "; no more are named" if len(self._reported) == _NAMED else ""
+            names = "; ".join(map(self._reason, new))
+            warnings.warn(f"images that cannot be read: {names}. Skipped{end}.", UserWarning, stacklevel=4)
+
+    def _stand_in(self, index: int, out: Tensor) -> int:
+        """Put the next readable image after an unreadable one in its place and return its index."""
+        for step in range(1, min(_IN_A_ROW, len(self))):
+            other = (index + step) % len(self)
+            if self._decode_one(other, out.numpy()):
+                return other
+        raise MereoError(f"{_IN_A_ROW} images in a row could not be read, from {self._reason(index)} on.")

@@ -1,0 +1,202 @@
+"""Images in the rows of Parquet and Arrow files, as Hugging Face `datasets` writes them.
+
+Arrow files are mapped, so that any row is near. Parquet is read in groups of rows, of which the last few are kept.
+"""
+
+import importlib.util
+import io
+import json
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mereo.data.stream.labels import Labels
+from mereo.data.stream.source import Store
+from mereo.errors import MereoError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "picture")
+LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "fine_label")
+_KEPT_BYTES = 2**29
+"""Of row groups of Parquet, in each process."""
+
+
+def find_column(columns: Sequence[str], known: Sequence[str], what: str, where: object) -> str:
+    """The column of a usual name; UsageError where there is none."""
+    for name in known:
+        if name in columns:
+            return name
+    raise UsageError(
+        f"{where} has no column of {what}; it has {', '.join(columns)}. Name that column {known[0]!r} (or"
+        f" {', '.join(map(repr, known[1:]))})."
+    )
+
+
+def content_of(value: Any, folder: Path) -> BinaryIO:
+    """The encoded bytes of a cell: bytes, or {bytes, path} with either of them."""
+    if isinstance(value, dict):
+        content, path = value.get("bytes"), value.get("path")
+        if content is None and isinstance(path, str):
+            return (folder / path).open("rb")
+        value = content
+    if not isinstance(value, bytes):
+        raise OSError(f"the cell holds {type(value).__name__}, not the bytes of an image")
+    return io.BytesIO(value)
+
+
+class _File(ABC):
+    """One table; its image and label columns are found by name."""
+
+    def __init__(self, path: Path, schema: "pa.Schema", rows: int) -> None:
+        self.path, self.schema, self.rows = path, schema, rows
+        self.image = find_column(schema.names, IMAGE_COLUMNS, "images", path)
+        self.label = find_column(schema.names, LABEL_COLUMNS, "labels", path)
+
+    @abstractmethod
+    def labels(self) -> Any:
+        """The label column, an Arrow array of chunks."""
+
+    @abstractmethod
+    def cell(self, row: int) -> Any:
+        """The image of a row, as Arrow gives it to Python; may be called from several threads."""
+
+    def group(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Which part that is read whole holds each row."""
+        return np.zeros_like(rows)
+
+
+class _ArrowFile(_File):
+    """An Arrow IPC file or stream, mapped into memory."""
+
+    def __init__(self, path: Path) -> None:
+        from pyarrow import ArrowInvalid, ipc, memory_map
+
+        mapped = memory_map(str(path))
+        try:
+            table = ipc.open_file(mapped).read_all()
+        except ArrowInvalid:
+            mapped.seek(0)
+            table = ipc.open_stream(mapped).read_all()
+        super().__init__(path, table.schema, table.num_rows)
+        self._labels, self._images = table.column(self.label), table.column(self.image)
+        self._starts = np.cumsum([0, *(len(chunk) for chunk in self._images.chunks)])
+
+    def labels(self) -> Any:
+        return self._labels
+
+    def cell(self, row: int) -> Any:
+        chunk = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._images.chunk(chunk)[row - int(self._starts[chunk])].as_py()
+
+
+class _ParquetFile(_File):
+    """A Parquet file, read a group of rows at a time."""
+
+    kept: OrderedDict[tuple[Path, int], Any] = OrderedDict()  # noqa: RUF012 - one for the process
+    lock = threading.Lock()
+
+    def __init__(self, path: Path) -> None:
+        from pyarrow.parquet import ParquetFile
+
+        self._file = ParquetFile(path, memory_map=True)
+        self._reading = threading.Lock()
+        about = self._file.metadata
+        super().__init__(path, self._file.schema_arrow, about.num_rows)
+        self._starts = np.cumsum([0, *(about.row_group(i).num_rows for i in range(about.num_row_groups))])
+
+    def labels(self) -> Any:
+        return self._file.read(columns=[self.label]).column(self.label)
+
+    def group(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.searchsorted(self._starts, rows, side="right") - 1
+
+    def cell(self, row: int) -> Any:
+        group = int(self.group(np.array(row)))
+        return self._group(group)[row - int(self._starts[group])].as_py()
+
+    def _group(self, group: int) -> Any:
+        key, kept = (self.path, group), _ParquetFile.kept
+        with self._reading:  # several threads want the same group; one reads it
+            with _ParquetFile.lock:
+                if key in kept:
+                    kept.move_to_end(key)
+                    return kept[key]
+            column = self._file.read_row_group(group, columns=[self.image]).column(self.image).combine_chunks()
+            with _ParquetFile.lock:
+                kept[key] = column
+                while len(kept) > 1 and sum(part.nbytes for part in kept.values()) > _KEPT_BYTES:
+                    kept.popitem(last=False)
+            return column
+
+
+def open_table(path: Path) -> _File:
+    """One file, by its suffix; MereoError for one that cannot be read."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise MereoError(f"reading {path} needs pyarrow, which is not installed: pip install 'mereo[stream]'")
+    try:
+        return _ParquetFile(path) if path.suffix == ".parquet" else _ArrowFile(path)
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged file makes Arrow raise nearly anything
+        reason = " ".join(str(error).split())[:200]
+        raise MereoError(f"the table {path} cannot be read ({reason}); get it again.") from error
+
+
+def read_labels(file: _File) -> Labels:
+    """The labels of a table, numbers or names."""
+    column = file.labels()
+    if column.null_count:
+        raise UsageError(f"{file.path} has rows without a label in the column {file.label!r}; take them out.")
+    values = np.asarray(column.to_pylist() if column.num_chunks else [])
+    if len(values) and values.dtype.kind not in "iuU":
+        raise UsageError(f"{file.path} has labels of kind {column.type} in {file.label!r}; they must be whole or text.")
+    return values if values.dtype.kind == "U" else values.astype(np.int64)
+
+
+def class_names(file: _File) -> list[str] | None:
+    """The names that Hugging Face `datasets` wrote for the labels, if it did."""
+    try:
+        features = json.loads((file.schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[file.label]["names"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return [str(name) for name in names] if isinstance(names, list) else None
+
+
+class TableStore(Store):
+    """The rows of several tables, one table after the other."""
+
+    def __init__(self, files: Sequence[_File]) -> None:
+        self._files = list(files)
+        self.sequential = any(isinstance(file, _ParquetFile) for file in files)
+        self._starts = np.cumsum([0, *(file.rows for file in files)])
+
+    def open(self, number: int) -> BinaryIO:
+        file, row = self._place(number)
+        return content_of(file.cell(row), file.path.parent)
+
+    def name(self, number: int) -> str:
+        file, row = self._place(number)
+        return f"row {row} of {file.path}"
+
+    def groups(self, numbers: Tensor) -> Tensor:
+        values = numbers.numpy()
+        tables = np.searchsorted(self._starts, values, side="right") - 1
+        groups = np.zeros_like(values)
+        for place, file in enumerate(self._files):
+            here = tables == place
+            groups[here] = file.group(values[here] - self._starts[place])
+        return torch.from_numpy(tables * (int(groups.max(initial=0)) + 1) + groups)
+
+    def _place(self, number: int) -> tuple[_File, int]:
+        place = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return self._files[place], number - int(self._starts[place])

@@ -1,0 +1,143 @@
+"""Where the samples of a tar file lie: a table made once and kept, so that any image is read by one seek.
+
+A sample is the members of one key, the path up to the first dot of the file's name: `key.jpg` with `key.cls` or
+`key.json`, as in WebDataset. The `webdataset` library reads such files in sequence alone, so it is not used here.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mereo.errors import MereoError, UsageError
+from mereo.files import write_atomically
+
+IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
+LABELS = ("cls", "json")
+_LABEL_FIELDS = ("label", "cls", "class")
+_LARGEST_LABEL, _LARGEST_IMAGE = 2**20, 2**30
+_VERSION = 1
+
+
+class TarIndex(NamedTuple):
+    """Of the n samples of one tar file: offset and size of each image in bytes, and its label, a number or a text.
+
+    Shapes: offsets int64 (n,), sizes int64 (n,), labels int64 or str (n,).
+    """
+
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    labels: npt.NDArray[Any]
+
+
+def _cache_path(tar: Path) -> Path:
+    """In the user's cache, for this state of the file."""
+    state = tar.stat()
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    key = hashlib.sha256(f"{tar.resolve()}\n{state.st_size}\n{state.st_mtime_ns}".encode()).hexdigest()
+    return base / "mereo" / "tar_indices" / f"{key[:32]}.npz"
+
+
+def index_path(tar: Path) -> Path:
+    """Beside the file, where `write_shards` leaves it."""
+    return tar.with_name(f"{tar.name}.index.npz")
+
+
+def pack(index: TarIndex, size: int) -> bytes:
+    """The index of a tar file of that size as the content of an .npz file."""
+    content = io.BytesIO()
+    np.savez(content, version=np.array(_VERSION), size=np.array(size), **index._asdict())
+    return content.getvalue()
+
+
+def _unpack(path: Path, size: int) -> TarIndex | None:
+    """What `pack` gave; None where it is missing, damaged or of another file."""
+    try:
+        content = io.BytesIO(path.read_bytes())
+        with zipfile.ZipFile(content) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                return None  # not written here; unpacked it may have any size
+        with np.load(content, allow_pickle=False) as arrays:
+            if int(arrays["version"]) != _VERSION or int(arrays["size"]) != size:
+                return None
+            index = TarIndex(*(arrays[name] for name in TarIndex._fields))
+    except Exception:  # a damaged archive makes NumPy raise nearly anything
+        return None
+    counts = {array.shape for array in index}
+    inside = len(counts) == 1 and index.offsets.ndim == 1 and bool((index.offsets + index.sizes <= size).all())
+    whole = index.offsets.dtype == index.sizes.dtype == np.int64 and index.labels.dtype.kind in "iU"
+    return index if inside and whole and bool((index.sizes >= 0).all() and (index.offsets >= 0).all()) else None
+
+
+def read_index(tar: Path) -> TarIndex:
+    """The index beside a tar file or in the user's cache, else made by reading the file's headers, and kept."""
+    size = tar.stat().st_size
+    cached = _cache_path(tar)
+    for path in (index_path(tar), cached):
+        index = _unpack(path, size)
+        if index is not None:
+            return index
+    index = make_index(tar)
+    with contextlib.suppress(MereoError):  # without a cache it is made again next time
+        write_atomically(cached, pack(index, size))
+    return index
+
+
+def make_index(tar: Path) -> TarIndex:
+    """Read the headers of all members, and the labels."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int | str] = {}
+    try:
+        with tarfile.open(tar, "r:") as archive:
+            for member in archive:
+                folder, slash, file = member.name.rpartition("/")
+                stem, _, extension = file.partition(".")
+                extension, key = extension.lower(), f"{folder}{slash}{stem}"
+                if not member.isreg() or member.issparse() or file.startswith("."):
+                    continue
+                if extension in IMAGES and member.size <= _LARGEST_IMAGE:
+                    if key in images:
+                        raise MereoError(f"{tar} has two images of the key {key!r}; give each a key of its own.")
+                    images[key] = member.offset_data, member.size
+                elif extension in LABELS and key not in labels and member.size <= _LARGEST_LABEL:
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    labels[key] = _label(tar, member.name, extension, content.read())
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        remedy = "unpack its compression" if tar.suffix != ".tar" else "get it again"
+        raise MereoError(f"the tar file {tar} cannot be read ({error}); {remedy}.") from error
+    bare = [key for key in images if key not in labels]
+    if bare or not images:
+        what = f"no .cls or .json beside the image {bare[0]!r}" if bare else f"no image ({', '.join(IMAGES)})"
+        raise UsageError(f"{tar} holds {what}; a sample is key.jpg with key.cls or key.json.")
+    values = [labels[key] for key in images]
+    numeric = all(isinstance(value, int) for value in values)
+    places = np.array(list(images.values()), dtype=np.int64)
+    return TarIndex(places[:, 0].copy(), places[:, 1].copy(), np.array(values, dtype=np.int64 if numeric else np.str_))
+
+
+def _label(tar: Path, member: str, extension: str, content: bytes) -> int | str:
+    try:
+        text = content.decode().strip()
+        value = text if extension == "cls" else json.loads(text)
+        if isinstance(value, dict):
+            value = next(value[name] for name in _LABEL_FIELDS if name in value)
+        if isinstance(value, str) and value.lstrip("-").isdecimal():
+            value = int(value)
+    except (ValueError, StopIteration, RecursionError):
+        value = None
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        raise UsageError(f"{member} in {tar} holds no label; it must be a number or a name.")
+    if isinstance(value, int) and abs(value) >= 2**31:
+        raise UsageError(f"{member} in {tar} holds the label {value}, which is too large.")
+    return value
