@@ -49,7 +49,7 @@ def row(entry: ModelEntry) -> list[str]:
     decoder = count(model.decoder)
     counted = f"{count(model) - decoder:,}" + (f" + {decoder:,} of the decoder" if decoder else "")
     shape = "x".join(map(str, entry.pretrained_cfg(entry.defaults)["input_size"]))
-    return [shape, str(entry.defaults["num_classes"]), counted, prose(entry.paper), prose(entry.summary)]
+    return [shape, str(entry.defaults["num_classes"]), counted, prose(entry.source), prose(entry.summary)]
 
 
 def used_mechanisms(entry: ModelEntry) -> list[str]:

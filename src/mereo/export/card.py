@@ -52,7 +52,7 @@ def _what(model: CapsuleClassifier) -> str:
     entry, arguments = get_model_entry(model.config["model"]), model.config["args"]
     preset = entry.defaults
     other = ", ".join(f"{name} {value}" for name, value in arguments.items() if value != preset[name])
-    known = f"`{entry.name}` of mereo, {entry.paper}"
+    known = f"`{entry.name}` of mereo, {entry.source}"
     return f"A variant of {known} ({entry.summary.rstrip('.')}): {other}." if other else f"{entry.summary} {known}."
 
 
@@ -88,15 +88,9 @@ def _table(rows: list[tuple[str, str]]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def _citation(paper: str) -> str:
-    number = paper.removeprefix("arXiv:")
-    key = "arxiv_" + number.replace(".", "_")
-    return f"@misc{{{key},\n  eprint = {{{number}}},\n  archivePrefix = {{arXiv}},\n  url = {{https://arxiv.org/abs/{number}}}\n}}"
-
-
 def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -> str:
     """README.md of a folder called `name`."""
-    cfg, paper = model.pretrained_cfg, get_model_entry(model.config["model"]).paper
+    cfg, source = model.pretrained_cfg, get_model_entry(model.config["model"]).citation
     matter = yaml.safe_dump(front_matter(model, record, name), sort_keys=False, allow_unicode=True)
     channels, height, width = model.image_shape
     labels = ", ".join(model.class_names) if model.class_names else f"{model.num_classes} classes without names"
@@ -129,6 +123,6 @@ def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -
         "## Licence\n",
         f"{_licence(cfg.get('license'))} The data has its own licence.\n",
         "## Citation\n",
-        f"```bibtex\n{_citation(paper)}\n```\n",
+        f"```bibtex\n{source.bibtex}\n```\n",
     ]
     return "\n".join(parts)

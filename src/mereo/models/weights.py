@@ -6,7 +6,7 @@ Nothing is unpickled: a file that is not safetensors is refused by its content.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from mereo.errors import MereoError, UsageError
 from mereo.files import write_atomically
-from mereo.models.base import CapsuleClassifier
+from mereo.models.base import VisionModel
+from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.metadata import FORMAT, check_description, describe
 from mereo.models.pretrained import list_pretrained, pretrained_path
-from mereo.models.registry import create_model, outline
+from mereo.models.registry import build, outline
 
 _NO_PICKLES = "Pickled checkpoints are not opened"
 
@@ -66,7 +67,7 @@ def load_tensors(path: str | Path, device: str = "cpu") -> tuple[dict[str, Tenso
 
 def save_weights(
     path: str | Path,
-    model: CapsuleClassifier,
+    model: VisionModel,
     *,
     class_names: tuple[str, ...] = (),
     state: Mapping[str, Tensor] | None = None,
@@ -97,14 +98,14 @@ def save_weights(
     save_tensors(Path(path), state, metadata)
 
 
-def load_state(model: CapsuleClassifier, path: str | Path) -> None:
+def load_state(model: VisionModel, path: str | Path) -> None:
     """Put the weights of a file into a model of the same architecture; UsageError says what does not fit."""
     tensors, _ = load_tensors(path)
     _check_fits(model, tensors, Path(path))
     model.load_state_dict(tensors)
 
 
-def _check_fits(model: CapsuleClassifier, tensors: Mapping[str, Tensor], path: Path) -> None:
+def _check_fits(model: VisionModel, tensors: Mapping[str, Tensor], path: Path) -> None:
     """UsageError unless tensors have the names, shapes and kinds of a model's own."""
     expected = model.state_dict()
     faults = [f"missing {name}" for name in sorted(expected.keys() - tensors.keys())]
@@ -166,9 +167,10 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> CapsuleClassif
         raise UsageError(f"{path}: {error}") from error
     _check_fits(claimed, tensors, path)
     check_description(path, found, claimed)
-    model = create_model(found.model, **found.arguments)
+    model = build(found.model, **found.arguments)
     model.load_state_dict(tensors)
     model.pretrained_cfg = {**model.pretrained_cfg, **found.preprocessing}
     model.class_names = found.class_names
     model.metadata = metadata
-    return model.to(device).eval()
+    # Any VisionModel; the annotation spares those who load the networks of the package a check.
+    return cast(CapsuleClassifier, model.to(device).eval())
