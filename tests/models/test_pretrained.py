@@ -1,4 +1,4 @@
-"""Weights of the package: found by name, put into other networks, refused where they do not fit."""
+"""Weights of the package: listed by name, put into other networks, refused where they do not fit."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mereo.models.Capsu
     return model
 
 
-def test_what_is_kept_is_listed_and_comes_back(shelf: mereo.models.CapsuleClassifier) -> None:
+def test_weights_of_the_package_are_listed_and_load(shelf: mereo.models.CapsuleClassifier) -> None:
     assert mereo.list_models(pretrained=True) == ["mspcaps_tiny.digits"]
     assert mereo.list_models("capsnet*", pretrained=True) == []
     images = torch.rand(2, *shelf.image_shape)
@@ -68,7 +68,7 @@ def test_grey_images_are_seen_as_three_equal_colours(shelf: mereo.models.Capsule
         ({"pretrained": True, "checkpoint_path": "x.safetensors"}, "checkpoint_path"),
     ],
 )
-def test_what_cannot_be_had_is_said(
+def test_wrong_requests_for_weights(
     shelf: mereo.models.CapsuleClassifier, arguments: dict[str, object], says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
@@ -79,7 +79,7 @@ def test_what_cannot_be_had_is_said(
         mereo.create_model("mspcaps_tiny.nothing")
 
 
-def test_every_network_of_the_package_is_small_has_a_card_and_answers() -> None:
+def test_every_network_of_the_package_is_small_has_a_card_and_predicts() -> None:
     for name in mereo.list_models(pretrained=True):
         path = pretrained.pretrained_path(name)
         assert path.stat().st_size <= 5_000_000

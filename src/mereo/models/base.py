@@ -223,11 +223,13 @@ class VisionModel(nn.Module):
         if global_pool:
             raise UsageError(f"global_pool is {global_pool!r}; this network has one way to pool. Leave it out.")
         self.num_classes, self.class_names = num_classes, ()
+        like = next(self.parameters(), None)
         self._renew_classifier()
-        like = next(self.parameters())
         for name in self.classifier_parts:
             if (module := getattr(self, name)) is not None:
-                module.to(like.device, like.dtype).train(self.training)
+                module.train(self.training)
+                if like is not None:
+                    module.to(like.device, like.dtype)
         # What is saved with the weights must still describe the model.
         if hasattr(self, "config"):
             self.config = {**self.config, "args": {**self.config["args"], "num_classes": num_classes}}
