@@ -40,8 +40,8 @@ class LinearLengths(CapsuleClassifier):
     def score(self, poses: Tensor) -> Tensor:
         return (self.scale * (poses.squeeze(2) - 0.5)).sigmoid() if self.scale != 1 else poses.squeeze(2)
 
-    def make_classifier(self) -> tuple[nn.Module, None]:
-        return self.head, None
+    def make_classifier(self) -> nn.Module:
+        return self.head
 
 
 def pixels(shape: tuple[int, ...], seed: int = 0) -> Tensor:

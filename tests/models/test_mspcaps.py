@@ -272,3 +272,28 @@ def test_start() -> None:
     assert project.weight.std().item() == pytest.approx((2 / (128 + 16)) ** 0.5, rel=0.05)
     assert (project.bias == 0).all()
     assert model.middle.weight.std().item() == pytest.approx((2 / (16 * 8)) ** 0.5, rel=0.02)
+
+
+@pytest.mark.slow
+def test_trains_compiled_with_the_default_backend() -> None:
+    model = create_model("mspcaps_tiny", channels=(4, 8, 8), scales=(0, 2), depth=1).eval()
+    images = torch.rand(3, 3, 32, 32)
+    torch.compiler.reset()
+    model(images).sum().backward()
+    expected = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    torch.compile(model, fullgraph=True)(images).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_features_are_the_capsules_of_the_last_routing() -> None:
+    model = create_model("mspcaps_tiny").eval()
+    images = torch.rand(2, 3, 32, 32)
+    fine, coarse = model.forward_features(images)
+    assert fine.shape == (2, 16, 16) and torch.equal(coarse, model.patch_capsules(images)[2])
+    assert torch.equal(model.forward_head((fine, coarse)), model(images))
+    assert model.num_features == fine[0].numel() + coarse[0].numel()
+    (names,) = (group["names"] for group in model.parameter_groups(0.1) if group["weight_decay"])
+    assert not any("position" in name for name in names) and "head.weight" in names

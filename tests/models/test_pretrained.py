@@ -1,5 +1,6 @@
-"""Weights of the package: found by name, put into other networks, refused where they do not fit."""
+"""Weights of the package: listed by name, put into other networks, refused where they do not fit."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mereo.models.Capsu
     return model
 
 
-def test_what_is_kept_is_listed_and_comes_back(shelf: mereo.models.CapsuleClassifier) -> None:
+def test_weights_of_the_package_are_listed_and_load(shelf: mereo.models.CapsuleClassifier) -> None:
     assert mereo.list_models(pretrained=True) == ["mspcaps_tiny.digits"]
     assert mereo.list_models("capsnet*", pretrained=True) == []
     images = torch.rand(2, *shelf.image_shape)
@@ -67,7 +68,7 @@ def test_grey_images_are_seen_as_three_equal_colours(shelf: mereo.models.Capsule
         ({"pretrained": True, "checkpoint_path": "x.safetensors"}, "checkpoint_path"),
     ],
 )
-def test_what_cannot_be_had_is_said(
+def test_wrong_requests_for_weights(
     shelf: mereo.models.CapsuleClassifier, arguments: dict[str, object], says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
@@ -78,7 +79,7 @@ def test_what_cannot_be_had_is_said(
         mereo.create_model("mspcaps_tiny.nothing")
 
 
-def test_every_network_of_the_package_is_small_has_a_card_and_answers() -> None:
+def test_every_network_of_the_package_is_small_has_a_card_and_predicts() -> None:
     for name in mereo.list_models(pretrained=True):
         path = pretrained.pretrained_path(name)
         assert path.stat().st_size <= 5_000_000
@@ -86,6 +87,33 @@ def test_every_network_of_the_package_is_small_has_a_card_and_answers() -> None:
         model = mereo.create_model(name).eval()
         assert torch.isfinite(model(torch.rand(1, *model.image_shape))).all()
         assert len(model.class_names) == model.num_classes
+
+
+PREDICTIONS = {
+    "mspcaps_tiny.cifar10": [
+        [0.833673, 0.01223, 0.042605, 0.116215, 0.033954, 0.011733, 0.157479, 0.069711, 0.011874, 0.127052],
+        [0.83481, 0.01019, 0.055692, 0.124539, 0.033327, 0.012768, 0.143199, 0.062278, 0.00888, 0.138531],
+    ],
+    "mspcaps_tiny.fashion_mnist": [
+        [0.040582, 0.19703, 0.086818, 0.088656, 0.013221, 0.058322, 0.089133, 0.152144, 0.69494, 0.050318],
+        [0.09175, 0.205053, 0.084086, 0.069852, 0.018976, 0.072648, 0.116565, 0.115357, 0.711072, 0.036833],
+    ],
+    "mspcaps_tiny.mnist": [
+        [0.125489, 0.049788, 0.093686, 0.262945, 0.168132, 0.066896, 0.044245, 0.035071, 0.778984, 0.091571],
+        [0.13837, 0.051756, 0.095456, 0.278232, 0.168326, 0.074279, 0.053289, 0.026721, 0.771886, 0.101453],
+    ],
+}
+"""Scores of two images for each network of the package, recorded once: no change of the code may change them."""
+
+
+def test_networks_of_the_package_predict_what_they_always_did() -> None:
+    assert list(PREDICTIONS) == mereo.list_models(pretrained=True)
+    for name, expected in PREDICTIONS.items():
+        model = mereo.load(name)
+        shape = (2, *model.image_shape)
+        images = ((torch.arange(math.prod(shape)) * 7919 % 1009).float() / 1008).view(shape)
+        with torch.no_grad():
+            torch.testing.assert_close(model(images), torch.tensor(expected), rtol=0, atol=1e-5)
 
 
 def test_a_command_takes_the_network_of_the_package(

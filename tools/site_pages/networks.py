@@ -46,10 +46,10 @@ def count(module: torch.nn.Module | None) -> int:
 def row(entry: ModelEntry) -> list[str]:
     """The facts of one preset, in the order of ROW."""
     model = build(entry)
-    decoder = count(model.decoder)
+    decoder = count(getattr(model, "decoder", None))
     counted = f"{count(model) - decoder:,}" + (f" + {decoder:,} of the decoder" if decoder else "")
     shape = "x".join(map(str, entry.pretrained_cfg(entry.defaults)["input_size"]))
-    return [shape, str(entry.defaults["num_classes"]), counted, prose(entry.paper), prose(entry.summary)]
+    return [shape, str(entry.defaults["num_classes"]), counted, prose(entry.source), prose(entry.summary)]
 
 
 def used_mechanisms(entry: ModelEntry) -> list[str]:

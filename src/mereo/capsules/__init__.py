@@ -1,8 +1,9 @@
 """Layers made of votes, couplings and poses."""
 
 from mereo.capsules.decoder import FullyConnectedDecoder, UpsamplingDecoder, mask_poses
-from mereo.capsules.patchify import PatchifyCapsules
+from mereo.capsules.patchify import PatchifyCapsules, patch_grids
 from mereo.capsules.primary import DepthwisePrimaryCapsules, PaddedConv2d, PrimaryCapsules
+from mereo.capsules.residual import ResidualBlock
 
 __all__ = [
     "DepthwisePrimaryCapsules",
@@ -10,6 +11,8 @@ __all__ = [
     "PaddedConv2d",
     "PatchifyCapsules",
     "PrimaryCapsules",
+    "ResidualBlock",
     "UpsamplingDecoder",
     "mask_poses",
+    "patch_grids",
 ]

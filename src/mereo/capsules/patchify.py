@@ -3,10 +3,33 @@
 Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from mereo.core import bounded
+from mereo.errors import UsageError
+
+
+def patch_grids(sides: tuple[int, int], patch_size: int, used: Sequence[int]) -> list[tuple[int, int]]:
+    """Rows and columns of whole patches on three maps, each of half the sides of the one before, rounded up.
+
+    Args:
+        sides: height and width of the image and of the first map.
+        patch_size: side of a patch on every map.
+        used: numbers of the maps that must hold a patch; UsageError if one does not.
+    """
+    maps = [tuple(-(-side // 2**i) for side in sides) for i in range(3)]
+    grids = [(height // patch_size, width // patch_size) for height, width in maps]
+    for i in reversed(used):
+        if min(grids[i]) < 1:
+            raise UsageError(
+                f"img_size is {sides[0]} x {sides[1]}, so map {i} is {maps[i][0]} x {maps[i][1]} (each next map halves"
+                f" the side), which holds no patch of patch_size {patch_size}; take an image of at least"
+                f" {(patch_size - 1) * 2**i + 1} or a smaller patch_size."
+            )
+    return grids
 
 
 class PatchifyCapsules(nn.Module):

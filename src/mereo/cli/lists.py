@@ -25,7 +25,7 @@ def _models() -> Rows:
                 "input": "x".join(map(str, shape)),
                 "classes": str(entry.defaults["num_classes"]),
                 "weights": ", ".join(tags_of(name)) or "-",
-                "source": entry.paper,
+                "source": entry.source,
                 "what": entry.summary,
             }
         )

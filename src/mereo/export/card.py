@@ -54,7 +54,7 @@ def _what(model: CapsuleClassifier) -> str:
     entry, arguments = get_model_entry(model.config["model"]), model.config["args"]
     preset = entry.defaults
     other = ", ".join(for_markdown(f"{name} {value}") for name, value in arguments.items() if value != preset[name])
-    known = f"`{entry.name}` of mereo, {entry.paper}"
+    known = f"`{entry.name}` of mereo, {entry.source}"
     return f"A variant of {known} ({entry.summary.rstrip('.')}): {other}." if other else f"{entry.summary} {known}."
 
 
@@ -92,12 +92,6 @@ def _table(rows: list[tuple[str, str]]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def _citation(paper: str) -> str:
-    number = paper.removeprefix("arXiv:")
-    key = "arxiv_" + number.replace(".", "_")
-    return f"@misc{{{key},\n  eprint = {{{number}}},\n  archivePrefix = {{arXiv}},\n  url = {{https://arxiv.org/abs/{number}}}\n}}"
-
-
 def _quoted(text: str) -> str:
     """Text as it stands in Python."""
     return json.dumps(text)
@@ -105,7 +99,7 @@ def _quoted(text: str) -> str:
 
 def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -> str:
     """README.md of a folder called `name`."""
-    cfg, paper = model.pretrained_cfg, get_model_entry(model.config["model"]).paper
+    cfg, source = model.pretrained_cfg, get_model_entry(model.config["model"]).citation
     matter = yaml.safe_dump(front_matter(model, record, name), sort_keys=False, allow_unicode=True)
     channels, height, width = model.image_shape
     labels = (
@@ -146,6 +140,6 @@ def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -
         "## Licence\n",
         f"{_licence(cfg.get('license'))} The data has its own licence.\n",
         "## Citation\n",
-        f"```bibtex\n{_citation(paper)}\n```\n",
+        f"```bibtex\n{source.citation}\n```\n",
     ]
     return "\n".join(parts)

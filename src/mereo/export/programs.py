@@ -68,6 +68,8 @@ def lower(model: CapsuleClassifier, precision: str) -> nn.Module:
 def write_program(model: nn.Module, image_shape: tuple[int, ...], path: Path, notes: Mapping[str, Any]) -> None:
     """Trace a network with a free batch size and write the program; `notes` lie in it as mereo.json."""
     images = torch.rand(EXAMPLES, *image_shape)
+    # The format of programs takes weights in the ordinary layout for complete, and warns of others.
+    model = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={"mereo.json": json.dumps(notes)})

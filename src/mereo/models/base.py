@@ -1,15 +1,19 @@
-"""What every capsule classifier shares: the protocol of timm, and capsules beside the scores."""
+"""What every vision network shares: timm's protocol, maps that can be taken out, parameter groups by layer."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from mereo.capsules import mask_poses
-from mereo.core import Capsules, lengths
-from mereo.errors import UsageError
+from mereo.errors import UsageError, check_choice
+from mereo.models.checkpointing import checkpointed
+from mereo.models.layers import layer_depths, parameter_groups
+
+Features = Tensor | tuple[Tensor, ...]
+"""What a head needs: one tensor, or several (a NamedTuple serves well)."""
 
 
 class SenderGrid(NamedTuple):
@@ -31,37 +35,50 @@ class SenderGrid(NamedTuple):
     feeds: int | None = None
 
 
-class CapsuleClassifier(nn.Module):
-    """An image classifier whose scores are the lengths of its class capsules.
+class VisionModel(nn.Module):
+    """A network from images to scores of classes, under timm's protocol.
 
-    A subclass sets up `forward_features` (image -> last parts), `route` (last parts -> class capsules) and
-    `make_classifier`, and the attributes below. The constructor's arguments are plain values: they are the
-    configuration that is saved with the weights.
+    x_i = stage_i(x_{i-1}),   features = neck(the maps x_i of neck_inputs),   scores = head(pool(features))
+
+    A subclass sets `image_shape`, `num_features` and `feature_info`, defines `stage` and `make_classifier`, and ends
+    its constructor with `reset_classifier(num_classes)`. The other methods have defaults. A network that is not a
+    sequence of stages leaves `feature_info` empty and defines `forward_features` instead. The constructor's arguments
+    are plain values: they are the configuration that is saved with the weights.
 
     Attributes:
-        num_classes: how many class capsules; 0 means none, then `forward` returns the flattened features.
-        num_features: size of the flattened features.
-        image_shape: (channels, height, width).
-        decoder: rebuilds the image from the class capsules, or None.
+        num_classes: number of scores; 0 means none, and `forward` returns the pooled features.
+        num_features: size of the pooled features.
+        image_shape: (channels, height, width) the network was made for.
+        feature_info: of each stage, in order: {"num_chs": channels, "reduction": pixels per cell, "module": name of
+            the last module of the stage}.
+        neck_inputs: numbers of the stages whose maps the neck takes; the last one where it is not set.
+        grad_checkpointing: whether stages are computed again in the backward pass, set by `set_grad_checkpointing`.
         config: {"model": name, "args": arguments}, set by `create_model`.
         pretrained_cfg: preprocessing and provenance under timm's field names, set by `create_model`.
         class_names: of the scores, in order, set by `load`.
         metadata: all that was saved beside the weights, set by `load`.
         first_conv, classifier: names of the modules that depend on in_chans and num_classes.
-        channels_last: the memory layout in which its convolutions were measured to train faster on a CPU.
+        classifier_parts: names of the attributes that `reset_classifier` makes anew.
+        fixed_input_size: whether images must have the height and width of `image_shape`.
+        channels_last: whether its convolutions train faster on a CPU in channels-last memory; `create_model` gives
+            them that layout, in which they also keep the maps, whatever the layout of the images.
     """
 
     first_conv: ClassVar[str]
-    classifier: ClassVar[str]
+    classifier: ClassVar[str] = "head"
+    classifier_parts: ClassVar[tuple[str, ...]] = ("head",)
+    fixed_input_size: ClassVar[bool] = True
     channels_last: ClassVar[bool] = True
 
     num_classes: int
     num_features: int
     image_shape: tuple[int, int, int]
     head: nn.Module
-    decoder: nn.Module | None
     config: dict[str, Any]
     pretrained_cfg: dict[str, Any]
+    feature_info: Sequence[Mapping[str, Any]] = ()
+    neck_inputs: tuple[int, ...] = ()
+    grad_checkpointing: bool = False
     class_names: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = MappingProxyType({})
 
@@ -70,84 +87,193 @@ class CapsuleClassifier(nn.Module):
         """timm's other name of `pretrained_cfg`."""
         return self.pretrained_cfg
 
-    @abstractmethod
-    def forward_features(self, images: Tensor) -> Tensor:
-        """The last parts before the classes: (batch, ...)."""
+    @property
+    def head_hidden_size(self) -> int:
+        """Size of what `forward_head(pre_logits=True)` gives: `num_features`."""
+        return self.num_features
 
-    @abstractmethod
-    def route(self, features: Tensor) -> Tensor:
-        """The class capsules of the last parts: (batch, classes, pose)."""
+    # --- what a network defines -------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def make_classifier(self) -> tuple[nn.Module, nn.Module | None]:
-        """New class capsules for `num_classes`, which is above 0, and the decoder that reads them, if any."""
+    def stage(self, index: int, inputs: Tensor) -> Tensor:
+        """The map of stage `index` from that of the stage before, or from the images."""
+        raise NotImplementedError(f"{type(self).__name__} has no stages.")
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Start the class capsules anew, for another number of classes; 0 removes them.
+    def neck(self, maps: list[Tensor]) -> Features:
+        """What the head needs, from the maps of the stages in `neck_inputs`."""
+        return maps[-1]
 
-        `global_pool` is part of timm's call and has no meaning here: None or "" alone are accepted.
+    def pool(self, features: Any) -> Tensor:
+        """The features as (batch, num_features); by default all of them, flattened and side by side."""
+        if isinstance(features, tuple):
+            return torch.cat([part.flatten(1) for part in features], 1)
+        pooled: Tensor = features.flatten(1)
+        return pooled
+
+    def classify(self, features: Any) -> Tensor:
+        """Scores (batch, classes) of the features."""
+        scores: Tensor = self.head(self.pool(features))
+        return scores
+
+    def as_map(self, tensor: Tensor, norm: bool) -> Tensor:
+        """What a stage returns as (batch, channels, rows, columns), through the network's last norm where asked.
+
+        Convolutional networks return such maps and have no norm of that kind, so that this changes nothing.
         """
-        if num_classes < 0:
-            raise UsageError(f"num_classes is {num_classes}; it must be at least 0.")
-        if global_pool:
-            raise UsageError(f"global_pool is {global_pool!r}; capsule networks do not pool. Leave it out.")
-        self.num_classes, self.class_names = num_classes, ()
-        head, decoder = (nn.Identity(), None) if num_classes == 0 else self.make_classifier()
-        like = next(self.parameters())
-        for module in (head, decoder):
-            if module is not None:
-                module.to(like.device, like.dtype).train(self.training)
-        self.head, self.decoder = head, decoder
-        # What is saved with the weights must still describe the model.
-        if hasattr(self, "config"):
-            self.config = {**self.config, "args": {**self.config["args"], "num_classes": num_classes}}
-            self.pretrained_cfg = {**self.pretrained_cfg, "num_classes": num_classes}
+        return tensor
 
-    def get_classifier(self) -> nn.Module:
-        """The module that makes the class capsules."""
-        return self.head
+    @abstractmethod
+    def make_classifier(self) -> nn.Module:
+        """A new head for `num_classes`, which is above 0."""
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters without weight decay, beyond biases and other vectors."""
+        return set()
 
     def sender_grids(self) -> dict[str, SenderGrid]:
         """Where the senders of each coupling sit, by the coupling's name; senders without a place are left out."""
         return {}
 
-    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """Scores (batch, classes) of the last parts, or the flattened parts themselves (batch, num_features)."""
-        if pre_logits or self.num_classes == 0:
-            return features.flatten(1)
-        return self.score(self.route(features))
+    # --- timm's protocol --------------------------------------------------------------------------------------------
 
-    def score(self, poses: Tensor) -> Tensor:
-        """Lengths of the class capsules: (batch, classes, pose) -> (batch, classes)."""
-        return lengths(poses)
+    def _maps(self, images: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:
+        """What the stages in `wanted` return, by number; stages after the last of them do not run."""
+        self.check_images(images)
+        kept, current = {}, images
+        run: Callable[[int, Tensor], Tensor] = self.stage
+        if self.grad_checkpointing and self.training and torch.is_grad_enabled():
+            run = checkpointed(self, self.stage)
+        for index in range(max(wanted) + 1):
+            current = run(index, current)
+            if index in wanted:
+                kept[index] = current
+        return kept
+
+    def _neck_inputs(self) -> tuple[int, ...]:
+        if not self.feature_info:
+            raise NotImplementedError(f"{type(self).__name__} has no stages, so it must define forward_features.")
+        return self.neck_inputs or (len(self.feature_info) - 1,)
+
+    def forward_features(self, images: Tensor) -> Any:
+        """What the head needs of images (batch, channels, height, width): a tensor, or a tuple of tensors."""
+        inputs = self._neck_inputs()
+        maps = self._maps(images, inputs)
+        return self.neck([maps[index] for index in inputs])
+
+    def forward_head(self, features: Any, pre_logits: bool = False) -> Tensor:
+        """Scores (batch, classes) of what `forward_features` returns, or the pooled features (batch, num_features)."""
+        return self.pool(features) if pre_logits or self.num_classes == 0 else self.classify(features)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Lengths of the class capsules: (batch, channels, height, width) -> (batch, classes)."""
+        """Scores: (batch, channels, height, width) -> (batch, classes)."""
         return self.forward_head(self.forward_features(images))
 
-    def capsules(self, images: Tensor) -> Capsules:
-        """The class capsules: poses (batch, classes, pose) and their lengths (batch, classes)."""
-        if self.num_classes == 0:
-            raise UsageError("num_classes is 0: there are no class capsules; call reset_classifier first.")
-        poses = self.route(self.forward_features(images))
-        return Capsules(poses, self.score(poses))
+    def forward_intermediates(
+        self,
+        images: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """The maps of some stages, and the features.
 
-    def reconstruct(self, capsules: Capsules, classes: Tensor | None = None) -> Tensor:
-        """The image that the decoder sees in one class capsule: the longest, or that of `classes` (batch,).
+        Args:
+            indices: numbers of the stages, negative ones from the end; a number n means the last n, None all.
+            norm: apply the network's last norm to the maps, where it has one.
+            stop_early: run no stage after the last one wanted; only where `intermediates_only`.
+            output_fmt: "NCHW" or "NLC".
+            intermediates_only: return the maps alone, not (features, maps).
 
-        Shapes: -> (batch, channels, height, width) in (0, 1).
+        Shapes: images (batch, channels, height, width) -> maps (batch, channels, rows, columns), or
+            (batch, rows * columns, channels) as "NLC".
         """
-        if self.decoder is None:
-            raise UsageError(f"{type(self).__name__} was made without a decoder; make it with decoder=True.")
-        chosen = capsules.activation.argmax(1) if classes is None else classes
-        return self.decoder(mask_poses(capsules.pose, chosen))
+        check_choice("output_fmt", output_fmt, ("NCHW", "NLC"))
+        wanted = self.stage_numbers(indices)
+        inputs = self._neck_inputs()
+        everything = not (stop_early and intermediates_only)
+        maps = self._maps(images, {*wanted, *inputs} if everything else set(wanted))
+        taken = [self.as_map(maps[index], norm) for index in wanted]
+        if output_fmt == "NLC":
+            taken = [x.flatten(2).transpose(1, 2) for x in taken]
+        return taken if intermediates_only else (self.neck([maps[index] for index in inputs]), taken)
+
+    def stage_numbers(self, indices: int | Sequence[int] | None = None) -> list[int]:
+        """Stages from 0, as `forward_intermediates` and `out_indices` name them; UsageError if there is no such one."""
+        count = len(self.feature_info)
+        if count == 0:
+            raise UsageError(f"{type(self).__name__} has no stages whose maps could be taken out.")
+        if indices is None or isinstance(indices, int):
+            last = count if indices is None else indices
+            if not 1 <= last <= count:
+                raise UsageError(f"indices is {indices}; this network has {count} stages, so give 1 to {count}.")
+            return list(range(count - last, count))
+        if not indices or not all(-count <= index < count for index in indices):
+            raise UsageError(f"indices is {indices}; this network has {count} stages: give 0 to {count - 1}.")
+        return [index % count for index in indices]
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Start the head anew, for another number of classes; 0 removes it.
+
+        `global_pool` is part of timm's call. No network here has more than one way to pool: None or "" alone are
+        accepted.
+        """
+        if num_classes < 0:
+            raise UsageError(f"num_classes is {num_classes}; it must be at least 0.")
+        if global_pool:
+            raise UsageError(f"global_pool is {global_pool!r}; this network has one way to pool. Leave it out.")
+        self.num_classes, self.class_names = num_classes, ()
+        like = next(self.parameters(), None)
+        self._renew_classifier()
+        for name in self.classifier_parts:
+            if (module := getattr(self, name)) is not None:
+                module.train(self.training)
+                if like is not None:
+                    module.to(like.device, like.dtype)
+        # What is saved with the weights must still describe the model.
+        if hasattr(self, "config"):
+            self.config = {**self.config, "args": {**self.config["args"], "num_classes": num_classes}}
+            self.pretrained_cfg = {**self.pretrained_cfg, "num_classes": num_classes}
+
+    def _renew_classifier(self) -> None:
+        """Make the modules of `classifier_parts` for `num_classes`."""
+        self.head = nn.Identity() if self.num_classes == 0 else self.make_classifier()
+
+    def get_classifier(self) -> nn.Module:
+        """The module that makes the scores."""
+        return self.head
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade time for memory in training: keep the maps between stages alone, and compute the rest again."""
+        if enable and not self.feature_info:
+            raise UsageError(f"{type(self).__name__} has no stages to compute again.")
+        self.grad_checkpointing = enable
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        """timm's form of `layer_depths`: a function from the name of a parameter to its layer."""
+        return self.layer_depths().__getitem__
+
+    def layer_depths(self) -> dict[str, int]:
+        """The layer of each parameter by name: a layer a stage, one for the neck, and the classifier last."""
+        stages = [str(info["module"]) for info in self.feature_info]
+        return layer_depths([name for name, _ in self.named_parameters()], stages, self.classifier_parts)
+
+    def parameter_groups(self, weight_decay: float = 0.0, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+        """Groups for an optimiser: `params`, `names`, `weight_decay`, and `lr_scale`, a factor of the learning rate.
+
+        lr_scale of layer i of n = layer_decay^(n - 1 - i);  vectors and `no_weight_decay()` have no weight decay.
+        """
+        depths, undecayed = self.layer_depths(), self.no_weight_decay()
+        return parameter_groups(self.named_parameters(), depths, undecayed, weight_decay, layer_decay)
 
     def check_images(self, images: Tensor) -> None:
         """UsageError unless images are (batch, channels, height, width) as the model was made for."""
-        if images.dim() != 4 or tuple(images.shape[1:]) != self.image_shape:
-            channels, height, width = self.image_shape
+        channels, height, width = self.image_shape
+        shape = (channels, height, width) if self.fixed_input_size else (channels, *images.shape[2:])
+        if images.dim() != 4 or tuple(images.shape[1:]) != shape:
+            sides = f"{height}, {width}" if self.fixed_input_size else "height, width"
             raise UsageError(
-                f"images are {tuple(images.shape)}; this model takes (batch, {channels}, {height}, {width}). "
+                f"images are {tuple(images.shape)}; this model takes (batch, {channels}, {sides}). "
                 "Resize them, or create the model with other in_chans and img_size."
             )
         if not images.is_floating_point():

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules
 from mereo.core.shapes import conv_out, image_size
 from mereo.errors import UsageError, check_choice, check_positive
-from mereo.models.base import CapsuleClassifier, SenderGrid
+from mereo.models.base import SenderGrid
+from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 from mereo.routing import DynamicRouting
 
@@ -48,7 +49,6 @@ class CapsNet(CapsuleClassifier):
     """
 
     first_conv = "conv"
-    classifier = "head"
     channels_last = False
 
     def __init__(
@@ -102,6 +102,7 @@ class CapsNet(CapsuleClassifier):
         if middle_capsules:
             self.senders, self.sender_dim = middle_capsules, middle_dim
         self.num_features = self.senders * self.sender_dim
+        self.feature_info = [{"num_chs": conv_channels, "reduction": 1, "module": "conv"}]
         self.reset_classifier(num_classes)
 
     @staticmethod
@@ -120,13 +121,17 @@ class CapsNet(CapsuleClassifier):
         options: dict[str, Any] = self.routing_options
         return DynamicRouting(self.senders, receivers, self.sender_dim, receiver_dim, **options)
 
-    def make_classifier(self) -> tuple[nn.Module, nn.Module | None]:
-        head = self._routing(self.num_classes, self.class_dim)
-        decoder = None
-        if self.with_decoder:
-            decoder = FullyConnectedDecoder(self.num_classes * self.class_dim, self.image_shape)
-        self._initialise(head, decoder)
-        return head, decoder
+    def make_classifier(self) -> nn.Module:
+        return self._routing(self.num_classes, self.class_dim)
+
+    def make_decoder(self) -> nn.Module | None:
+        if not self.with_decoder:
+            return None
+        return FullyConnectedDecoder(self.num_classes * self.class_dim, self.image_shape)
+
+    def _renew_classifier(self) -> None:
+        super()._renew_classifier()
+        self._initialise(self.head, self.decoder)
 
     def _initialise(self, *modules: nn.Module | None, std: float = 0.1) -> None:
         if self.init == "default":
@@ -146,35 +151,49 @@ class CapsNet(CapsuleClassifier):
         name, feeds = ("head.coupling", None) if self.middle is None else ("middle.coupling", 0)
         return {name: SenderGrid(*self.grid, self.primary_types, 1.0 if self.same else 8.5, 2.0, feeds)}
 
-    def forward_features(self, images: Tensor) -> Tensor:
+    def stage(self, index: int, inputs: Tensor) -> Tensor:
+        features: Tensor = self.conv(inputs).relu_()
+        return features
+
+    def neck(self, maps: list[Tensor]) -> Tensor:
         """The primary capsules (batch, types * rows * columns, pose), or the middle ones (batch, middle, pose)."""
-        self.check_images(images)
-        children = self.primary(self.conv(images).relu_())
+        children: Tensor = self.primary(maps[0])
         return children if self.middle is None else self.middle(children)
 
     def route(self, features: Tensor) -> Tensor:
-        return self.head(features)
+        poses: Tensor = self.head(features)
+        return poses
 
 
 register_model(
     "capsnet",
     CapsNet,
     "Dynamic routing between capsules, for 28x28 grey images: 6.8 million parameters and a decoder of 1.4.",
-    paper="arXiv:1710.09829",
+    source="arXiv:1710.09829",
+    parameters=8_215_568,
     recipe="capsnet_paper",
+    tiny={"img_size": 19, "conv_channels": 8, "primary_types": 2, "primary_dim": 4, "class_dim": 6},
+    variants={
+        "uniform": {"routing_steps": 0, "coupling": "uniform", "decoder": False},
+        "leaky": {"leaky": True, "padding": "same", "capsule_bias": True, "in_chans": 3, "img_size": (9, 12)},
+        "prior": {"learned_prior": True, "init": "official", "routing_steps": 2},
+        "middle, one pass": {"middle_capsules": 5, "middle_dim": 4, "routing_steps": 1},
+    },
 )
 register_model(
     "capsnet_mnist",
     CapsNet,
     "The same network as capsnet, under the paper's data set.",
-    paper="arXiv:1710.09829",
+    source="arXiv:1710.09829",
+    parameters=8_215_568,
     recipe="capsnet_paper",
 )
 register_model(
     "capsnet_mnist_r1",
     CapsNet,
     "CapsNet with a single pass of routing.",
-    paper="arXiv:1710.09829",
+    source="arXiv:1710.09829",
+    parameters=8_215_568,
     recipe="capsnet_paper",
     routing_steps=1,
 )
@@ -182,7 +201,8 @@ register_model(
     "capsnet_unrouted",
     CapsNet,
     "CapsNet without routing: every vote counts whole.",
-    paper="arXiv:2209.02567",
+    source="arXiv:2209.02567",
+    parameters=8_215_568,
     recipe="capsnet_paper",
     routing_steps=0,
 )
@@ -190,7 +210,8 @@ register_model(
     "capsnet_middle",
     CapsNet,
     "CapsNet with a layer of 16 capsules between 16 types of primary capsules and the classes.",
-    paper="arXiv:2209.02567",
+    source="arXiv:2209.02567",
+    parameters=4_696_976,
     recipe="kiefer",
     primary_types=16,
     middle_capsules=16,
@@ -199,7 +220,8 @@ register_model(
     "capsnet_multimnist",
     CapsNet,
     "CapsNet for two overlaid digits, 36x36.",
-    paper="arXiv:1710.09829",
+    source="arXiv:1710.09829",
+    parameters=11_361_808,
     recipe="capsnet_multimnist",
     img_size=36,
 )
@@ -207,7 +229,8 @@ register_model(
     "capsnet_32",
     CapsNet,
     "CapsNet for 32x32 colour images, the common baseline.",
-    paper="arXiv:1710.09829",
+    source="arXiv:1710.09829",
+    parameters=11_749_120,
     recipe="capsnet_paper",
     in_chans=3,
     img_size=32,
@@ -216,7 +239,8 @@ register_model(
     "capsnet_cifar",
     CapsNet,
     "The paper's CIFAR-10 network: 24x24 crops, 64 types, padding, leaky routing, no decoder.",
-    paper="arXiv:1710.09829",
+    source="arXiv:1710.09829",
+    parameters=22_476_448,
     crop_pct=0.75,
     recipe="capsnet_cifar",
     in_chans=3,
@@ -231,7 +255,8 @@ register_model(
     "capsnet_smallnorb",
     CapsNet,
     "CapsNet for smallNORB: two grey views, 32x32 crops of 48x48, five classes.",
-    paper="arXiv:1710.09829",
+    source="arXiv:1710.09829",
+    parameters=9_327_104,
     crop_pct=2 / 3,
     recipe="capsnet_paper",
     num_classes=5,
@@ -242,7 +267,8 @@ register_model(
     "capsnet_svhn",
     CapsNet,
     "The paper's smaller network for SVHN: 64 channels, 16 types of 6, class capsules of 8.",
-    paper="arXiv:1710.09829",
+    source="arXiv:1710.09829",
+    parameters=4_720_480,
     recipe="capsnet_paper",
     in_chans=3,
     img_size=32,

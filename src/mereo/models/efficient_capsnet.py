@@ -4,13 +4,15 @@ Source: Mazzia, Salvetti, Chiaberge 2021, arXiv:2101.12491, and the authors' cod
 Cost at 28x28: 30 M multiply-adds an image against 201 M for CapsNet.
 """
 
+from math import prod
+
 from torch import Tensor, nn
 
 from mereo.capsules import DepthwisePrimaryCapsules, FullyConnectedDecoder, UpsamplingDecoder
 from mereo.core import lengths
 from mereo.core.shapes import conv_out, image_size
 from mereo.errors import UsageError, check_choice, check_positive
-from mereo.models.base import CapsuleClassifier
+from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 from mereo.routing import SelfAttentionRouting
 
@@ -18,6 +20,8 @@ Stem = tuple[tuple[int, int, int], ...]
 MNIST_STEM: Stem = ((5, 32, 1), (3, 64, 1), (3, 64, 1), (3, 128, 2))
 MULTIMNIST_STEM: Stem = ((5, 32, 1), (3, 64, 1), (3, 64, 2), (3, 128, 2))
 SMALLNORB_STEM: Stem = ((7, 32, 2), (3, 64, 1), (3, 64, 1), (3, 128, 2))
+STEM_STEP = 3
+"""Modules of a convolution of the stem: itself, its norm and its activation."""
 
 
 class EfficientCapsNet(CapsuleClassifier):
@@ -45,7 +49,6 @@ class EfficientCapsNet(CapsuleClassifier):
     """
 
     first_conv = "stem.0"
-    classifier = "head"
 
     def __init__(
         self,
@@ -83,6 +86,11 @@ class EfficientCapsNet(CapsuleClassifier):
         self.senders, self.primary_dim, self.class_dim = width // primary_dim, primary_dim, class_dim
         self.num_features = width
         self.decoder_kind = decoder
+        strides = [stride for *_, stride in stem]
+        self.feature_info = [
+            {"num_chs": channels, "reduction": prod(strides[: i + 1]), "module": f"stem.{STEM_STEP * i + 2}"}
+            for i, (_, channels, _) in enumerate(stem)
+        ]
         self.stem = self._make_stem(in_chans, stem, norm, norm_first, negative_slope)
         self.primary = DepthwisePrimaryCapsules(width, primary_dim, kernel)
         if init == "official" and norm == "instance":
@@ -124,11 +132,11 @@ class EfficientCapsNet(CapsuleClassifier):
             in_chans = channels
         return nn.Sequential(*layers)
 
-    def make_classifier(self) -> tuple[nn.Module, nn.Module | None]:
-        head = SelfAttentionRouting(self.senders, self.num_classes, self.primary_dim, self.class_dim)
-        return head, self._make_decoder(self.num_classes * self.class_dim)
+    def make_classifier(self) -> nn.Module:
+        return SelfAttentionRouting(self.senders, self.num_classes, self.primary_dim, self.class_dim)
 
-    def _make_decoder(self, in_features: int) -> nn.Module | None:
+    def make_decoder(self) -> nn.Module | None:
+        in_features = self.num_classes * self.class_dim
         if self.decoder_kind == "none":
             return None
         if self.decoder_kind == "upsampling":
@@ -144,34 +152,48 @@ class EfficientCapsNet(CapsuleClassifier):
         """sqrt(|v|^2 + 1e-7), as the authors' code does."""
         return lengths(poses, eps=1e-7)
 
-    def forward_features(self, images: Tensor) -> Tensor:
+    def stage(self, index: int, inputs: Tensor) -> Tensor:
+        for place in range(STEM_STEP * index, STEM_STEP * (index + 1)):
+            inputs = self.stem[place](inputs)
+        return inputs
+
+    def neck(self, maps: list[Tensor]) -> Tensor:
         """The primary capsules: (batch, channels / primary_dim, primary_dim)."""
-        self.check_images(images)
-        return self.primary(self.stem(images))
+        children: Tensor = self.primary(maps[0])
+        return children
 
     def route(self, features: Tensor) -> Tensor:
-        return self.head(features)
+        poses: Tensor = self.head(features)
+        return poses
 
 
 register_model(
     "efficient_capsnet",
     EfficientCapsNet,
     "Self-attention routing for 28x28 grey images: 162 thousand parameters and a decoder of 1.4 million.",
-    paper="arXiv:2101.12491",
+    source="arXiv:2101.12491",
+    parameters=1_573_168,
     recipe="efficient_capsnet_mnist",
+    tiny={"img_size": 14, "stem": ((5, 4, 1), (3, 16, 2)), "class_dim": 6},
+    variants={
+        "norm first": {"norm_first": True, "decoder": "none", "primary_kernel": 3, "img_size": (14, 17), "in_chans": 2},
+        "instance norm": {"norm": "instance", "negative_slope": 0.3, "decoder": "upsampling", "init": "official"},
+    },
 )
 register_model(
     "efficient_capsnet_mnist",
     EfficientCapsNet,
     "The same network as efficient_capsnet, under the paper's data set.",
-    paper="arXiv:2101.12491",
+    source="arXiv:2101.12491",
+    parameters=1_573_168,
     recipe="efficient_capsnet_mnist",
 )
 register_model(
     "efficient_capsnet_multimnist",
     EfficientCapsNet,
     "Efficient-CapsNet for two overlaid digits, 36x36.",
-    paper="arXiv:2101.12491",
+    source="arXiv:2101.12491",
+    parameters=2_090_800,
     recipe="efficient_capsnet_multimnist",
     img_size=36,
     stem=MULTIMNIST_STEM,
@@ -181,7 +203,8 @@ register_model(
     "efficient_capsnet_smallnorb",
     EfficientCapsNet,
     "Efficient-CapsNet for smallNORB: two grey views, 48x48, five classes, instance norms.",
-    paper="arXiv:2101.12491",
+    source="arXiv:2101.12491",
+    parameters=381_234,
     crop_pct=0.75,
     recipe="efficient_capsnet_smallnorb",
     num_classes=5,

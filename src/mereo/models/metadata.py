@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mereo.errors import UsageError, unknown
-from mereo.models.base import CapsuleClassifier
+from mereo.models.base import VisionModel
 from mereo.models.registry import MODELS, get_model_entry, is_model
 
 FORMAT = 1
@@ -98,7 +98,7 @@ def _numbers(value: Any, count: int, least: float) -> bool:
     return isinstance(value, tuple) and len(value) == count and all(is_number(v) and v >= least for v in value)
 
 
-def check_description(path: Path, found: Description, model: CapsuleClassifier) -> None:
+def check_description(path: Path, found: Description, model: VisionModel) -> None:
     """UsageError unless names and preprocessing belong to the network that the file describes."""
     if len(found.class_names) not in (0, model.num_classes):
         raise UsageError(
@@ -108,7 +108,7 @@ def check_description(path: Path, found: Description, model: CapsuleClassifier) 
     check_preprocessing(path, {**model.pretrained_cfg, **found.preprocessing}, model)
 
 
-def check_preprocessing(path: Path, cfg: Mapping[str, Any], model: CapsuleClassifier) -> None:
+def check_preprocessing(path: Path, cfg: Mapping[str, Any], model: VisionModel) -> None:
     """UsageError unless every image that is prepared as `cfg` says fits a network, and takes little memory.
 
     The statistics are finite, std at least 1e-6; the central crop keeps at least 0.05 of a side, and the image that it

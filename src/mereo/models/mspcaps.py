@@ -4,45 +4,30 @@ Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. No code of the authors was fou
 Cost at 32x32: about 0.07 GMAC an image for the tiny network, 1.5 for the large one, nearly all in the convolutions.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import PatchifyCapsules
+from mereo.capsules import PatchifyCapsules, ResidualBlock, patch_grids
 from mereo.core import grid_groups
 from mereo.core.coupling import Over
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive
-from mereo.models.base import CapsuleClassifier, SenderGrid
+from mereo.models.base import Features, SenderGrid
+from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 from mereo.routing import CrossAgreementRouting, DynamicRouting
 
 MOST_DEPTH = 100
 
 
-class ResidualBlock(nn.Module):
-    """conv3x3, BN, ReLU; then depth - 1 times x <- ReLU(x + BN(conv3x3(x))). No convolution has a bias.
+class LastParts(NamedTuple):
+    """The capsules that enter the last routing: fine (batch, fine, pose), coarse (batch, coarse, pose)."""
 
-    Shapes: (batch, in_channels, height, width) -> (batch, out_channels, height / stride, width / stride).
-    """
-
-    def __init__(self, in_channels: int, out_channels: int, stride: int, depth: int) -> None:
-        super().__init__()
-
-        def convolution(channels: int, stride: int) -> nn.Sequential:
-            conv = nn.Conv2d(channels, out_channels, 3, stride, padding=1, bias=False)
-            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-            return nn.Sequential(conv, nn.BatchNorm2d(out_channels))
-
-        self.entry = convolution(in_channels, stride)
-        self.units = nn.ModuleList(convolution(out_channels, 1) for _ in range(depth - 1))
-
-    def forward(self, features: Tensor) -> Tensor:
-        features = self.entry(features).relu()
-        for unit in self.units:
-            features = (features + unit(features)).relu()
-        return features
+    fine: Tensor
+    coarse: Tensor
 
 
 class MSPCaps(CapsuleClassifier):
@@ -79,7 +64,6 @@ class MSPCaps(CapsuleClassifier):
 
     order: Tensor
     first_conv = "blocks.0.entry.0"
-    classifier = "head"
 
     def __init__(
         self,
@@ -111,96 +95,66 @@ class MSPCaps(CapsuleClassifier):
         if not scales or list(scales) != sorted(set(scales) & {0, 1, 2}):
             raise UsageError(f"scales is {scales}; it must name some of the maps 0, 1, 2, each once and in that order.")
         self.image_shape = (in_chans, *image_size(img_size))
-        self.scales, self.routing = scales, routing
-        self.out_dim, self.routing_steps = out_dim, routing_steps
+        self.scales = self.neck_inputs = scales
+        self.routing, self.out_dim, self.routing_steps = routing, out_dim, routing_steps
         self.patch_size, self.scale_capsules = patch_size, scale_capsules
-        self.cross_agreement: dict[str, Any] = {
-            "share_weights": share_weights,
-            "over": coupling_over,
-            "dropout": coupling_drop,
-        }
-        self.grids = self._grids(patch_size)
-        dims = (
-            tuple(pose_dims)
-            if len(scales) == 3
-            else (pose_dims[0],) * 3
-            if len(scales) == 1
-            else (*[pose_dims[0 if i == scales[0] else 1] for i in range(3)],)
-        )
-        widths = (in_chans, *channels)
-        self.blocks = nn.ModuleList(
-            ResidualBlock(widths[i], widths[i + 1], 1 if i == 0 else 2, depth) for i in range(scales[-1] + 1)
-        )
+        options = {"share_weights": share_weights, "over": coupling_over, "dropout": coupling_drop}
+        self.cross_agreement: dict[str, Any] = options
+        self.grids = patch_grids(self.image_shape[1:], patch_size, scales)
+        self.counts = {i: self.grids[i][0] * self.grids[i][1] for i in scales}
+        dims = dict(zip(scales, pose_dims, strict=False))
+        widths, stages = (in_chans, *channels), range(scales[-1] + 1)
+        self.blocks = nn.ModuleList(ResidualBlock(widths[i], widths[i + 1], 1 if i == 0 else 2, depth) for i in stages)
+        self.feature_info = [{"num_chs": channels[i], "reduction": 2**i, "module": f"blocks.{i}"} for i in stages]
         self.patchify = nn.ModuleDict(
             {str(i): PatchifyCapsules(channels[i], dims[i], patch_size, self.grids[i]) for i in scales}
         )
+        self.middle: CrossAgreementRouting | None = None
         if routing == "dynamic":
-            self._build_dynamic(dims, mid_dim, scale_capsules)
+            self._build_dynamic(dims, mid_dim)
         else:
             self._build_cross_agreement(dims, mid_dim)
         self.reset_classifier(num_classes)
 
-    def _grids(self, patch_size: int) -> list[tuple[int, int]]:
-        """Rows and columns of patches on each map used: floor(ceil(side / 2^i) / patch_size)."""
-        _, height, width = self.image_shape
-        grids = [tuple(-(-side // 2**i) // patch_size for side in (height, width)) for i in range(3)]
-        for i in reversed(self.scales):
-            if min(grids[i]) < 1:
-                sides = tuple(-(-side // 2**i) for side in (height, width))
-                raise UsageError(
-                    f"img_size is {height} x {width}, so map {i} is {sides[0]} x {sides[1]} (each next map halves the"
-                    f" side), which holds no patch of patch_size {patch_size}; take an image of at least"
-                    f" {(patch_size - 1) * 2**i + 1} or a smaller patch_size."
-                )
-        return grids
-
-    def _build_cross_agreement(self, dims: tuple[int, ...], mid_dim: int) -> None:
-        """Sizes of what goes into the last routing, and the routing before it where there are three scales."""
-        counts = {i: self.grids[i][0] * self.grids[i][1] for i in self.scales}
-        self.middle: CrossAgreementRouting | None = None
-        if len(self.scales) == 1:
-            (only,) = self.scales
-            self.head_fine = self.head_coarse = (counts[only], dims[only])
-            order = torch.arange(counts[only])
-        else:
-            fine, coarse = self.scales[:2]
-            order = grid_groups(self.grids[fine], self.grids[coarse]).flatten()
-            self.head_fine, self.head_coarse = (len(order), dims[fine]), (counts[coarse], dims[coarse])
-        if len(self.scales) == 3:
-            # The middle capsules have no place of their own, so any grouping under the coarsest ones is as good.
-            last = self.scales[2]
-            if counts[last] > counts[coarse]:
-                raise UsageError(
-                    f"{counts[coarse]} middle capsules cannot be grouped under {counts[last]} coarse ones."
-                )
-            num_middle = counts[coarse] - counts[coarse] % counts[last]
-            self.middle = CrossAgreementRouting(
-                len(order), counts[coarse], num_middle, dims[fine], dims[coarse], mid_dim, **self.cross_agreement
-            )
-            self.head_fine, self.head_coarse = (num_middle, mid_dim), (counts[last], dims[last])
-        else:
-            self.out_dim = mid_dim
+    def _build_cross_agreement(self, dims: dict[int, int], mid_dim: int) -> None:
+        """Sizes of what enters the last routing, and the routing before it where there are three scales."""
+        fine, coarse = self.scales[0], self.scales[:2][-1]
+        order = grid_groups(self.grids[fine], self.grids[coarse]).flatten()
         self.register_buffer("order", order, persistent=False)
-        self.num_features = sum(n * d for n, d in {"fine": self.head_fine, "coarse": self.head_coarse}.values())
-        if len(self.scales) == 1:
-            self.num_features //= 2
+        self.head_fine, self.head_coarse = (len(order), dims[fine]), (self.counts[coarse], dims[coarse])
+        if len(self.scales) < 3:
+            self.out_dim = mid_dim
+        else:
+            # The middle capsules have no place of their own, so any grouping under the coarsest ones is as good.
+            count, last = self.counts[coarse], self.scales[2]
+            if self.counts[last] > count:
+                raise UsageError(f"{count} middle capsules cannot be grouped under {self.counts[last]} coarse ones.")
+            num_middle = count - count % self.counts[last]
+            self.middle = CrossAgreementRouting(
+                len(order), count, num_middle, dims[fine], dims[coarse], mid_dim, **self.cross_agreement
+            )
+            self.head_fine, self.head_coarse = (num_middle, mid_dim), (self.counts[last], dims[last])
+        sizes = [self.head_fine, self.head_coarse][: len(self.scales)]
+        self.num_features = sum(capsules * pose for capsules, pose in sizes)
 
-    def _build_dynamic(self, dims: tuple[int, ...], mid_dim: int, scale_capsules: tuple[int, ...]) -> None:
+    def _build_dynamic(self, dims: dict[int, int], mid_dim: int) -> None:
+        """A routing for each scale, whose outputs stand side by side."""
         self.scale_routings = nn.ModuleDict()
         for i in self.scales:
-            count = self.grids[i][0] * self.grids[i][1]
-            self.scale_routings[str(i)] = DynamicRouting(
-                count, scale_capsules[i], dims[i], mid_dim, steps=self.routing_steps
-            )
-        self.head_fine = (sum(scale_capsules[i] for i in self.scales), mid_dim)
+            count, steps = self.scale_capsules[i], self.routing_steps
+            self.scale_routings[str(i)] = DynamicRouting(self.counts[i], count, dims[i], mid_dim, steps=steps)
+        self.head_fine = (sum(self.scale_capsules[i] for i in self.scales), mid_dim)
         self.num_features = self.head_fine[0] * mid_dim
 
-    def make_classifier(self) -> tuple[nn.Module, None]:
+    def make_classifier(self) -> nn.Module:
         (fine, fine_dim), classes, out_dim = self.head_fine, self.num_classes, self.out_dim
         if self.routing == "dynamic":
-            return DynamicRouting(fine, classes, fine_dim, out_dim, steps=self.routing_steps), None
+            return DynamicRouting(fine, classes, fine_dim, out_dim, steps=self.routing_steps)
         coarse, coarse_dim = self.head_coarse
-        return CrossAgreementRouting(fine, coarse, classes, fine_dim, coarse_dim, out_dim, **self.cross_agreement), None
+        return CrossAgreementRouting(fine, coarse, classes, fine_dim, coarse_dim, out_dim, **self.cross_agreement)
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"patchify.{i}.position" for i in self.scales}
 
     def sender_grids(self) -> dict[str, SenderGrid]:
         def grid(scale: int, feeds: int | None = None) -> SenderGrid:
@@ -218,58 +172,66 @@ class MSPCaps(CapsuleClassifier):
         middle = {} if self.middle is None else {"middle.coupling": grid(self.scales[1], 0)}
         return {**middle, "head.coupling": grid(self.scales[-1])}
 
+    def stage(self, index: int, inputs: Tensor) -> Tensor:
+        features: Tensor = self.blocks[index](inputs)
+        return features
+
+    def _patches(self, maps: Iterable[Tensor]) -> dict[int, Tensor]:
+        return {i: self.patchify[str(i)](features) for i, features in zip(self.scales, maps, strict=True)}
+
     def patch_capsules(self, images: Tensor) -> dict[int, Tensor]:
         """The patch capsules of every map used: {map: (batch, rows * columns, pose)}."""
-        self.check_images(images)
-        found, features = {}, images
-        for i, block in enumerate(self.blocks):
-            features = block(features)
-            if i in self.scales:
-                found[i] = self.patchify[str(i)](features)
-        return found
+        maps = self._maps(images, self.scales)
+        return self._patches(maps[i] for i in self.scales)
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """What goes into the last routing, flat: (batch, num_features).
+    def neck(self, maps: list[Tensor]) -> Features:
+        """What enters the last routing.
 
-        Cross-agreement: the fine capsules, then the coarse ones (with one scale they are the same, and stand once).
+        Shapes: -> `LastParts` from two or three scales; (batch, capsules, pose) from one, or with dynamic routing.
         """
-        parts = self.patch_capsules(images)
+        parts = self._patches(maps)
         if self.routing == "dynamic":
-            routed = [self.scale_routings[str(i)](capsules) for i, capsules in parts.items()]
-            return torch.cat(routed, 1).flatten(1)
-        if len(self.scales) == 1:
-            return parts[self.scales[0]].flatten(1)
-        fine, coarse = parts[self.scales[0]][:, self.order], parts[self.scales[1]]
-        if self.middle is not None:
-            fine, coarse = self.middle(fine, coarse), parts[self.scales[2]]
-        return torch.cat((fine.flatten(1), coarse.flatten(1)), 1)
+            return torch.cat([self.scale_routings[str(i)](capsules) for i, capsules in parts.items()], 1)
+        fine, *coarser = parts.values()
+        if not coarser:
+            return fine
+        fine = fine[:, self.order]
+        return LastParts(fine if self.middle is None else self.middle(fine, coarser[0]), coarser[-1])
 
-    def route(self, features: Tensor) -> Tensor:
-        if self.routing == "dynamic":
-            return self.head(features.unflatten(1, self.head_fine))
-        if len(self.scales) == 1:
-            capsules = features.unflatten(1, self.head_fine)
-            return self.head(capsules, capsules)
-        size = self.head_fine[0] * self.head_fine[1]
-        return self.head(
-            features[:, :size].unflatten(1, self.head_fine), features[:, size:].unflatten(1, self.head_coarse)
-        )
+    def route(self, features: Tensor | LastParts) -> Tensor:
+        poses: Tensor
+        if not isinstance(features, Tensor):
+            poses = self.head(*features)
+        elif self.routing == "dynamic":
+            poses = self.head(features)
+        else:
+            poses = self.head(features, features)
+        return poses
 
 
 register_model(
     "mspcaps_tiny",
     MSPCaps,
     "Multi-scale patch capsules, 344 thousand parameters.",
-    paper="arXiv:2508.16922",
+    source="arXiv:2508.16922",
+    parameters=344_320,
     mean=0.5,
     std=0.5,
     recipe="mspcaps_paper",
+    tiny={"channels": (4, 6, 8), "img_size": 16, "patch_size": 2, "depth": 1},
+    variants={
+        "unshared, over receivers": {"share_weights": False, "pose_dims": (4, 6, 8), "coupling_over": "receivers"},
+        "dynamic": {"routing": "dynamic", "routing_steps": 2, "scale_capsules": (2, 4, 2)},
+        "one scale": {"scales": (1,), "depth": 2},
+        "two scales, odd sides": {"scales": (0, 2), "img_size": (17, 23)},
+    },
 )
 register_model(
     "mspcaps_large",
     MSPCaps,
     "Multi-scale patch capsules, 10.9 million parameters.",
-    paper="arXiv:2508.16922",
+    source="arXiv:2508.16922",
+    parameters=10_932_944,
     mean=0.5,
     std=0.5,
     recipe="mspcaps_paper",

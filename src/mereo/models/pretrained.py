@@ -1,7 +1,7 @@
-"""Weights that come with the package: small networks, ready without training and without a network.
+"""Weights that come with the package: small networks, ready without training and without a download.
 
 Each is a file <model>.<data set>.safetensors in the folder `pretrained_weights`, with a card of the same name that
-says how it was trained and what it measured. `tools/keep_weights.py` makes both of a finished run.
+states how it was trained and its metrics. `tools/keep_weights.py` makes both from a finished run.
 """
 
 import fnmatch
@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from mereo.errors import UsageError, unknown
-from mereo.models.base import CapsuleClassifier
+from mereo.models.base import VisionModel
+from mereo.models.registry import get_model_entry
 
 FOLDER = Path(__file__).with_name("pretrained_weights")
 
@@ -36,18 +38,14 @@ def pretrained_path(name: str) -> Path:
 
 
 def description_of(name: str) -> dict[str, Any]:
-    """What the weights of one of `list_pretrained()` say of themselves, without reading the tensors."""
-    from safetensors import safe_open
-
+    """The metadata of one of `list_pretrained()`, read without its tensors."""
     with safe_open(pretrained_path(name), framework="pt") as file:
-        found: dict[str, Any] = json.loads(file.metadata()["mereo"])
-    return found
+        metadata: dict[str, Any] = json.loads(file.metadata()["mereo"])
+    return metadata
 
 
 def default_tag(model: str) -> str | None:
     """The data set that `pretrained=True` means: the only one, or the only one whose images are the preset's."""
-    from mereo.models.registry import get_model_entry
-
     tags, preset = tags_of(model), get_model_entry(model).defaults
     if len(tags) > 1:
         args = {tag: description_of(f"{model}.{tag}")["args"] for tag in tags}
@@ -73,38 +71,19 @@ def choose_tag(model: str, pretrained: bool | str) -> str:
     return str(tag)
 
 
-def create_pretrained(
-    model: str, pretrained: bool | str, given: dict[str, Any], checkpoint_path: str | Path = ""
-) -> CapsuleClassifier:
-    """What `create_model` does for a network that starts with weights of the package; `given` are its arguments."""
-    from mereo.models.registry import create_model
-    from mereo.models.weights import load_tensors
+def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any], source: str) -> list[str]:
+    """Load the weights of a network of the same architecture that may have other classes and colour channels.
 
-    if checkpoint_path:
-        raise UsageError(f"checkpoint_path is {str(checkpoint_path)!r} beside pretrained weights; leave one out.")
-    source = f"{model}.{choose_tag(model, pretrained)}"
-    tensors, metadata = load_tensors(pretrained_path(source))
-    network = create_model(model, **{**metadata["args"], **given})
-    fill(network, tensors, metadata, source)
-    kept = ("mean", "std") if network.image_shape[0] == metadata["args"]["in_chans"] else ()
-    network.pretrained_cfg |= {name: tuple(metadata["pretrained_cfg"][name]) for name in kept}
-    network.pretrained_cfg["license"] = metadata["pretrained_cfg"].get("license")
-    network.metadata = metadata
-    return network
+    With another number of classes, the classifier (and what else depends on it, such as a decoder) keeps its new
+    weights. With another number of channels, the first convolution is folded as timm does: summed for one channel,
+    repeated and scaled for more. Anything else that does not fit is a UsageError.
 
-
-def fill(model: CapsuleClassifier, tensors: dict[str, Tensor], metadata: dict[str, Any], source: str) -> list[str]:
-    """Give a network the weights of another of its kind, with as much as fits of what it was asked to be.
-
-    Another number of classes keeps a new head and decoder. Another number of colours folds the first convolution as
-    timm does: summed for one, repeated and scaled for more. Anything else that does not fit is a UsageError.
-
-    Returns the names of the parts that keep weights of their own.
+    Returns the names of the parts that keep their new weights.
     """
     own, adapted = model.state_dict(), dict(tensors)
     kept: list[str] = []
     if model.num_classes != metadata["args"]["num_classes"]:
-        heads = tuple(f"{name}." for name in ("head", "decoder", model.classifier))
+        heads = tuple(f"{name}." for name in (*model.classifier_parts, model.classifier))
         adapted = {name: x for name, x in adapted.items() if not name.startswith(heads)}
         kept += [name for name in own if name.startswith(heads)]
     else:

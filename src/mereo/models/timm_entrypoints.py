@@ -1,22 +1,37 @@
-"""mereo's models as timm knows models: `timm.create_model("mspcaps_tiny")` after `import mereo`."""
+"""mereo's models in timm's registry: `timm.create_model("mspcaps_tiny")` after `import mereo`.
+
+An entry of timm is never replaced. Where timm has a model of the same name, `mereo.create_model(name)` makes mereo's,
+`timm.create_model(name)` timm's, and `timm.create_model("mereo_" + name)` mereo's.
+"""
 
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from mereo.models.base import CapsuleClassifier
+from torch import nn
+
+from mereo.models.base import VisionModel
+from mereo.models.factory import create_model
+from mereo.models.feature_maps import FeatureMaps
 from mereo.models.pretrained import default_tag, description_of, pretrained_path, tags_of
-from mereo.models.registry import MODELS, ModelEntry, create_model
+from mereo.models.registry import MODELS, ModelEntry, build
 
 default_cfgs: dict[str, Any] = {}
 
 SAVED = ("local-dir", "hf-hub")
-"""What timm calls the sources of networks that come with their weights: a folder, a repository of the hub."""
+"""timm's names of the sources of networks with their weights: a folder, a repository of the hub."""
 PREPROCESSING = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "license")
 
 
-def _as_saved(model: CapsuleClassifier, saved: dict[str, Any], pretrained: bool) -> CapsuleClassifier:
-    """The preprocessing, the labels and, where wanted, the weights of what timm found at `local-dir:` or `hf-hub:`."""
+def timm_name(name: str) -> str:
+    """What a model of mereo is called in timm: its name, or "mereo_" and its name where that is a model of timm's."""
+    from timm.models import is_model, model_entrypoint
+
+    return f"mereo_{name}" if is_model(name) and model_entrypoint(name).__module__ != __name__ else name
+
+
+def _as_saved(model: VisionModel, saved: dict[str, Any], pretrained: bool) -> VisionModel:
+    """A model with the preprocessing, labels and, where wanted, weights that timm read at `local-dir:` or `hf-hub:`."""
     for name in PREPROCESSING:
         value = saved.get(name)
         if value is not None and not (name in ("mean", "std") and len(value) != model.image_shape[0]):
@@ -31,50 +46,51 @@ def _as_saved(model: CapsuleClassifier, saved: dict[str, Any], pretrained: bool)
     return model
 
 
-def _entrypoint(entry: ModelEntry) -> Callable[..., CapsuleClassifier]:
+def _entrypoint(entry: ModelEntry, known_as: str) -> Callable[..., nn.Module]:
     def create(
         pretrained: bool | str = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **kwargs: Any
-    ) -> CapsuleClassifier:
+    ) -> nn.Module:
         for timms_own in ("cache_dir", "pretrained_model_args"):
             kwargs.pop(timms_own, None)
         saved = pretrained_cfg if isinstance(pretrained_cfg, dict) and pretrained_cfg.get("source") in SAVED else None
         if saved is not None:
-            return _as_saved(create_model(entry.name, **kwargs), saved, bool(pretrained))
-        # Of "mspcaps_tiny.mnist" timm hands on what follows the dot.
+            features_only, out_indices = kwargs.pop("features_only", False), kwargs.pop("out_indices", None)
+            model = _as_saved(build(entry.name, **kwargs), saved, bool(pretrained))
+            return FeatureMaps(model, out_indices) if features_only else model
+        # Of "mspcaps_tiny.mnist" timm passes on what follows the dot.
         tag = (
             pretrained_cfg if pretrained is True and isinstance(pretrained_cfg, str) and pretrained_cfg else pretrained
         )
         return create_model(entry.name, tag, **kwargs)
 
-    create.__name__ = create.__qualname__ = entry.name
+    create.__name__ = create.__qualname__ = known_as
     create.__module__ = __name__
     create.__doc__ = entry.summary
     return create
 
 
-def _configurations(entry: ModelEntry) -> dict[str, dict[str, Any]]:
+def _configurations(entry: ModelEntry, known_as: str) -> dict[str, dict[str, Any]]:
     """timm's configurations of a network: one for each of its weights, the default first, or one without weights."""
     own = {key: value for key, value in entry.pretrained_cfg(entry.defaults).items() if key != "architecture"}
     default = default_tag(entry.name)
-    names = [f"{entry.name}.{tag}" for tag in sorted(tags_of(entry.name), key=lambda tag: tag != default)]
-    found = {}
-    for name in names:
-        kept = description_of(name)["pretrained_cfg"]
-        found[name] = {key: tuple(v) if isinstance(v := kept[key], list) else v for key in own}
-        found[name]["license"] = kept["license"]
-        found[name]["file"] = str(pretrained_path(name))
-    return found or {entry.name: own}
+    configurations = {}
+    for tag in sorted(tags_of(entry.name), key=lambda tag: tag != default):
+        name = f"{entry.name}.{tag}"
+        saved = description_of(name)["pretrained_cfg"]
+        values = {key: tuple(v) if isinstance(v := saved[key], list) else v for key in own}
+        values |= {"license": saved["license"], "file": str(pretrained_path(name))}
+        configurations[f"{known_as}.{tag}"] = values
+    return configurations or {known_as: own}
 
 
 def register() -> None:
-    """Give timm an entry point and a configuration for each of mereo's models; a name that timm has stays timm's."""
+    """Give timm an entry point and a configuration for each of mereo's models that it has none for."""
     from timm.models import generate_default_cfgs, is_model, register_model
 
     module = sys.modules[__name__]
-    new = {name: entry for name, entry in MODELS.items() if not is_model(name)}
-    cfgs = {name: cfg for entry in new.values() for name, cfg in _configurations(entry).items()}
-    default_cfgs.update(generate_default_cfgs(cfgs))
-    for name, entry in new.items():
-        function = _entrypoint(entry)
-        setattr(module, name, function)
+    new = {known_as: entry for name, entry in MODELS.items() if not is_model(known_as := timm_name(name))}
+    for known_as, entry in new.items():
+        default_cfgs.update(generate_default_cfgs(_configurations(entry, known_as)))
+        function = _entrypoint(entry, known_as)
+        setattr(module, known_as, function)
         register_model(function)

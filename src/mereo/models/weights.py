@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,10 +18,11 @@ from torch import Tensor
 from mereo.errors import MereoError, UsageError
 from mereo.escape import cut
 from mereo.files import open_regular, write_atomically
-from mereo.models.base import CapsuleClassifier
+from mereo.models.base import VisionModel
+from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.metadata import FORMAT, check_description, describe
 from mereo.models.pretrained import list_pretrained, pretrained_path
-from mereo.models.registry import create_model, outline
+from mereo.models.registry import build, outline
 
 LONGEST_HEADER = 2**24
 """Bytes of names, shapes and metadata; a network of 20,000 tensors and as many class names has a tenth of it."""
@@ -96,7 +97,7 @@ def _check_header(path: Path) -> None:
 
 def save_weights(
     path: str | Path,
-    model: CapsuleClassifier,
+    model: VisionModel,
     *,
     class_names: tuple[str, ...] = (),
     state: Mapping[str, Tensor] | None = None,
@@ -127,14 +128,14 @@ def save_weights(
     save_tensors(Path(path), state, metadata)
 
 
-def load_state(model: CapsuleClassifier, path: str | Path) -> None:
+def load_state(model: VisionModel, path: str | Path) -> None:
     """Put the weights of a file into a model of the same architecture; UsageError says what does not fit."""
     with _opened(Path(path)) as (file, _):
         tensors = _fitting(model, file, Path(path))
     model.load_state_dict(tensors)
 
 
-def _fitting(model: CapsuleClassifier, file: Any, path: Path) -> dict[str, Tensor]:
+def _fitting(model: VisionModel, file: Any, path: Path) -> dict[str, Tensor]:
     """The tensors of an open file; UsageError unless they have the names, shapes and kinds of a model's own.
 
     Names and shapes are compared before a tensor is read.
@@ -160,7 +161,7 @@ def _fitting(model: CapsuleClassifier, file: Any, path: Path) -> dict[str, Tenso
     return tensors
 
 
-def _check_faults(faults: Sequence[str], model: CapsuleClassifier, path: Path) -> None:
+def _check_faults(faults: Sequence[str], model: VisionModel, path: Path) -> None:
     if faults:
         shown = "; ".join(cut(fault, 200) for fault in faults[:3])
         more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
@@ -210,9 +211,10 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> CapsuleClassif
             raise UsageError(f"{path}: {error}") from error
         check_description(path, found, stated)
         tensors = _fitting(stated, file, path)
-    model = create_model(found.model, **found.arguments)
+    model = build(found.model, **found.arguments)
     model.load_state_dict(tensors)
     model.pretrained_cfg = {**model.pretrained_cfg, **found.preprocessing}
     model.class_names = found.class_names
     model.metadata = metadata
-    return model.to(device).eval()
+    # Any VisionModel; the annotation spares those who load the networks of the package a check.
+    return cast(CapsuleClassifier, model.to(device).eval())

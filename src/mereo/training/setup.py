@@ -54,7 +54,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     parse_augment(augment)
     mean, std = config.mean, config.std
     if mean is None or std is None:
-        mean, std = (entry.mean,) * channels, (entry.std,) * channels
+        mean, std = entry.normalisation(channels)
     elif len(mean) != channels or len(std) != channels:
         raise UsageError(
             f"mean and std have {len(mean)} and {len(std)} entries for {channels} channels; give one a channel."

@@ -41,7 +41,9 @@ def source_of(kind, folder, tmp_path):
 def test_a_source_serves_what_the_folder_holds(kind, folder, tmp_path):
     expected = load_splits(str(folder), img_size=8, validation_fraction=0.125)
     data = source_of(kind, folder, tmp_path)
-    splits = load_splits(data, img_size=8, validation_fraction=0.125, stream=True if kind in ("csv", "folder") else None)
+    splits = load_splits(
+        data, img_size=8, validation_fraction=0.125, stream=True if kind in ("csv", "folder") else None
+    )
     assert isinstance(splits.train, StreamedSet) and isinstance(splits.test, StreamedSet)
     assert splits.class_names == NAMES and splits.in_chans == 3
     assert [len(splits.train), len(splits.validation), len(splits.test)] == [21, 3, 9]

@@ -59,7 +59,9 @@ def adopt(factory: Callable[..., Any], setting: Setting) -> Callable[[Mode], Wor
 
 
 def _make(setting: Setting) -> CapsuleClassifier:
-    return create_model(setting.word("model"))
+    model = create_model(setting.word("model"))
+    assert isinstance(model, CapsuleClassifier)
+    return model
 
 
 def images_and_labels(setting: Setting, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
@@ -133,7 +135,7 @@ def _augmented(setting: Setting) -> tuple[CapsuleClassifier, Workload]:
             images = ImageSet(stored, labels, tuple(map(str, range(model.num_classes))))
             chosen, draws = torch.arange(len(labels)), torch.Generator().manual_seed(0)
             batch = images.batch(chosen, augmentation=augmentation, generator=draws, device=setting.device)
-            pixels = normalise(batch.images, (entry.mean,) * channels, (entry.std,) * channels)
+            pixels = normalise(batch.images, *entry.normalisation(channels))
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         return objective(pixels, batch.labels, batch.images)[0]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from mereo.data.raw import RawDataset
+from mereo.data.regular import user_path
 from mereo.data.stream.hub import PREFIX, open_hub
 from mereo.data.stream.labels import Labels, Part, join_labels, make_dataset, split_name
 from mereo.data.stream.source import Store
@@ -53,7 +54,8 @@ def _inside(folder: Path) -> list[Path]:
 
 def _files(data: str, root: Path) -> list[Path]:
     """The files that a path or pattern names, taken from here or else from the root; none for an image folder."""
-    for base in (Path(data).expanduser(), root / Path(data).expanduser()):
+    path = user_path("data", data)
+    for base in (path, root / path):
         if base.is_dir():
             return _inside(base)
         if base.suffix in (*TAR, *TABLES) and base.is_file():
@@ -75,7 +77,8 @@ def is_stream(data: str | Path, root: Path) -> bool:
     text = str(data)
     if text.startswith(PREFIX) or _files(text, root):
         return True
-    there = any(base.is_dir() for base in (Path(text).expanduser(), root / Path(text).expanduser()))
+    path = user_path("data", text)
+    there = any(base.is_dir() for base in (path, root / path))
     return not there and (Path(text).suffix in (*TAR, *TABLES) or bool(_PATTERN.search(text)))
 
 

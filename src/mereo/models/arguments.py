@@ -1,0 +1,71 @@
+"""Arguments of a network, checked against its signature before its constructor sees them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_args, get_type_hints
+
+from mereo.errors import UsageError
+
+_LARGEST = 2**31
+_MOST = {"num_classes": 2**20, "in_chans": 2**12}
+"""Bounds on arguments of which lists are made, such as the mean of every channel."""
+_LONGEST_LIST = 100
+
+
+def _numbers_in(value: Any) -> Iterator[int | float]:
+    """All numbers of a value, also those in lists of lists."""
+    if isinstance(value, tuple | list):
+        for entry in value:
+            yield from _numbers_in(entry)
+    elif isinstance(value, int | float):
+        yield value
+
+
+def check_arguments(
+    name: str, constructor: Callable[..., Any], defaults: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> None:
+    """UsageError for an argument of another type than its default, such as text for a number, or of another length.
+
+    Args:
+        name: of the network, for messages.
+        constructor: its `__init__`, whose annotations say which tuples have any length.
+        defaults, arguments: of the constructor, by name.
+    """
+    hints = get_type_hints(constructor)
+    for argument, value in arguments.items():
+        if not all(-_LARGEST < number < _LARGEST for number in _numbers_in(value)):
+            raise UsageError(f"{argument} of {name} has a number that is not between -2^31 and 2^31.")
+        default = defaults[argument]
+        # The constructor checks what may be of several types: None or a number, a side or a pair of them.
+        if default is not None and argument != "img_size":
+            any_length = Ellipsis in get_args(hints.get(argument))
+            _check_one(f"{argument} of {name} is {value!r}", value, default, any_length)
+    for argument, least in (("num_classes", 0), ("in_chans", 1)):
+        if not least <= arguments.get(argument, least) <= _MOST[argument]:
+            raise UsageError(
+                f"{argument} is {arguments[argument]}; it must be at least {least} and at most {_MOST[argument]:,}."
+            )
+
+
+def _check_one(given: str, value: Any, default: Any, any_length: bool) -> None:
+    """UsageError, beginning with what was given, unless a value is of the type and length of a default."""
+    allowed: tuple[type, ...] = (type(default),)
+    if isinstance(default, float):
+        allowed = (float, int)
+    elif isinstance(default, tuple):
+        allowed = (tuple, list)
+    fits = isinstance(value, allowed) and (isinstance(default, bool) or not isinstance(value, bool))
+    if not fits:
+        raise UsageError(f"{given}; it must be of the type of its default, {default!r}.")
+    if not isinstance(default, tuple) or not default:
+        return
+    entries: tuple[Any, ...] = tuple(value)
+    if len(entries) > _LONGEST_LIST:
+        raise UsageError(f"{given[:200]}; it has {len(entries):,} entries, and at most {_LONGEST_LIST} are allowed.")
+    if isinstance(default[0], int):
+        wrong = not any_length and len(entries) != len(default)
+        if wrong or not all(type(entry) is int for entry in entries):
+            raise UsageError(f"{given}; it must be whole numbers such as {default!r}.")
+    if isinstance(default[0], tuple):
+        rows = all(isinstance(row, tuple | list) and all(type(entry) is int for entry in row) for row in entries)
+        if not rows:
+            raise UsageError(f"{given}; it must be lists of whole numbers such as {default!r}.")

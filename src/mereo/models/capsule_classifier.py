@@ -1,0 +1,70 @@
+"""What makes a capsule classifier of a vision network: class capsules whose poses stand beside the scores."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from mereo.capsules import mask_poses
+from mereo.core import Capsules, lengths
+from mereo.errors import UsageError
+from mereo.models.base import VisionModel
+
+
+class CapsuleClassifier(VisionModel):
+    """An image classifier whose scores are the activations of its class capsules.
+
+    A subclass defines `route` (last parts -> poses of the class capsules) beside what a `VisionModel` defines. Scores
+    are the lengths of the poses; a network whose activations are something else defines `class_capsules` instead and
+    sets `scores_are_lengths` to False.
+
+    Attributes:
+        decoder: rebuilds the image from the class capsules, or None.
+        scores_are_lengths: whether a score is the length of its pose, in (0, 1].
+    """
+
+    classifier_parts = ("head", "decoder")
+    scores_are_lengths: ClassVar[bool] = True
+
+    decoder: nn.Module | None
+
+    @abstractmethod
+    def route(self, features: Any) -> Tensor:
+        """The class capsules of the last parts: (batch, classes, pose)."""
+
+    def make_decoder(self) -> nn.Module | None:
+        """A new decoder that reads the class capsules, if the network has one."""
+        return None
+
+    def score(self, poses: Tensor) -> Tensor:
+        """Lengths of the class capsules: (batch, classes, pose) -> (batch, classes)."""
+        return lengths(poses)
+
+    def class_capsules(self, features: Any) -> Capsules:
+        """The class capsules of the last parts: poses (batch, classes, pose) and activations (batch, classes)."""
+        poses = self.route(features)
+        return Capsules(poses, self.score(poses))
+
+    def classify(self, features: Any) -> Tensor:
+        return self.class_capsules(features).activation
+
+    def _renew_classifier(self) -> None:
+        super()._renew_classifier()
+        self.decoder = None if self.num_classes == 0 else self.make_decoder()
+
+    def capsules(self, images: Tensor) -> Capsules:
+        """The class capsules: poses (batch, classes, pose) and their activations, the scores (batch, classes)."""
+        if self.num_classes == 0:
+            raise UsageError("num_classes is 0: there are no class capsules; call reset_classifier first.")
+        return self.class_capsules(self.forward_features(images))
+
+    def reconstruct(self, capsules: Capsules, classes: Tensor | None = None) -> Tensor:
+        """The image that the decoder makes of one class capsule: the most active, or that of `classes` (batch,).
+
+        Shapes: -> (batch, channels, height, width) in (0, 1).
+        """
+        if self.decoder is None:
+            raise UsageError(f"{type(self).__name__} was made without a decoder; make it with decoder=True.")
+        chosen = capsules.activation.argmax(1) if classes is None else classes
+        image: Tensor = self.decoder(mask_poses(capsules.pose, chosen))
+        return image

@@ -1,0 +1,120 @@
+"""Networks by name, with or without trained weights."""
+
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from mereo.errors import UsageError
+from mereo.models.base import VisionModel
+from mereo.models.feature_maps import FeatureMaps
+from mereo.models.pretrained import choose_tag, fill, list_pretrained, pretrained_path
+from mereo.models.registry import MODELS, build, get_model_entry
+from mereo.models.weights import load_state, load_tensors
+
+Size = int | tuple[int, int]
+
+
+def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
+    """Names of the models that match a shell-style pattern, sorted.
+
+    Args:
+        pretrained: those with weights in the package alone, as "model.data": "mspcaps_tiny.mnist".
+    """
+    if pretrained:
+        return sorted(set(list_pretrained(pattern)) | set(list_pretrained(f"{pattern}.*")))
+    return sorted(fnmatch.filter(MODELS, pattern))
+
+
+@overload
+def create_model(
+    name: str,
+    pretrained: bool | str = ...,
+    *,
+    num_classes: int | None = ...,
+    in_chans: int | None = ...,
+    img_size: Size | None = ...,
+    checkpoint_path: str | Path = ...,
+    features_only: Literal[False] = ...,
+    **kwargs: Any,
+) -> VisionModel: ...
+
+
+@overload
+def create_model(
+    name: str,
+    pretrained: bool | str = ...,
+    *,
+    num_classes: int | None = ...,
+    in_chans: int | None = ...,
+    img_size: Size | None = ...,
+    checkpoint_path: str | Path = ...,
+    features_only: Literal[True],
+    out_indices: int | Sequence[int] | None = ...,
+    **kwargs: Any,
+) -> FeatureMaps: ...
+
+
+def create_model(
+    name: str,
+    pretrained: bool | str = False,
+    *,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    img_size: Size | None = None,
+    checkpoint_path: str | Path = "",
+    features_only: bool = False,
+    out_indices: int | Sequence[int] | None = None,
+    **kwargs: Any,
+) -> VisionModel | FeatureMaps:
+    """Make a published network.
+
+    Where timm has a model of the same name, this makes mereo's; in timm it is called "mereo_" and the name.
+
+    Args:
+        name: one of `list_models()`, or of `list_models(pretrained=True)`, whose weights it then gets.
+        pretrained: start with weights that come with the package: the data set they were trained on, such as "mnist",
+            or True for the one whose images are the preset's, or the only one. Other numbers of classes and colours
+            may be asked for: the head is then new, the first convolution folded. All else is as it was trained.
+        num_classes: how many classes; 0 gives the features instead of scores.
+        in_chans: colour channels of the images.
+        img_size: their side, or (height, width).
+        checkpoint_path: weights saved by mereo for the same architecture.
+        features_only: return a backbone that gives the maps of its stages, see `FeatureMaps`.
+        out_indices: the stages whose maps a backbone gives; all by default.
+        kwargs: any other argument of the network, such as `patch_size` of MSPCaps. None means "the preset's".
+
+    Returns:
+        The model in training mode, with `config` and `pretrained_cfg` set, its convolutions in the memory layout in
+        which they are faster. Saved weights have the ordinary layout.
+    """
+    if out_indices is not None and not features_only:
+        raise UsageError(f"out_indices is {out_indices}, and features_only is False; set features_only=True.")
+    name, _, tag = name.partition(".")
+    get_model_entry(name)
+    given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **kwargs}
+    given = {argument: value for argument, value in given.items() if value is not None}
+    if tag or pretrained:
+        model = _pretrained(name, tag or pretrained, given, checkpoint_path)
+    else:
+        model = build(name, **given)
+        if checkpoint_path:
+            load_state(model, checkpoint_path)
+    return FeatureMaps(model, out_indices) if features_only else model
+
+
+def _pretrained(
+    name: str, pretrained: bool | str, given: dict[str, Any], checkpoint_path: str | Path = ""
+) -> VisionModel:
+    """A network with weights of the package; `given` are its arguments."""
+    if checkpoint_path:
+        raise UsageError(f"checkpoint_path is {str(checkpoint_path)!r} beside pretrained weights; leave one out.")
+    source = f"{name}.{choose_tag(name, pretrained)}"
+    tensors, metadata = load_tensors(pretrained_path(source))
+    model = build(name, **{**metadata["args"], **given})
+    fill(model, tensors, metadata, source)
+    kept = ("mean", "std") if model.image_shape[0] == metadata["args"]["in_chans"] else ()
+    model.pretrained_cfg |= {key: tuple(metadata["pretrained_cfg"][key]) for key in kept}
+    model.pretrained_cfg["license"] = metadata["pretrained_cfg"].get("license")
+    model.metadata = metadata
+    return model

@@ -1,0 +1,60 @@
+"""A network without couplings or capsules, registered as a user would, for what must hold for every vision network."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from mereo.models import MODELS, VisionModel, register_model
+
+
+class PlainCNN(VisionModel):
+    """Convolutions of stride 2, their mean over the image, and a linear classifier: images of any size."""
+
+    first_conv = "stages.0.0"
+    fixed_input_size = False
+
+    def __init__(
+        self,
+        num_classes: int = 5,
+        in_chans: int = 3,
+        img_size: int | tuple[int, int] = 16,
+        *,
+        widths: tuple[int, ...] = (6, 8, 12),
+    ) -> None:
+        super().__init__()
+        sides = (img_size, img_size) if isinstance(img_size, int) else img_size
+        self.image_shape, self.num_features = (in_chans, *sides), widths[-1]
+        inputs = (in_chans, *widths[:-1])
+        self.stages = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(i, o, 3, 2, 1), nn.BatchNorm2d(o), nn.ReLU())
+            for i, o in zip(inputs, widths, strict=True)
+        )
+        self.feature_info = [
+            {"num_chs": width, "reduction": 2 ** (i + 1), "module": f"stages.{i}"} for i, width in enumerate(widths)
+        ]
+        self.reset_classifier(num_classes)
+
+    def stage(self, index: int, inputs: Tensor) -> Tensor:
+        return self.stages[index](inputs)
+
+    def pool(self, features: Tensor) -> Tensor:
+        return features.mean((2, 3))
+
+    def make_classifier(self) -> nn.Module:
+        return nn.Linear(self.num_features, self.num_classes)
+
+
+@contextmanager
+def registered(name: str = "plain_cnn", **changes: Any) -> Iterator[None]:
+    """The network is in the catalogue inside the block."""
+    before = dict(MODELS)
+    how = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "interpolation": "bicubic", "crop_pct": 0.9}
+    how |= {"source": "https://example.org/networks/plain", "parameters": 1_601, "tiny": {}, **changes}
+    try:
+        register_model(name, PlainCNN, "Convolutions and a linear classifier.", **how)
+        yield
+    finally:
+        MODELS.clear()
+        MODELS.update(before)
