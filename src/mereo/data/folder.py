@@ -13,6 +13,8 @@ from mereo.data.trees import Tree, open_tree
 from mereo.errors import UsageError
 
 TEST_FRACTION, TEST_SEED = 0.2, 0
+Layout = tuple[dict[str, FileSplit], tuple[str, ...]]
+"""The splits that a folder itself has, and the class names."""
 _FOLDERS = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
 _LAYOUT = "it must hold train/<class>/<images>, and may hold val/ and test/ of the same form; or <class>/<images>"
 
@@ -66,7 +68,7 @@ def _named_classes(tree: Tree, place: str) -> tuple[str, ...]:
     return tuple(sorted(classes))
 
 
-def read_layout(path: Path) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
+def read_layout(path: Path) -> Layout:
     """The splits that the folder or archive itself has, and the class names. Only names of files are read."""
     tree = open_tree(path)
     found = _split_folders(tree)
@@ -79,13 +81,14 @@ def read_layout(path: Path) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
     return {split: _split(tree, place, names) for split, place in places.items()}, names
 
 
-def read_folder(path: Path) -> RawDataset:
+def read_folder(path: Path, layout: Layout | None = None, in_chans: int | None = None) -> RawDataset:
     """The splits for training: without a test folder val stands in for it; without both, a fifth is carved out.
 
-    The carving is stratified and always the same, whatever the seed of a run.
+    The carving is stratified and always the same, whatever the seed of a run. A layout and channels that are known
+    already are not looked for again.
     """
-    splits, names = read_layout(path)
-    channels, _ = sniff(splits["train"].tree, splits["train"].files)
+    splits, names = read_layout(path) if layout is None else layout
+    channels = sniff(splits["train"].tree, splits["train"].files)[0] if in_chans is None else in_chans
     ready: dict[str, RawSplit] = dict(splits)
     if "test" not in splits and "validation" in splits:
         ready["test"] = ready.pop("validation")

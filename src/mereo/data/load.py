@@ -10,7 +10,7 @@ from mereo.data.conversion import check_channels
 from mereo.data.images import Images, ImageSet
 from mereo.data.multimnist import PAD, OverlaidPairs
 from mereo.data.raw import Progress, RawDataset, RawSplit, Read, Request
-from mereo.data.sources import open_dataset
+from mereo.data.sources import DatasetInfo, open_dataset
 from mereo.data.split import hold_out, stratified
 from mereo.data.storage import Storage
 from mereo.errors import MereoError, UsageError, check_choice, check_positive, check_probability
@@ -91,6 +91,7 @@ def load_splits(
     cache_dir: str | Path | None = None,
     download: bool = True,
     progress: Progress | None = None,
+    info: DatasetInfo | None = None,
 ) -> Splits:
     """Read a dataset into splits whose images are stored at round(img_size / crop_pct).
 
@@ -111,11 +112,12 @@ def load_splits(
         cache_dir: folder for memory-mapped images.
         download: whether missing files of a named dataset may be fetched.
         progress: called with (images done, images in all).
+        info: of the same data, from `dataset_info`; then a folder is not scanned again.
     """
     dataset, channels, images, skipped = _read(
         _Wanted(
             data, root, img_size, in_chans, crop_pct, validation_fraction, seed, strict, limit, download,
-            pairs_per_image, Storage(memory_budget, cache_dir), progress,
+            pairs_per_image, Storage(memory_budget, cache_dir), progress, info,
         )
     )  # fmt: skip
     return Splits(images["train"], images.get("validation"), images["test"], dataset.class_names, channels, skipped)
@@ -157,6 +159,7 @@ class _Wanted(NamedTuple):
     pairs_per_image: int = 1
     storage: Storage | None = None
     progress: Progress | None = None
+    info: DatasetInfo | None = None
 
 
 def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, dict[str, Images], int]:
@@ -170,7 +173,7 @@ def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, di
         size = size[0] - 2 * PAD, size[1] - 2 * PAD
         if min(size) < 1:
             raise UsageError(f"img_size is {side}; for {OVERLAID} it must be above {2 * PAD}, the padding.")
-    dataset = open_dataset(data, wanted.root, download=wanted.download)
+    dataset = open_dataset(data, wanted.root, download=wanted.download, info=wanted.info)
     channels = dataset.in_chans if wanted.in_chans is None else wanted.in_chans
     check_channels(dataset.in_chans, channels)
     plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit)

@@ -3,14 +3,14 @@
 import fnmatch
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from mereo.data.digits import read_digits
 from mereo.data.files import sniff
-from mereo.data.folder import read_folder, read_layout
+from mereo.data.folder import Layout, read_folder, read_layout
 from mereo.data.published import read_cifar10, read_fashion_mnist, read_mnist, read_svhn
 from mereo.data.raw import RawDataset
 from mereo.errors import UsageError, unknown
@@ -27,6 +27,7 @@ class DatasetInfo:
         num_classes, in_chans: of its images.
         size: native (height, width); None if images differ.
         splits: number of images of each split that the source itself has.
+        layout: of an image folder: what its scan found, so that it need not be scanned again.
     """
 
     name: str
@@ -36,6 +37,7 @@ class DatasetInfo:
     in_chans: int
     size: tuple[int, int] | None
     splits: Mapping[str, int]
+    layout: Layout | None = field(default=None, repr=False, compare=False)
 
 
 DATASETS: dict[str, DatasetInfo] = {
@@ -133,10 +135,17 @@ def _image_folder(data: str | Path, root: str | Path | None) -> Path:
     raise UsageError(f"{unknown('dataset', text, DATASETS)} There is no folder of that name either.")
 
 
-def open_dataset(data: str | Path, root: str | Path | None = None, *, download: bool = True) -> RawDataset:
-    """The splits of a dataset by name, or of the folder or .zip archive of images at a path."""
+def open_dataset(
+    data: str | Path, root: str | Path | None = None, *, download: bool = True, info: DatasetInfo | None = None
+) -> RawDataset:
+    """The splits of a dataset by name, or of the folder or .zip archive of images at a path.
+
+    With its `info` from `dataset_info`, a folder is not scanned again.
+    """
     if str(data) in _READERS:
         return _READERS[str(data)](data_root(root), download)
+    if info is not None and info.layout is not None:
+        return read_folder(Path(info.source), info.layout, info.in_chans)
     return read_folder(_image_folder(data, root))
 
 
@@ -145,10 +154,10 @@ def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInf
     if str(data) in DATASETS:
         return DATASETS[str(data)]
     path = _image_folder(data, root)
-    splits, names = read_layout(path)
+    layout = splits, names = read_layout(path)
     channels, size = sniff(splits["train"].tree, splits["train"].files)
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     counts = {split: len(part) for split, part in splits.items()}
     smallest = int(np.bincount(splits["train"].labels.numpy()).min())
     summary = f"images in folders, {len(names)} classes ({shown}), at least {smallest} training images each"
-    return DatasetInfo(str(data), summary, str(path), len(names), channels, size, counts)
+    return DatasetInfo(str(data), summary, str(path), len(names), channels, size, counts, layout)

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from mereo.data import Images
 from mereo.errors import MereoError, UsageError, check_positive
-from mereo.inference.evaluate import found, normalise
+from mereo.inference.evaluate import normalise
 from mereo.inference.mode import judged
 from mereo.models import CapsuleClassifier
+from mereo.tasks.classification import hits
 
 Change = Callable[[Tensor, Tensor], Tensor]
 """(images in [0, 1], their indices in the split) -> images in [0, 1]."""
@@ -33,7 +34,7 @@ class Answers(NamedTuple):
     @property
     def right(self) -> Tensor:
         """Which images are judged right, bool (n,); those of several objects when all are found."""
-        return self.predicted == self.labels if self.labels.dim() == 1 else found(self.lengths, self.labels).all(1)
+        return self.predicted == self.labels if self.labels.dim() == 1 else hits(self.lengths, self.labels).all(1)
 
     @property
     def accuracy(self) -> float:

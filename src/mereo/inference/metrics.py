@@ -4,16 +4,15 @@ The scores of a capsule classifier are lengths of vectors, each in [0, 1) on its
 probabilities. `confidences` turns them into some, in one of two ways; calibration is then a statement about that way.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mereo.errors import UsageError, check_choice, check_positive
+from mereo.tasks.interval import Z95, wilson_interval  # noqa: F401, figures of merit too
 
 CONFIDENCES = ("normalised", "softmax")
-Z95 = 1.959964
 
 
 class ClassScores(NamedTuple):
@@ -36,28 +35,6 @@ class Reliability(NamedTuple):
     images: Tensor
     confidence: Tensor
     accuracy: Tensor
-
-
-def wilson_interval(share: float, count: int, z: float = Z95) -> tuple[float, float]:
-    """Wilson's interval of a share p of n images, 95 % by default; (0, 1) for no image.
-
-    (p + z^2 / 2n  -+  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
-
-    Args:
-        share: of the images judged right, in [0, 1].
-        count: of images.
-        z: quantile of the normal distribution.
-
-    Reference: Wilson, Journal of the American Statistical Association 22, 1927.
-    """
-    if not 0 <= share <= 1:
-        raise UsageError(f"share is {share}; it must be between 0 and 1.")
-    if count < 1:
-        return 0.0, 1.0
-    spread = z * z / count
-    centre = (share + spread / 2) / (1 + spread)
-    half = z * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
-    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 def confusion_matrix(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:

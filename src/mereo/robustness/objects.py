@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from mereo.inference.answers import Answers
-from mereo.inference.evaluate import found
 from mereo.inference.metrics import class_ratios, wilson_interval
+from mereo.tasks.classification import hits as objects_hit
 from mereo.training.report import percent
 
 WORDS = """\
@@ -27,7 +27,7 @@ def judge_objects(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
     """
     count, objects = answers.labels.shape
     low, high = wilson_interval(answers.accuracy, count)
-    hits = found(answers.lengths, answers.labels)
+    hits = objects_hit(answers.lengths, answers.labels)
     said = answers.lengths.topk(objects, 1).indices
     counts = [torch.bincount(c.flatten(), minlength=len(names)) for c in (answers.labels[hits], answers.labels, said)]
     shares = (hits.double().mean(1), hits.any(1).double())

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mereo.core import record
-from mereo.data import DatasetInfo, dataset_info
+from mereo.data import Batch, DatasetInfo
 from mereo.data.folder import TEST_FRACTION
 from mereo.data.storage import available_memory
-from mereo.models import CapsuleClassifier
+from mereo.tasks import Objective
 from mereo.training.config import TrainConfig
-from mereo.training.losses import Objective
+from mereo.training.plan import Plan, as_plan
 from mereo.training.report import duration
-from mereo.training.setup import build_model, choose_device, resolve
 from mereo.training.start import start_from
 from mereo.training.unread import without_unread
 
@@ -67,15 +66,7 @@ def free_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
 
 
-def _inputs(model: CapsuleClassifier, count: int, labels: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    images = torch.rand(count, *model.image_shape, device=device)
-    targets = torch.arange(count * labels, device=device).view(count, labels) % max(model.num_classes, 1)
-    if labels == 1:
-        return images, targets.squeeze(1), images
-    return images, targets, images.unsqueeze(1).expand(-1, labels, -1, -1, -1)
-
-
-def stored_bytes(objective: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+def stored_bytes(objective: nn.Module, batch: Batch) -> int:
     """Bytes that a forward pass keeps for the backward pass, each storage once, parameters left out."""
     own = {p.untyped_storage().data_ptr() for p in objective.parameters()}
     seen: dict[int, int] = {}
@@ -89,7 +80,7 @@ def stored_bytes(objective: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         # Kept alive, so that no address is used twice.
-        kept.append(objective(*inputs))
+        kept.append(objective(batch))
     return sum(seen.values())
 
 
@@ -105,18 +96,17 @@ def training_images(config: TrainConfig, info: DatasetInfo) -> int:
 
 
 def estimate(
-    config: TrainConfig, *, measure: bool = True, told: Callable[[Estimate], None] = lambda found: None
+    config: TrainConfig | Plan, *, measure: bool = True, told: Callable[[Estimate], None] = lambda found: None
 ) -> Estimate:
     """Reckon what a configuration takes; with `measure`, steps on random images are timed, for a few seconds in all,
     and files that cannot be read are looked for.
 
     `told` is called with the figures that need no timing, before it begins.
     """
-    config = resolve(config)
-    device = choose_device(config.device)
-    info = dataset_info(config.data, config.data_root)
-    model = build_model(config, info.num_classes).to(device)
-    objective = Objective(model, config.loss, config.reconstruction_weight).train()
+    plan = as_plan(config)
+    config, device, info, task = plan.config, plan.device, plan.info, plan.task()
+    model = plan.build_model().to(device)
+    objective = task.objective(model, config).train()
     labels = 2 if config.data == "multimnist" else 1
     parameters = sum(p.numel() for p in model.parameters())
     # While recorded, routing runs in the open; the counter cannot look into the compiled form.
@@ -125,7 +115,7 @@ def estimate(
     images = training_images(config, info)
     batch_size = min(config.batch_size, max(images, 1))
     micro = max(batch_size // config.accumulate, 1)
-    small, large = (stored_bytes(objective, _inputs(model, n, labels, device)) for n in (PROBE, 2 * PROBE))
+    small, large = (stored_bytes(objective, task.example(model, n, labels)) for n in (PROBE, 2 * PROBE))
     each = (large - small) / PROBE
     activations = round(small + each * (micro - PROBE))
     copies = 2 if config.optimizer == "sgd" else 4
@@ -143,21 +133,25 @@ def estimate(
     told(found)
     if not measure:
         return found
-    seconds = _time_step(objective, batch_size, micro, labels, device)
+    seconds = _time_step(objective, lambda count: task.example(model, count, labels), batch_size, micro, device)
     images = training_images(config, without_unread(info, strict=config.strict))
     return replace(found, step_seconds=seconds, images=images)
 
 
-def _time_step(objective: Objective, batch_size: int, micro: int, labels: int, device: torch.device) -> float:
+def _time_step(
+    objective: Objective, example: Callable[[int], Batch], batch_size: int, micro: int, device: torch.device
+) -> float:
     """Seconds of a step of `batch_size` images, from parts of a batch that double while there is time."""
-    layout = torch.channels_last if objective.model.channels_last else torch.contiguous_format
+    channels_last = getattr(objective.model, "channels_last", True)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
     objective.to(memory_format=layout)
 
     def step(count: int) -> float:
-        images, *others = _inputs(objective.model, count, labels, device)
-        images = images.contiguous(memory_format=layout)
+        batch = example(count)
+        if batch.images is not None:
+            batch = batch._replace(images=batch.images.contiguous(memory_format=layout))
         began = time.perf_counter()
-        objective(images, *others)[0].backward()
+        objective(batch)[0].backward()
         objective.zero_grad(set_to_none=True)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -178,13 +172,12 @@ def gibibytes(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.0f} MiB"
 
 
-def print_estimate(config: TrainConfig) -> None:
+def print_estimate(config: TrainConfig | Plan) -> None:
     """`mereo train --dry-run`."""
-    config = resolve(config)
-    if config.weights is not None and not config.resume:
-        model = build_model(config, dataset_info(config.data, config.data_root).num_classes)
-        print(start_from(model, config.weights))
-    found = estimate(config, told=_print_size)
+    plan = as_plan(config)
+    if plan.config.weights is not None and not plan.config.resume:
+        print(start_from(plan.build_model(), plan.config.weights))
+    found = estimate(plan, told=_print_size)
     seconds = found.epoch_seconds or 0.0
     _print_rows(
         ("an epoch", f"about {duration(seconds)} for {found.images:,} images"),

@@ -1,16 +1,18 @@
-"""What a run tells while it works: a progress bar, or a line an epoch and a minute, and CSV."""
+"""Progress of a run: a bar, or a line per epoch and minute; and its history as CSV."""
 
 import csv
 import io
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mereo.files import write_atomically
+from mereo.tasks import Task
 
 COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
+"""Of the history of a classifier; those of any task are its `columns`."""
 
 
 def percent(share: float) -> str:
@@ -19,7 +21,7 @@ def percent(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them: 45 s, 3 min 20 s, 2 h 5 min."""
+    """Seconds as text: 45 s, 3 min 20 s, 2 h 5 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -29,7 +31,7 @@ def duration(seconds: float) -> str:
 
 
 class Report:
-    """Tells a person how a run goes. Silent in every process but the first.
+    """Reports the progress of a run. Silent in every process but the first.
 
     Args:
         silent: print nothing (the files are written all the same).
@@ -37,7 +39,7 @@ class Report:
 
     def __init__(self, *, silent: bool = False) -> None:
         self.silent = silent
-        # Without a terminal there is no bar, and so many seconds without a line would make a person wonder.
+        # Without a terminal there is no bar: a line is printed when none was for so many seconds.
         self.patience = 60.0
         self.live = not silent and sys.stderr.isatty()
         self._bar: Any = None
@@ -46,7 +48,7 @@ class Report:
         self._began = self._said = 0.0
 
     def say(self, line: str) -> None:
-        """One line for the person."""
+        """Print one line."""
         if self.silent:
             return
         if self._bar is not None:
@@ -72,23 +74,24 @@ class Report:
     def step(self, epoch: int, epochs: int, rate: float, loss: float | None) -> None:
         """One optimiser step is done."""
         self._done += 1
-        told = "" if loss is None else f", loss {loss:.4f}"
+        shown = "" if loss is None else f", loss {loss:.4f}"
         if self._bar is not None:
             self._bar.update(
-                self._task, advance=1, description=f"epoch {epoch}/{epochs}{told}", rate=f"{rate:,.0f} images/s"
+                self._task, advance=1, description=f"epoch {epoch}/{epochs}{shown}", rate=f"{rate:,.0f} images/s"
             )
         elif loss is not None and time.monotonic() - self._said >= self.patience:
             seconds = (time.monotonic() - self._began) / (self._done - self._first)
             left = duration(seconds * (self._steps - self._done))
             done = f"epoch {epoch}/{epochs}, step {self._done:,} of {self._steps:,}"
-            self.say(f"{done}{told}, {rate:,.0f} images/s, {left} left")
+            self.say(f"{done}{shown}, {rate:,.0f} images/s, {left} left")
 
-    def epoch(self, row: dict[str, Any], epochs: int, best: bool, left: float) -> None:
+    def epoch(self, row: dict[str, Any], epochs: int, best: bool, left: float, task: Task) -> None:
         """One epoch is done: a line of its figures."""
+        train, held_out = (row[f"{split}_{task.chooses[0]}"] for split in ("train", "val"))
         parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"loss {row['train_loss']:.4f}"]
-        parts.append(f"train {percent(row['train_accuracy'])}")
-        if row["val_accuracy"] is not None:
-            parts.append(f"val {percent(row['val_accuracy'])}{' (best)' if best else ''}")
+        parts.append(f"train {task.show(train)}")
+        if held_out is not None:
+            parts.append(f"val {task.show(held_out)}{' (best)' if best else ''}")
         parts += [f"{row['images_per_second']:,.0f} images/s", f"{duration(left)} left"]
         self.say("  ".join(parts))
 
@@ -100,11 +103,11 @@ class Report:
 
 
 def reading_progress(report: Report) -> Callable[[int, int], None]:
-    """A callback (done, total) that tells how the reading of images goes, once it takes long enough to wonder."""
+    """A callback (done, total) that reports how many images were read, once reading takes long."""
     began = time.monotonic()
     last = [began]
 
-    def tell(done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         now = time.monotonic()
         if now - last[0] > (0.5 if report.live else 10) or (done == total and now - began > 2):
             last[0] = now
@@ -113,13 +116,13 @@ def reading_progress(report: Report) -> Callable[[int, int], None]:
             else:
                 report.say(f"reading images: {done:,} of {total:,}")
 
-    return tell
+    return show
 
 
-def write_history(path: Path, history: list[dict[str, Any]]) -> None:
+def write_history(path: Path, history: list[dict[str, Any]], columns: Sequence[str] = COLUMNS) -> None:
     """All epochs as CSV, written anew each time, so that a resumed run leaves no doubled line."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(history)
     write_atomically(path, text.getvalue().encode())

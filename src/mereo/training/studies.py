@@ -165,27 +165,35 @@ def finish_runs(
 
     UsageError for a finished run of another configuration: it is no part of this table.
     """
+    from mereo.data import DatasetInfo, dataset_info
     from mereo.training.engine import train
+    from mereo.training.plan import make_plan
     from mereo.training.run_folder import RunFolder, differences
-    from mereo.training.setup import resolve
 
+    known: dict[tuple[str, str | None], DatasetInfo] = {}
+    plans = {}
+    for key, config in configs.items():
+        place = config.data, config.data_root
+        if place not in known:
+            known[place] = dataset_info(*place)
+        plans[key] = make_plan(config, known[place])
     folders = {key: RunFolder(Path(config.output) / str(config.name)) for key, config in configs.items()}
     for key, folder in folders.items():
         if folder.config.exists():
-            differing = differences(TrainConfig.from_yaml(folder.config), resolve(configs[key]))
+            differing = differences(TrainConfig.from_yaml(folder.config), plans[key].config)
             if differing:
                 begun = ", ".join(f"{name} {was}" for name, (was, _) in differing.items())
                 raise UsageError(
                     f"{folder.path.parent} was begun with {begun}; give the same again, or another --output."
                 )
     results: dict[str, list[dict[str, Any]]] = {}
-    for place, ((label, seed), config) in enumerate(configs.items(), start=1):
+    for number, ((label, seed), plan) in enumerate(plans.items(), start=1):
         finished = folders[label, seed].results
         if finished.exists():
-            say(f"{place}/{len(configs)} {label}, seed {seed}: finished before")
+            say(f"{number}/{len(configs)} {label}, seed {seed}: finished before")
         else:
-            say(f"{place}/{len(configs)} {label}, seed {seed}")
-            train(config)
+            say(f"{number}/{len(configs)} {label}, seed {seed}")
+            train(plan)
         results.setdefault(label, []).append(json.loads(finished.read_text()))
     return results
 

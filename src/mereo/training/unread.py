@@ -20,7 +20,8 @@ def without_unread(info: DatasetInfo, *, strict: bool = False) -> DatasetInfo:
     if info.name in DATASETS:
         return info
     end, counts = time.monotonic() + SECONDS, dict(info.splits)
-    for name, split in read_layout(Path(info.source))[0].items():
+    layout = read_layout(Path(info.source)) if info.layout is None else info.layout
+    for name, split in layout[0].items():
         for indices in torch.arange(len(split)).split(_PART):
             if time.monotonic() < end:
                 counts[name] -= split.take(indices).read(Request((1, 1), 3, strict=strict)).skipped
