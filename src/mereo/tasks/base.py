@@ -85,7 +85,7 @@ class Task(ABC):
     """One kind of prediction.
 
     Args:
-        class_names: names of what is predicted, where it has names.
+        class_names: of the data.
 
     Attributes:
         name: under which it is registered.
@@ -103,6 +103,11 @@ class Task(ABC):
 
     def __init__(self, class_names: Sequence[str] = ()) -> None:
         self.class_names = tuple(class_names)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, which are saved with the weights; none where they are no classes."""
+        return ()
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -138,6 +138,10 @@ class Classification(Task):
     is_share = True
     losses = ("margin", "cross_entropy", "spread")
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.class_names
+
     def resolve_loss(self, loss: str, module: type[nn.Module]) -> str:
         loss = super().resolve_loss(loss, module)
         automatic = "margin" if issubclass(module, CapsuleClassifier) else "cross_entropy"
@@ -181,6 +185,9 @@ class Classification(Task):
         return Batch(images, labels, images.unsqueeze(1).expand(-1, objects, -1, -1, -1))
 
     def titles(self, batch: Batch) -> list[str]:
+        if batch.labels.is_floating_point():
+            shares = [[(share, c) for c, share in enumerate(row) if share > 0] for row in batch.labels.tolist()]
+            return [", ".join(f"{self.class_names[c]} {share:.0%}" for share, c in row) for row in shares]
         return [self._listed(row) for row in batch.labels.reshape(len(batch.labels), -1).tolist()]
 
     def _listed(self, classes: Sequence[int]) -> str:

@@ -280,7 +280,7 @@ class Trainer:
         # Weights without a task are of a classifier, as all were once.
         kind = {} if self.task.name == "classification" else {"task": self.task.name}
         save_weights(
-            path, self.model, class_names=self.task.class_names, state=state,
+            path, self.model, class_names=self.task.output_names, state=state,
             data=self.config.data, seed=self.config.seed, epoch=len(self.history), **kind,
         )  # fmt: skip
 
