@@ -21,7 +21,7 @@ def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
     if first.config is not None:
         path = first.config / "config.yaml" if first.config.is_dir() else first.config
         config = TrainConfig.from_yaml(path)
-        # The folder of a run names the run: its configuration goes on there.
+        # The folder of a run names the run, which is resumed there.
         in_run_folder = first.resume and path.name == "config.yaml"
         return config.replace(name=path.parent.name, output=str(path.parent.parent)) if in_run_folder else config
     given = {word.split("=")[0] for word in words}

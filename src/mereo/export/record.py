@@ -11,7 +11,7 @@ from mereo.training.config import FIELDS, TrainConfig, show_arguments, show_size
 from mereo.training.recipes import RECIPES, apply_recipe
 from mereo.training.run_folder import IDENTITY, RunFolder
 
-FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction")
+FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction", "loss")
 """Fields that a run settles by itself where they are left open."""
 SAID_FIRST = {"model", "data", "recipe"}
 

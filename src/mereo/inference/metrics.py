@@ -1,4 +1,4 @@
-"""Figures of merit of a classifier, as pure functions of what it said and what is true.
+"""Figures of merit of a classifier, as pure functions of predictions and labels.
 
 The scores of a capsule classifier are lengths of vectors, each in [0, 1) on its own: they do not sum to one and are not
 probabilities. `confidences` turns them into some, in one of two ways; calibration is then a statement about that way.
@@ -10,13 +10,19 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError, check_choice, check_positive
-from mereo.tasks.interval import Z95, wilson_interval  # noqa: F401, figures of merit too
+from mereo.tasks.interval import Z95, wilson_interval
+
+__all__ = [
+    "CONFIDENCES", "Z95", "ClassScores", "Reliability", "brier_score", "class_ratios", "class_scores", "confidences",
+    "confusion_matrix", "expected_calibration_error", "negative_log_likelihood", "reliability", "separation",
+    "wilson_interval",
+]  # fmt: skip
 
 CONFIDENCES = ("normalised", "softmax")
 
 
 class ClassScores(NamedTuple):
-    """How one class fares: images that are of it, images said to be of it, and the three ratios (0 for 0 / 0)."""
+    """Figures of one class: images of it (support), images predicted as it (said), and three ratios (0 for 0 / 0)."""
 
     support: int
     said: int
@@ -26,7 +32,7 @@ class ClassScores(NamedTuple):
 
 
 class Reliability(NamedTuple):
-    """Bins of confidence: how many images fall in each, their mean confidence, and the share of them judged right.
+    """Bins of confidence: images in each, their mean confidence, and the share of them classified correctly.
 
     Shapes: edges (bins + 1,); images, confidence, accuracy (bins,), the last two 0 in an empty bin.
     """
@@ -38,12 +44,12 @@ class Reliability(NamedTuple):
 
 
 def confusion_matrix(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """How often class i was said to be class j.
+    """How often class i was predicted as class j.
 
     C[i, j] = |{n : label_n = i, predicted_n = j}|
 
     Args:
-        predicted: the class said.
+        predicted: the predicted class.
         labels: the true class.
         num_classes: of the matrix.
 
@@ -74,8 +80,8 @@ def class_ratios(hits: Tensor, support: Tensor, said: Tensor) -> list[ClassScore
     """Recall, precision and F1 of every class: h / s, h / t, 2 h / (s + t), 0 for 0 / 0.
 
     Args:
-        hits: how often the class was there and was said.
-        support, said: how often it was there, and how often it was said.
+        hits: how often the class was present and predicted.
+        support, said: how often it was present, and how often it was predicted.
 
     Shapes: int64 (classes,) -> one entry a class.
     """
@@ -108,7 +114,7 @@ def confidences(lengths: Tensor, how: str = "normalised") -> Tensor:
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
-    """The images by the probability of the class said, in bins of equal width (low, high].
+    """The images by the probability of the predicted class, in bins of equal width (low, high].
 
     Args:
         probabilities: a distribution over the classes for each image.
@@ -129,18 +135,18 @@ def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Reliab
     return Reliability(torch.linspace(0, 1, bins + 1, dtype=torch.float64), count, confidence, accuracy)
 
 
-def expected_calibration_error(found: Reliability) -> float:
+def expected_calibration_error(curve: Reliability) -> float:
     """Mean distance of confidence and accuracy over the bins, weighted by their images.
 
     ECE = sum_b (n_b / n) |accuracy_b - confidence_b|
 
     Args:
-        found: from `reliability`.
+        curve: from `reliability`.
 
     Reference: arXiv:1706.04599, eq. 3.
     """
-    gaps = (found.accuracy - found.confidence).abs() * found.images
-    return float(gaps.sum() / found.images.sum().clamp(min=1))
+    gaps = (curve.accuracy - curve.confidence).abs() * curve.images
+    return float(gaps.sum() / curve.images.sum().clamp(min=1))
 
 
 def brier_score(probabilities: Tensor, labels: Tensor) -> float:
@@ -179,13 +185,13 @@ def negative_log_likelihood(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def separation(right: Tensor, wrong: Tensor) -> float | None:
-    """How well a score tells right answers from wrong ones: the area under the ROC curve; None if either is missing.
+    """Area under the ROC curve of a score that separates correct from wrong predictions; None if either is missing.
 
-    AUROC = P(right > wrong) + P(right = wrong) / 2, over pairs of one right and one wrong answer
+    AUROC = P(right > wrong) + P(right = wrong) / 2, over pairs of one correct and one wrong prediction
 
     Args:
-        right: scores of the right answers.
-        wrong: scores of the wrong answers.
+        right: scores of the correct predictions.
+        wrong: scores of the wrong predictions.
 
     Shapes: (n,) and (m,).
     """

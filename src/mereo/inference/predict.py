@@ -51,7 +51,7 @@ class Prediction:
 
 def find_images(patterns: Sequence[str | Path]) -> list[Path]:
     """The files that paths, folders (searched whole, for image suffixes) and globs name, each once, in order."""
-    found: dict[Path, None] = {}
+    listed: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
         if path.is_dir():
@@ -64,10 +64,10 @@ def find_images(patterns: Sequence[str | Path]) -> list[Path]:
             files = [Path(p) for p in sorted(glob.glob(str(pattern), recursive=True)) if Path(p).is_file()]  # noqa: PTH207
             if not files:
                 raise UsageError(f"{pattern} is not a file, not a folder, and as a pattern matches nothing.")
-        found.update(dict.fromkeys(files))
-    if not found:
+        listed.update(dict.fromkeys(files))
+    if not listed:
         raise UsageError("no image is given; name files, folders or patterns.")
-    return list(found)
+    return list(listed)
 
 
 def read_images(paths: Iterable[Path], model: CapsuleClassifier, *, strict: bool = False) -> tuple[list[Path], Tensor]:

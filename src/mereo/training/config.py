@@ -103,7 +103,7 @@ ImageSize = Annotated[
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a network: a run folder with weights, results and pictures comes out."""
+    """Train a network into a run folder with weights, results and pictures."""
 
     model: str = "mspcaps_tiny"
     """Name of the network; `mereo models` lists them."""
@@ -112,7 +112,7 @@ class TrainConfig:
     task: str = "classification"
     """What is predicted."""
     data_root: str | None = None
-    """Where data sets lie; else the environment variable MEREO_DATA, else ./data."""
+    """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
     recipe: str | None = None
     """A published recipe (`mereo recipes`) to start from."""
     model_args: ModelArguments = field(default_factory=dict)
@@ -127,7 +127,7 @@ class TrainConfig:
     batch_size: int = 128
     """Images of one optimiser step, over all processes and parts."""
     accumulate: int = 1
-    """Parts in which a batch is worked through, to save memory."""
+    """Parts into which a batch is split, to save memory."""
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     """Optimiser; sgd has Nesterov momentum 0.9."""
     lr: float = 1e-3
@@ -211,9 +211,10 @@ class TrainConfig:
     """Folder of the run folders."""
     weights: str | None = None
     """Start from these weights: a file, the folder of a run, or weights of the package such as mspcaps_tiny.mnist
-    (see `mereo models`). For another number of classes or colours, the parts that depend on it are fitted."""
+    (see `mereo models`). For another number of classes or colours, the parts that depend on it are initialised anew or
+    folded."""
     resume: bool = False
-    """Go on with the run of that name where it was stopped."""
+    """Resume the run of that name where it was stopped."""
     checkpoint_seconds: float = 60.0
     """State is saved after every epoch, and within one when this much time has passed."""
     tensorboard: bool = True

@@ -15,7 +15,7 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
     """Fill in what the weights of a configuration decide where it leaves that open.
 
     The arguments of the network are theirs, and so is the normalisation where images have as many colours. Their path
-    becomes one that holds wherever the saved configuration is repeated. A run that goes on has all that already, and
+    becomes one that holds wherever the saved configuration is repeated. A resumed run has all that already, and
     may have outlived them.
     """
     weights = str(config.weights)

@@ -1,8 +1,8 @@
 """Studies: variants of one training under one protocol, several seeds each, a table at the end.
 
 A study is data: the base configuration, and for each variant the fields that differ and what its source reports. The
-runs lie in <output>/<study>-<data>/<variant>-seed<n>; those that are finished are not run again, so a study goes on
-where it was stopped. `mereo compare` makes its study from the command line and runs it by the same functions.
+runs lie in <output>/<study>-<data>/<variant>-seed<n>; finished ones are not run again, so a stopped study
+continues. `mereo compare` makes its study from the command line and runs it by the same functions.
 """
 
 import json
@@ -137,20 +137,20 @@ def plan_runs(
     """The configuration of every run, by (variant, seed); seeds alternate variants, so that each round of seeds is a
     whole comparison."""
     chosen = {label: row for label, row in study.variants.items() if not only or label in only}
-    found = {}
+    planned = {}
     for seed in range(seeds):
         for label, row in chosen.items():
             recipe, model, data = row.recipe or study.recipe, row.changes.get("model"), overrides.get("data")
             config = TrainConfig() if recipe is None else apply_recipe(recipe, model, data)
             config = config.replace(**{**row.changes, **overrides})
-            found[label, seed] = config.replace(
+            planned[label, seed] = config.replace(
                 model_args={**config.model_args, **row.model_args},
                 seed=seed,
                 output=str(Path(output) / f"{name}-{Path(config.data).name}"),
                 name=f"{folder_name(label)}-seed{seed}",
                 resume=True,
             )
-    return found
+    return planned
 
 
 def folder_name(label: str) -> str:
@@ -163,7 +163,7 @@ def finish_runs(
 ) -> dict[str, list[dict[str, Any]]]:
     """Run what is still to be run, and return the results of all runs by variant, in the order of seeds.
 
-    UsageError for a finished run of another configuration: it is no part of this table.
+    UsageError for a finished run of another configuration: it does not belong to this table.
     """
     from mereo.data import DatasetInfo, dataset_info
     from mereo.training.engine import train

@@ -16,7 +16,7 @@ _PART = 64
 
 
 def without_unread(info: DatasetInfo, *, strict: bool = False) -> DatasetInfo:
-    """The same data less the files that were found to be unreadable; they are named as the run will name them."""
+    """The same data without unreadable files; they are named as the run will name them."""
     if info.name in DATASETS:
         return info
     end, counts = time.monotonic() + SECONDS, dict(info.splits)
