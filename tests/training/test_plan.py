@@ -5,6 +5,7 @@ from PIL import Image
 
 from mereo.cli.main import main
 from mereo.data import folder, sources
+from mereo.export.rows import run_comparison
 from mereo.training.config import TrainConfig
 from mereo.training.plan import make_plan, resolve
 from mereo.training.studies import Study, Variant, finish_runs, plan_runs
@@ -49,6 +50,14 @@ def test_a_study_scans_its_folder_once_for_all_runs(scans, tmp_path):
     configs = {key: config.replace(freeze=()) for key, config in configs.items()}
     results = finish_runs(configs, lambda line: None)
     assert results.keys() == {"plain", "frozen"}
+    assert scans == ["photos"]
+
+
+def test_a_comparison_scans_its_folder_once(scans, tmp_path):
+    overrides = {"data": "photos", "device": "cpu", "batch_size": 4, "epochs": 1, "tensorboard": False, "img_size": 16}
+    networks = ["mspcaps_tiny:channels=[4,8,8],patch_size=2", "mspcaps_tiny:channels=[4,8,12],patch_size=2"]
+    rows = run_comparison(networks, 1, str(tmp_path / "runs"), overrides, say=lambda line: None)
+    assert len(rows) == 2
     assert scans == ["photos"]
 
 

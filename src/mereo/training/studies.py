@@ -11,11 +11,14 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mereo.errors import UsageError, unknown
 from mereo.training.config import TrainConfig
 from mereo.training.recipes import apply_recipe
+
+if TYPE_CHECKING:
+    from mereo.training.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -158,26 +161,36 @@ def folder_name(label: str) -> str:
     return re.sub(r"[^\w.=-]+", "_", label).strip("_")
 
 
+def make_plans(configs: Mapping[tuple[str, int], "TrainConfig | Plan"]) -> dict[tuple[str, int], "Plan"]:
+    """The plans of several runs; data that they share is looked at once."""
+    from mereo.data import DatasetInfo, dataset_info
+    from mereo.training.plan import Plan, make_plan
+
+    known: dict[tuple[str, str | None], DatasetInfo] = {}
+    plans: dict[tuple[str, int], Plan] = {}
+    for key, config in configs.items():
+        if isinstance(config, Plan):
+            plans[key] = config
+            continue
+        place = config.data, config.data_root
+        if place not in known:
+            known[place] = dataset_info(*place)
+        plans[key] = make_plan(config, known[place])
+    return plans
+
+
 def finish_runs(
-    configs: Mapping[tuple[str, int], TrainConfig], say: Callable[[str], None] = print
+    configs: Mapping[tuple[str, int], "TrainConfig | Plan"], say: Callable[[str], None] = print
 ) -> dict[str, list[dict[str, Any]]]:
     """Run what is still to be run, and return the results of all runs by variant, in the order of seeds.
 
     UsageError for a finished run of another configuration: it does not belong to this table.
     """
-    from mereo.data import DatasetInfo, dataset_info
     from mereo.training.engine import train
-    from mereo.training.plan import make_plan
     from mereo.training.run_folder import RunFolder, differences
 
-    known: dict[tuple[str, str | None], DatasetInfo] = {}
-    plans = {}
-    for key, config in configs.items():
-        place = config.data, config.data_root
-        if place not in known:
-            known[place] = dataset_info(*place)
-        plans[key] = make_plan(config, known[place])
-    folders = {key: RunFolder(Path(config.output) / str(config.name)) for key, config in configs.items()}
+    plans = make_plans(configs)
+    folders = {key: RunFolder(Path(p.config.output) / str(p.config.name)) for key, p in plans.items()}
     for key, folder in folders.items():
         if folder.config.exists():
             differing = differences(TrainConfig.from_yaml(folder.config), plans[key].config)
