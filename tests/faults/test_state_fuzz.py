@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 import mereo
+from mereo.data import Batch
 from mereo.errors import MereoError, UsageError
 from mereo.models.weights import load_tensors
 from mereo.training.averaging import WeightAverage
@@ -38,7 +39,7 @@ def make():
 def whole(tmp_path_factory):
     """The state of a network after one step."""
     objective, optimizer, average = make()
-    loss, _ = objective(torch.rand(2, 1, 16, 16), torch.tensor([0, 1]), torch.rand(2, 1, 16, 16))
+    loss, _ = objective(Batch(torch.rand(2, 1, 16, 16), torch.tensor([0, 1]), torch.rand(2, 1, 16, 16)))
     loss.backward()
     optimizer.step()
     average.update(0)
@@ -51,7 +52,7 @@ def go_on(path: Path) -> None:
     """Take up a state and make one step from it."""
     objective, optimizer, average = make()
     check_progress(path, load_state(path, objective, optimizer, average))
-    loss, _ = objective(torch.rand(2, 1, 16, 16), torch.tensor([0, 1]), torch.rand(2, 1, 16, 16))
+    loss, _ = objective(Batch(torch.rand(2, 1, 16, 16), torch.tensor([0, 1]), torch.rand(2, 1, 16, 16)))
     loss.backward()
     optimizer.step()
     average.update(1)

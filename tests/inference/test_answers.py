@@ -9,6 +9,7 @@ from mereo.errors import MereoError, UsageError
 from mereo.inference.answers import check_one_label, collect_answers
 from mereo.inference.evaluate import Scores, evaluate, normalise
 from mereo.inference.mode import judged
+from mereo.tasks.classification import accuracy_figures
 
 
 @pytest.fixture
@@ -80,5 +81,5 @@ def test_no_image_is_no_accuracy(model, split):
 
 
 def test_the_interval_of_scores_is_wilsons():
-    low, high = Scores(10, 0.0, 0.8, {}).interval
+    low, high = Scores(10, 0.0, accuracy_figures(8, 10)).interval
     assert (low, high) == pytest.approx((0.490162, 0.943318), abs=1e-5)

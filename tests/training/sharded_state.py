@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from mereo.data import Batch
 from mereo.models import create_model
 from mereo.models.weights import load_tensors
 from mereo.training.averaging import WeightAverage
@@ -28,7 +29,7 @@ def build(mesh):
 def step(objective, optimizer, average, number):
     generator = torch.Generator().manual_seed(number)
     images = torch.rand(4, 1, 20, 20, generator=generator)
-    loss, _ = objective(images, torch.arange(4), images)
+    loss, _ = objective(Batch(images, torch.arange(4), images))
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from mereo.data import DatasetInfo
+from mereo.data import Batch, DatasetInfo
 from mereo.errors import UsageError
+from mereo.tasks.classification import ClassificationObjective
 from mereo.training import estimate as estimating
 from mereo.training import unread
 from mereo.training.config import TrainConfig
@@ -99,15 +100,16 @@ def test_the_figures_are_told_before_the_timing(monkeypatch, capsys):
 def test_a_slow_step_is_timed_on_a_part_of_its_batch(monkeypatch):
     """A network of 10 ms an image, and a batch of minutes."""
     counts: list[int] = []
-    forward = estimating.Objective.forward
+    forward = ClassificationObjective.forward
 
-    def slow(self, images, *others):
-        if self.training and images.shape[0] != estimating.PROBE:
-            counts.append(len(images))
-            time.sleep(0.01 * len(images))
-        return forward(self, images[:2], *(other[:2] for other in others))
+    def slow(self, batch):
+        count = len(batch.images)
+        if self.training and count != estimating.PROBE:
+            counts.append(count)
+            time.sleep(0.01 * count)
+        return forward(self, Batch(*(None if field is None else field[:2] for field in batch)))
 
-    monkeypatch.setattr(estimating.Objective, "forward", slow)
+    monkeypatch.setattr(ClassificationObjective, "forward", slow)
     monkeypatch.setattr(estimating, "TIMING_SECONDS", 1.0)
     began = time.perf_counter()
     found = estimate(small(batch_size=1024))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mereo.core import Capsules
+from mereo.data import Batch
 from mereo.errors import UsageError
 from mereo.models import create_model
 from mereo.training.losses import Objective, many_hot, margin_loss, reconstruction_loss, score_loss
@@ -40,7 +41,7 @@ def test_reconstruction_loss_sums_over_pixels():
 
 
 def test_cross_entropy_refuses_several_labels():
-    with pytest.raises(UsageError, match="one label"):
+    with pytest.raises(UsageError, match="one label per image"):
         score_loss(torch.rand(2, 4), torch.tensor([[0, 1], [2, 3]]), "cross_entropy")
 
 
@@ -52,12 +53,12 @@ def small_capsnet():
 def test_objective_adds_the_reconstruction_of_the_true_class():
     model = small_capsnet().eval()
     images, labels = torch.rand(3, 1, 20, 20), torch.tensor([0, 3, 1])
-    loss, scores = Objective(model, "margin", 0.0005)(images, labels, images)
+    loss, scores = Objective(model, "margin", 0.0005)(Batch(images, labels, images))
     capsules = model.capsules(images)
     expected = margin_loss(scores, many_hot(labels, 4))
     expected = expected + 0.0005 * reconstruction_loss(model.reconstruct(capsules, labels), images)
     torch.testing.assert_close(loss, expected)
-    without, _ = Objective(model, "margin", 0.0)(images, labels, images)
+    without, _ = Objective(model, "margin", 0.0)(Batch(images, labels, images))
     assert without < loss
 
 
@@ -68,7 +69,7 @@ def test_objective_rebuilds_each_of_two_objects_by_itself():
         torch.tensor([[0, 1], [3, 2], [1, 0]]),
         torch.rand(3, 2, 1, 20, 20),
     )
-    loss, scores = Objective(model, "margin", 0.001)(images, labels, targets)
+    loss, scores = Objective(model, "margin", 0.001)(Batch(images, labels, targets))
     capsules: Capsules = model.capsules(images)
     expected = margin_loss(scores, many_hot(labels, 4))
     for obj in range(2):

@@ -6,6 +6,8 @@ import torch
 from mereo.data import ImageSet
 from mereo.inference.evaluate import normalise
 from mereo.models import create_model
+from mereo.tasks import Classification
+from mereo.tasks import pictures as grid
 from mereo.training import pictures, results
 from mereo.training.pictures import draw_curves
 
@@ -19,7 +21,8 @@ def drawn(monkeypatch):
         figure.draw_without_rendering()
         found.append(figure)
 
-    monkeypatch.setattr(pictures, "save_figure", keep)
+    for module in (pictures, grid):
+        monkeypatch.setattr(module, "save_figure", keep)
     return found
 
 
@@ -55,13 +58,16 @@ def test_a_wrong_answer_stands_beside_the_truth(drawn, tmp_path):
     model = create_model("mspcaps_tiny", channels=(4, 8, 8), in_chans=1, img_size=16, num_classes=3)
     images, labels = torch.randint(0, 256, (9, 1, 16, 16), dtype=torch.uint8), torch.arange(9) % 3
     test = ImageSet(images, labels, ("cat", "dog", "owl"))
-    results.draw_test_samples(model, test, torch.device("cpu"), tmp_path / "samples.png")
+    results.draw_test_samples(
+        Classification(test.class_names), model, test, torch.device("cpu"), tmp_path / "samples.png"
+    )
     cfg = model.pretrained_cfg
-    said = model.eval()(normalise(test.batch(torch.arange(9)).images, cfg["mean"], cfg["std"])).argmax(1).tolist()
+    predicted = model.eval()(normalise(test.batch(torch.arange(9)).images, cfg["mean"], cfg["std"])).argmax(1).tolist()
     (figure,) = drawn
     titles = [axes.get_title() for axes in figure.axes[:9]]
     names = test.class_names
-    assert said != labels.tolist()
+    assert predicted != labels.tolist()
     assert titles == [
-        names[s] if s == t else f"said {names[s]},\nis {names[t]}" for s, t in zip(said, labels.tolist(), strict=True)
+        names[s] if s == t else f"predicted {names[s]},\nis {names[t]}"
+        for s, t in zip(predicted, labels.tolist(), strict=True)
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from mereo.training.engine import train
 from mereo.training.report import Report
-from mereo.training.setup import images_told, prepare
+from mereo.training.setup import describe_images, prepare
 from pictures import picture
 
 
@@ -21,17 +21,17 @@ def photos(tmp_path: Path) -> Path:
 
 def test_what_images_serve_for_is_told(small_config, photos):
     config = small_config(data=str(photos), limit=None)
-    told = images_told(prepare(config))
-    assert told == (
+    line = describe_images(prepare(config))
+    assert line == (
         "18 images to train on, 2 to choose the epoch by, 5 to test on (the val folder, for there is no test folder)"
     )
     (photos / "val").rename(photos / "test")
-    assert images_told(prepare(config)) == "18 images to train on, 2 to choose the epoch by, 5 to test on"
-    assert images_told(prepare(config.replace(validation_fraction=0.0))) == "20 images to train on, 5 to test on"
+    assert describe_images(prepare(config)) == "18 images to train on, 2 to choose the epoch by, 5 to test on"
+    assert describe_images(prepare(config.replace(validation_fraction=0.0))) == "20 images to train on, 5 to test on"
     (photos / "val" / "cat").mkdir(parents=True)
     (photos / "val" / "dog").mkdir()
     picture(1).save(photos / "val/cat/1.png")
-    assert images_told(prepare(config)) == "20 images to train on, 1 to choose the epoch by, 5 to test on"
+    assert describe_images(prepare(config)) == "20 images to train on, 1 to choose the epoch by, 5 to test on"
 
 
 @pytest.mark.parametrize(("batch_size", "few"), [(32, True), (1, False)])

@@ -11,7 +11,7 @@ from mereo.training.config import ImageSize, TrainConfig
 
 @dataclass(frozen=True)
 class TrainOptions(TrainConfig):
-    """Train a network. A run folder with weights, results, curves and pictures comes out.
+    """Train a network. Writes a run folder with weights, results, curves and pictures.
 
     Examples:
       mereo train                                     MSPCaps-T on the embedded digits
@@ -29,7 +29,7 @@ class TrainOptions(TrainConfig):
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Say what images show.
+    """Predict what images show.
 
     Examples:
       mereo predict photo.png --weights runs/mspcaps_tiny-digits
@@ -46,7 +46,7 @@ class PredictOptions:
     json: bool = False
     """Print one JSON document."""
     batch_size: int = 64
-    """Images worked on at once."""
+    """Images processed at once."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps ..."""
     strict: bool = False
@@ -55,10 +55,10 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """Show what a network saw, and why it says what it says. A folder comes out.
+    """Show what a network looked at, and why it predicts what it predicts. Writes a folder.
 
     Lengths of the class capsules and couplings laid over the images; parse trees, which part voted for which, as
-    pictures and as a page; gradients with respect to the image; what the decoder sees as the answer's pose is moved.
+    pictures and as a page; gradients with respect to the image; what the decoder rebuilds as the predicted pose moves.
 
     Examples:
       mereo explain photo.png --weights runs/mspcaps_tiny-digits
@@ -86,7 +86,7 @@ class ExplainOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Judge trained networks: accuracy, classes, calibration, corruption, attacks, equivariance. A folder comes out.
+    """Evaluate trained networks: accuracy, classes, calibration, corruption, attacks, equivariance. Writes a folder.
 
     Examples:
       mereo evaluate                                  the newest run on the data it was trained on
@@ -101,37 +101,37 @@ class EvaluateOptions:
     data: str | None = None
     """Data set or folder of images; what the networks were trained on by default."""
     data_root: str | None = None
-    """Where data sets lie; else what the run says, the environment variable MEREO_DATA, ./data."""
+    """Folder of the data sets; else that of the run, the environment variable MEREO_DATA, ./data."""
     split: Literal["test", "validation", "train"] = "test"
-    """Images to judge on; those held out in training for validation."""
+    """Images to evaluate on; those held out in training for validation."""
     limit: int | None = None
-    """Judge at most so many images, every class in its share."""
+    """Evaluate at most so many images, every class in its share."""
     corruptions: bool = False
     """Measure accuracy under rotation, translation, occlusion, noise and blur."""
     equivariance: bool = False
-    """Follow the poses of class capsules as images are turned and shifted."""
+    """Measure how the poses of class capsules follow rotations and shifts of images."""
     attack: tuple[Literal["fgsm", "bim", "pgd", "apgd", "square"], ...] = ()
-    """Attacks to withstand, in the maximum norm."""
+    """Attacks, in the maximum norm."""
     epsilon: tuple[float, ...] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
     """Largest change of a pixel in [0, 1], before normalisation; in any order, 0 is added."""
     attack_loss: Literal["cross_entropy", "margin", "dlr"] = "cross_entropy"
-    """What attacks raise: cross entropy of the lengths, the margin loss of training, or the ratio of APGD-DLR."""
+    """The loss that attacks raise: cross-entropy of the lengths, margin loss of training, or the ratio of APGD-DLR."""
     steps: int = 10
     """Steps of bim, pgd and apgd."""
     queries: int = 500
     """Queries of square."""
     restarts: int = 1
-    """Tries of each attack, the further ones from random points."""
+    """Runs of each attack, all but the first from random points."""
     attack_limit: int | None = 1000
     """Attack at most so many images, every class in its share; None for all."""
     masking_images: int = 64
-    """Look on so many images whether gradients are hidden rather than attacks withstood; 0 to leave it out."""
+    """Images on which gradient masking is searched for; 0 to leave it out."""
     out: Path | None = None
     """Folder to write; evaluation, evaluation-2, ... by default."""
     json: bool = False
     """Print one JSON document."""
     batch_size: int = 256
-    """Images worked on at once."""
+    """Images processed at once."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps ..."""
     seed: int = 0
@@ -154,7 +154,7 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class ListOptions:
-    """List what there is."""
+    """List what is available."""
 
     pattern: tyro.conf.Positional[str] = "*"
     """Shell-style pattern or part of a name or description."""
@@ -166,8 +166,8 @@ class ListOptions:
 class ReproduceOptions:
     """Run a study (the variants of a published table under one protocol, several seeds each) or an experiment.
 
-    Without a name, list them. Finished runs are not run again: what was stopped goes on. An option that an experiment
-    has no use for is refused.
+    Without a name, list them. Finished runs are not run again, and stopped ones are resumed. An option that an
+    experiment does not use is refused.
 
     Examples:
       mereo reproduce
@@ -184,7 +184,7 @@ class ReproduceOptions:
     data: str | None = None
     """Data set; the recipe's or the experiment's own by default."""
     data_root: str | None = None
-    """Where data sets lie; else the environment variable MEREO_DATA, else ./data."""
+    """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
     epochs: int | None = None
     """Passes over the training images; the recipe's by default."""
     warmup_epochs: float | None = None
@@ -235,9 +235,9 @@ class ExportOptions:
     data: str | None = None
     """Data set of the test images; the one the network was trained on by default."""
     data_root: str | None = None
-    """Where data sets lie; else the environment variable MEREO_DATA, else ./data."""
+    """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
     limit: int | None = None
-    """Judge at most so many test images."""
+    """Evaluate at most so many test images."""
     batch_size: int = 64
     """Images of a batch while accuracy and speed are measured."""
     json: bool = False
@@ -246,10 +246,10 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """Train several networks under one protocol, several seeds each, and lay out what each reaches and what it costs.
+    """Train several networks under one protocol, several seeds each, and report what each reaches and what it costs.
 
     A table and a picture lie in <output>/compare-<data> at the end. Finished runs are not run again: a comparison that
-    was stopped goes on, and can be given more networks or seeds.
+    was stopped is resumed, and can be given more networks or seeds.
 
     Examples:
       mereo compare mspcaps_tiny capsnet:routing_steps=1,decoder=false --data digits --epochs 5 --seeds 3
@@ -261,7 +261,7 @@ class CompareOptions:
     data: str = "digits"
     """Name of the data set (`mereo datasets`), or an image folder."""
     data_root: str | None = None
-    """Where data sets lie; else the environment variable MEREO_DATA, else ./data."""
+    """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
     recipe: str | None = None
     """Recipe by which networks are trained that are not named by one; the defaults of `mereo train` otherwise."""
     epochs: int | None = None
@@ -338,9 +338,9 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Say what this installation has: versions, devices, kernels, data sets; and what is missing, and why."""
+    """Report what this installation has: versions, devices, kernels, data sets; and what is missing, and why."""
 
     data_root: str | None = None
-    """Where data sets lie; else the environment variable MEREO_DATA, else ./data."""
+    """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
     json: bool = False
     """Print one JSON document."""

@@ -27,6 +27,9 @@ def run(words: list[str], command: str) -> None:
         return
     rows = []
     for p in found:
+        if "scores" not in p.values:  # not a classifier
+            rows.append((p.path, ", ".join(f"{name} {value}" for name, value in p.values.items()), ""))
+            continue
         best, *others = (f"{name} {score:.3f}" for name, score in zip(p.classes, p.scores, strict=True))
         rows.append((p.path, best, ", ".join(others)))
     print_table(("image", "class and length", "next"), rows)

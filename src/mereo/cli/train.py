@@ -21,7 +21,7 @@ def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
     if first.config is not None:
         path = first.config / "config.yaml" if first.config.is_dir() else first.config
         config = TrainConfig.from_yaml(path)
-        # The folder of a run names the run: its configuration goes on there.
+        # The folder of a run names the run, which is resumed there.
         in_run_folder = first.resume and path.name == "config.yaml"
         return config.replace(name=path.parent.name, output=str(path.parent.parent)) if in_run_folder else config
     given = {word.split("=")[0] for word in words}
@@ -59,12 +59,14 @@ def options_from(words: list[str], command: str = "train") -> TrainConfig:
 
 
 def run(words: list[str], command: str) -> None:
-    """Train, or tell what training would take."""
+    """Train, or print what training would take."""
     config = options_from(words, command)
+    from mereo.training.plan import make_plan
+
     if config.dry_run:
         from mereo.training.estimate import print_estimate
 
-        print_estimate(config)
+        print_estimate(make_plan(config))
         return
     from mereo.training.engine import train
     from mereo.training.estimate import estimate, warn_of_memory
@@ -72,10 +74,12 @@ def run(words: list[str], command: str) -> None:
     from mereo.training.run_folder import folder_to_resume, resumed
 
     if os.environ.get("RANK", "0") == "0":
-        told = resumed(folder_to_resume(config)) if config.resume else None
-        if told is not None:
-            print(told, flush=True)
-        warn_of_memory(estimate(config, measure=False))
-    result = train(config)
+        line = resumed(folder_to_resume(config)) if config.resume else None
+        if line is not None:
+            print(line, flush=True)
+    plan = make_plan(config)
+    if os.environ.get("RANK", "0") == "0":
+        warn_of_memory(estimate(plan, measure=False))
+    result = train(plan)
     if result.main:
         summary(result)

@@ -1,7 +1,7 @@
 """Folders of images: {train, val, test}/<class>/*, or <class>/* alone; zip archives of that layout; tables of paths."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,8 @@ from mereo.data.trees import Tree, open_tree
 from mereo.errors import UsageError
 
 TEST_FRACTION, TEST_SEED = 0.2, 0
+Layout = tuple[dict[str, FileSplit], tuple[str, ...]]
+"""The splits that a folder itself has, and the class names."""
 _FOLDERS = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
 _LAYOUT = "it must hold train/<class>/<images>, and may hold val/ and test/ of the same form; or <class>/<images>"
 
@@ -67,7 +69,7 @@ def _named_classes(tree: Tree, place: str) -> tuple[str, ...]:
     return tuple(sorted(classes))
 
 
-def read_layout(path: Path) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
+def read_layout(path: Path) -> Layout:
     """The splits that the folder, archive or table itself has, and the class names. No image is opened."""
     if path.suffix.lower() == ".csv" and path.is_file():
         return read_table(path)
@@ -81,12 +83,14 @@ def read_layout(path: Path) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
     return {split: _split(tree, place, names) for split, place in places.items()}, names
 
 
-def finish_splits(path: Path, splits: Mapping[str, FileSplit], names: tuple[str, ...]) -> RawDataset:
+def finish_splits(path: Path, layout: Layout, in_chans: int | None = None) -> RawDataset:
     """The splits for training: without a test split, validation stands in for it; without both, a fifth is carved out.
 
-    The carving is stratified and always the same, whatever the seed of a run.
+    The carving is stratified and always the same, whatever the seed of a run. Channels that are known already are not
+    looked for again.
     """
-    channels, _ = sniff(splits["train"].tree, splits["train"].files)
+    splits, names = layout
+    channels = sniff(splits["train"].tree, splits["train"].files)[0] if in_chans is None else in_chans
     ready: dict[str, RawSplit] = dict(splits)
     if "test" not in splits and "validation" in splits:
         ready["test"] = ready.pop("validation")
@@ -108,4 +112,4 @@ def finish_splits(path: Path, splits: Mapping[str, FileSplit], names: tuple[str,
 
 def read_folder(path: Path) -> RawDataset:
     """The splits for training of the images at a path."""
-    return finish_splits(path, *read_layout(path))
+    return finish_splits(path, read_layout(path))

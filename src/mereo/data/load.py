@@ -9,6 +9,7 @@ from mereo.core.shapes import image_size
 from mereo.data.conversion import check_channels
 from mereo.data.images import Images, ImageSet
 from mereo.data.raw import Progress, RawDataset, RawSplit, Read, Request
+from mereo.data.registry import DatasetInfo
 from mereo.data.sets import DATASETS
 from mereo.data.sources import open_dataset
 from mereo.data.split import hold_out, stratified
@@ -90,6 +91,7 @@ def load_splits(
     download: bool = True,
     stream: bool | None = None,
     progress: Progress | None = None,
+    info: DatasetInfo | None = None,
 ) -> Splits:
     """Read a dataset into splits whose images are stored at round(img_size / crop_pct).
 
@@ -113,11 +115,12 @@ def load_splits(
         stream: whether images are decoded while they are used, rather than before, so that they need not fit in
             memory; when None, those of tar files, tables and the Hugging Face hub are, and those of folders are not.
         progress: called with (images done, images in all).
+        info: of the same data, from `dataset_info`; then a folder is not scanned again.
     """
     dataset, channels, images, skipped = _read(
         _Wanted(
             data, root, img_size, in_chans, crop_pct, validation_fraction, seed, strict, limit, download,
-            pairs_per_image, Storage(memory_budget, cache_dir), progress, stream,
+            pairs_per_image, Storage(memory_budget, cache_dir), progress, stream, info,
         )
     )  # fmt: skip
     return Splits(images["train"], images.get("validation"), images["test"], dataset.class_names, channels, skipped)
@@ -160,6 +163,7 @@ class _Wanted(NamedTuple):
     storage: Storage | None = None
     progress: Progress | None = None
     stream: bool | None = None
+    info: DatasetInfo | None = None
 
 
 def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, dict[str, Images], int]:
@@ -174,7 +178,7 @@ def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, di
         size = size[0] - 2 * info.margin, size[1] - 2 * info.margin
         if min(size) < 1:
             raise UsageError(f"img_size is {side}; for {data} it must be above {2 * info.margin}, the padding.")
-    dataset = open_dataset(data, wanted.root, download=wanted.download)
+    dataset = open_dataset(data, wanted.root, download=wanted.download, info=wanted.info)
     channels = dataset.in_chans if wanted.in_chans is None else wanted.in_chans
     check_channels(dataset.in_chans, channels)
     plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit)

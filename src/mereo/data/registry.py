@@ -2,13 +2,14 @@
 
 import fnmatch
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mereo.errors import UsageError
 
 if TYPE_CHECKING:
+    from mereo.data.folder import Layout
     from mereo.data.images import Images, ImageSet
     from mereo.data.raw import RawDataset
 
@@ -36,6 +37,7 @@ class DatasetInfo:
         read: reads it from (data root, whether it may be downloaded); None for a path.
         wrap: makes what is served of the stored images of a split, given how many samples start from each image.
         margin: pixels that `wrap` adds to the stored images on every side.
+        layout: the files of each split and the class names of a folder, so that it need not be scanned again.
     """
 
     name: str
@@ -53,6 +55,7 @@ class DatasetInfo:
     read: "Callable[[Path, bool], RawDataset] | None" = None
     wrap: "Callable[[ImageSet, int], Images] | None" = None
     margin: int = 0
+    layout: "Layout | None" = field(default=None, repr=False, compare=False)
 
 
 DATASETS: dict[str, DatasetInfo] = {}

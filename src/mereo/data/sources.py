@@ -46,14 +46,22 @@ def _find_path(data: str | Path, root: str | Path | None) -> Path:
     raise UsageError(f"{unknown('dataset', text, DATASETS)} There is no folder of that name either.")
 
 
-def open_dataset(data: str | Path, root: str | Path | None = None, *, download: bool = True) -> RawDataset:
-    """The splits of a data set by name, or of the images at a path."""
-    if (info := DATASETS.get(str(data))) is not None and info.read is not None:
-        return info.read(data_root(root), download)
+def open_dataset(
+    data: str | Path, root: str | Path | None = None, *, download: bool = True, info: DatasetInfo | None = None
+) -> RawDataset:
+    """The splits of a data set by name, or of the images at a path.
+
+    With its `info` from `dataset_info`, a folder is not scanned again.
+    """
+    known = DATASETS.get(str(data)) if info is None else info
+    if known is not None and known.read is not None:
+        return known.read(data_root(root), download)
+    if info is not None and info.layout is not None and info.path is not None:
+        return finish_splits(info.path, info.layout, info.in_chans)
     if is_stream(data, data_root(root)):
         return open_stream(data, data_root(root))
     path = _find_path(data, root)
-    return finish_splits(path, *read_layout(path))
+    return finish_splits(path, read_layout(path))
 
 
 def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInfo:
@@ -64,13 +72,16 @@ def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInf
         dataset = open_stream(data, data_root(root))
         counts = {split: len(part) for split, part in dataset.splits.items()}
         summary = f"streamed images, {len(dataset.class_names)} classes"
-        return DatasetInfo(str(data), summary, str(data), len(dataset.class_names), dataset.in_chans, None, counts)
+        return DatasetInfo(
+            str(data), summary, str(data), len(dataset.class_names), dataset.in_chans, None, counts,
+            read=lambda root, download: dataset,
+        )  # fmt: skip
     path = _find_path(data, root)
-    splits, names = read_layout(path)
+    layout = splits, names = read_layout(path)
     channels, size = sniff(splits["train"].tree, splits["train"].files)
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     counts = {split: len(part) for split, part in splits.items()}
     smallest = int(np.bincount(splits["train"].labels.numpy()).min())
     listed = "images listed in a table" if path.is_file() and path.suffix.lower() == ".csv" else "images in folders"
     summary = f"{listed}, {len(names)} classes ({shown}), at least {smallest} training images each"
-    return DatasetInfo(str(data), summary, str(path), len(names), channels, size, counts, path=path)
+    return DatasetInfo(str(data), summary, str(path), len(names), channels, size, counts, path=path, layout=layout)

@@ -1,4 +1,4 @@
-"""The loop by which experiments fit what has no recipe: Adam over random batches, telling how far it is."""
+"""Fits of what has no recipe: the engine's order, learning rate and optimiser step for any loss of a batch."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -9,6 +9,10 @@ from torch import Tensor
 from mereo.data import Batch
 from mereo.data.images import Images
 from mereo.runtime.text import duration
+from mereo.training.config import TrainConfig
+from mereo.training.order import epoch_order, generator
+from mereo.training.schedule import learning_rate
+from mereo.training.step import descend
 
 
 def fit(
@@ -24,30 +28,28 @@ def fit(
     say: Callable[[str], None],
     seed: int = 0,
 ) -> list[float]:
-    """Minimise `loss` over the images; the mean loss of each epoch.
+    """Minimise `loss` over the images with Adam; the mean loss of each epoch.
 
-    The rate falls to a tenth along a cosine. Order and pairs are functions of the seed.
+    The rate falls to a tenth along a cosine. Order and pairs are functions of (seed, epoch, step), as in training. The
+    last batch of an epoch holds what is left.
     """
-    optimiser = torch.optim.Adam(list(parameters), lr=lr)
-    generator = torch.Generator().manual_seed(seed)
-    steps = epochs * -(-len(images) // batch_size)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, eta_min=lr / 10)
-    history, began, told, done = [], time.monotonic(), time.monotonic(), 0
+    config = TrainConfig(epochs=epochs, lr=lr, min_lr=lr / 10, warmup_epochs=0.0, seed=seed)
+    optimizer = torch.optim.Adam(list(parameters), lr=lr)
+    steps = -(-len(images) // batch_size)
+    history, began = [], time.monotonic()
+    reported = began
     for epoch in range(epochs):
         total = 0.0
-        for indices in torch.randperm(len(images), generator=generator).split(batch_size):
-            batch = images.batch(indices, generator=generator, device=device)
+        for step, indices in enumerate(epoch_order(seed, epoch, len(images)).split(batch_size)):
+            number = epoch * steps + step
+            batch = images.batch(indices, generator=generator(seed, "augment", epoch, step), device=device)
             value = loss(batch)
-            optimiser.zero_grad()
-            value.backward()
-            optimiser.step()
-            schedule.step()
-            done += 1
+            descend(optimizer, learning_rate(config, number, steps), [value])
             total += value.item() * len(indices)
-            now = time.monotonic()
-            if now - told > 10:
-                told = now
-                say(f"{title}: step {done:,} of {steps:,}, {duration((now - began) * (steps - done) / done)} left")
+            now, done = time.monotonic(), number + 1
+            if now - reported > 10:
+                reported, left = now, (now - began) * (epochs * steps - done) / done
+                say(f"{title}: step {done:,} of {epochs * steps:,}, {duration(left)} left")
         history.append(total / len(images))
         say(f"{title}: epoch {epoch + 1}/{epochs}, loss {history[-1]:.4f}")
     return history

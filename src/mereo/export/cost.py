@@ -9,7 +9,8 @@ import torch
 
 from mereo.data import Images
 from mereo.export.programs import Scorer
-from mereo.inference.evaluate import Scores, batches, found, normalise
+from mereo.inference.evaluate import Scores, batches, normalise
+from mereo.tasks.classification import accuracy_figures, hits
 from mereo.training.compare import images_per_second
 
 
@@ -31,9 +32,9 @@ def judge(score: Scorer, test: Images, cfg: Mapping[str, Any], batch_size: int) 
     """Accuracy of any function from images to scores."""
     right = count = 0
     for batch in batches(test, batch_size, torch.device("cpu"), tuple(cfg["input_size"][1:])):
-        hit = found(score(normalise(batch.images, cfg["mean"], cfg["std"])), batch.labels).all(1)
+        hit = hits(score(normalise(batch.images, cfg["mean"], cfg["std"])), batch.labels).all(1)
         right, count = right + int(hit.sum()), count + len(hit)
-    return Scores(count, 0.0, right / max(count, 1), {})
+    return Scores(count, 0.0, accuracy_figures(right, count))
 
 
 def measure(

@@ -12,7 +12,7 @@ from mereo.training.figures import read_results
 from mereo.training.recipes import RECIPES, apply_recipe
 from mereo.training.run_folder import IDENTITY, RunFolder
 
-FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction")
+FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction", "loss")
 """Fields that a run fills in where they are left open."""
 STATED_FIRST = {"model", "data", "recipe"}
 
@@ -41,7 +41,7 @@ def read_record(weights: Path) -> dict[str, Any]:
 
 def _still_filled_in(given: Mapping[str, Any], base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
     """The fields that a run would not settle as they are by itself."""
-    from mereo.training.setup import resolve
+    from mereo.training.plan import resolve
 
     # A configuration may come from anywhere, so its data is looked at only where it is a data set of the catalogue.
     if config.data not in DATASETS:

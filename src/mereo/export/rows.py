@@ -20,7 +20,7 @@ from mereo.runtime.device import choose_device
 from mereo.training.compare import images_per_second, make_study
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
-from mereo.training.studies import finish_runs, plan_runs
+from mereo.training.studies import finish_runs, make_plans, plan_runs
 
 BATCH = 64
 """Images of a batch whose inference is timed."""
@@ -89,8 +89,9 @@ def run_comparison(
     check_positive(seeds=seeds)
     study = make_study(texts, recipe)
     configs = plan_runs(study, "compare", seeds, output, overrides)
-    memory = {label: estimate(configs[label, 0], measure=False).memory for label in study.variants}
-    results = finish_runs(configs, say)
+    plans = make_plans(configs)
+    memory = {label: estimate(plans[label, 0], measure=False).memory for label in study.variants}
+    results = finish_runs(plans, say)
     say("timing inference")
     rates, macs = _look_at({label: configs[label, 0] for label in results})
     rows = []

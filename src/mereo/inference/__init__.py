@@ -1,1 +1,1 @@
-"""What a trained network says of images it has not seen."""
+"""Predictions of trained networks, and figures of merit."""

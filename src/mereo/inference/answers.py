@@ -1,4 +1,4 @@
-"""What a network says of every image of a split: the lengths from which all figures follow."""
+"""The scores of a network for every image of a split, from which all figures follow."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,9 +8,10 @@ from torch import Tensor
 
 from mereo.data import Images
 from mereo.errors import MereoError, UsageError, check_positive
-from mereo.inference.evaluate import found, normalise
+from mereo.inference.evaluate import normalise
 from mereo.inference.mode import judged
 from mereo.models import CapsuleClassifier
+from mereo.tasks.classification import hits
 
 Change = Callable[[Tensor, Tensor], Tensor]
 """(images in [0, 1], their indices in the split) -> images in [0, 1]."""
@@ -32,12 +33,12 @@ class Answers(NamedTuple):
 
     @property
     def right(self) -> Tensor:
-        """Which images are judged right, bool (n,); those of several objects when all are found."""
-        return self.predicted == self.labels if self.labels.dim() == 1 else found(self.lengths, self.labels).all(1)
+        """Which images are classified correctly, bool (n,); those of several objects when all are hit."""
+        return self.predicted == self.labels if self.labels.dim() == 1 else hits(self.lengths, self.labels).all(1)
 
     @property
     def accuracy(self) -> float:
-        """Share of the images judged right; 0 for no image."""
+        """Share of the images classified correctly; 0 for no image."""
         return float(self.right.double().mean()) if len(self.labels) else 0.0
 
 
@@ -58,10 +59,10 @@ def collect_answers(
     change: Change | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Answers:
-    """Ask a network about every image of a split, in order.
+    """The scores of a network for every image of a split, in order.
 
     Args:
-        model: any capsule classifier; it is judged in eval mode and left as it was.
+        model: any classifier; it runs in eval mode and is left as it was.
         split: images of one label each, or of several.
         batch_size: images worked on at once.
         change: what happens to the images before the network sees them.
@@ -76,13 +77,13 @@ def collect_answers(
             indices = torch.arange(start, min(start + batch_size, len(split)))
             batch = split.batch(indices, crop=crop, device=parameter.device)
             images = batch.images if change is None else change(batch.images, indices)
-            said = model(normalise(images, cfg["mean"], cfg["std"]).to(parameter.dtype)).float().cpu()
-            if not bool(said.isfinite().all()):
-                place = int((~said.isfinite()).any(1).nonzero()[0])
+            scores = model(normalise(images, cfg["mean"], cfg["std"]).to(parameter.dtype)).float().cpu()
+            if not bool(scores.isfinite().all()):
+                place = int((~scores.isfinite()).any(1).nonzero()[0])
                 raise MereoError(
-                    f"the network's lengths for image {start + place} are not finite; its weights are bad."
+                    f"the network's lengths for image {start + place} are not finite; its weights are damaged."
                 )
-            lengths.append(said)
+            lengths.append(scores)
             labels.append(batch.labels.cpu())
             if progress is not None:
                 progress(len(indices))

@@ -1,18 +1,21 @@
-"""Accuracy and loss of a model on one split."""
+"""The figures of a model on one split."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mereo.data import Batch, Images
 from mereo.errors import MereoError
-from mereo.inference.metrics import wilson_interval
 from mereo.models import CapsuleClassifier
+from mereo.tasks import Classification, Task
+from mereo.tasks.base import precise
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Batch], Tensor]
+"""(outputs, prepared batch) -> ()."""
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -21,34 +24,51 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     return (images - m) / s
 
 
+def prepare_batch(
+    batch: Batch, cfg: Mapping[str, Any], memory_format: torch.memory_format = torch.preserve_format
+) -> Batch:
+    """A batch as a model takes it: normalised images, and as targets the images themselves where there are none."""
+    if batch.images is None:
+        return batch
+    targets = batch.images if batch.targets is None else batch.targets
+    images = normalise(batch.images, cfg["mean"], cfg["std"])
+    if memory_format is not torch.preserve_format:
+        images = images.contiguous(memory_format=memory_format)
+    return batch._replace(images=images, targets=targets)
+
+
+def entries(batch: Batch) -> int:
+    """How many entries a batch has."""
+    return next(len(field) for field in batch if field is not None)
+
+
 @dataclass(frozen=True)
 class Scores:
-    """What a model says of one split.
+    """The figures of a model on one split.
 
     Attributes:
-        count: images judged.
+        count: entries of the split.
         loss: mean of the loss, 0 where none was asked for.
-        accuracy: share judged right; where an image holds several objects, share with all of them found.
-        hits: where an image holds several, the mean share of its objects found, and the share with at least one.
+        values: the metrics of the task by name.
     """
 
     count: int
     loss: float
-    accuracy: float
-    hits: dict[str, float]
+    values: dict[str, float]
+
+    @property
+    def accuracy(self) -> float:
+        """The metric of that name, of classification."""
+        return self.values["accuracy"]
 
     @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval of the accuracy."""
-        return wilson_interval(min(self.accuracy, 1.0), self.count)
+        return self.values["accuracy_low"], self.values["accuracy_high"]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        low, high = self.interval
-        return {
-            "count": self.count, "accuracy": self.accuracy, "accuracy_low": low, "accuracy_high": high,
-            "loss": self.loss, **self.hits,
-        }  # fmt: skip
+        return {"count": self.count, **self.values, "loss": self.loss}
 
 
 def batches(
@@ -64,14 +84,8 @@ def batches(
         yield split.batch(torch.arange(start, min(start + batch_size, len(split))), crop=crop, device=device)
 
 
-def found(scores: Tensor, labels: Tensor) -> Tensor:
-    """Which of an image's objects are among its longest capsules: (batch, objects) of bool.
-
-    As many capsules are taken as there are objects.
-    """
-    columns = labels.unsqueeze(1) if labels.dim() == 1 else labels
-    longest = scores.topk(columns.shape[1], 1).indices
-    return (longest.unsqueeze(1) == columns.unsqueeze(2)).any(2)
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 @torch.inference_mode()
@@ -79,6 +93,7 @@ def evaluate(
     model: CapsuleClassifier,
     split: Images,
     *,
+    task: Task | None = None,
     loss: Loss | None = None,
     batch_size: int = 256,
     rank: int = 0,
@@ -86,41 +101,42 @@ def evaluate(
     reduce: Any = None,
     autocast: Any = None,
 ) -> Scores:
-    """Judge every image of a split.
+    """The metrics of a task on every entry of a split.
 
     Args:
-        loss: (scores, labels) -> (), where it is wanted.
+        task: classification by default.
+        loss: of outputs and a prepared batch, where it is wanted.
         rank, processes: this process's share; `reduce` then sums the totals over the processes.
         autocast: makes the context in which the model runs.
     """
+    task = Classification(split.class_names) if task is None else task
     was_training = model.training
     model.eval()
     parameter = next(model.parameters())
-    cfg = model.pretrained_cfg
-    # count, loss, all found, mean found, any found, lengths not finite
-    totals = torch.zeros(
-        6, dtype=torch.float64 if parameter.device.type != "mps" else torch.float32, device=parameter.device
-    )
-    several = False
-    for batch in batches(split, batch_size, parameter.device, tuple(cfg["input_size"][1:]), rank, processes):
-        images = normalise(batch.images, cfg["mean"], cfg["std"])
+    device, cfg = parameter.device, model.pretrained_cfg
+    # count, loss, entries whose outputs are not finite
+    totals = torch.zeros(3, dtype=precise(device), device=device)
+    metrics = task.metrics()
+    for served in batches(split, batch_size, device, tuple(cfg["input_size"][1:]), rank, processes):
+        batch = prepare_batch(served, cfg)
         if autocast is None:
-            scores = model(images.to(parameter.dtype)).float()
+            outputs = task.apply(model, tree_map_only(Tensor, lambda x: _as(x, parameter.dtype), batch))
         else:
             with autocast():
-                scores = model(images).float()
-        hit = found(scores, batch.labels)
-        several = hit.shape[1] > 1
-        value = scores.new_zeros(()) if loss is None else loss(scores, batch.labels)
-        bad_rows = ~scores.isfinite().all(1)
-        rows = (hit.new_ones(len(hit)), value * len(hit), hit.all(1), hit.float().mean(1), hit.any(1), bad_rows)
-        totals += torch.stack([r.to(totals.dtype).sum() for r in rows])
+                outputs = task.apply(model, batch)
+        outputs = tree_map_only(Tensor, lambda x: _as(x, torch.float32), outputs)
+        count = entries(batch)
+        value = totals.new_zeros(()) if loss is None else loss(outputs, batch)
+        bad = torch.stack([~x.isfinite().flatten(1).all(1) for x in tree_leaves(outputs) if isinstance(x, Tensor)])
+        totals += torch.stack([t.to(totals) for t in (totals.new_tensor(count), value * count, bad.any(0).sum())])
+        metrics.update(outputs, batch)
     if reduce is not None:
-        totals = reduce(totals)
+        both = reduce(torch.cat([totals, metrics.state.to(totals)]))
+        totals, metrics.state = both[:3], both[3:]
     model.train(was_training)
-    count, total_loss, all_found, mean_found, any_found, bad = totals.tolist()
-    if bad:
-        raise MereoError(f"the lengths of {bad:.0f} of {count:.0f} images are not finite; the weights are bad.")
-    n = max(count, 1)
-    hits = {"mean_hits": mean_found / n, "any_hit": any_found / n} if several else {}
-    return Scores(int(count), total_loss / n, all_found / n, hits)
+    total, total_loss, not_finite = totals.tolist()
+    if not_finite:
+        raise MereoError(
+            f"the outputs for {not_finite:.0f} of {total:.0f} images are not finite; the weights are damaged."
+        )
+    return Scores(int(total), total_loss / max(total, 1), metrics.compute())

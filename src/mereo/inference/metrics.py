@@ -1,18 +1,20 @@
 """Metrics of a classifier, as pure functions of predicted and true classes."""
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mereo.errors import UsageError, check_positive
+from mereo.tasks.interval import Z95, wilson_interval
 
-Z95 = 1.959964
+__all__ = [
+    "Z95", "ClassScores", "class_ratios", "class_scores", "confusion_matrix", "wilson_interval",
+]  # fmt: skip
 
 
 class ClassScores(NamedTuple):
-    """How one class fares: images that are of it, images said to be of it, and the three ratios (0 for 0 / 0)."""
+    """Figures of one class: images of it (support), images predicted as it (said), and three ratios (0 for 0 / 0)."""
 
     support: int
     said: int
@@ -21,35 +23,13 @@ class ClassScores(NamedTuple):
     f1: float
 
 
-def wilson_interval(share: float, count: int, z: float = Z95) -> tuple[float, float]:
-    """Wilson's interval of a share p of n images, 95 % by default; (0, 1) for no image.
-
-    (p + z^2 / 2n  -+  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
-
-    Args:
-        share: of the images judged right, in [0, 1].
-        count: of images.
-        z: quantile of the normal distribution.
-
-    Reference: Wilson, Journal of the American Statistical Association 22, 1927.
-    """
-    if not 0 <= share <= 1:
-        raise UsageError(f"share is {share}; it must be between 0 and 1.")
-    if count < 1:
-        return 0.0, 1.0
-    spread = z * z / count
-    centre = (share + spread / 2) / (1 + spread)
-    half = z * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
-    return max(centre - half, 0.0), min(centre + half, 1.0)
-
-
 def confusion_matrix(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """How often class i was said to be class j.
+    """How often class i was predicted as class j.
 
     C[i, j] = |{n : label_n = i, predicted_n = j}|
 
     Args:
-        predicted: the class said.
+        predicted: the predicted class.
         labels: the true class.
         num_classes: of the matrix.
 
@@ -80,8 +60,8 @@ def class_ratios(hits: Tensor, support: Tensor, said: Tensor) -> list[ClassScore
     """Recall, precision and F1 of every class: h / s, h / t, 2 h / (s + t), 0 for 0 / 0.
 
     Args:
-        hits: how often the class was there and was said.
-        support, said: how often it was there, and how often it was said.
+        hits: how often the class was present and predicted.
+        support, said: how often it was present, and how often it was predicted.
 
     Shapes: int64 (classes,) -> one entry a class.
     """

@@ -1,4 +1,4 @@
-"""The state in which a trained network is judged."""
+"""The state in which a trained network is evaluated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""From image files to what a trained network says of them."""
+"""From image files to predictions of a trained network."""
 
 import glob
 import warnings
@@ -9,34 +9,49 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from mereo.data import ImageSet, load_size
+from mereo.data import Batch, ImageSet, load_size
 from mereo.data.decode import decode
 from mereo.errors import MereoError, UsageError
-from mereo.inference.evaluate import normalise
+from mereo.inference.evaluate import prepare_batch
 from mereo.inference.fold import folded
 from mereo.models import CapsuleClassifier
+from mereo.tasks import Classification, Task, get_task
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a network says of one image: class names and their scores, the highest first."""
+    """The prediction for one image, as its task describes it: for a classifier the class and its scores.
+
+    Attributes:
+        path: of the image.
+        values: plain values by name.
+    """
 
     path: Path
-    classes: tuple[str, ...]
-    scores: tuple[float, ...]
+    values: dict[str, Any]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names of a classifier, the highest score first."""
+        return tuple(self.values["scores"])
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """The scores of `classes`."""
+        return tuple(self.values["scores"].values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        scores = dict(zip(self.classes, self.scores, strict=True))
-        return {"path": str(self.path), "class": self.classes[0], "scores": scores}
+        return {"path": str(self.path), **self.values}
 
 
 def find_images(patterns: Sequence[str | Path]) -> list[Path]:
     """The files that paths, folders (searched whole, for image suffixes) and globs name, each once, in order."""
-    found: dict[Path, None] = {}
+    listed: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
         if path.is_dir():
@@ -49,10 +64,10 @@ def find_images(patterns: Sequence[str | Path]) -> list[Path]:
             files = [Path(p) for p in sorted(glob.glob(str(pattern), recursive=True)) if Path(p).is_file()]  # noqa: PTH207
             if not files:
                 raise UsageError(f"{pattern} is not a file, not a folder, and as a pattern matches nothing.")
-        found.update(dict.fromkeys(files))
-    if not found:
+        listed.update(dict.fromkeys(files))
+    if not listed:
         raise UsageError("no image is given; name files, folders or patterns.")
-    return list(found)
+    return list(listed)
 
 
 def read_images(paths: Iterable[Path], model: CapsuleClassifier, *, strict: bool = False) -> tuple[list[Path], Tensor]:
@@ -99,6 +114,11 @@ def class_names(model: CapsuleClassifier) -> tuple[str, ...]:
     return model.class_names or tuple(str(i) for i in range(model.num_classes))
 
 
+def task_of(model: CapsuleClassifier) -> Task:
+    """The task that a model was trained for; classification where its weights name none."""
+    return get_task(str(model.metadata.get("task", Classification.name)))(class_names(model))
+
+
 def predict(
     model: CapsuleClassifier,
     paths: Sequence[Path],
@@ -107,16 +127,20 @@ def predict(
     batch_size: int = 64,
     strict: bool = False,
 ) -> Iterator[Prediction]:
-    """What a model says of image files, in their order, a batch at a time."""
-    names, cfg = class_names(model), model.pretrained_cfg
+    """Predictions for image files, in their order, a batch at a time.
+
+    The task is the one that the model was trained for; classification where its weights name none.
+    """
+    task, cfg = task_of(model), model.pretrained_cfg
     device = next(model.parameters()).device
     model = folded(model)
     for start in range(0, len(paths), batch_size):
         good, images = read_images(paths[start : start + batch_size], model, strict=strict)
         with torch.inference_mode():
-            scores = model(normalise(images.to(device), cfg["mean"], cfg["std"])).float()
-        if not bool(scores.isfinite().all()):
-            raise MereoError("the network's lengths are not finite; its weights are bad.")
-        values, indices = scores.topk(min(top, len(names)), 1)
-        for path, row, columns in zip(good, values.tolist(), indices.tolist(), strict=True):
-            yield Prediction(path, tuple(names[c] for c in columns), tuple(row))
+            batch = Batch(images.to(device), torch.zeros(len(good), dtype=torch.int64, device=device))
+            outputs = task.apply(model, prepare_batch(batch, cfg))
+            outputs = tree_map_only(Tensor, lambda x: x.float() if x.is_floating_point() else x, outputs)
+        if not all(bool(x.isfinite().all()) for x in tree_leaves(outputs) if isinstance(x, Tensor)):
+            raise MereoError("the outputs of the network are not finite; its weights are damaged.")
+        for path, values in zip(good, task.predict(outputs, top), strict=True):
+            yield Prediction(path, values)

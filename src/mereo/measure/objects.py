@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from mereo.inference.answers import Answers
-from mereo.inference.evaluate import found
 from mereo.inference.metrics import class_ratios, wilson_interval
 from mereo.runtime.text import percent
+from mereo.tasks.classification import hits as objects_hit
 
 WORDS = """\
 Each image holds {objects} objects and is correct when all of them are among its {objects} longest capsules. \
@@ -27,7 +27,7 @@ def object_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
     """
     count, objects = answers.labels.shape
     low, high = wilson_interval(answers.accuracy, count)
-    hits = found(answers.lengths, answers.labels)
+    hits = objects_hit(answers.lengths, answers.labels)
     predicted = answers.lengths.topk(objects, 1).indices
     counts = [
         torch.bincount(c.flatten(), minlength=len(names)) for c in (answers.labels[hits], answers.labels, predicted)

@@ -1,18 +1,17 @@
 """What a run runs on: the accelerator, the optimiser, determinism."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from mereo.training.config import TrainConfig
 
 
-def make_optimizer(config: TrainConfig, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimiser of a configuration."""
+def make_optimizer(config: TrainConfig, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """The optimiser of a configuration, for parameters or groups of them."""
     if config.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay, momentum=0.9, nesterov=True)
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
@@ -20,7 +19,7 @@ def make_optimizer(config: TrainConfig, parameters: Iterator[nn.Parameter]) -> t
 
 
 def make_accelerator(config: TrainConfig, device: torch.device) -> Any:
-    """An Accelerator for that device and precision; how many processes there are is the launcher's matter."""
+    """An Accelerator for that device and precision; the launcher decides the number of processes."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 

@@ -6,7 +6,7 @@ plain, DDP and fully sharded modules are saved and restored alike.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def fitting(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} does not fit this run ({reason}); remove it to start again.") from error
 
 
-def check_progress(path: Path, progress: Mapping[str, Any]) -> None:
+def check_progress(path: Path, progress: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> None:
     """UsageError unless progress is valid: epoch and step, one row per finished epoch, and the best epoch."""
     kinds = {"epoch": int, "step": int, "partial": list, "history": list, "seconds": int | float, "best": dict | None}
     if not all(isinstance(progress.get(name), kind) for name, kind in kinds.items()):
@@ -146,7 +146,7 @@ def check_progress(path: Path, progress: Mapping[str, Any]) -> None:
     numbers = [*progress["partial"], *(number for row in rows for number in row.values())]
     fits = (
         len(history) == progress["epoch"]
-        and all(isinstance(row, dict) and {*COLUMNS, "loading_share"} <= row.keys() for row in history)
+        and all(isinstance(row, dict) and {*columns, "loading_share"} <= row.keys() for row in history)
         and progress["step"] >= 0
         and len(progress["partial"]) == 2
         and all(number is None or (isinstance(number, int | float) and abs(number) < math.inf) for number in numbers)

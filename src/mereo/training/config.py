@@ -17,6 +17,7 @@ from mereo.files import read_regular
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
 SCHEDULES = ("cosine", "exponential", "constant")
+SAMPLERS = ("shuffle", "balanced")
 _LONGEST_FILE = 2**20
 _LARGEST_NUMBER, _LARGEST_SETTING = 2**63, 1e6
 
@@ -55,16 +56,16 @@ def read_yaml(text: str) -> Any:
 
 def parse_arguments(words: list[str]) -> dict[str, Any]:
     """name=value words, each value read as YAML: patch_size=2, scales=[0,1], routing=dynamic."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise ValueError(f"{word!r} is not of the form name=value")
         try:
-            found[name] = read_yaml(value)
+            arguments[name] = read_yaml(value)
         except ValueError:
-            raise ValueError(f"{value!r} is no value for {name}") from None
-    return found
+            raise ValueError(f"{value!r} is not a value for {name}") from None
+    return arguments
 
 
 def show_arguments(arguments: dict[str, Any]) -> list[str]:
@@ -118,14 +119,16 @@ ImageSize = Annotated[
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a network: a run folder with weights, results and pictures comes out."""
+    """Train a network into a run folder with weights, results and pictures."""
 
     model: str = "mspcaps_tiny"
     """Name of the network; `mereo models` lists them."""
     data: str = "digits"
     """Name of the data set (`mereo datasets`), or a folder <folder>/{train,val|test}/<class>/*."""
+    task: str = "classification"
+    """What is predicted."""
     data_root: str | None = None
-    """Where data sets lie; else the environment variable MEREO_DATA, else ./data."""
+    """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
     recipe: str | None = None
     """A published recipe (`mereo recipes`) to start from."""
     model_args: ModelArguments = field(default_factory=dict)
@@ -140,17 +143,26 @@ class TrainConfig:
     batch_size: int = 128
     """Images of one optimiser step, over all processes and parts."""
     accumulate: int = 1
-    """Parts in which a batch is worked through, to save memory."""
+    """Parts into which a batch is split, to save memory."""
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     """Optimiser; sgd has Nesterov momentum 0.9."""
     lr: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 1e-4
     """Weight decay."""
+    weight_decay_norm: bool = True
+    """Whether normalisations and biases (parameters of one dimension) decay as well; in timm they do not."""
+    layer_decay: float | None = None
+    """Factor of the learning rate from one layer to the one before it, as in fine-tuning of transformers."""
+    freeze: tuple[str, ...] = ()
+    """Parts that are not trained, as names of modules or patterns of parameters; their batch norms keep their
+    statistics."""
     schedule: Literal["cosine", "exponential", "constant"] = "cosine"
     """How the rate falls after the warm-up."""
     warmup_epochs: float = 1.0
     """Epochs over which the rate rises linearly to its peak."""
+    warmup_steps: int | None = None
+    """Steps over which it rises, instead of epochs."""
     warmup_start: float = 0.1
     """Share of the peak at which the warm-up starts."""
     min_lr: float = 1e-6
@@ -158,18 +170,28 @@ class TrainConfig:
     decay_rate: float = 0.97
     """Factor of the exponential schedule."""
     decay_steps: int | None = None
-    """Steps after which the factor has acted once, smoothly; one epoch, at its start, by default."""
+    """Exponential: steps in which the rate falls by the factor, smoothly; by default an epoch, at its start. Cosine:
+    steps after the warm-up until the lowest rate; by default all that are left."""
     clip_norm: float | None = None
     """Largest norm of the gradient."""
     ema_decay: float | None = None
     """Keep an exponential moving average of the weights and evaluate and save that."""
 
-    loss: Literal["margin", "cross_entropy"] = "margin"
-    """What is minimised on the scores."""
+    loss: str = "auto"
+    """What is minimised on the outputs. For classification margin, cross_entropy or spread (its margin rises from 0.2
+    to 0.9); auto is margin for capsule networks and cross_entropy for others."""
+    label_smoothing: float = 0.0
+    """Share of the target of the cross-entropy that is spread over all classes."""
+    mixup: float = 0.0
+    """Mix pairs of images and their labels, with a share from Beta(mixup, mixup); 0 for none."""
+    cutmix: float = 0.0
+    """Paste a rectangle of another image, its share from Beta(cutmix, cutmix); with mixup, one of the two each step."""
     reconstruction_weight: float = 0.0005
     """Factor of the summed squared error of the decoder, for networks that have one."""
     augment: tuple[str, ...] = ("auto",)
     """Augmentation such as rotate=15 crop=4 flip; "auto" suits the data set, "none" is none."""
+    sampler: Literal["shuffle", "balanced"] = "shuffle"
+    """Order of an epoch: every image once, or every class equally often."""
     mean: tuple[float, ...] | None = None
     """Mean of a channel; the network's own by default."""
     std: tuple[float, ...] | None = None
@@ -183,6 +205,8 @@ class TrainConfig:
     """Use at most so many training images, and as large a share of those held out."""
     strict: bool = False
     """Stop at an image that cannot be read instead of leaving it out."""
+    callbacks: tuple[str, ...] = ()
+    """Registered callbacks that run at the start and the end of each epoch."""
 
     seed: int = 0
     """Every random choice follows from it."""
@@ -203,9 +227,10 @@ class TrainConfig:
     """Folder of the run folders."""
     weights: str | None = None
     """Start from these weights: a file, the folder of a run, or weights of the package such as mspcaps_tiny.mnist
-    (see `mereo models`). For another number of classes or colours, the parts that depend on it are fitted."""
+    (see `mereo models`). For another number of classes or colours, the parts that depend on it are initialised anew or
+    folded."""
     resume: bool = False
-    """Go on with the run of that name where it was stopped."""
+    """Resume the run of that name where it was stopped."""
     checkpoint_seconds: float = 60.0
     """State is saved after every epoch, and within one when this much time has passed."""
     tensorboard: bool = True
@@ -214,7 +239,7 @@ class TrainConfig:
     """Print parameters, FLOPs, memory and the time of an epoch, and stop."""
 
     def check(self) -> None:
-        """UsageError for the first field that cannot be meant."""
+        """UsageError for the first invalid field."""
         check_positive(
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -225,13 +250,16 @@ class TrainConfig:
         )
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("loss", self.loss, ("margin", "cross_entropy"))
+        check_choice("sampler", self.sampler, SAMPLERS)
         check_choice("precision", self.precision, ("fp32", "bf16", "fp16"))
-        check_probability(validation_fraction=self.validation_fraction)
-        for name in ("weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight"):
+        check_probability(validation_fraction=self.validation_fraction, label_smoothing=self.label_smoothing)
+        not_negative = (
+            "weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight", "mixup", "cutmix",
+        )  # fmt: skip
+        for name in not_negative:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 0.")
-        for name in ("lr", "weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight"):
+        for name in ("lr", *not_negative):
             if getattr(self, name) > _LARGEST_SETTING:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at most {_LARGEST_SETTING:g}.")
         if self.decay_rate > 1:
@@ -241,6 +269,10 @@ class TrainConfig:
                 check_positive(**{name: getattr(self, name)})
         if self.img_size is not None:
             parse_size(self.img_size)
+        if self.warmup_steps is not None and not 0 <= self.warmup_steps < _LARGEST_NUMBER:
+            raise UsageError(f"warmup_steps is {self.warmup_steps}; it must be at least 0.")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise UsageError(f"layer_decay is {self.layer_decay}; it must be above 0 and at most 1.")
         if self.ema_decay is not None:
             check_probability(ema_decay=self.ema_decay)
         if self.batch_size % self.accumulate:

@@ -2,27 +2,31 @@
 
 Every random choice is a function of (seed, epoch, step) and the learning rate is a function of the step, so the state
 of a run is its weights, its optimiser and a step number. A run that was killed and resumed computes what an
-uninterrupted one computes, bit for bit on a CPU.
+uninterrupted one computes, bit for bit on a CPU. What is predicted, minimised and measured is the task's.
 """
 
+import os
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from mereo.data import Batch
+from mereo.data import Batch, Images
 from mereo.errors import MereoError, UsageError
 from mereo.files import write_atomically
-from mereo.inference.evaluate import Scores, evaluate, found, normalise
+from mereo.inference.evaluate import Scores, prepare_batch
 from mereo.models import save_weights
 from mereo.models.weights import check_finite, load_tensors, save_tensors
+from mereo.tasks.pictures import draw_images
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer
 from mereo.training.batch_norm import restore_batch_norms, share_batch_statistics, statistics_note
+from mereo.training.callbacks import make_callbacks
 from mereo.training.checkpoint import (
     check_progress,
     fitting,
@@ -33,43 +37,46 @@ from mereo.training.checkpoint import (
     save_state,
 )
 from mereo.training.config import TrainConfig
+from mereo.training.evaluation import evaluate_run, is_better
 from mereo.training.events import open_events
-from mereo.training.losses import Objective, score_loss
-from mereo.training.order import derived_seed, epoch_order, generator
-from mereo.training.pictures import draw_curves, draw_images
+from mereo.training.groups import freeze, parameter_groups
+from mereo.training.mixing import mix_step
+from mereo.training.order import derived_seed, generator, sample_epoch
+from mereo.training.pictures import draw_curves
+from mereo.training.plan import Plan, as_plan
 from mereo.training.provenance import compare_with_saved, describe_data, describe_environment
 from mereo.training.report import Report, reading_progress, write_history
-from mereo.training.results import RunResult, draw_test_samples
+from mereo.training.results import RunResult, draw_test_samples, run_results
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import learning_rate
-from mereo.training.setup import Setup, images_told, prepare
+from mereo.training.setup import Setup, describe_images, prepare
+from mereo.training.step import descend
 
 FEW_STEPS = 100
-"""In a whole training; with fewer a network is hardly moved from where it started."""
+"""In a whole training; with fewer a network hardly moves from where it started."""
 
 FINITE_CHECK_STEPS = {"cpu": 1}
-"""How often the loss is looked at, by device: elsewhere looking stalls the queue of the device, so it is done less."""
+"""Steps between checks of the loss, by device: reading it synchronises other devices, so it is checked less often."""
 
 
 class Trainer:
-    """One run, from its setup to its results."""
+    """One run, from its setup to its results.
+
+    Attributes:
+        sampler: the order in which an epoch visits the images; callbacks may replace it.
+        splits: the data; callbacks may replace it by as many images.
+    """
 
     def __init__(self, setup: Setup, folder: RunFolder, report: Report) -> None:
-        self.config, self.splits, self.folder, self.report = setup.config, setup.splits, folder, report
-        self.augmentation, self.crop = setup.augmentation, setup.crop
+        self.plan, self.config, self.task = setup.plan, setup.config, setup.task
+        self.splits, self.folder, self.report = setup.splits, folder, report
+        self.augmentation, self.crop = setup.plan.augmentation, setup.crop
         self.model, self.cfg = setup.model, setup.model.pretrained_cfg
         self.accelerator = make_accelerator(self.config, setup.device)
         self.device, self.rank = self.accelerator.device, self.accelerator.process_index
         self.processes, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
-        parts = self.processes * self.config.accumulate
-        count = len(self.splits.train)
-        self.batch_size = min(self.config.batch_size, count - count % parts)
-        if self.batch_size < 1 or self.batch_size % parts:
-            raise UsageError(
-                f"batch_size is {self.config.batch_size} for {count} training images; it must be a multiple of the"
-                f" {self.processes} processes times accumulate, {self.config.accumulate}."
-            )
-        self.steps = count // self.batch_size
+        self.batch_size, self.steps = self.plan.steps(len(self.splits.train), self.processes)
+        self.callbacks = make_callbacks(self.config.callbacks)
         self._prepare_model()
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
@@ -82,62 +89,79 @@ class Trainer:
 
     def _prepare_model(self) -> None:
         wanted = self.config.channels_last
-        channels_last = self.model.channels_last if wanted is None else wanted
+        channels_last = getattr(self.model, "channels_last", True) if wanted is None else wanted
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         model = self.model.to(memory_format=self.memory_format)
         if self.config.sync_batchnorm and self.processes > 1:
             share_batch_statistics(model, self.device)
-        objective = Objective(model, self.config.loss, self.config.reconstruction_weight)
-        optimizer = make_optimizer(self.config, objective.parameters())
-        self.objective, self.optimizer = self.accelerator.prepare(objective, optimizer)
+        self._frozen = freeze(model, self.config.freeze)
+        self.plain_objective = self.task.objective(model, self.config)
+        optimizer = make_optimizer(self.config, parameter_groups(self.config, self.plain_objective, model))
+        self.objective, self.optimizer = self.accelerator.prepare(self.plain_objective, optimizer)
         self.step_module: Any = torch.compile(self.objective) if self.config.compile else self.objective
         self.average = None if self.config.ema_decay is None else WeightAverage(self.model, self.config.ema_decay)
 
+    def sampler(self, epoch: int) -> Tensor:
+        """The order in which an epoch visits the images: int64 (images,)."""
+        return sample_epoch(self.config.sampler, self.config.seed, epoch, self.splits.train)
+
     def batch(self, epoch: int, step: int, order: Tensor, part: int) -> Batch:
         """This process's share of one part of a batch: a pure function of (seed, epoch, step)."""
-        size = self.batch_size // (self.processes * self.config.accumulate)
+        config, size = self.config, self.batch_size // (self.processes * self.config.accumulate)
         # The processes share a part, so that its batch statistics do not depend on how many they are.
         start = (part * self.processes + self.rank) * size
-        return self.splits.train.batch(
-            order[step * self.batch_size : (step + 1) * self.batch_size],
-            augmentation=self.augmentation,
-            crop=self.crop,
-            generator=generator(self.config.seed, "augment", epoch, step),
-            share=slice(start, start + size),
-            device=self.device,
-        )
+
+        def take(share: slice) -> Batch:
+            return self.splits.train.batch(
+                order[step * self.batch_size : (step + 1) * self.batch_size],
+                augmentation=self.augmentation,
+                crop=self.crop,
+                generator=generator(config.seed, "augment", epoch, step),
+                share=share,
+                device=self.device,
+            )
+
+        share = slice(start, start + size)
+        if config.mixup == config.cutmix == 0:
+            return take(share)
+        return mix_step(
+            take, share, self.batch_size, num_classes=len(self.task.class_names), mixup=config.mixup,
+            cutmix=config.cutmix, seed=config.seed, step=epoch * self.steps + step,
+        )  # fmt: skip
 
     def optimise(self, epoch: int, step: int, order: Tensor) -> tuple[Tensor, Tensor, float]:
-        """One optimiser step: mean loss, share judged right, and the seconds spent on making the batch."""
-        number = epoch * self.steps + step
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, number, self.steps)
-        torch.manual_seed(derived_seed(self.config.seed, "dropout", number, self.rank))
-        parts, loading = self.config.accumulate, 0.0
+        """One optimiser step: mean loss, mean metric, and the seconds spent on making the batch."""
+        config, number = self.config, epoch * self.steps + step
+        self.plain_objective.at_step(number, config.epochs * self.steps)
+        torch.manual_seed(derived_seed(config.seed, "dropout", number, self.rank))
+        parts, loading = config.accumulate, [0.0]
         total = torch.zeros(2, device=self.device)
-        for part in range(parts):
-            began = time.perf_counter()
-            batch = self.batch(epoch, step, order, part)
-            images = normalise(batch.images, self.cfg["mean"], self.cfg["std"])
-            images = images.contiguous(memory_format=self.memory_format)
-            loading += time.perf_counter() - began
-            last = part == parts - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.objective):
-                pixels = batch.images if batch.targets is None else batch.targets
-                loss, scores = self.step_module(images, batch.labels, pixels)
-                self.accelerator.backward(loss / parts)
-            right = found(scores.detach(), batch.labels).all(1).float().mean()
-            total += torch.stack((loss.detach().float(), right)) / parts
-        if self.config.clip_norm is not None:
-            self.accelerator.clip_grad_norm_(self.objective.parameters(), self.config.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+
+        def losses() -> Iterator[Tensor]:
+            for part in range(parts):
+                began = time.perf_counter()
+                batch = prepare_batch(self.batch(epoch, step, order, part), self.cfg, self.memory_format)
+                self.task.check(batch)
+                loading[0] += time.perf_counter() - began
+                # Gradients are exchanged with the last part alone.
+                with nullcontext() if part == parts - 1 else self.accelerator.no_sync(self.objective):
+                    loss, outputs = self.step_module(batch)
+                    yield loss
+                metric = self.task.batch_metric(tree_map_only(Tensor, Tensor.detach, outputs), batch)
+                total.add_(torch.stack((loss.detach().float(), metric)) / parts)
+
+        def clip() -> None:
+            if config.clip_norm is not None:
+                self.accelerator.clip_grad_norm_(self.objective.parameters(), config.clip_norm)
+
+        rate = learning_rate(config, number, self.steps)
+        descend(self.optimizer, rate, losses(), parts=parts, backward=self.accelerator.backward, clip=clip)
         if self.average is not None:
             self.average.update(number)
-        return total[0], total[1], loading
+        return total[0], total[1], loading[0]
 
     def check_finite(self, epoch: int, first: int, losses: list[Tensor], order: Tensor) -> None:
-        """MereoError at the first loss that is not finite, with its batch saved for a look."""
+        """MereoError at the first loss that is not finite, with its batch saved for inspection."""
         values = self.accelerator.reduce(torch.stack(losses), "mean") if self.processes > 1 else torch.stack(losses)
         bad = (~torch.isfinite(values)).nonzero()
         if not len(bad):
@@ -145,8 +169,9 @@ class Trainer:
         step = first + int(bad[0])
         path = self.folder.path / f"non_finite_epoch{epoch + 1}_step{step}.safetensors"
         if self.main:
-            batch = self.batch(epoch, step, order, 0)
-            save_tensors(path, {"images": batch.images, "labels": batch.labels}, {"epoch": epoch + 1, "step": step})
+            batch = self.batch(epoch, step, order, 0)._asdict()
+            tensors = {name: tensor for name, tensor in batch.items() if isinstance(tensor, Tensor)}
+            save_tensors(path, tensors, {"epoch": epoch + 1, "step": step})
         saved = f"The last checkpoint is {self.folder.state}. " if self.folder.state.exists() else ""
         raise MereoError(
             f"the loss is {values[bad[0]].item()} at step {step} of epoch {epoch + 1}; its batch is in {path}. {saved}"
@@ -156,7 +181,8 @@ class Trainer:
     def fit(self) -> None:
         """All epochs that are still to be done."""
         epoch, first = self._resume()
-        events = open_events(self.folder, self.config.tensorboard and self.main, epoch + 1, self.report)
+        wanted = self.config.tensorboard and self.main
+        events = open_events(self.folder, wanted, epoch + 1, self.report, self.task.columns)
         if self.main and epoch == 0 and first == 0:
             self._draw_training_samples()
         self.report.start(self.config.epochs * self.steps, epoch * self.steps + first)
@@ -171,7 +197,10 @@ class Trainer:
                 events.close()
 
     def _epoch(self, epoch: int, first: int) -> dict[str, Any]:
-        order = epoch_order(self.config.seed, epoch, len(self.splits.train))
+        if first == 0:
+            for callback in self.callbacks.values():
+                callback.on_epoch_start(self, epoch)
+        order = self.sampler(epoch)
         sums = torch.tensor(
             self._partial, device=self.device, dtype=torch.float64 if self.device.type != "mps" else torch.float32
         )
@@ -179,18 +208,20 @@ class Trainer:
         loading, pending = 0.0, []
         check_steps = FINITE_CHECK_STEPS.get(self.device.type, 20)
         self.objective.train()
+        for module in self._frozen:
+            module.eval()
         for step in range(first, self.steps):
-            loss, right, waited = self.optimise(epoch, step, order)
+            loss, metric, waited = self.optimise(epoch, step, order)
             pending.append(loss)
-            sums += torch.stack((loss, right)).to(sums.dtype)
+            sums += torch.stack((loss, metric)).to(sums.dtype)
             loading += waited
             done = step + 1 - first
-            told = None
+            shown = None
             if len(pending) >= check_steps or step == self.steps - 1:
                 self.check_finite(epoch, step + 1 - len(pending), pending, order)
-                told, pending = loss.item(), []
+                shown, pending = loss.item(), []
             rate = done * self.batch_size / max(time.monotonic() - began, 1e-9)
-            self.report.step(epoch + 1, self.config.epochs, rate, told)
+            self.report.step(epoch + 1, self.config.epochs, rate, shown)
             # Several processes would have to agree on the moment; they save at the end of an epoch alone.
             late = self.processes == 1 and time.monotonic() - saved > self.config.checkpoint_seconds
             if late and step < self.steps - 1 and not pending:
@@ -204,76 +235,58 @@ class Trainer:
     def _finish_epoch(self, epoch: int, sums: Tensor, rate: float, elapsed: float, loading: float) -> dict[str, Any]:
         if self.processes > 1:
             sums = self.accelerator.reduce(sums, "mean")
-        train_loss, train_accuracy = (sums / self.steps).tolist()
+        train_loss, train_metric = (sums / self.steps).tolist()
         self.seconds += elapsed
         state = self.evaluated_state()
         check_finite(state, self.folder.last)
         split = self.splits.test if self.config.paper_protocol else self.splits.validation
-        scores = None if split is None else self.judge(split)
+        scores = None if split is None else self.evaluate(split)
+        metric = self.task.chooses[0]
         row: dict[str, Any] = {
             "epoch": epoch + 1,
             "lr": learning_rate(self.config, (epoch + 1) * self.steps - 1, self.steps),
             "train_loss": train_loss,
-            "train_accuracy": train_accuracy,
+            f"train_{metric}": train_metric,
             "val_loss": None if scores is None else scores.loss,
-            "val_accuracy": None if scores is None else scores.accuracy,
+            f"val_{metric}": None if scores is None else scores.values[metric],
             "images_per_second": round(rate, 1),
             "seconds": round(self.seconds, 2),
             "loading_share": loading / max(elapsed, 1e-9),
         }
         self.history.append(row)
-        better = (
-            scores is None
-            or self.best is None
-            or ((scores.accuracy, -scores.loss) > (self.best["accuracy"], -self.best["loss"]))
-        )
+        better = scores is None or is_better(self.task, scores, self.best)
         if better:
-            figures = {"accuracy": None, "loss": None} if scores is None else scores.to_dict()
+            figures = {metric: None, "loss": None} if scores is None else scores.to_dict()
             self.best = {"epoch": epoch + 1, **figures}
+        for callback in self.callbacks.values():
+            callback.on_epoch_end(self, epoch, row)
         if self.main:
             if better:
                 self._save_weights(self.folder.best, state)
             self._save_weights(self.folder.last, state)
-            write_history(self.folder.history, self.history)
+            write_history(self.folder.history, self.history, self.task.columns)
         self._save_state(epoch + 1, 0, [0.0, 0.0], None)
-        mean_seconds = self.seconds / (epoch + 1)
-        self.report.epoch(
-            row, self.config.epochs, better and scores is not None, mean_seconds * (self.config.epochs - epoch - 1)
-        )
+        left = self.seconds / (epoch + 1) * (self.config.epochs - epoch - 1)
+        self.report.epoch(row, self.config.epochs, better and scores is not None, left, self.task)
         return row
 
     def evaluated_state(self) -> dict[str, Tensor]:
-        """The weights that are judged and saved: the average where there is one, else the model's own."""
+        """The weights that are evaluated and saved: the average where there is one, else the model's own."""
         state = model_state(self.objective)
         if self.average is not None:
             state |= {name: full_tensor(tensor).cpu() for name, tensor in self.average.average.items()}
         return state
 
-    def judge(self, split: Any) -> Scores:
+    def evaluate(self, split: Images) -> Scores:
         """Scores of the weights that count, on every image of a split, shared among the processes."""
-        backup = None
-        if self.average is not None:
-            backup = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-            self._put(self.average.average)
-        scores = evaluate(
-            self.model, split, loss=partial(score_loss, kind=self.config.loss),
-            batch_size=max(self.batch_size, 256), rank=self.rank, processes=self.processes,
-            reduce=(lambda t: self.accelerator.reduce(t, "sum")) if self.processes > 1 else None,
-            autocast=self.accelerator.autocast,
-        )  # fmt: skip
-        if backup is not None:
-            self._put(backup)
-        return scores
-
-    @torch.no_grad()
-    def _put(self, weights: dict[str, Tensor]) -> None:
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(weights[name])
+        return evaluate_run(self.plain_objective, split, self.task, self.average, self.accelerator, self.batch_size)
 
     def _save_weights(self, path: Path, state: dict[str, Tensor]) -> None:
+        # Weights without a task are of a classifier, as all were once.
+        kind = {} if self.task.name == "classification" else {"task": self.task.name}
         save_weights(
-            path, self.model, class_names=self.splits.class_names, state=state,
-            data=self.config.data, seed=self.config.seed, epoch=len(self.history),
+            path, self.model, class_names=self.task.output_names, state=state,
+            data=self.config.data, seed=self.config.seed, epoch=len(self.history), **kind,
         )  # fmt: skip
 
     def _save_state(self, epoch: int, step: int, partial: list[float], began: float | None) -> None:
@@ -282,84 +295,74 @@ class Trainer:
             "epoch": epoch, "step": step, "partial": partial, "history": self.history, "best": self.best,
             "seconds": self.seconds + elapsed, "processes": self.processes,
         } | self.provenance  # fmt: skip
+        if self.callbacks:
+            progress["callbacks"] = {name: callback.state() for name, callback in self.callbacks.items()}
         save_state(self.folder.state, self.objective, self.optimizer, self.average, progress, write=self.main)
 
     def _resume(self) -> tuple[int, int]:
         if not (self.config.resume and self.folder.state.exists()):
             return 0, 0
+        if self.callbacks:
+            # Before the optimiser is restored, for they may have regrouped what it trains.
+            saved = load_tensors(self.folder.state)[1].get("progress")
+            states = saved.get("callbacks") if isinstance(saved, dict) else None
+            if not isinstance(states, dict) or not self.callbacks.keys() <= states.keys():
+                raise UsageError(f"{self.folder.state} has no state of the callbacks; remove it to begin anew.")
+            for name, callback in self.callbacks.items():
+                callback.restore(self, states[name])
         progress = load_state(self.folder.state, self.objective, self.optimizer, self.average)
-        check_progress(self.folder.state, progress)
+        check_progress(self.folder.state, progress, self.task.columns)
         for warning in compare_with_saved(self.folder.path, progress, self.provenance):
             self.report.say(warning)
         self.history, self.best = progress["history"], progress["best"]
         self.seconds, self._partial = progress["seconds"], progress["partial"]
         if progress["epoch"] < self.config.epochs:
-            self.report.say(f"going on at epoch {progress['epoch'] + 1}, step {progress['step'] + 1} of {self.steps}")
+            self.report.say(f"resuming at epoch {progress['epoch'] + 1}, step {progress['step'] + 1} of {self.steps}")
         return progress["epoch"], progress["step"]
 
     def _draw_training_samples(self) -> None:
-        order = epoch_order(self.config.seed, 0, len(self.splits.train))
-        batch = self.batch(0, 0, order, 0)
-        names = self.splits.class_names
-        titles = [", ".join(names[c] for c in row) for row in batch.labels.reshape(len(batch.labels), -1)[:32].tolist()]
-        draw_images(batch.images[:32], titles, self.folder.train_samples)
+        batch = self.batch(0, 0, self.sampler(0), 0)
+        self.task.check(prepare_batch(batch, self.cfg))
+        shown = tree_map_only(Tensor, lambda field: field[:32], batch)
+        draw_images(shown.images, self.task.titles(shown), self.folder.train_samples)
 
     def finish(self) -> RunResult:
-        """Judge the last and the best weights on the test images and write the results."""
+        """Evaluate the last and the best weights on the test images and write the results."""
         restore_batch_norms(self.model)
-        self.report.say(f"judging {len(self.splits.test):,} test images")
-        test_last = self.judge(self.splits.test)
+        self.report.say(f"evaluating {len(self.splits.test):,} test images")
+        total = self.config.epochs * self.steps
+        self.plain_objective.at_step(total - 1, total)
+        test_last = self.evaluate(self.splits.test)
         self.accelerator.wait_for_everyone()
         tensors, _ = load_tensors(self.folder.best)
         self.average = None
         with fitting(self.folder.best):
             restore_model(self.objective, tensors)
         best_is_last = self.best is not None and self.best["epoch"] == len(self.history)
-        test_best = test_last if best_is_last else self.judge(self.splits.test)
-        rates = [row["images_per_second"] for row in self.history]
-        results = {
-            "model": self.config.model,
-            "data": self.config.data,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "best_epoch": self.best["epoch"] if self.best else None,
-            "chosen_on": "test"
-            if self.config.paper_protocol
-            else "validation"
-            if self.splits.validation
-            else "last epoch",
-            "test_best": test_best.to_dict(),
-            "test_last": test_last.to_dict(),
-            "train_images": len(self.splits.train),
-            "skipped_images": self.splits.skipped,
-            "images_per_second": sorted(rates)[len(rates) // 2],
-            "loading_share": sum(row["loading_share"] for row in self.history) / len(self.history),
-            "seconds": round(self.seconds, 1),
-            "device": str(self.device),
-            "torch": torch.__version__,
-        }
+        test_best = test_last if best_is_last else self.evaluate(self.splits.test)
+        results = run_results(self, test_best, test_last)
         if self.main:
             self.folder.write_json(self.folder.results, results)
-            draw_curves(self.history, self.folder.curves)
+            draw_curves(self.history, self.folder.curves, self.task.chooses[0], is_share=self.task.is_share)
             if self.processes == 1:
-                draw_test_samples(self.model, self.splits.test, self.device, self.folder.test_samples)
+                draw_test_samples(self.task, self.model, self.splits.test, self.device, self.folder.test_samples)
         self.accelerator.wait_for_everyone()
-        return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main)
+        return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main, self.task)
 
 
-def train(config: TrainConfig, report: Report | None = None) -> RunResult:
-    """Train a network as configured and return what came of it; the same as `mereo train`."""
-    import os
-
+def train(config: TrainConfig | Plan, report: Report | None = None) -> RunResult:
+    """Train a network as configured and return the result; the same as `mereo train`."""
     main = int(os.environ.get("RANK", "0")) == 0
     report = report or Report(silent=not main)
-    with claimed(config) as folder:
-        return _train_in(folder, config, report)
+    plan = as_plan(config)
+    with claimed(plan.config) as folder:
+        return _train_in(folder, plan, report)
 
 
-def _train_in(folder: RunFolder, config: TrainConfig, report: Report) -> RunResult:
-    goes_on = config.resume and folder.state.exists()
-    setup = prepare(config, progress=reading_progress(report), cache=folder.path, goes_on=goes_on)
-    report.say(images_told(setup))
+def _train_in(folder: RunFolder, plan: Plan, report: Report) -> RunResult:
+    resumed = plan.config.resume and folder.state.exists()
+    setup = prepare(plan, progress=reading_progress(report), cache=folder.path, resumed=resumed)
+    report.say(describe_images(setup))
     if setup.start is not None:
         report.say(setup.start)
     with deterministic_on(setup.device):

@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from mereo.data import DatasetInfo, dataset_info
+from mereo.data import Batch, DatasetInfo
 from mereo.data.folder import TEST_FRACTION
 from mereo.inference.flops import forward_flops
-from mereo.models import CapsuleClassifier
-from mereo.runtime.device import choose_device
 from mereo.runtime.memory import free_memory
 from mereo.runtime.text import duration, gibibytes
+from mereo.tasks import Objective
 from mereo.training.config import TrainConfig
-from mereo.training.losses import Objective
-from mereo.training.setup import build_model, resolve
+from mereo.training.plan import Plan, as_plan
 from mereo.training.start import start_from
 from mereo.training.unread import without_unread
 
@@ -62,15 +60,7 @@ class Estimate:
         return None if self.step_seconds is None else self.step_seconds * (self.images / self.batch_size)
 
 
-def _inputs(model: CapsuleClassifier, count: int, labels: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    images = torch.rand(count, *model.image_shape, device=device)
-    targets = torch.arange(count * labels, device=device).view(count, labels) % max(model.num_classes, 1)
-    if labels == 1:
-        return images, targets.squeeze(1), images
-    return images, targets, images.unsqueeze(1).expand(-1, labels, -1, -1, -1)
-
-
-def stored_bytes(objective: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+def stored_bytes(objective: nn.Module, batch: Batch) -> int:
     """Bytes that a forward pass stores for the backward pass: each storage counted once, parameters excluded."""
     own = {p.untyped_storage().data_ptr() for p in objective.parameters()}
     seen: dict[int, int] = {}
@@ -84,7 +74,7 @@ def stored_bytes(objective: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         # Kept alive, so that no address is reused.
-        kept.append(objective(*inputs))
+        kept.append(objective(batch))
     return sum(seen.values())
 
 
@@ -100,7 +90,10 @@ def training_images(config: TrainConfig, info: DatasetInfo) -> int:
 
 
 def estimate(
-    config: TrainConfig, *, measure: bool = True, before_timing: Callable[[Estimate], None] = lambda estimated: None
+    config: TrainConfig | Plan,
+    *,
+    measure: bool = True,
+    before_timing: Callable[[Estimate], None] = lambda estimated: None,
 ) -> Estimate:
     """Estimate the cost of a configuration.
 
@@ -109,17 +102,16 @@ def estimate(
         measure: time some steps on random images, for a few seconds, and leave unreadable files out of the count.
         before_timing: called with the estimate as it is before the timing begins.
     """
-    config = resolve(config)
-    device = choose_device(config.device)
-    info = dataset_info(config.data, config.data_root)
-    model = build_model(config, info.num_classes).to(device)
-    objective = Objective(model, config.loss, config.reconstruction_weight).train()
+    plan = as_plan(config)
+    config, device, info, task = plan.config, plan.device, plan.info, plan.task()
+    model = plan.build_model().to(device)
+    objective = task.objective(model, config).train()
     labels = info.labels_per_image
     parameters = sum(p.numel() for p in model.parameters())
     images = training_images(config, info)
     batch_size = min(config.batch_size, max(images, 1))
     micro = max(batch_size // config.accumulate, 1)
-    small, large = (stored_bytes(objective, _inputs(model, n, labels, device)) for n in (PROBE, 2 * PROBE))
+    small, large = (stored_bytes(objective, task.example(model, n, labels)) for n in (PROBE, 2 * PROBE))
     each = (large - small) / PROBE
     activations = round(small + each * (micro - PROBE))
     copies = 2 if config.optimizer == "sgd" else 4
@@ -137,21 +129,25 @@ def estimate(
     before_timing(estimated)
     if not measure:
         return estimated
-    seconds = _time_step(objective, batch_size, micro, labels, device)
+    seconds = _time_step(objective, lambda count: task.example(model, count, labels), batch_size, micro, device)
     images = training_images(config, without_unread(info, strict=config.strict))
     return replace(estimated, step_seconds=seconds, images=images)
 
 
-def _time_step(objective: Objective, batch_size: int, micro: int, labels: int, device: torch.device) -> float:
+def _time_step(
+    objective: Objective, example: Callable[[int], Batch], batch_size: int, micro: int, device: torch.device
+) -> float:
     """Seconds of a step of `batch_size` images, timed on micro-batches that double while there is time."""
-    layout = torch.channels_last if objective.model.channels_last else torch.contiguous_format
+    channels_last = getattr(objective.model, "channels_last", True)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
     objective.to(memory_format=layout)
 
     def step(count: int) -> float:
-        images, *others = _inputs(objective.model, count, labels, device)
-        images = images.contiguous(memory_format=layout)
+        batch = example(count)
+        if batch.images is not None:
+            batch = batch._replace(images=batch.images.contiguous(memory_format=layout))
         began = time.perf_counter()
-        objective(images, *others)[0].backward()
+        objective(batch)[0].backward()
         objective.zero_grad(set_to_none=True)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -167,13 +163,12 @@ def _time_step(objective: Objective, batch_size: int, micro: int, labels: int, d
     return statistics.median_low(times) * batch_size / count
 
 
-def print_estimate(config: TrainConfig) -> None:
+def print_estimate(config: TrainConfig | Plan) -> None:
     """Print the result of `mereo train --dry-run`."""
-    config = resolve(config)
-    if config.weights is not None and not config.resume:
-        model = build_model(config, dataset_info(config.data, config.data_root).num_classes)
-        print(start_from(model, config.weights))
-    estimated = estimate(config, before_timing=_print_size)
+    plan = as_plan(config)
+    if plan.config.weights is not None and not plan.config.resume:
+        print(start_from(plan.build_model(), plan.config.weights))
+    estimated = estimate(plan, before_timing=_print_size)
     seconds = estimated.epoch_seconds or 0.0
     _print_rows(
         ("an epoch", f"about {duration(seconds)} for {estimated.images:,} images"),

@@ -5,6 +5,7 @@ import io
 import os
 import platform
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from mereo.files import cannot_write
@@ -13,14 +14,15 @@ from mereo.training.run_folder import RunFolder
 
 
 class EventFile:
-    """One file of events. TensorBoard drops what earlier files say of `first_epoch` and later ones.
+    """One file of events. TensorBoard discards what earlier files hold of `first_epoch` and later ones.
 
     Args:
         folder: of the run.
         first_epoch: the first that will be written, counted from 1.
+        columns: of the history; all but the first are written.
     """
 
-    def __init__(self, folder: RunFolder, first_epoch: int) -> None:
+    def __init__(self, folder: RunFolder, first_epoch: int, columns: Sequence[str] = COLUMNS) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -31,6 +33,7 @@ class EventFile:
             self._file = self.path.open("wb", buffering=0)
         except OSError as error:
             raise cannot_write(self.path, error) from error
+        self.columns = tuple(columns[1:])
         self._writer, self._event = RecordWriter, Event
         self._write(step=first_epoch, file_version="brain.Event:2")
         self._write(step=first_epoch, session_log=SessionLog(status=SessionLog.START))
@@ -48,7 +51,7 @@ class EventFile:
         """The figures of one epoch as scalars."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=name, simple_value=row[name]) for name in COLUMNS[1:] if row[name] is not None]
+        values = [Summary.Value(tag=name, simple_value=row[name]) for name in self.columns if row[name] is not None]
         self._write(step=row["epoch"], summary=Summary(value=values))
 
     def close(self) -> None:
@@ -56,12 +59,14 @@ class EventFile:
         self._file.close()
 
 
-def open_events(folder: RunFolder, wanted: bool, first_epoch: int, report: Report) -> EventFile | None:
-    """A file of events, or None; says so when TensorBoard is wanted and not installed."""
+def open_events(
+    folder: RunFolder, wanted: bool, first_epoch: int, report: Report, columns: Sequence[str] = COLUMNS
+) -> EventFile | None:
+    """A file of events, or None; reports when TensorBoard is wanted and not installed."""
     if not wanted:
         return None
     try:
-        return EventFile(folder, first_epoch)
+        return EventFile(folder, first_epoch, columns)
     except ImportError:
         report.say("TensorBoard is not installed; pip install 'mereo[tensorboard]' to have events written.")
         return None

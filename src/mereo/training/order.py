@@ -6,6 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mereo.data import Images
+from mereo.errors import UsageError
+
 
 def derived_seed(seed: int, purpose: str, *counters: int) -> int:
     """A seed for one purpose at one moment; different purposes and moments give independent streams."""
@@ -21,3 +24,34 @@ def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
 def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
     """The order in which one epoch visits the images: a permutation of 0 .. count - 1."""
     return torch.randperm(count, generator=generator(seed, "order", epoch))
+
+
+def balanced_order(seed: int, epoch: int, labels: Tensor) -> Tensor:
+    """An epoch of as many images as there are, in which every class occurs equally often, to within one.
+
+    Every class is permuted and repeated, permuted anew each time, so that images of a class differ in frequency by at
+    most one.
+
+    Shapes: labels int64 (images,) -> int64 (images,).
+    """
+    count, random = len(labels), generator(seed, "order", epoch)
+    members = [(labels == label).nonzero().flatten() for label in labels.unique()]
+    share = -(-count // len(members))
+    drawn = []
+    for images in members:
+        rounds = -(-share // len(images))
+        repeated = torch.cat([images[torch.randperm(len(images), generator=random)] for _ in range(rounds)])
+        drawn.append(repeated[:share])
+    # One of each class in turn: what is left over at the end is one image of some classes.
+    in_turn = torch.stack(drawn, dim=1).flatten()[:count]
+    return in_turn[torch.randperm(count, generator=random)]
+
+
+def sample_epoch(sampler: str, seed: int, epoch: int, images: Images) -> Tensor:
+    """The order of one epoch by the name of a sampler, "shuffle" or "balanced": int64 (images,)."""
+    if sampler == "shuffle":
+        return epoch_order(seed, epoch, len(images))
+    labels = getattr(images, "labels", None)
+    if not isinstance(labels, Tensor) or labels.dim() != 1:
+        raise UsageError(f"sampler is {sampler!r}, which needs data of one label per image; use 'shuffle'.")
+    return balanced_order(seed, epoch, labels.cpu())

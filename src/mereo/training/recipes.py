@@ -1,4 +1,4 @@
-"""Published recipes as data: what a paper says of its training, ready to be run and to be overridden.
+"""Published recipes as data: how a paper trains its network, to be run and overridden.
 
 A recipe changes fields of `TrainConfig`; `by_data` holds what a paper does differently on one data set. The first
 network named is the one it was published for. This module imports no torch.

@@ -2,16 +2,18 @@
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mereo.files import write_atomically
 from mereo.runtime.progress import Reporter
-from mereo.runtime.text import duration, percent
+from mereo.runtime.text import duration
+from mereo.tasks import Task
 
 COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
+"""Of the history of a classifier; those of any task are its `columns`."""
 
 
 class Report(Reporter):
@@ -36,12 +38,13 @@ class Report(Reporter):
             done = f"epoch {epoch}/{epochs}, step {self._done:,} of {self._total:,}"
             self.say(f"{done}{shown}, {rate:,.0f} images/s, {self.left()} left")
 
-    def epoch(self, row: dict[str, Any], epochs: int, best: bool, left: float) -> None:
+    def epoch(self, row: dict[str, Any], epochs: int, best: bool, left: float, task: Task) -> None:
         """One epoch is done: a line of its metrics."""
+        train, held_out = (row[f"{split}_{task.chooses[0]}"] for split in ("train", "val"))
         parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"loss {row['train_loss']:.4f}"]
-        parts.append(f"train {percent(row['train_accuracy'])}")
-        if row["val_accuracy"] is not None:
-            parts.append(f"val {percent(row['val_accuracy'])}{' (best)' if best else ''}")
+        parts.append(f"train {task.show(train)}")
+        if held_out is not None:
+            parts.append(f"val {task.show(held_out)}{' (best)' if best else ''}")
         parts += [f"{row['images_per_second']:,.0f} images/s", f"{duration(left)} left"]
         self.say("  ".join(parts))
 
@@ -51,10 +54,10 @@ def reading_progress(report: Report) -> Callable[[int, int], None]:
     return partial(Reporter(silent=report.silent, output="stdout", patience=10.0).reach, "reading images")
 
 
-def write_history(path: Path, history: list[dict[str, Any]]) -> None:
+def write_history(path: Path, history: list[dict[str, Any]], columns: Sequence[str] = COLUMNS) -> None:
     """All epochs as CSV, written anew each time, so that a resumed run leaves no doubled line."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(history)
     write_atomically(path, text.getvalue().encode())

@@ -1,31 +1,34 @@
-"""What a finished run gives, and how its figures are told."""
+"""The result of a finished run, its figures and the closing table."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mereo.data import Images
-from mereo.inference.evaluate import Scores, found, normalise
+from mereo.inference.evaluate import Scores, prepare_batch
 from mereo.models import CapsuleClassifier
-from mereo.runtime.text import duration, percent
-from mereo.training.pictures import draw_images
+from mereo.runtime.text import duration
+from mereo.tasks import Classification, Task
 from mereo.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from mereo.training.engine import Trainer
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a finished run gives.
+    """The result of a finished run.
 
     Attributes:
-        folder: where everything lies.
+        folder: of its files.
         test_best: scores of the weights of the best epoch.
         test_last: scores of the weights of the last epoch.
-        results: what stands in results.json.
+        results: the content of results.json.
         model: the network with the weights of the best epoch, on the device, in eval mode.
         main: whether this is the first process, the one that reports.
+        task: what was trained.
     """
 
     folder: RunFolder
@@ -34,21 +37,39 @@ class RunResult:
     results: dict[str, Any]
     model: CapsuleClassifier
     main: bool = True
+    task: Task = field(default_factory=Classification)
+
+
+def run_results(trainer: "Trainer", test_best: Scores, test_last: Scores) -> dict[str, Any]:
+    """The content of results.json."""
+    rates = [row["images_per_second"] for row in trainer.history]
+    splits, config = trainer.splits, trainer.config
+    chosen_on = "test" if config.paper_protocol else "validation" if splits.validation else "last epoch"
+    return {
+        "model": config.model,
+        "data": config.data,
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "best_epoch": trainer.best["epoch"] if trainer.best else None,
+        "chosen_on": chosen_on,
+        "test_best": test_best.to_dict(),
+        "test_last": test_last.to_dict(),
+        "train_images": len(splits.train),
+        "skipped_images": splits.skipped,
+        "images_per_second": sorted(rates)[len(rates) // 2],
+        "loading_share": sum(row["loading_share"] for row in trainer.history) / len(trainer.history),
+        "seconds": round(trainer.seconds, 1),
+        "device": str(trainer.device),
+        "torch": torch.__version__,
+    }
 
 
 def summary(result: RunResult, picture: Path | None = None) -> None:
-    """Print the table at the end of a run: accuracy, size, speed, and where everything lies."""
-    r = result.results
-    last, best = r["test_last"], r["test_best"]
-    interval = f"95 % interval {percent(best['accuracy_low'])} to {percent(best['accuracy_high'])}"
+    """Print the table at the end of a run: test figures, size, speed, and where everything is."""
+    r, task = result.results, result.task
     chosen = {"validation": "best on validation", "test": "best on TEST, the papers' protocol"}
-    what = chosen.get(r["chosen_on"], "last epoch")
-    rows = [("test accuracy", f"{percent(best['accuracy'])} ({what}, epoch {r['best_epoch']}; {interval})")]
+    rows = task.summary(r["test_best"], f"{chosen.get(r['chosen_on'], 'last epoch')}, epoch {r['best_epoch']}")
     if r["chosen_on"] != "last epoch":
-        rows.append(("at the last epoch", percent(last["accuracy"])))
-    if "mean_hits" in best:
-        share, any_found = percent(best["mean_hits"]), percent(best["any_hit"])
-        rows.append(("objects found", f"{share} of all, at least one in {any_found} of the images"))
+        rows.insert(1, ("at the last epoch", task.show(r["test_last"][task.chooses[0]])))
     rows += [
         ("parameters", f"{r['parameters']:,}"),
         ("training", f"{duration(r['seconds'])} on {r['device']}, {r['images_per_second']:,.0f} images/s"),
@@ -63,34 +84,11 @@ def summary(result: RunResult, picture: Path | None = None) -> None:
         print(f"{name:<{width}}  {value}")
 
 
-def _listed(names: Sequence[str], classes: Sequence[int]) -> str:
-    return ", ".join(names[c] for c in classes)
-
-
 @torch.inference_mode()
-def draw_test_samples(model: CapsuleClassifier, test: Images, device: torch.device, path: Path) -> None:
-    """Test images with what the model says of them, wrong answers in red with the truth, and what it rebuilds."""
+def draw_test_samples(task: Task, model: CapsuleClassifier, test: Images, device: torch.device, path: Path) -> None:
+    """Up to 32 test images, evenly spaced, with what is predicted for them."""
     count = min(32, len(test))
-    cfg, names = model.pretrained_cfg, test.class_names
     batch = test.batch(
         torch.arange(count) * (len(test) // count), crop=(model.image_shape[1], model.image_shape[2]), device=device
     )
-    capsules = model.eval().capsules(normalise(batch.images, cfg["mean"], cfg["std"]))
-    true = batch.labels.reshape(count, -1)
-    said = capsules.activation.topk(true.shape[1], 1).indices
-    wrong = (~found(capsules.activation, batch.labels).all(1)).tolist()
-    titles = [
-        f"said {_listed(names, answer)},\nis {_listed(names, truth)}" if failed else _listed(names, answer)
-        for answer, truth, failed in zip(said.tolist(), true.tolist(), wrong, strict=True)
-    ]
-    images = batch.images
-    if model.decoder is not None:
-        # Each row of images above the row of what the decoder makes of their longest capsule.
-        rebuilt = model.reconstruct(capsules).to(images)
-        pairs = list(zip(images.split(8), rebuilt.split(8), strict=True))
-        images = torch.cat([part for pair in pairs for part in pair])
-        rows = [titles[i : i + 8] for i in range(0, count, 8)]
-        titles = [title for row in rows for title in (*row, *["rebuilt"] * len(row))]
-        flags = [wrong[i : i + 8] for i in range(0, count, 8)]
-        wrong = [flag for row in flags for flag in (*row, *[False] * len(row))]
-    draw_images(images, titles, path, wrong=wrong)
+    task.draw(model.eval(), batch, prepare_batch(batch, model.pretrained_cfg), path)

@@ -93,7 +93,8 @@ def claimed(config: TrainConfig) -> Iterator[RunFolder]:
     """The folder in which a configuration trains, locked inside the block.
 
     A new folder is claimed by making it, so of several processes that start together each gets its own. The processes
-    of one launch share the claim of the first. A folder in which nothing was written is removed afterwards.
+    of one launch share the claim of the first. A folder in which nothing was written is removed afterwards. The
+    configuration is a resolved one.
 
     Raises UsageError for a name that is taken, for a run that is being trained, and for a run to resume whose
     configuration computes something else.
@@ -178,12 +179,10 @@ def _make_and_lock(folder: RunFolder, *, new: bool) -> RunLock:
 
 
 def _check_resumed(config: TrainConfig, folder: RunFolder) -> None:
-    """UsageError unless a folder may be resumed with this configuration."""
-    from mereo.training.setup import resolve
-
+    """UsageError unless a folder may be resumed with this resolved configuration."""
     folder.remove_leftovers()
     if folder.config.exists():
-        check_same(TrainConfig.from_yaml(folder.config), resolve(config), folder)
+        check_same(TrainConfig.from_yaml(folder.config), config, folder)
 
 
 def differences(saved: TrainConfig, given: TrainConfig) -> dict[str, tuple[Any, Any]]:

@@ -8,11 +8,11 @@ from mereo.training.config import TrainConfig
 def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
     """Rate of one step (counted from 0): a linear warm-up, then the schedule, never below `min_lr`.
 
-    cosine       min + (lr - min) (1 + cos(pi t)) / 2, t from 0 after the warm-up to 1 at the end
+    cosine       min + (lr - min) (1 + cos(pi t)) / 2, t from 0 after the warm-up to 1 after decay_steps, or at the end
     exponential  lr rate^(step / decay_steps), or lr rate^epoch where decay_steps is not given
     constant     lr
     """
-    warmup = round(config.warmup_epochs * steps_per_epoch)
+    warmup = round(config.warmup_epochs * steps_per_epoch) if config.warmup_steps is None else config.warmup_steps
     if step < warmup:
         return config.lr * (config.warmup_start + (1 - config.warmup_start) * step / warmup)
     if config.schedule == "constant":
@@ -20,6 +20,6 @@ def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float
     if config.schedule == "exponential":
         power = (step - warmup) / config.decay_steps if config.decay_steps else (step - warmup) // steps_per_epoch
         return max(config.lr * config.decay_rate**power, config.min_lr)
-    total = max(config.epochs * steps_per_epoch - warmup, 1)
+    total = config.decay_steps or max(config.epochs * steps_per_epoch - warmup, 1)
     share = min((step - warmup) / total, 1.0)
     return config.min_lr + max(config.lr - config.min_lr, 0.0) * (1 + math.cos(math.pi * share)) / 2

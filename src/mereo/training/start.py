@@ -15,7 +15,7 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
     """Fill in what the weights of a configuration decide where it leaves that open.
 
     The arguments of the network are theirs, and so is the normalisation where images have as many colours. Their path
-    becomes one that holds wherever the saved configuration is repeated. A run that goes on has all that already, and
+    becomes one that holds wherever the saved configuration is repeated. A resumed run has all that already, and
     may have outlived them.
     """
     weights = str(config.weights)
@@ -26,35 +26,35 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
             return config
         raise
     _, metadata = load_tensors(path)
-    found = describe(path, metadata)
-    if found.model != config.model:
+    described = describe(path, metadata)
+    if described.model != config.model:
         raise UsageError(
-            f"weights is {weights!r}, those of {found.model}, and model is {config.model!r}; give --model"
-            f" {found.model}, or weights of {config.model}."
+            f"weights is {weights!r}, those of {described.model}, and model is {config.model!r}; give --model"
+            f" {described.model}, or weights of {config.model}."
         )
     defaults = get_model_entry(config.model).defaults
-    own = {name: value for name, value in metadata["args"].items() if found.arguments[name] != defaults[name]}
+    own = {name: value for name, value in metadata["args"].items() if described.arguments[name] != defaults[name]}
     arguments = {name: value for name, value in own.items() if name not in ("num_classes", "in_chans", "img_size")}
     changes: dict[str, Any] = {"model_args": {**arguments, **config.model_args}}
     if config.img_size is None and "img_size" not in config.model_args and "img_size" in own:
         changes["img_size"] = parse_size(own["img_size"])
-    if config.mean is None and found.arguments.get("in_chans", defaults["in_chans"]) == channels:
-        changes |= {name: found.preprocessing[name] for name in ("mean", "std") if name in found.preprocessing}
+    if config.mean is None and described.arguments.get("in_chans", defaults["in_chans"]) == channels:
+        changes |= {name: described.preprocessing[name] for name in ("mean", "std") if name in described.preprocessing}
     if Path(weights).exists():
         changes["weights"] = str(Path(weights).absolute())
     return config.replace(**changes)
 
 
 def start_from(model: CapsuleClassifier, weights: str) -> str:
-    """Give a network the weights that a training starts from, and say in a line what of it is new."""
+    """Give a network the weights that a training starts from, and return a line on what is new."""
     source = load(weights)
     new = fill(model, source.state_dict(), {**source.metadata, **source.config}, weights)
     # The classes are those of the data that follow, even where they are as many.
     model.class_names = ()
-    told = [f"starting from {weights}"]
+    parts = [f"starting from {weights}"]
     if new:
-        told.append(f"new: {', '.join(new)}")
+        parts.append(f"new: {', '.join(new)}")
     ours, theirs = model.image_shape[0], source.image_shape[0]
     if ours != theirs:
-        told.append(f"first convolution folded from in_chans {theirs} to {ours}")
-    return "; ".join(told)
+        parts.append(f"first convolution folded from in_chans {theirs} to {ours}")
+    return "; ".join(parts)

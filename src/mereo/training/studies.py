@@ -1,8 +1,8 @@
 """Studies: variants of one training under one protocol, several seeds each, a table at the end.
 
 A study is data: the base configuration, and for each variant the fields that differ and what its source reports. The
-runs lie in <output>/<study>-<data>/<variant>-seed<n>; those that are finished are not run again, so a study goes on
-where it was stopped. `mereo compare` makes its study from the command line and runs it by the same functions.
+runs lie in <output>/<study>-<data>/<variant>-seed<n>; finished ones are not run again, so a stopped study
+continues. `mereo compare` makes its study from the command line and runs it by the same functions.
 """
 
 import re
@@ -10,11 +10,14 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mereo.errors import UsageError, unknown
 from mereo.training.config import TrainConfig
 from mereo.training.recipes import apply_recipe
+
+if TYPE_CHECKING:
+    from mereo.training.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -136,20 +139,20 @@ def plan_runs(
     """The configuration of every run, by (variant, seed); seeds alternate variants, so that each round of seeds is a
     whole comparison."""
     chosen = {label: row for label, row in study.variants.items() if not only or label in only}
-    found = {}
+    planned = {}
     for seed in range(seeds):
         for label, row in chosen.items():
             recipe, model, data = row.recipe or study.recipe, row.changes.get("model"), overrides.get("data")
             config = TrainConfig() if recipe is None else apply_recipe(recipe, model, data)
             config = config.replace(**{**row.changes, **overrides})
-            found[label, seed] = config.replace(
+            planned[label, seed] = config.replace(
                 model_args={**config.model_args, **row.model_args},
                 seed=seed,
                 output=str(Path(output) / f"{name}-{Path(config.data).name}"),
                 name=f"{folder_name(label)}-seed{seed}",
                 resume=True,
             )
-    return found
+    return planned
 
 
 def folder_name(label: str) -> str:
@@ -157,35 +160,53 @@ def folder_name(label: str) -> str:
     return re.sub(r"[^\w.=-]+", "_", label).strip("_")
 
 
+def make_plans(configs: Mapping[tuple[str, int], "TrainConfig | Plan"]) -> dict[tuple[str, int], "Plan"]:
+    """The plans of several runs; data that they share is looked at once."""
+    from mereo.data import DatasetInfo, dataset_info
+    from mereo.training.plan import Plan, make_plan
+
+    known: dict[tuple[str, str | None], DatasetInfo] = {}
+    plans: dict[tuple[str, int], Plan] = {}
+    for key, config in configs.items():
+        if isinstance(config, Plan):
+            plans[key] = config
+            continue
+        place = config.data, config.data_root
+        if place not in known:
+            known[place] = dataset_info(*place)
+        plans[key] = make_plan(config, known[place])
+    return plans
+
+
 def finish_runs(
-    configs: Mapping[tuple[str, int], TrainConfig], say: Callable[[str], None] = print
+    configs: Mapping[tuple[str, int], "TrainConfig | Plan"], say: Callable[[str], None] = print
 ) -> dict[str, list[dict[str, Any]]]:
     """Run what is still to be run, and return the results of all runs by variant, in the order of seeds.
 
-    UsageError for a finished run of another configuration: it is no part of this table.
+    UsageError for a finished run of another configuration: it does not belong to this table.
     """
     from mereo.training.engine import train
     from mereo.training.figures import read_results
     from mereo.training.run_folder import RunFolder, differences
-    from mereo.training.setup import resolve
 
-    folders = {key: RunFolder(Path(config.output) / str(config.name)) for key, config in configs.items()}
+    plans = make_plans(configs)
+    folders = {key: RunFolder(Path(p.config.output) / str(p.config.name)) for key, p in plans.items()}
     for key, folder in folders.items():
         if folder.config.exists():
-            differing = differences(TrainConfig.from_yaml(folder.config), resolve(configs[key]))
+            differing = differences(TrainConfig.from_yaml(folder.config), plans[key].config)
             if differing:
                 begun = ", ".join(f"{name} {was}" for name, (was, _) in differing.items())
                 raise UsageError(
                     f"{folder.path.parent} was begun with {begun}; give the same again, or another --output."
                 )
     results: dict[str, list[dict[str, Any]]] = {}
-    for place, ((label, seed), config) in enumerate(configs.items(), start=1):
+    for number, ((label, seed), plan) in enumerate(plans.items(), start=1):
         finished = folders[label, seed].results
         if finished.exists():
-            say(f"{place}/{len(configs)} {label}, seed {seed}: finished before")
+            say(f"{number}/{len(configs)} {label}, seed {seed}: finished before")
         else:
-            say(f"{place}/{len(configs)} {label}, seed {seed}")
-            train(config)
+            say(f"{number}/{len(configs)} {label}, seed {seed}")
+            train(plan)
         results.setdefault(label, []).append(read_results(finished))
     return results
 

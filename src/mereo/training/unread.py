@@ -15,11 +15,12 @@ _PART = 64
 
 
 def without_unread(info: DatasetInfo, *, strict: bool = False) -> DatasetInfo:
-    """The same data less the files that were found to be unreadable; they are named as the run will name them."""
+    """The same data without unreadable files; they are named as the run will name them."""
     if info.path is None:
         return info
     end, counts = time.monotonic() + SECONDS, dict(info.splits)
-    for name, split in read_layout(info.path)[0].items():
+    layout = read_layout(info.path) if info.layout is None else info.layout
+    for name, split in layout[0].items():
         for indices in torch.arange(len(split)).split(_PART):
             if time.monotonic() < end:
                 counts[name] -= split.take(indices).read(Request((1, 1), 3, strict=strict)).skipped

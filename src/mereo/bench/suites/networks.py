@@ -13,7 +13,7 @@ from mereo.bench.check import Step
 from mereo.bench.counting import network_work
 from mereo.bench.kernels import PREFIX, labelled, shares
 from mereo.capsules import PatchifyCapsules
-from mereo.data import Augmentation, ImageSet
+from mereo.data import Augmentation, Batch, ImageSet
 from mereo.inference.evaluate import normalise
 from mereo.models import CapsuleClassifier, create_model, get_model_entry, list_models
 from mereo.models.capsnet import CapsNet
@@ -36,7 +36,7 @@ def workload(model: CapsuleClassifier, setting: Setting, mode: Mode) -> Workload
         model.eval()
         return Workload(lambda images, labels: model(images))
     objective = Objective(model).train()
-    return _training(lambda images, labels: objective(images, labels, images)[0], objective)
+    return _training(lambda images, labels: objective(Batch(images, labels, images))[0], objective)
 
 
 def adopt(factory: Callable[..., Any], setting: Setting) -> Callable[[Mode], Workload]:
@@ -137,7 +137,7 @@ def _augmented(setting: Setting) -> tuple[CapsuleClassifier, Workload]:
             batch = images.batch(chosen, augmentation=augmentation, generator=draws, device=setting.device)
             pixels = normalise(batch.images, *entry.normalisation(channels))
             pixels = pixels.contiguous(memory_format=torch.channels_last)
-        return objective(pixels, batch.labels, batch.images)[0]
+        return objective(Batch(pixels, batch.labels, batch.images))[0]
 
     return model, _training(call, objective)
 

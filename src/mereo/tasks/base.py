@@ -1,0 +1,206 @@
+"""What a task is: everything about a training that depends on what is predicted.
+
+The engine, dry runs, evaluation and prediction know `Task` alone. A task is one file with one `register_task` line.
+
+`Metrics` are not torchmetrics': importing `torchmetrics.classification` takes 2.5 s and loads 2,100 modules beyond
+PyTorch's, on every `mereo train`, and its metrics synchronise processes themselves, one collective per state, where the
+engine sums one vector of everything.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mereo.data import Batch
+from mereo.errors import UsageError, unknown
+
+
+class Settings(Protocol):
+    """The fields of a training configuration that an objective reads."""
+
+    @property
+    def loss(self) -> str: ...
+    @property
+    def reconstruction_weight(self) -> float: ...
+    @property
+    def label_smoothing(self) -> float: ...
+    @property
+    def mixup(self) -> float: ...
+    @property
+    def cutmix(self) -> float: ...
+
+
+class Objective(nn.Module, ABC):
+    """A model and its loss as one module, so that one forward pass is what gets distributed and compiled.
+
+    Args:
+        model: the network, under the name `model`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = model
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> tuple[Tensor, Any]:
+        """The loss to minimise, (), and the outputs of the model, for a prepared batch."""
+
+    @abstractmethod
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """The loss that is reported on held-out data, (): of outputs alone, without regularisation."""
+
+    def at_step(self, step: int, steps: int) -> None:
+        """Set what is a function of the step, such as a margin; `step` counts from 0, and there are `steps` in all."""
+
+
+class Metrics(ABC):
+    """Figures of a split, accumulated batch by batch in one vector that may be summed over processes.
+
+    Args:
+        size: length of the vector.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.state = torch.zeros(size, dtype=torch.float64)
+
+    def add(self, *sums: Tensor) -> None:
+        """Add scalars to the vector, which stays on their device."""
+        values = torch.stack([value.to(precise(value.device)) for value in sums])
+        self.state = values + self.state.to(values)
+
+    @abstractmethod
+    def update(self, outputs: Any, batch: Batch) -> None:
+        """Take in the outputs for one batch."""
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """The figures by name; for no data finite as well."""
+
+
+class Task(ABC):
+    """One kind of prediction.
+
+    Args:
+        class_names: of the data.
+
+    Attributes:
+        name: under which it is registered.
+        requires: fields of a batch that it cannot do without.
+        chooses: the metric that chooses the best epoch, and whether more or less of it is better.
+        is_share: whether that metric is a share, shown in percent.
+        losses: names that `loss` may take in a configuration; empty where the task has one loss only.
+    """
+
+    name: ClassVar[str]
+    requires: ClassVar[tuple[str, ...]] = ("images",)
+    chooses: ClassVar[tuple[str, Literal["max", "min"]]]
+    is_share: ClassVar[bool] = False
+    losses: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, class_names: Sequence[str] = ()) -> None:
+        self.class_names = tuple(class_names)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, which are saved with the weights; none where they are no classes."""
+        return ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a run's history."""
+        metric = self.chooses[0]
+        figures = ("train_loss", f"train_{metric}", "val_loss", f"val_{metric}")
+        return ("epoch", "lr", *figures, "images_per_second", "seconds")
+
+    def num_outputs(self, num_classes: int) -> int:
+        """The `num_classes` with which a network is created, for data of so many classes."""
+        return num_classes
+
+    def resolve_loss(self, loss: str, module: type[nn.Module]) -> str:
+        """The loss of a configuration, "auto" resolved for a class of networks; UsageError for an unknown one."""
+        if loss != "auto" and loss not in self.losses:
+            raise unknown(f"loss of the task {self.name}", loss, ("auto", *self.losses))
+        return loss
+
+    def check(self, batch: Batch) -> None:
+        """UsageError unless a batch has the fields that the task requires."""
+        for field in self.requires:
+            if getattr(batch, field, None) is None:
+                raise UsageError(f"task is {self.name!r}, which needs {field}, and the data has none; use other data.")
+
+    def apply(self, model: nn.Module, batch: Batch) -> Any:
+        """The outputs of a model in evaluation for a prepared batch."""
+        return model(batch.images)
+
+    @abstractmethod
+    def objective(self, model: nn.Module, settings: Settings) -> Objective:
+        """What one training step minimises."""
+
+    @abstractmethod
+    def metrics(self) -> Metrics:
+        """Empty metrics of one split."""
+
+    @abstractmethod
+    def batch_metric(self, outputs: Any, batch: Batch) -> Tensor:
+        """The metric that chooses, of one training batch alone: (), on the device of the outputs."""
+
+    @abstractmethod
+    def predict(self, outputs: Any, top: int = 3) -> list[dict[str, Any]]:
+        """Predictions as they are written to disk, one dict of plain values for each entry of a batch."""
+
+    @abstractmethod
+    def example(self, model: nn.Module, count: int, objects: int = 1) -> Batch:
+        """A prepared batch of random values with the shapes of a training batch, for dry runs."""
+
+    def titles(self, batch: Batch) -> list[str]:
+        """A line above each image of a picture of training data."""
+        return [""] * len(batch.images)
+
+    @abstractmethod
+    def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:
+        """A picture of predictions for a batch: as data serves it, and as the model takes it."""
+
+    def show(self, value: float) -> str:
+        """A value of the metric that chooses, for a reader."""
+        return f"{100 * value:.2f} %" if self.is_share else f"{value:.4f}"
+
+    def summary(self, figures: Mapping[str, Any], chosen: str) -> list[tuple[str, str]]:
+        """The rows of the closing table that show test figures, as (name, value).
+
+        Args:
+            figures: of the chosen epoch on the test data.
+            chosen: what it was chosen by.
+        """
+        metric = self.chooses[0]
+        return [(f"test {metric}", f"{self.show(figures[metric])} ({chosen})")]
+
+
+def precise(device: torch.device) -> torch.dtype:
+    """The widest float of a device, in which sums are kept."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+TASKS: dict[str, type[Task]] = {}
+
+
+def register_task(task: type[Task]) -> type[Task]:
+    """Add a task to the catalogue under its name; used as a decorator."""
+    if TASKS.setdefault(task.name, task) is not task:
+        raise UsageError(f"task {task.name!r} is registered twice.")
+    return task
+
+
+def get_task(name: str) -> type[Task]:
+    """The task of that name; UsageError with the nearest names if there is none."""
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    return TASKS[name]
+
+
+def list_tasks() -> list[str]:
+    """Names of the tasks, sorted."""
+    return sorted(TASKS)

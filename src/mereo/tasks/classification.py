@@ -1,0 +1,226 @@
+"""Classification: one class for each image, or a set of classes for images of several objects."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mereo.core import Capsules
+from mereo.data import Batch
+from mereo.errors import UsageError
+from mereo.models import CapsuleClassifier
+from mereo.tasks.base import Metrics, Objective, Settings, Task, precise, register_task
+from mereo.tasks.interval import wilson_interval
+from mereo.tasks.losses import SPREAD_MARGINS, reconstruction_loss, score_loss, spread_margin
+from mereo.tasks.pictures import draw_images
+
+_DRAWN = 8
+"""Images in a row of the picture."""
+
+
+def hits(scores: Tensor, labels: Tensor) -> Tensor:
+    """Which objects of an image are among its highest scores: (batch, objects) of bool.
+
+    As many scores are taken as there are objects.
+
+    Shapes: scores (batch, classes); labels int64 (batch,) or (batch, objects), or soft float (batch, classes), of which
+    the heaviest class counts.
+    """
+    if labels.is_floating_point():
+        labels = labels.argmax(1)
+    columns = labels.unsqueeze(1) if labels.dim() == 1 else labels
+    highest = scores.topk(columns.shape[1], 1).indices
+    return (highest.unsqueeze(1) == columns.unsqueeze(2)).any(2)
+
+
+def accuracy_figures(correct: float, count: int) -> dict[str, float]:
+    """The accuracy and Wilson's 95 % interval of it."""
+    accuracy = correct / max(count, 1)
+    low, high = wilson_interval(min(accuracy, 1.0), count)
+    return {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high}
+
+
+class ClassificationObjective(Objective):
+    """A classifier and its loss, with the squared error of its decoder where it has one.
+
+    Args:
+        model: scores from images; of a `CapsuleClassifier` the lengths of its class capsules.
+        loss: "margin", "cross_entropy" or "spread".
+        reconstruction_weight: factor of the reconstruction loss; without a decoder it has no effect.
+        label_smoothing: of the cross-entropy in training; held-out data is not smoothed.
+
+    Shapes:
+        batch: images (batch, channels, height, width), normalised; labels int64 (batch,) or (batch, objects), or soft
+        float (batch, classes); targets (batch, channels, height, width) or (batch, objects, channels, height, width) in
+        [0, 1], what the decoder should rebuild -> loss (), scores (batch, classes).
+    """
+
+    margin: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str = "margin",
+        reconstruction_weight: float = 0.0005,
+        *,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(model)
+        if label_smoothing > 0 and loss != "cross_entropy":
+            raise UsageError(f"label_smoothing is {label_smoothing} and loss is {loss!r}; it needs 'cross_entropy'.")
+        self.kind, self.reconstruction_weight, self.label_smoothing = loss, reconstruction_weight, label_smoothing
+        self.register_buffer("margin", torch.tensor(SPREAD_MARGINS[0]), persistent=False)
+
+    def at_step(self, step: int, steps: int) -> None:
+        if self.kind == "spread":
+            self.margin.fill_(spread_margin(step, steps))
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether the reconstruction is part of the loss."""
+        return getattr(self.model, "decoder", None) is not None and self.reconstruction_weight > 0
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        capsules = None
+        if isinstance(self.model, CapsuleClassifier):
+            capsules = self.model.capsules(batch.images)
+            scores = capsules.activation.float()
+        else:
+            scores = self.model(batch.images).float()
+        loss = score_loss(scores, batch.labels, self.kind, label_smoothing=self.label_smoothing, margin=self.margin)
+        if capsules is not None and batch.targets is not None and self.rebuilds:
+            loss = loss + self.reconstruction_weight * self._reconstruction(capsules, batch.labels, batch.targets)
+        return loss, scores
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return score_loss(outputs, batch.labels, self.kind, margin=self.margin)
+
+    def _reconstruction(self, capsules: Capsules, labels: Tensor, targets: Tensor) -> Tensor:
+        if labels.dim() == 1:
+            return reconstruction_loss(self.model.reconstruct(capsules, labels).float(), targets)
+        # The same decoder, once for each object, in one call.
+        objects = labels.shape[1]
+        repeated = Capsules(capsules.pose.repeat_interleave(objects, 0), capsules.activation)
+        rebuilt = self.model.reconstruct(repeated, labels.flatten())
+        return objects * reconstruction_loss(rebuilt.float(), targets.flatten(0, 1))
+
+
+class ClassificationMetrics(Metrics):
+    """Accuracy with its interval; for images of several objects also the mean share of objects that are hit."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.several = False
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        hit = hits(outputs, batch.labels)
+        self.several = hit.shape[1] > 1
+        kinds = (hit.new_ones(len(hit)), hit.all(1), hit.float().mean(1), hit.any(1))
+        self.add(*(rows.to(precise(rows.device)).sum() for rows in kinds))
+
+    def compute(self) -> dict[str, float]:
+        count, correct, mean_hits, any_hit = self.state.tolist()
+        figures = accuracy_figures(correct, int(count))
+        if self.several:
+            figures |= {"mean_hits": mean_hits / max(count, 1), "any_hit": any_hit / max(count, 1)}
+        return figures
+
+
+@register_task
+class Classification(Task):
+    """Scores for classes. An image of several objects is correct when all of them are hit."""
+
+    name = "classification"
+    requires = ("images", "labels")
+    chooses = ("accuracy", "max")
+    is_share = True
+    losses = ("margin", "cross_entropy", "spread")
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.class_names
+
+    def resolve_loss(self, loss: str, module: type[nn.Module]) -> str:
+        loss = super().resolve_loss(loss, module)
+        automatic = "margin" if issubclass(module, CapsuleClassifier) else "cross_entropy"
+        return automatic if loss == "auto" else loss
+
+    def objective(self, model: nn.Module, settings: Settings) -> ClassificationObjective:
+        objective = ClassificationObjective(
+            model, settings.loss, settings.reconstruction_weight, label_smoothing=settings.label_smoothing
+        )
+        mixed = settings.mixup > 0 or settings.cutmix > 0
+        if mixed and settings.loss == "spread":
+            raise UsageError("loss is 'spread', which takes no soft labels; leave mixup and cutmix out.")
+        if mixed and objective.rebuilds:
+            raise UsageError(
+                f"reconstruction_weight is {settings.reconstruction_weight}, and mixed images have no single class to"
+                " rebuild; set it to 0, or leave mixup and cutmix out."
+            )
+        return objective
+
+    def metrics(self) -> ClassificationMetrics:
+        return ClassificationMetrics()
+
+    def batch_metric(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return hits(outputs, batch.labels).all(1).float().mean()
+
+    def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
+        names = self.class_names or tuple(str(number) for number in range(outputs.shape[1]))
+        values, indices = outputs.topk(min(top, len(names)), 1)
+        rows = zip(values.tolist(), indices.tolist(), strict=True)
+        return [
+            {"class": names[order[0]], "scores": dict(zip([names[c] for c in order], scores, strict=True))}
+            for scores, order in rows
+        ]
+
+    def example(self, model: Any, count: int, objects: int = 1) -> Batch:
+        device = next(model.parameters()).device
+        images = torch.rand(count, *model.image_shape, device=device)
+        labels = torch.arange(count * objects, device=device).view(count, objects) % max(model.num_classes, 1)
+        if objects == 1:
+            return Batch(images, labels.squeeze(1), images)
+        return Batch(images, labels, images.unsqueeze(1).expand(-1, objects, -1, -1, -1))
+
+    def titles(self, batch: Batch) -> list[str]:
+        if batch.labels.is_floating_point():
+            shares = [[(share, c) for c, share in enumerate(row) if share > 0] for row in batch.labels.tolist()]
+            return [", ".join(f"{self.class_names[c]} {share:.0%}" for share, c in row) for row in shares]
+        return [self._listed(row) for row in batch.labels.reshape(len(batch.labels), -1).tolist()]
+
+    def _listed(self, classes: Sequence[int]) -> str:
+        return ", ".join(self.class_names[c] for c in classes)
+
+    @torch.inference_mode()
+    def draw(self, model: Any, batch: Batch, prepared: Batch, path: Path) -> None:
+        """Images with the predicted class, misclassified ones in red with the true one, and what a decoder rebuilds."""
+        capsules = model.capsules(prepared.images) if isinstance(model, CapsuleClassifier) else None
+        scores = self.apply(model, prepared) if capsules is None else capsules.activation
+        true = batch.labels.reshape(len(batch.labels), -1)
+        predicted = scores.topk(true.shape[1], 1).indices
+        wrong = (~hits(scores, batch.labels).all(1)).tolist()
+        titles = [
+            f"predicted {self._listed(answer)},\nis {self._listed(truth)}" if failed else self._listed(answer)
+            for answer, truth, failed in zip(predicted.tolist(), true.tolist(), wrong, strict=True)
+        ]
+        images = batch.images
+        if capsules is not None and model.decoder is not None:
+            # Each row of images above the row of what the decoder makes of their longest capsule.
+            rebuilt = model.reconstruct(capsules).to(images)
+            pairs = list(zip(images.split(_DRAWN), rebuilt.split(_DRAWN), strict=True))
+            images = torch.cat([part for pair in pairs for part in pair])
+            rows = [titles[i : i + _DRAWN] for i in range(0, len(titles), _DRAWN)]
+            titles = [title for row in rows for title in (*row, *["rebuilt"] * len(row))]
+            flags = [wrong[i : i + _DRAWN] for i in range(0, len(wrong), _DRAWN)]
+            wrong = [flag for row in flags for flag in (*row, *[False] * len(row))]
+        draw_images(images, titles, path, columns=_DRAWN, wrong=wrong)
+
+    def summary(self, figures: Mapping[str, Any], chosen: str) -> list[tuple[str, str]]:
+        low, high = self.show(figures["accuracy_low"]), self.show(figures["accuracy_high"])
+        rows = super().summary(figures, f"{chosen}; 95 % interval {low} to {high}")
+        if "mean_hits" in figures:
+            share, some = self.show(figures["mean_hits"]), self.show(figures["any_hit"])
+            rows.append(("objects hit", f"{share} of all, at least one in {some} of the images"))
+        return rows

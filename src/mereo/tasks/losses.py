@@ -1,0 +1,94 @@
+"""Losses of classifiers on scores, and the squared error of a reconstruction."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mereo.errors import UsageError
+
+SPREAD_MARGINS = (0.2, 0.9)
+"""Margin of the spread loss at the first step and at the last."""
+
+
+def many_hot(labels: Tensor, num_classes: int) -> Tensor:
+    """Labels (batch,) or (batch, objects) as a matrix of zeros and ones (batch, classes); soft labels as they are."""
+    if labels.is_floating_point():
+        return labels
+    columns = labels.unsqueeze(1) if labels.dim() == 1 else labels
+    return F.one_hot(columns, num_classes).amax(1).float()
+
+
+def margin_loss(
+    lengths: Tensor, targets: Tensor, *, positive: float = 0.9, negative: float = 0.1, down_weight: float = 0.5
+) -> Tensor:
+    """Present classes long, absent ones short.
+
+    L = mean_b sum_j  T_j max(0, m+ - |v_j|)^2 + lambda (1 - T_j) max(0, |v_j| - m-)^2
+
+    Shapes: lengths (batch, classes), targets (batch, classes) in [0, 1], several ones allowed -> ().
+
+    Reference: arXiv:1710.09829, eq. 4.
+    """
+    present = (positive - lengths).clamp(min=0).square()
+    absent = (lengths - negative).clamp(min=0).square()
+    return (targets * present + down_weight * (1 - targets) * absent).sum(1).mean()
+
+
+def spread_loss(scores: Tensor, labels: Tensor, margin: float | Tensor) -> Tensor:
+    """The true class ahead of every other one by a margin.
+
+    L = mean_b sum_{j != t} max(0, m - (a_t - a_j))^2
+
+    Args:
+        scores: activations of the classes.
+        labels: the true class t.
+        margin: m; training raises it from 0.2 to 0.9, see `spread_margin`.
+
+    Shapes: scores (batch, classes), labels int64 (batch,) -> ().
+
+    Reference: Hinton, Sabour, Frosst, Matrix capsules with EM routing, ICLR 2018, eq. 3.
+    """
+    ahead = scores.gather(1, labels.unsqueeze(1)) - scores
+    others = 1 - F.one_hot(labels, scores.shape[1]).to(scores.dtype)
+    return (others * (margin - ahead).clamp(min=0).square()).sum(1).mean()
+
+
+def spread_margin(step: int, steps: int) -> float:
+    """The margin of the spread loss at a step, counted from 0: linear from 0.2 at the first to 0.9 at the last."""
+    first, last = SPREAD_MARGINS
+    return first + (last - first) * min(step / max(steps - 1, 1), 1.0)
+
+
+def reconstruction_loss(rebuilt: Tensor, targets: Tensor) -> Tensor:
+    """Sum of squared errors over the pixels, mean over the batch: (batch, channels, height, width) twice -> ()."""
+    return (rebuilt - targets).square().flatten(1).sum(1).mean()
+
+
+def score_loss(
+    scores: Tensor,
+    labels: Tensor,
+    kind: str,
+    *,
+    label_smoothing: float = 0.0,
+    margin: float | Tensor = SPREAD_MARGINS[1],
+) -> Tensor:
+    """The loss of scores.
+
+    Args:
+        scores: lengths of class capsules, activations or logits.
+        labels: classes, or soft labels that sum to one.
+        kind: "margin", "cross_entropy" or "spread".
+        label_smoothing: of the cross-entropy: the share of the target that is spread evenly over all classes.
+        margin: of the spread loss.
+
+    Shapes: scores (batch, classes); labels int64 (batch,) or (batch, objects), or float (batch, classes) -> ().
+    """
+    if kind == "margin":
+        return margin_loss(scores, many_hot(labels, scores.shape[1]))
+    soft = labels.is_floating_point()
+    if labels.dim() > 1 and not soft:
+        raise UsageError(f"loss is {kind!r}, which takes one label per image; use 'margin' for several.")
+    if kind == "spread":
+        if soft:
+            raise UsageError("loss is 'spread', which takes no soft labels; leave mixup and cutmix out.")
+        return spread_loss(scores, labels, margin)
+    return F.cross_entropy(scores, labels, label_smoothing=label_smoothing)

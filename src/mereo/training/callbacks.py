@@ -1,0 +1,45 @@
+"""What runs at the start and the end of each epoch, by name."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mereo.errors import UsageError, unknown
+
+
+class Callback(Protocol):
+    """Runs between epochs. It may replace `trainer.sampler`, `trainer.splits`, or the values of parameters.
+
+    `state` and `restore` make a resumed run exact: the state is saved with every checkpoint, and `restore` has to bring
+    back whatever the callback has changed beyond weights and optimiser. `on_epoch_start` is not called again for an
+    epoch that is resumed in its middle.
+    """
+
+    def on_epoch_start(self, trainer: Any, epoch: int) -> None:
+        """Epoch number `epoch`, counted from 0, is about to begin."""
+
+    def on_epoch_end(self, trainer: Any, epoch: int, row: dict[str, Any]) -> None:
+        """An epoch is over; `row` holds its figures. Its checkpoint is written afterwards."""
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs, as JSON values."""
+
+    def restore(self, trainer: Any, state: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+
+
+CALLBACKS: dict[str, Callable[[], Callback]] = {}
+
+
+def register_callback(name: str, make: Callable[[], Callback]) -> None:
+    """Add a callback to those that `callbacks` of a configuration may name; `make` creates it for one run."""
+    if name in CALLBACKS:
+        raise UsageError(f"callback {name!r} is registered twice.")
+    CALLBACKS[name] = make
+
+
+def make_callbacks(names: tuple[str, ...]) -> dict[str, Callback]:
+    """The callbacks of one run by name; UsageError with the nearest names for an unknown one."""
+    for name in names:
+        if name not in CALLBACKS:
+            raise unknown("callback", name, CALLBACKS)
+    return {name: CALLBACKS[name]() for name in names}

@@ -1,0 +1,59 @@
+"""Evaluation during a run: of the averaged weights where there are some, shared among processes."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mereo.data import Images
+from mereo.inference.evaluate import Scores, evaluate
+from mereo.tasks import Objective, Task
+from mereo.training.averaging import WeightAverage
+
+LEAST_BATCH = 256
+"""Images evaluated at once, or a training batch where that is more."""
+
+
+@torch.no_grad()
+def _put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+
+
+@contextmanager
+def averaged(model: nn.Module, average: WeightAverage | None) -> Iterator[None]:
+    """The model with its averaged weights, where there is an average; its own are put back afterwards."""
+    if average is None:
+        yield
+        return
+    backup = {name: p.detach().clone() for name, p in model.named_parameters()}
+    _put(model, average.average)
+    try:
+        yield
+    finally:
+        _put(model, backup)
+
+
+def evaluate_run(
+    objective: Objective, split: Images, task: Task, average: WeightAverage | None, accelerator: Any, batch_size: int
+) -> Scores:
+    """Scores of the weights that count, on every image of a split."""
+    processes = accelerator.num_processes
+    with averaged(objective.model, average):
+        return evaluate(
+            objective.model, split, task=task, loss=objective.loss, batch_size=max(batch_size, LEAST_BATCH),
+            rank=accelerator.process_index, processes=processes,
+            reduce=(lambda t: accelerator.reduce(t, "sum")) if processes > 1 else None,
+            autocast=accelerator.autocast,
+        )  # fmt: skip
+
+
+def is_better(task: Task, scores: Scores, best: Mapping[str, Any] | None) -> bool:
+    """Whether an epoch is better than the best so far: by the task's metric, then by the loss."""
+    if best is None:
+        return True
+    metric, direction = task.chooses
+    sign = 1 if direction == "max" else -1
+    return (sign * scores.values[metric], -scores.loss) > (sign * best[metric], -best["loss"])

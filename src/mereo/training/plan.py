@@ -1,0 +1,142 @@
+"""From options to one resolved plan: what is trained on what, with nothing left open.
+
+A plan is made once, by `make_plan`, and the image folder is scanned once for it. Training, dry runs, comparisons and
+studies all take plans.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mereo.data import Augmentation, DatasetInfo, dataset_info
+from mereo.data.conversion import check_channels
+from mereo.errors import UsageError, unknown
+from mereo.models import CapsuleClassifier, create_model, get_model_entry
+from mereo.models.registry import outline
+from mereo.runtime.device import choose_device
+from mereo.runtime.memory import available_memory
+from mereo.tasks import Task, get_task
+from mereo.training.config import TrainConfig
+from mereo.training.order import derived_seed
+from mereo.training.start import follow_weights
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration with nothing left open, and what it names.
+
+    Attributes:
+        config: every field resolved.
+        task: what is predicted.
+        info: of the data.
+        augmentation: of training images; None for none.
+        arguments: of the network, beyond its name.
+    """
+
+    config: TrainConfig
+    task: type[Task]
+    info: DatasetInfo
+    augmentation: Augmentation | None
+    arguments: Mapping[str, Any]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the configuration; UsageError if this machine does not have it."""
+        return choose_device(self.config.device)
+
+    def steps(self, images: int, processes: int = 1) -> tuple[int, int]:
+        """Images of an optimiser step and steps of an epoch, for so many training images."""
+        config, parts = self.config, processes * self.config.accumulate
+        batch_size = min(config.batch_size, images - images % parts)
+        if batch_size < 1 or batch_size % parts:
+            raise UsageError(
+                f"batch_size is {config.batch_size} for {images} training images; it must be a multiple of the"
+                f" {processes} processes times accumulate, {config.accumulate}."
+            )
+        return batch_size, images // batch_size
+
+    def build_model(self, num_classes: int | None = None) -> CapsuleClassifier:
+        """The network, initialised from the seed.
+
+        Args:
+            num_classes: of the data, where reading it gave another number than `info`.
+        """
+        config = self.config
+        arguments = dict(self.arguments)
+        if num_classes is not None:
+            arguments["num_classes"] = self.task().num_outputs(num_classes)
+        _check_memory(config.model, arguments)
+        torch.manual_seed(derived_seed(config.seed, "weights"))
+        model = create_model(config.model, **arguments)
+        model.pretrained_cfg |= {"mean": config.mean, "std": config.std}
+        return model
+
+
+def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
+    """Resolve a configuration: the network, the weights it starts from and the data decide what it leaves open.
+
+    Args:
+        config: of the command line, a file or a recipe.
+        info: of its data, where that is known already.
+    """
+    config.check()
+    entry, task = get_model_entry(config.model), get_task(config.task)
+    info = dataset_info(config.data, config.data_root) if info is None else info
+    channels = config.in_chans or info.in_chans
+    check_channels(info.in_chans, channels)
+    loss = task().resolve_loss(config.loss, entry.module)
+    if config.weights is not None:
+        config = follow_weights(config, channels)
+    size = config.img_size
+    if size is None and "img_size" not in config.model_args:
+        default = entry.defaults["img_size"]
+        size = default if isinstance(default, int) else None
+    augment = config.augment
+    if augment == ("auto",):
+        augment = info.augment or ("none",)
+    augmentation = None if augment in ((), ("none",)) else Augmentation.parse(augment)
+    mean, std = config.mean, config.std
+    if mean is None or std is None:
+        mean, std = entry.normalisation(channels)
+    elif len(mean) != channels or len(std) != channels:
+        raise UsageError(
+            f"mean and std have {len(mean)} and {len(std)} entries for {channels} channels; give one for each channel."
+        )
+    fraction = 0.0 if config.paper_protocol else config.validation_fraction
+    config = config.replace(
+        img_size=size, in_chans=channels, augment=augment, mean=mean, std=std, validation_fraction=fraction, loss=loss
+    )
+    arguments = {"img_size": size, **config.model_args, "in_chans": channels}
+    arguments["num_classes"] = task().num_outputs(info.num_classes)
+    _check_arguments(config, entry.defaults)
+    return Plan(config, task, info, augmentation, arguments)
+
+
+def as_plan(config: TrainConfig | Plan) -> Plan:
+    """The plan of a configuration; a plan as it is."""
+    return config if isinstance(config, Plan) else make_plan(config)
+
+
+def resolve(config: TrainConfig) -> TrainConfig:
+    """The configuration with nothing left open."""
+    return make_plan(config).config
+
+
+def _check_arguments(config: TrainConfig, known: Mapping[str, Any]) -> None:
+    for name in config.model_args:
+        if name in ("num_classes", "in_chans"):
+            raise UsageError(f"model_args has {name}, which follows from the data; leave it out.")
+        if name not in known:
+            raise unknown(f"argument of {config.model}", name, known)
+
+
+def _check_memory(name: str, arguments: Mapping[str, Any]) -> None:
+    """UsageError for a network whose weights alone do not fit, before memory is taken for them."""
+    size = sum(p.numel() * p.element_size() for p in outline(name, **arguments).parameters())
+    if size > (free := available_memory()):
+        raise UsageError(
+            f"{name} with these arguments has {size / 2**30:,.1f} GiB of weights, and {free / 2**30:.1f} GiB of memory"
+            " are free; give a smaller --img-size or other --model-args."
+        )
