@@ -31,6 +31,8 @@ def main() -> int:
     began, faults, codes, slowest = time.monotonic(), 0, Counter(), 0.0
     for verdict in run(orders, given.seed, given.jobs):
         codes[verdict.area, verdict.code] += 1
+        if codes.total() % 200 == 0:
+            print(f"{codes.total()} of {len(orders)} tries", file=sys.stderr, flush=True)
         slowest = max(slowest, verdict.seconds)
         if verdict.fault or given.number is not None:
             faults += bool(verdict.fault)
