@@ -90,7 +90,7 @@ def kernels() -> Section:
 
 
 def data(root: str | None) -> Section:
-    """Which data sets are there."""
+    """Which data sets are available."""
     from mereo.data import DATASETS
     from mereo.data.sources import data_root
 
@@ -102,7 +102,7 @@ def data(root: str | None) -> Section:
             continue
         patterns = FILES["mnist" if name == "multimnist" else name]
         there = sorted(path for pattern in patterns for path in folder.glob(pattern))
-        found[name] = str(there[0]) if there else "not there"
+        found[name] = str(there[0]) if there else "not found"
     return found
 
 
