@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--area", choices=sorted(AREAS), action="append")
     parser.add_argument("--number", type=int, help="one try alone")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     areas = given.area or list(AREAS)
@@ -31,15 +32,19 @@ def main() -> int:
     began, faults, codes, slowest = time.monotonic(), 0, Counter(), 0.0
     for verdict in run(orders, given.seed, given.jobs):
         codes[verdict.area, verdict.code] += 1
+        if codes.total() % 200 == 0:
+            print(f"{codes.total()} of {len(orders)} tries", file=sys.stderr, flush=True)
         slowest = max(slowest, verdict.seconds)
         if verdict.fault or given.number is not None:
             faults += bool(verdict.fault)
             print(f"\n--- {verdict.area} {verdict.number} (seed {given.seed}), {verdict.seconds:.1f} s: {verdict.what}")
             print(verdict.fault or f"as it should be, exit code {verdict.code}", flush=True)
+        if time.monotonic() - began > given.seconds:
+            break
     seconds = time.monotonic() - began
     for area in areas:
         print(f"{area:<16}", ", ".join(f"{code}: {n}" for (a, code), n in sorted(codes.items(), key=str) if a == area))
-    print(f"{len(orders)} tries in {seconds:.0f} s, the slowest {slowest:.1f} s; {faults} ended as they must not")
+    print(f"{codes.total()} tries in {seconds:.0f} s, the slowest {slowest:.1f} s; {faults} ended as they must not")
     return bool(faults)
 
 

@@ -82,7 +82,7 @@ def kernels() -> Section:
 
 
 def data(root: str | None) -> Section:
-    """Which data sets are there."""
+    """Which data sets are available."""
     from mereo.data import DATASETS
     from mereo.data.sources import data_root
 
@@ -90,7 +90,7 @@ def data(root: str | None) -> Section:
     found: Section = {"root": f"{folder}" if folder.is_dir() else f"{folder} (no such folder)"}
     for name, info in DATASETS.items():
         there = sorted(path for pattern in info.files for path in folder.glob(pattern))
-        found[name] = str(there[0]) if there else "not there" if info.files else "part of the package"
+        found[name] = str(there[0]) if there else "not found" if info.files else "part of the package"
     return found
 
 

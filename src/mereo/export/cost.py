@@ -1,4 +1,4 @@
-"""What an arithmetic costs in accuracy and gives in speed."""
+"""What a lower precision costs in accuracy and gains in speed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def judge(score: Scorer, test: Images, cfg: Mapping[str, Any], batch_size: int) 
 def measure(
     runners: Mapping[str, tuple[Scorer, int]], test: Images, cfg: Mapping[str, Any], batch_size: int
 ) -> list[Cost]:
-    """Judge runners (function, bytes of its file) on all test images, and time them in turn on one batch."""
+    """Evaluate runners (function, bytes of its file) on all test images, and time them in turn on one batch."""
     scores = {name: judge(score, test, cfg, batch_size) for name, (score, _) in runners.items()}
     count = min(batch_size, len(test))
     batch = test.batch(torch.arange(count), crop=tuple(cfg["input_size"][1:]))

@@ -22,7 +22,7 @@ IMAGES, SCORES = "images", "scores"
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    # The exporter and the quantiser talk to programmers.
+    # The exporter and the quantiser print notes for programmers.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -68,7 +68,7 @@ def quantise_onnx(source: Path, path: Path, images: Tensor) -> None:
     """A float32 ONNX file with its convolutions and products in int8.
 
     The range of every activation is that seen on `images`, normalised training images (n, channels, height, width):
-    measured on a CPU this is faster than float32, and ranges found anew for every batch are slower.
+    measured on a CPU this is faster than float32, and ranges computed for every batch are slower.
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 

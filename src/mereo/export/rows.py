@@ -34,10 +34,10 @@ class Row:
         model: as it was named.
         parameters: of the network, decoder included.
         macs: multiply-adds of one image forward.
-        memory: bytes that a training step is reckoned to take.
-        accuracies: shares of the test images judged right, a seed each.
+        memory: bytes that a training step takes, estimated.
+        accuracies: shares of the test images classified correctly, one a seed.
         chosen_on: what chose the epoch of the weights.
-        test_images: how many are judged.
+        test_images: how many there are.
         train_rate: images a second in training, as the runs measured it, the median of the seeds.
         rate: images a second in inference, all networks timed in turn.
         seconds: of training, the mean of the seeds.
@@ -80,7 +80,7 @@ def run_comparison(
 ) -> list[Row]:
     """Train what is still to be trained, and return a row a network.
 
-    Every network is built and reckoned before anything is trained, so that a wrong argument shows at once.
+    Every network is built and its memory estimated before anything is trained, so that a wrong argument shows at once.
 
     Args:
         texts: networks and recipes, see `parse_variant`.
