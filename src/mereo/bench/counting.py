@@ -101,7 +101,7 @@ def network_work(model: nn.Module, images: Tensor, batch: int, mode: Mode) -> Wo
     pixels = batch * images[0].numel()
     for module in model.modules():
         if isinstance(module, Coupling):
-            # While a coupling is watched the plain form runs, and PyTorch counts that alone.
+            # While a coupling is recorded the plain form runs, and PyTorch counts that alone.
             module.register_forward_hook(lambda module, inputs, output: None)
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(mode == "training"):
         output: Any = model(images)
@@ -113,7 +113,7 @@ def network_work(model: nn.Module, images: Tensor, batch: int, mode: Mode) -> Wo
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine reached in the same run: operations a second of a matrix product, bytes a second of a copy."""
+    """The rates of a machine in the same run: operations a second of a matrix product, bytes a second of a copy."""
 
     matmul: float
     copy: float

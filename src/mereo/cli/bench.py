@@ -101,7 +101,9 @@ def run(words: list[str], command: str) -> None:
     suite = choose_models(get_suite(options.suite), options.models)
     request = request_of(options)
     reporter = Reporter()
-    bench = Bench(suite, request, tell=reporter.measured, save=lambda found: write(found, options, [], pictures=False))
+    bench = Bench(
+        suite, request, progress=reporter.measured, save=lambda found: write(found, options, [], pictures=False)
+    )
     # Refused before minutes of measuring, not after.
     earlier = None if options.against is None else read_comparable(options.against, bench.run)
     stopped = False
