@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from mereo.bench import SUITES, read_run
-from mereo.bench.counting import Rates
 from mereo.cli.main import main
 from mereo.core.kernels.library import missing
 
@@ -39,9 +38,7 @@ QUICK = ["bench", "tiny:SUITE", "--quick", "--seconds", "1e-6", "--no-memory", "
 
 
 @pytest.fixture
-def call(capsys, monkeypatch):
-    """The command; the machine is probed in tests/bench/test_runner.py alone."""
-    monkeypatch.setattr("mereo.bench.runner.probe", lambda *sizes, **how: Rates(1e9, 1e9))
+def call(capsys):
     Path("tiny.py").write_text(TINY)
 
     def run(*words):
