@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mereo.bench.case import Contender, Setting, Suite, Work, Workload
+from mereo.bench.counting import Rates
 from mereo.bench.results import Measurement, Run
 from mereo.bench.timing import Clock, Quartiles
 
@@ -22,6 +23,12 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     for name in set(sys.modules) - before:
         if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
             del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def _known_machine(monkeypatch):
+    """Probing the machine takes longer than all else; test_machine.py does it once."""
+    monkeypatch.setattr("mereo.bench.runner.probe", lambda *sizes, **how: Rates(1e9, 1e9))
 
 
 class FakeClock:

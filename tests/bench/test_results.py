@@ -59,17 +59,17 @@ def test_another_machine_is_refused(run_of, fact):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reason"),
     [
         ("{", "not JSON"),
         ("[]", "mereo bench --json"),
         ('{"schema": 99}', "another version"),
-        ('{"schema": 1}', "lacks"),
+        ('{"schema": 1}', "measurements"),
     ],
 )
-def test_what_is_not_a_run_is_refused(run_of, content, told):
+def test_what_is_not_a_run_is_refused(run_of, content, reason):
     Path("old.json").write_text(content)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=reason):
         read_comparable(Path("old.json"), run_of({"a": (1, 2, 3)}))
 
 

@@ -8,7 +8,7 @@ from mereo.bench.results import Measurement, Run, read_run
 from mereo.errors import UsageError
 
 CONDITIONS = ("torch", "python", "mereo", "commit", "cpu_capability", "float32_matmul_precision", "variables")
-"""Facts that may differ, which is then said."""
+"""Facts that may differ; the table notes the differences."""
 
 
 def read_comparable(path: Path, run: Run) -> Run:
@@ -47,7 +47,9 @@ def comparison(run: Run, earlier: Run) -> Table:
     for count, rates in run.probes.items():
         if count in earlier.probes:
             matmul, copy = (rates[k] / earlier.probes[count][k] for k in ("matmul", "copy"))
-            notes.append(f"{count} threads: the machine multiplies {matmul:.2f} and copies {copy:.2f} of then")
+            notes.append(
+                f"{count} threads: the machine multiplies at {matmul:.2f} and copies at {copy:.2f} of its earlier rate"
+            )
     rows: list[tuple[str, ...]] = []
     for now in run.measurements:
         before = earlier.find(*now.key)

@@ -71,8 +71,8 @@ class Contender:
         name: of the row.
         build: makes the workload of a mode.
         role: "contender" is compared with the reference and may have a speed-up beside its name; "part" is a part of
-            the reference and has a share of its time; "unchecked" cannot be compared, and no speed-up is told.
-        needs: bytes it takes beyond its inputs, as far as the sizes tell; 0 where they do not.
+            the reference and has a share of its time; "unchecked" cannot be compared and has no speed-up.
+        needs: bytes it takes beyond its inputs, estimated from the sizes; 0 where unknown.
         work: arithmetic and traffic of this formulation, where they differ from the task's.
     """
 
@@ -94,7 +94,7 @@ class Table:
 
 
 def no_tables(setting: Setting, quick: bool) -> list[Table]:
-    """For suites whose measurements say it all."""
+    """For suites without further tables."""
     return []
 
 
@@ -110,14 +110,14 @@ class Suite:
     Attributes:
         name: on the command line.
         summary: one line.
-        takes: what a callable from outside is given and returns.
+        takes: arguments and result of a callable from outside.
         sizes: of the published case.
         inputs: makes the inputs of a setting and mode; random, from a seed that the harness sets.
         contenders: of a setting; the first is the reference.
-        work: what the task takes at least: its operations, and every input, output and gradient moved once.
+        work: the least work of the task: its operations, and every input, output and gradient moved once.
         sweeps: size -> values; each is swept with the others at `sizes`.
-        quick, quick_sweeps: what `--quick` puts in their place.
-        threads: thread counts by default; 0 is all that there are.
+        quick, quick_sweeps: their replacements under `--quick`.
+        threads: thread counts by default; 0 is all.
         modes: what is timed.
         memory: modes whose peak memory is measured, each contender in a process of its own.
         timed: False measures memory alone.
@@ -125,7 +125,7 @@ class Suite:
         tolerance: relative error above which a contender is wrong.
         adopt: makes a contender's `build` of a callable from outside.
         adopted: its role.
-        tables: further findings, measured after the cases.
+        tables: further results, measured after the cases.
     """
 
     name: str

@@ -24,7 +24,7 @@ def tensors_of(output: Any) -> tuple[Tensor, ...]:
 
 
 class Step:
-    """One call of a workload, forward alone or with the backward pass and what follows it."""
+    """One call of a workload, forward alone or with the backward pass and the workload's last step."""
 
     def __init__(self, workload: Workload, inputs: tuple[Any, ...], mode: Mode) -> None:
         self.workload, self.inputs, self.mode = workload, inputs, mode
@@ -33,7 +33,7 @@ class Step:
         self._weights: tuple[Tensor, ...] | None = None
 
     def _loss_weights(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What outputs are weighted with for the backward pass: fixed random numbers, 1 for a scalar."""
+        """Weights of the outputs for the backward pass: fixed random numbers, 1 for a scalar."""
         if self._weights is None:
             generator = torch.Generator().manual_seed(0)
             self._weights = tuple(
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step gave; `altered` tells of an input that was written to."""
+    """The results of one step; `altered` where an input was written to."""
 
     outputs: tuple[Tensor, ...]
     gradients: tuple[Tensor | None, ...]
@@ -85,17 +85,17 @@ def outcome(step: Step) -> Outcome:
     return Outcome(outputs, gradients, [x._version for x in given] != versions)
 
 
-def relative_error(found: Tensor | None, expected: Tensor | None, floor: float = 0.0) -> float:
-    """max |found - expected| / max(max |expected|, floor); infinite for another shape, NaN, or nothing at all."""
+def relative_error(actual: Tensor | None, expected: Tensor | None, floor: float = 0.0) -> float:
+    """max |actual - expected| / max(max |expected|, floor); infinite for another shape, NaN, or None."""
     if expected is None:
-        return 0.0 if found is None else relative_error(found, torch.zeros_like(found), floor)
-    if found is None or found.shape != expected.shape:
+        return 0.0 if actual is None else relative_error(actual, torch.zeros_like(actual), floor)
+    if actual is None or actual.shape != expected.shape:
         return math.inf
     if expected.numel() == 0:
         return 0.0
     wide = expected.double()
     scale = max(wide.abs().max().item(), floor)
-    error = (found.double() - wide).abs().max().item()
+    error = (actual.double() - wide).abs().max().item()
     if math.isnan(error):
         return math.inf
     return error / scale if scale > 0 else (0.0 if error == 0 else math.inf)
@@ -103,18 +103,18 @@ def relative_error(found: Tensor | None, expected: Tensor | None, floor: float =
 
 @dataclass(frozen=True)
 class Agreement:
-    """Largest relative errors; `gradient` is None where none was asked for."""
+    """Largest relative errors; `gradient` is None in the forward mode."""
 
     output: float
     gradient: float | None
     altered: bool
 
     def within(self, tolerance: float) -> bool:
-        """Whether the contender does what the reference does."""
+        """Whether the contender computes what the reference computes."""
         return not self.altered and max(self.output, self.gradient or 0.0) <= tolerance
 
 
-def compare(found: Outcome, expected: Outcome) -> Agreement:
+def compare(actual: Outcome, expected: Outcome) -> Agreement:
     """How far a contender is from the reference."""
 
     def worst(some: tuple[Tensor | None, ...], others: tuple[Tensor | None, ...]) -> float:
@@ -123,5 +123,5 @@ def compare(found: Outcome, expected: Outcome) -> Agreement:
         largest = max((o.abs().max().item() for o in others if o is not None and o.numel()), default=0.0)
         return max((relative_error(a, b, FAINT * largest) for a, b in zip(some, others, strict=True)), default=0.0)
 
-    gradient = worst(found.gradients, expected.gradients) if expected.gradients else None
-    return Agreement(worst(found.outputs, expected.outputs), gradient, found.altered)
+    gradient = worst(actual.gradients, expected.gradients) if expected.gradients else None
+    return Agreement(worst(actual.outputs, expected.outputs), gradient, actual.altered)

@@ -13,7 +13,7 @@ from mereo.runtime.text import gibibytes
 
 
 def use_libraries(device: str) -> None:
-    """Let every library that a case may use load what it keeps: kernels, thread pools, the autograd engine."""
+    """Let all libraries that a case may use load what they keep: kernels, thread pools, the autograd engine."""
     import torch
     import torch.nn.functional as F
 
@@ -46,7 +46,7 @@ def make_step(suite: Suite, setting: Setting, request: Request, name: str, mode:
 
 
 def measure(order: dict[str, Any]) -> Peak:
-    """The peak of what an order describes."""
+    """The peak of the contender that an order describes."""
     import torch
 
     from mereo.bench.suites import get_suite
@@ -56,7 +56,7 @@ def measure(order: dict[str, Any]) -> Peak:
     torch.set_num_threads(order["threads"])
     suite = get_suite(request.suite)
     use_libraries(setting.device)
-    # What is loaded or made ready on first use is not the contender's; its own memory grows with the sizes.
+    # What is loaded on first use does not count as the contender's; its own memory grows with the sizes.
     if not name.endswith(WARM):
         make_step(suite, smaller(suite, setting), request, name, mode)()
     step = make_step(suite, setting, request, name, mode)
@@ -70,7 +70,7 @@ def measure(order: dict[str, Any]) -> Peak:
         torch.cuda.reset_peak_memory_stats()
 
     def work() -> None:
-        # What an optimiser keeps is there from the second step on.
+        # The state of an optimiser exists from the second step on.
         for _ in range(1 if step.workload.finish is None else 2):
             step()
         if on_cuda:

@@ -29,14 +29,14 @@ def _working_folder_importable() -> Iterator[None]:
 
 
 def load_object(path: str, what: str) -> Any:
-    """What `module:attribute` names, modules of the working folder included."""
+    """The object named `module:attribute`, with modules of the working folder."""
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
         raise UsageError(f"{what} is {path!r}; it must be written module:name, such as my_routing:route.")
     try:
         with _working_folder_importable():
             module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a foreign module raises is the caller's to mend
+    except Exception as error:  # an error of the other module is the caller's to fix
         reason = " ".join(str(error).split())
         raise UsageError(f"{what} is {path!r}; importing {module_name!r} failed: {reason}.") from error
     found: Any = module
@@ -58,7 +58,7 @@ def load_callable(path: str) -> Callable[..., Any]:
 
 
 def from_outside(path: str, suite: Suite, setting: Setting) -> Contender:
-    """A contender that is not part of this package; `suite.takes` says what it is given."""
+    """A contender that is not part of this package; `suite.takes` describes its arguments."""
     return Contender(path, suite.adopt(load_callable(path), setting), suite.adopted)
 
 

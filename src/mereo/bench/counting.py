@@ -102,7 +102,7 @@ def network_work(model: nn.Module, images: Tensor, batch: int, mode: Mode) -> Wo
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine reached in the same run: operations a second of a matrix product, bytes a second of a copy."""
+    """The rates of a machine in the same run: operations a second of a matrix product, bytes a second of a copy."""
 
     matmul: float
     copy: float

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 PREFIX = "part::"
 KERNELS = {"conv": "convolution", "batch_norm": "batch norm", "native_batch_norm": "batch norm"}
-"""What stands in the names of operators that count as themselves, wherever they are called."""
+"""Parts of the names of operators that are counted by themselves, wherever they are called."""
 OPTIMISER, OTHER, PYTHON = "optimiser", "other kernels", "Python and dispatch"
 BACKWARD = "autograd::engine::evaluate_function"
 
@@ -54,7 +54,7 @@ def _kernel(name: str) -> str | None:
 
 
 def _own_label(event: Any) -> str | None:
-    """What an event says about itself."""
+    """The label of an event itself."""
     name = event.name
     if name.startswith(PREFIX):
         return name.removeprefix(PREFIX)

@@ -1,4 +1,4 @@
-"""The machine: what it is, and how fast it multiplies and copies."""
+"""The machine: its properties, and how fast it multiplies and copies."""
 
 import os
 import platform
@@ -50,7 +50,7 @@ def git_commit(folder: Path) -> str | None:
 
 
 def machine_facts(device: str = "cpu") -> dict[str, Any]:
-    """What a measurement depends on."""
+    """The facts that a measurement depends on."""
     import torch
 
     import mereo

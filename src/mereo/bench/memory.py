@@ -29,10 +29,10 @@ class Peak:
     """Bytes.
 
     Attributes:
-        resident: of the process, above what was there before; None where it could not be told.
-        allocator: of PyTorch on an accelerator, above what was there before; None on a CPU.
+        resident: of the process, above what was in use before; None where it is unknown.
+        allocator: of PyTorch on an accelerator, above what was in use before; None on a CPU.
         process: resident memory of the process at its largest: libraries, weights and inputs included.
-        by: how the resident peak was found.
+        by: how the resident peak was measured.
         failure: why there is none.
     """
 

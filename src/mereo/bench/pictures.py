@@ -35,7 +35,7 @@ def _end(m: Measurement, quantity: Quantity) -> float:
 
 
 def _panels(run: Run) -> list[tuple[str, str, Quantity, str]]:
-    """(title, mode, quantity, unit) of every panel that has something to show."""
+    """(title, mode, quantity, unit) of every panel with results."""
     modes = list(dict.fromkeys(m.mode for m in run.measurements))
     panels: list[tuple[str, str, Quantity, str]] = []
     for quantity, name, unit in ((_wall, "wall time", "ms"), (_peak, "peak memory", "MiB")):
@@ -64,8 +64,8 @@ def _text(m: Measurement, quantity: Quantity, reference: Measurement | None) -> 
         return m.memory_note if quantity is _peak else m.status
     if quantity is _peak:
         return three_digits(value)
-    told = milliseconds(value / 1e3)
-    return told if m.contender == m.reference else f"{told}  {versus(m, reference)}"
+    text = milliseconds(value / 1e3)
+    return text if m.contender == m.reference else f"{text}  {versus(m, reference)}"
 
 
 def _bars(run: Run, panels: list[tuple[str, str, Quantity, str]]) -> Any:
@@ -158,8 +158,8 @@ def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: l
             axes.set_ylabel(unit, fontsize=8)
             _finish(axes, title)
     # A contender may be there in some of the panels alone.
-    found = [pair for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    named = {label: handle for handle, label in reversed(found)}
+    pairs = [pair for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    named = {label: handle for handle, label in reversed(pairs)}
     handles, labels = list(reversed(named.values())), list(reversed(named))
     grid[0][0].legend(handles, labels, fontsize=7, framealpha=0.8, edgecolor="none")
     return figure

@@ -1,4 +1,4 @@
-"""From what was asked for to a list of cases and the contenders of each."""
+"""From a request to a list of cases and the contenders of each."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from mereo.errors import UsageError, check_positive, unknown
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be measured, and how.
+    """The cases to measure, and how to measure them.
 
     Attributes:
         suite: its name, or `module:attribute` of one from outside.
@@ -38,7 +38,7 @@ class Request:
     limit: int | None = None
 
     def check(self) -> None:
-        """UsageError for numbers that make no sense."""
+        """UsageError for invalid numbers."""
         check_positive(seconds=self.seconds)
         if self.limit is not None:
             check_positive(limit=self.limit)
@@ -49,18 +49,18 @@ class Request:
 
 def parse_sizes(texts: Sequence[str]) -> tuple[tuple[str, tuple[Value, ...]], ...]:
     """["batch=8", "parents=10,100"] -> (("batch", (8,)), ("parents", (10, 100)))."""
-    found = []
+    pairs = []
     for text in texts:
         name, equals, values = text.partition("=")
         entries = tuple(v.strip() for v in values.split(","))
         if not (name and equals and all(entries)):
             raise UsageError(f"sizes has {text!r}; it must be written name=value or name=value,value.")
-        found.append((name.strip(), tuple(int(v) if v.lstrip("+-").isdecimal() else v for v in entries)))
-    return tuple(found)
+        pairs.append((name.strip(), tuple(int(v) if v.lstrip("+-").isdecimal() else v for v in entries)))
+    return tuple(pairs)
 
 
 def all_threads() -> int:
-    """How many threads this process may run at once."""
+    """The number of threads that this process may run at once."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -101,13 +101,13 @@ def make_cases(suite: Suite, request: Request) -> list[Case]:
 
 def contenders_of(suite: Suite, setting: Setting, request: Request) -> list[Contender]:
     """Reference first, then the suite's own, those from outside, and compiled twins."""
-    found = list(suite.contenders(setting))
-    found += [from_outside(path, suite, setting) for path in request.outside]
+    contenders = list(suite.contenders(setting))
+    contenders += [from_outside(path, suite, setting) for path in request.outside]
     if request.compile:
-        known = {c.name for c in found}
-        twins = [compiled(c) for c in found if c.role != "part" and not c.name.endswith(" compiled")]
-        found += [c for c in twins if c.name not in known]
+        known = {c.name for c in contenders}
+        twins = [compiled(c) for c in contenders if c.role != "part" and not c.name.endswith(" compiled")]
+        contenders += [c for c in twins if c.name not in known]
     elif request.quick:
-        found = [c for c in found if not c.name.endswith(" compiled")]
-    names = [c.name for c in found]
-    return [c if names.count(c.name) == 1 else replace(c, name=f"{c.name} ({i})") for i, c in enumerate(found)]
+        contenders = [c for c in contenders if not c.name.endswith(" compiled")]
+    names = [c.name for c in contenders]
+    return [c if names.count(c.name) == 1 else replace(c, name=f"{c.name} ({i})") for i, c in enumerate(contenders)]

@@ -13,7 +13,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three digits that count, and all of a large whole number."""
+    """Three significant digits, and all of a large whole number."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
@@ -32,7 +32,7 @@ def _mebibytes(m: Measurement) -> str:
 
 
 def _two(form: str, by_wall: float, by_cpu: float | None) -> str:
-    """A figure by wall time, and the same by CPU time where that tells of the work."""
+    """A ratio by wall time, and the same by CPU time where that measures the work."""
     shown = _percent if form == "share" else "{:.2f}x".format
     return shown(by_wall) if by_cpu is None else f"{shown(by_wall)} ({shown(by_cpu)})"
 
@@ -45,7 +45,7 @@ def share_of(seconds: float, m: Measurement, *, on_device: bool = False) -> str:
 
 
 def versus(m: Measurement, reference: Measurement | None, *, on_device: bool = False) -> str:
-    """How much faster than the reference, by wall and by CPU time; said only of what was found to compute the same."""
+    """How much faster than the reference, by wall and by CPU time; only for contenders that compute the same."""
     if m.status != "ok":
         return m.status
     if m.contender == m.reference:
@@ -53,7 +53,7 @@ def versus(m: Measurement, reference: Measurement | None, *, on_device: bool = F
     if m.wall is None or reference is None or reference.wall is None:
         return "-"
     wall, cpu = reference.wall.median / m.wall.median, None
-    # On an accelerator the CPU's time is that of giving orders, not of the work.
+    # On an accelerator the CPU's time is that of launching kernels, not of the work.
     if not on_device and m.cpu is not None and reference.cpu is not None and m.cpu.median and reference.cpu.median:
         cpu = reference.cpu.median / m.cpu.median
     if m.role == "part":
@@ -127,8 +127,8 @@ def scaling_tables(run: Run) -> list[Table]:
         if m.axis:
             lines.setdefault((m.axis, m.mode), {}).setdefault((m.contender, m.threads), []).append(m)
 
-    def median(found: Quartiles | None) -> float | None:
-        return None if found is None else found.median
+    def median(quartiles: Quartiles | None) -> float | None:
+        return None if quartiles is None else quartiles.median
 
     def ratio(value: float | None, first: float | None) -> str:
         return f"x{value / first:.3g}" if value and first else "-"
@@ -155,16 +155,16 @@ def scaling_tables(run: Run) -> list[Table]:
 
 
 def tables_of(run: Run) -> list[Table]:
-    """Everything that was found."""
-    found = [case_table(group, run) for group in run.groups()] + scaling_tables(run)
+    """All tables of a run."""
+    tables = [case_table(group, run) for group in run.groups()] + scaling_tables(run)
     for table in run.tables:
         rows = tuple(tuple(row) for row in table["rows"])
-        found.append(Table(table["title"], tuple(table["columns"]), rows, tuple(table["notes"])))
-    return found
+        tables.append(Table(table["title"], tuple(table["columns"]), rows, tuple(table["notes"])))
+    return tables
 
 
 def heading(run: Run) -> list[str]:
-    """What was measured where, in lines."""
+    """The machine and the conditions of a run, in lines."""
     facts = run.machine
     variables = " ".join(f"{k}={v}" for k, v in facts["variables"].items())
     on = "" if facts["device"] == "cpu" else f", {facts['device']}"
@@ -185,10 +185,10 @@ def heading(run: Run) -> list[str]:
 
 
 LEGEND = (
-    "Medians and quartiles of interleaved rounds; CPU time is that of all threads, and figures by it stand in brackets."
+    "Medians and quartiles of interleaved rounds; CPU time is that of all threads, and numbers by it are in brackets."
     " Errors are the largest relative"
     " difference to the reference; a contender above {tolerance:g} is WRONG and has no speed-up. The bound is the"
-    " task's; a formulation that must move more has a bound of its own; a share above 100 % tells that the probes of"
+    " task's; a formulation that must move more has a bound of its own; a share above 100 % shows that the probes of"
     " the machine were disturbed. Peak memory is resident memory above inputs and weights, in a process of its own (a"
     " second figure is PyTorch's allocator on an accelerator); the whole process, with libraries, stands beside it."
 )

@@ -1,4 +1,4 @@
-"""What a run found, as plain values: written as JSON, read back, compared."""
+"""The results of a run as plain values: written as JSON, read back, compared."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -18,10 +18,10 @@ class Measurement:
     """One contender of one case in one mode.
 
     Attributes:
-        case, sizes, axis, threads, mode, contender, role: what was measured.
+        case, sizes, axis, threads, mode, contender, role: the subject of the measurement.
         reference: the contender it was compared with.
         status: "ok"; "WRONG"; "unchecked" (compared with nothing); "left out" and "failed", with the reason in `note`.
-        output_error, gradient_error: largest relative errors; None where they were not asked for.
+        output_error, gradient_error: largest relative errors; None where not measured.
         first: wall seconds of the first call, compilation included.
         wall, cpu: seconds of one call.
         flops, bytes: of the task.
@@ -62,7 +62,7 @@ class Measurement:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What makes it the same measurement in another run."""
+        """Identifies the same measurement in another run."""
         return self.case, self.mode, self.contender
 
     @property
@@ -73,7 +73,7 @@ class Measurement:
 
 @dataclass
 class Run:
-    """All that one `mereo bench` found."""
+    """All results of one `mereo bench`."""
 
     suite: str
     created: str
@@ -86,7 +86,7 @@ class Run:
     finished: bool = False
 
     def to_json(self) -> str:
-        """Everything, with the version of its form."""
+        """Everything, with the version of the format."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
 
     def find(self, case: str, mode: str, contender: str) -> Measurement | None:
@@ -94,7 +94,7 @@ class Run:
         return next((m for m in self.measurements if m.key == (case, mode, contender)), None)
 
     def set_bounds(self) -> None:
-        """Reckon every bound anew, from the best rates that the machine has shown so far."""
+        """Compute all bounds from the best rates of the machine so far."""
         for m in self.measurements:
             rates = self.probes.get(str(m.threads))
             if rates is None:
@@ -107,28 +107,28 @@ class Run:
 
     def groups(self) -> list[list[Measurement]]:
         """Measurements of the same case and mode together, in the order in which they were made."""
-        found: dict[tuple[str, str], list[Measurement]] = {}
+        groups: dict[tuple[str, str], list[Measurement]] = {}
         for m in self.measurements:
-            found.setdefault((m.case, m.mode), []).append(m)
-        return list(found.values())
+            groups.setdefault((m.case, m.mode), []).append(m)
+        return list(groups.values())
 
 
 def read_run(path: Path) -> Run:
-    """A run from its file; UsageError for a file that is none."""
+    """A run from its file; UsageError for any other file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"against is {str(path)!r}, which cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise UsageError(f"against is {str(path)!r}, which is not JSON: {error}.") from error
-    if not isinstance(found, dict) or "schema" not in found:
+    if not isinstance(content, dict) or "schema" not in content:
         raise UsageError(f"against is {str(path)!r}, which is not a file that `mereo bench --json` wrote.")
-    if found.pop("schema") != SCHEMA:
+    if content.pop("schema") != SCHEMA:
         raise UsageError(f"against is {str(path)!r}, of another version than {SCHEMA}; measure it anew.")
     try:
-        rows = found.pop("measurements")
+        rows = content.pop("measurements")
         for row in rows:
             row |= {name: Quartiles(**row[name]) for name in ("wall", "cpu") if row.get(name)}
-        return Run(**found, measurements=[Measurement(**row) for row in rows])
+        return Run(**content, measurements=[Measurement(**row) for row in rows])
     except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"against is {str(path)!r}, which lacks something or has too much: {error}.") from error
+        raise UsageError(f"against is {str(path)!r}, whose content is invalid: {error}.") from error

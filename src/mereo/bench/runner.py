@@ -21,10 +21,10 @@ LEAST_ROUNDS, LEAST_ROUNDS_QUICK = 5, 3
 ROOM = 0.6
 """Share of the free memory that a contender may need in this process."""
 OUTSIDE_ERRORS = Exception
-"""A contender may raise anything; its row says what, and the others go on."""
+"""A contender may raise anything; its row shows the error, and the others continue."""
 
-Tell = Callable[[str, int, int], None]
-"""Told (line, cases done, cases in all) whenever something was measured."""
+Progress = Callable[[str, int, int], None]
+"""Called with (line, finished cases, all cases) after each measurement."""
 
 
 class Bench:
@@ -33,9 +33,9 @@ class Bench:
     Args:
         suite: what to measure.
         request: how.
-        tell: told of what was measured.
-        save: called after every case with what there is so far.
-        clock: what tells time; that of the device by default.
+        progress: called after each measurement.
+        save: called after every case with the results so far.
+        clock: measures time; that of the device by default.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class Bench:
         suite: Suite,
         request: Request,
         *,
-        tell: Tell = lambda line, done, total: None,
+        progress: Progress = lambda line, done, total: None,
         save: Callable[[Run], None] = lambda run: None,
         clock: Clock | None = None,
     ) -> None:
         request.check()
-        self.suite, self.request, self.tell, self.save = suite, request, tell, save
+        self.suite, self.request, self.progress, self.save = suite, request, progress, save
         self.cases = make_cases(suite, request)
         self.clock = clock or clock_of(request.device)
-        # Wrong names of contenders show before minutes of measuring.
+        # Wrong names of contenders are refused before minutes of measuring.
         contenders_of(suite, self.cases[0].setting, request)
         self.run = Run(
             suite.name,
@@ -64,7 +64,7 @@ class Bench:
         self._too_large: set[tuple[str, str, str]] = set()
 
     def measure(self) -> Run:
-        """All cases. An interrupt leaves what was measured in `run`."""
+        """All cases. An interrupt leaves the results so far in `run`."""
         began = time.perf_counter()
         for done, case in enumerate(self.cases):
             with threads(case.threads):
@@ -72,19 +72,19 @@ class Bench:
                     if self.suite.timed:
                         self._probe(case.threads)
                     self._mode(case, mode)
-                    self.tell(self._line(case, mode), done, len(self.cases))
-            self._weigh(case)
+                    self.progress(self._line(case, mode), done, len(self.cases))
+            self._measure_memory(case)
             self.run.set_bounds()
             self.save(self.run)
             took = time.perf_counter() - began
-            self.tell(f"{self.suite.name} {case.name}: done after {took:.0f} s", done + 1, len(self.cases))
+            self.progress(f"{self.suite.name} {case.name}: done after {took:.0f} s", done + 1, len(self.cases))
         self.run.tables = [asdict(t) for t in self.suite.tables(self.cases[0].setting, self.request.quick)]
         self.run.finished = True
         self.save(self.run)
         return self.run
 
     def _probe(self, count: int) -> None:
-        """Measure the machine again and keep the best it has shown: neighbours slow a probe, nothing speeds it up."""
+        """Measure the machine again and keep its best rates: other processes only slow a probe down."""
         before = self.run.probes.get(str(count), {"matmul": 0.0, "copy": 0.0})
         seconds, side = (0.02, 512) if self.request.quick else (0.15, 1024)
         now = asdict(probe(count, self.request.device, seconds=seconds, side=side))
@@ -113,7 +113,7 @@ class Bench:
         """Check and time all contenders of a case in one mode."""
         contenders = contenders_of(self.suite, case.setting, self.request)
         work = self.suite.work(case.setting, mode)
-        # Else the compiler would, after some cases, silently run what it had compiled for others.
+        # Otherwise the compiler would, after some cases, silently run code that it had compiled for others.
         torch.compiler.reset()
         torch.manual_seed(0)
         inputs = self.suite.inputs(case.setting, mode)
@@ -128,7 +128,7 @@ class Bench:
                 self._too_large.add(row.key)
                 continue
             try:
-                step, found = self._first(row, contender, inputs, mode)
+                step, result = self._first(row, contender, inputs, mode)
             except UnavailableError as error:
                 row.status, row.note = "left out", str(error)
                 continue
@@ -138,9 +138,9 @@ class Bench:
                 continue
             steps[contender.name] = step
             if contender is contenders[0]:
-                expected = found
+                expected = result
             elif contender.role == "contender":
-                self._judge(row, found, expected)
+                self._check(row, result, expected)
             elif contender.role == "unchecked":
                 row.status = "unchecked"
         if self.suite.timed and steps:
@@ -152,17 +152,17 @@ class Bench:
     ) -> tuple[Step, Outcome]:
         torch.manual_seed(0)
         step = Step(contender.build(mode), inputs, mode)
-        found: list[Outcome] = []
-        row.first, _ = self.clock.time(lambda: found.append(outcome(step)))
+        outcomes: list[Outcome] = []
+        row.first, _ = self.clock.time(lambda: outcomes.append(outcome(step)))
         if self.suite.timed:
             step()
-        return step, found[0]
+        return step, outcomes[0]
 
-    def _judge(self, row: Measurement, found: Outcome, expected: Outcome | None) -> None:
+    def _check(self, row: Measurement, result: Outcome, expected: Outcome | None) -> None:
         if expected is None:
             row.status = "unchecked"
             return
-        agreement = compare(found, expected)
+        agreement = compare(result, expected)
         row.output_error, row.gradient_error = agreement.output, agreement.gradient
         if not agreement.within(self.suite.tolerance):
             row.status = "WRONG"
@@ -176,13 +176,13 @@ class Bench:
                 row.wall = quartiles(samples[row.contender].wall)
                 row.cpu = quartiles(samples[row.contender].cpu)
 
-    def _weigh(self, case: Case) -> None:
+    def _measure_memory(self, case: Case) -> None:
         """Peak memory of the contenders of a case, measured once for its sizes."""
         sizes = tuple(sorted(case.setting.sizes.items()))
         for mode in self.suite.memory if self.request.memory else ():
             for row in [m for m in self.run.measurements if m.case == case.name and m.mode == mode]:
                 too_large = row.key in self._too_large
-                # Under a limit, that it does not fit is measured rather than reckoned.
+                # Under a limit, it is measured rather than estimated that it does not fit.
                 if row.status in {"failed", "left out"} and not (too_large and self.limit):
                     continue
                 key = (*sizes, mode, row.contender)
@@ -198,6 +198,6 @@ class Bench:
         parts = []
         for m in self.run.measurements:
             if (m.case, m.mode) == (case.name, mode):
-                told = f"{1e3 * m.wall.median:.4g} ms" if m.wall else ""
-                parts.append(" ".join(p for p in (m.contender, told, m.status if m.status != "ok" else "") if p))
+                median = f"{1e3 * m.wall.median:.4g} ms" if m.wall else ""
+                parts.append(" ".join(p for p in (m.contender, median, m.status if m.status != "ok" else "") if p))
         return f"{self.suite.name} {case.name} {mode}: " + ", ".join(parts)

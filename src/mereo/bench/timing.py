@@ -17,12 +17,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Clock:
-    """What tells time.
+    """Measures time.
 
     Attributes:
         wall: seconds that passed.
-        cpu: seconds that this process, with all of its threads, was at work.
-        settle: waits until the device has done what it was given.
+        cpu: seconds that all threads of this process worked.
+        settle: waits until the device has finished its work.
     """
 
     wall: Callable[[], float] = time.perf_counter
@@ -50,7 +50,7 @@ class Quartiles:
 
 
 def quartiles(samples: Sequence[float]) -> Quartiles:
-    """Of at least one sample."""
+    """Median and quartiles of at least one sample."""
     ordered = sorted(samples)
 
     def at(share: float) -> float:
@@ -77,7 +77,7 @@ class Samples:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the garbage collector, which would fall upon whoever is at work."""
+    """Without the garbage collector, which would slow down one contender or the other."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -90,7 +90,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """PyTorch on so many threads; the number there was comes back."""
+    """PyTorch on `count` threads; the former number is restored."""
     import torch
 
     before = torch.get_num_threads()
@@ -109,13 +109,13 @@ def interleave(
     most: int = 1000,
     clock: Clock | None = None,
 ) -> dict[str, Samples]:
-    """Time all in turn, so that what disturbs the machine disturbs everyone.
+    """Time all in turn, so that a disturbance of the machine affects all.
 
     Args:
-        work: name -> call, warmed up already but for one call here, which tells how often to repeat it in a sample.
+        work: name -> call, warmed up but for one call here, from which the repetitions in a sample follow.
         seconds: to spend on each contender; no round begins after as many times that.
         least, most: number of rounds.
-        clock: what tells time.
+        clock: measures time.
     """
     clock = clock or Clock()
     samples = {name: Samples() for name in work}

@@ -108,7 +108,7 @@ def run(words: list[str], command: str) -> None:
         check_outputs("report", [options.report / f"{name}.{suffix}" for suffix in ("json", "md")], inputs)
     reporter = Reporter()
     bench = Bench(
-        suite, request, tell=reporter.measured, save=lambda measured: write(measured, options, [], pictures=False)
+        suite, request, progress=reporter.measured, save=lambda measured: write(measured, options, [], pictures=False)
     )
     # Refused before minutes of measuring, not after.
     earlier = None if options.against is None else read_comparable(options.against, bench.run)

@@ -46,6 +46,8 @@ class Experiment:
         return results
 
 
+__all__ = ["EXPERIMENTS", "Experiment", "Settings"]
+
 TRAINING = frozenset({"data", "data_root", "epochs", "limit", "batch_size", "device", "images"})
 """The settings of an experiment that trains networks on a data set."""
 

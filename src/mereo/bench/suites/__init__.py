@@ -22,10 +22,10 @@ def get_suite(name: str) -> Suite:
         return SUITES[name]
     if ":" not in name:
         raise unknown("suite", name, SUITES)
-    found = load_object(name, "suite")
-    if not isinstance(found, Suite):
-        raise UsageError(f"suite is {name!r}, a {type(found).__name__}; it must be a mereo.bench.Suite.")
-    return found
+    suite = load_object(name, "suite")
+    if not isinstance(suite, Suite):
+        raise UsageError(f"suite is {name!r}, a {type(suite).__name__}; it must be a mereo.bench.Suite.")
+    return suite
 
 
 __all__ = ["SUITES", "get_suite"]

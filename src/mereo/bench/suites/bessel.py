@@ -36,7 +36,7 @@ def together(kappa: Tensor, dimension: int) -> Both:
 
 
 def by_torch(kappa: Tensor, dimension: int) -> Both:
-    """Orders 0 and 1 are what PyTorch has."""
+    """PyTorch has the orders 0 and 1."""
     lower, upper = torch.special.i0e(kappa), torch.special.i1e(kappa)
     return -math.log(2 * math.pi) - lower.log() - kappa, upper / lower
 
@@ -85,7 +85,7 @@ def _without_gradients(function: Callable[[Tensor, int], Both]) -> Callable[[Mod
 
 def contenders(setting: Setting) -> tuple[Contender, ...]:
     """Ours in both precisions, SciPy, and PyTorch where it has the orders: in the plane."""
-    found = [
+    contenders = [
         Contender("separate", lambda mode: Workload(separate)),
         Contender("separate float32", lambda mode: Workload(_single(separate))),
         Contender("together", _without_gradients(together)),
@@ -93,8 +93,8 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
         Contender("scipy.special.ive", _by_scipy),
     ]
     if setting.size("dimension") == 2:
-        found.append(Contender("torch.special", lambda mode: Workload(by_torch)))
-    return tuple(found)
+        contenders.append(Contender("torch.special", lambda mode: Workload(by_torch)))
+    return tuple(contenders)
 
 
 BESSEL = Suite(

@@ -40,7 +40,7 @@ def workload(model: CapsuleClassifier, setting: Setting, mode: Mode) -> Workload
 
 
 def adopt(factory: Callable[..., Any], setting: Setting) -> Callable[[Mode], Workload]:
-    """A network from outside: its weights are its own, so that only its time can be told."""
+    """A network from outside: its weights are its own, so that only its time can be compared."""
 
     def build(mode: Mode) -> Workload:
         module = factory().to(setting.device).to(memory_format=torch.channels_last)
