@@ -80,8 +80,13 @@ def batches(
     processes: int = 1,
 ) -> Iterator[Batch]:
     """The images of a split in order, unaugmented; each process gets its own share."""
-    for start in range(rank * batch_size, len(split), processes * batch_size):
-        yield split.batch(torch.arange(start, min(start + batch_size, len(split))), crop=crop, device=device)
+    parts = torch.arange(len(split)).split(batch_size)[rank::processes]
+    if len(split) == 0:
+        return
+    if parts:
+        split.prefetch(torch.cat(parts))
+    for part in parts:
+        yield split.batch(part, crop=crop, device=device)
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:

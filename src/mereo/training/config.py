@@ -205,6 +205,8 @@ class TrainConfig:
     """Use at most so many training images, and as large a share of those held out."""
     strict: bool = False
     """Stop at an image that cannot be read instead of leaving it out."""
+    stream: bool | None = None
+    """Decode images while they are used, so that they need not fit in memory; by default shards, tables and the hub's."""
     callbacks: tuple[str, ...] = ()
     """Registered callbacks that run at the start and the end of each epoch."""
 

@@ -201,6 +201,7 @@ class Trainer:
             for callback in self.callbacks.values():
                 callback.on_epoch_start(self, epoch)
         order = self.sampler(epoch)
+        self._announce(order, first)
         sums = torch.tensor(
             self._partial, device=self.device, dtype=torch.float64 if self.device.type != "mps" else torch.float32
         )
@@ -231,6 +232,12 @@ class Trainer:
         rate = (self.steps - first) * self.batch_size / max(elapsed, 1e-9)
         self._partial = [0.0, 0.0]
         return self._finish_epoch(epoch, sums, rate, elapsed, loading)
+
+    def _announce(self, order: Tensor, first: int) -> None:
+        """Let a set that decodes its images while they are used know which of them this process takes, and when."""
+        size = self.batch_size // (self.processes * self.config.accumulate)
+        rest = order[first * self.batch_size : self.steps * self.batch_size]
+        self.splits.train.prefetch(rest.view(-1, self.processes, size)[:, self.rank].flatten())
 
     def _finish_epoch(self, epoch: int, sums: Tensor, rate: float, elapsed: float, loading: float) -> dict[str, Any]:
         if self.processes > 1:

@@ -50,7 +50,7 @@ def balanced_order(seed: int, epoch: int, labels: Tensor) -> Tensor:
 def sample_epoch(sampler: str, seed: int, epoch: int, images: Images) -> Tensor:
     """The order of one epoch by the name of a sampler, "shuffle" or "balanced": int64 (images,)."""
     if sampler == "shuffle":
-        return epoch_order(seed, epoch, len(images))
+        return images.order(generator(seed, "order", epoch))
     labels = getattr(images, "labels", None)
     if not isinstance(labels, Tensor) or labels.dim() != 1:
         raise UsageError(f"sampler is {sampler!r}, which needs data of one label per image; use 'shuffle'.")

@@ -15,6 +15,7 @@ from mereo.training.run_lock import LockedError, RunLock
 
 IDENTITY = {
     "device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root", "sync_batchnorm",
+    "stream",
 }  # fmt: skip
 """Fields that may differ when a run is resumed: they change nothing in one process, and several are reported."""
 
