@@ -18,7 +18,7 @@ from mereo.data.registry import DatasetInfo
 from mereo.errors import UsageError
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
-from mereo.training.setup import resolve
+from mereo.training.plan import resolve
 
 
 def read(root: Path, download: bool) -> RawDataset:
@@ -59,7 +59,7 @@ def test_one_call_makes_it_known_everywhere(squares: DatasetInfo, tmp_path: Path
     assert splits.train.batch(torch.arange(3)).labels.shape == (3, 2)
     assert mereo.data.list_datasets("sq*") == ["squares"]
     assert any(row["name"] == "squares" for row in LISTS["datasets"]())
-    assert doctor_data(str(tmp_path))["squares"] == "not there"
+    assert doctor_data(str(tmp_path))["squares"] == "not found"
     (tmp_path / "squares.bin").write_bytes(b"")
     assert doctor_data(str(tmp_path))["squares"].endswith("squares.bin")
     small = {"model": "capsnet", "device": "cpu", "model_args": {"conv_channels": 8, "primary_types": 2}}

@@ -13,9 +13,9 @@ from mereo.export.card import model_card
 from mereo.export.record import command_of, read_record
 from mereo.inference.flops import forward_flops
 from mereo.training.config import TrainConfig
+from mereo.training.plan import resolve
 from mereo.training.recipes import apply_recipe
 from mereo.training.run_folder import IDENTITY
-from mereo.training.setup import resolve
 
 
 def card_of(run, weights):

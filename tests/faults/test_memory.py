@@ -129,8 +129,8 @@ def test_the_data_of_a_file_is_not_followed(call, network, monkeypatch, data):
     def walked(*_, **__):
         raise AssertionError("a folder was read that nobody named")
 
-    for reader in ("read_folder", "read_layout"):
-        monkeypatch.setattr(f"mereo.data.sources.{reader}", walked)
+    monkeypatch.setattr("mereo.data.sources.read_layout", walked)
+    monkeypatch.setattr("mereo.data.sources.open_stream", walked)
     done = call("evaluate", "odd.safetensors").check(data)
     assert done.code == 2 and "--data" in done.err
     done = call("export", "odd.safetensors", "--out", "net").check(data)

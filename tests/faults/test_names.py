@@ -17,7 +17,7 @@ from mereo.export.comparison import draw_comparison
 from mereo.export.rows import Row
 from mereo.measure.pictures import draw_confusion
 from mereo.pictures import new_figure, save_figure
-from mereo.training.pictures import draw_images
+from mereo.tasks.pictures import draw_images
 
 HOSTILE = [
     "$x^{$", "$$", "$\\frac{$", "\\", "\udcff\udcfe", "\x1b[2J\x1b]0;owned\x07", "a\nb\r\tc", "\u202egnp.exe",

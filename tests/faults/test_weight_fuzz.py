@@ -173,7 +173,7 @@ WORDS = {
     "a licence that is not text": (put("pretrained_cfg", "license", value=[1]), "license of"),
     "channels without end": (put("args", "in_chans", value=2**30), "in_chans is"),
     "classes without end": (put("args", "num_classes", value=2**31 - 1), "num_classes is"),
-    "a list without end": (put("args", "scales", value=[0] * 10**5), "scales of mspcaps_tiny has 100,000 entries"),
+    "a list without end": (put("args", "scales", value=[0] * 10**5), "100,000 entries"),
     "preprocessing in a list": (put("pretrained_cfg", value=[]), "pretrained_cfg of"),
     "nothing": (lambda m: m.clear(), "which model it is for"),
 }

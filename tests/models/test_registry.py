@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from mereo.models.source import parse_source
 
 import mereo
+from mereo.core import Source
 from mereo.errors import UsageError
 from mereo.models import MODELS, get_model_entry, register_model
 from plain_cnn import PlainCNN, registered
@@ -137,8 +137,8 @@ def test_a_name_and_a_tiny_preset_are_registered_once() -> None:
     ],
 )
 def test_sources(text: str, link: str, field: str) -> None:
-    source = parse_source(text)
-    assert source.link == link and field in source.bibtex
-    assert ("archivePrefix" in source.bibtex) == text.startswith("arXiv")
-    key = source.bibtex.partition("{")[2].partition(",")[0]
+    source = Source(text)
+    assert source.link == link and field in source.citation
+    assert ("archivePrefix" in source.citation) == text.startswith("arXiv")
+    key = source.citation.partition("{")[2].partition(",")[0]
     assert key.replace("_", "").isalnum()

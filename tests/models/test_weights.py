@@ -125,7 +125,7 @@ def test_files_that_are_not_weights(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Pickled checkpoints are not opened"):
         mereo.load(other)
     save_file({"weight": torch.zeros(2)}, other)
-    with pytest.raises(UsageError, match="it is not mereo's"):
+    with pytest.raises(UsageError, match="not written by mereo"):
         mereo.load(other)
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 
 from mereo.cli.main import main
 from mereo.errors import UsageError
+from mereo.escape import for_markdown
 from mereo.export.rows import run_comparison
 from mereo.models import create_model
 from mereo.training.compare import images_per_second, make_study, parse_variant
@@ -111,7 +112,9 @@ def test_the_command_writes_a_page_and_a_picture(tmp_path, monkeypatch, capsys):
     page = (folder / "comparison.md").read_text()
     for row, same in zip(rows, document["networks"], strict=True):
         assert float(row["accuracy"]) == same["accuracy"] and row["model"] == same["model"]
-        assert f"| {row['model']} | {100 * same['accuracy']:.2f} | - | 1 | {same['parameters']:,} |" in page
+        assert (
+            f"| {for_markdown(row['model'])} | {100 * same['accuracy']:.2f} | - | 1 | {same['parameters']:,} |" in page
+        )
     with Image.open(folder / "comparison.png") as picture:
         assert picture.width > 1000 and len(picture.convert("L").getcolors(256 * 256)) > 20
     assert main(["compare", SMALL, OTHER, *words, "--json"]) == 0

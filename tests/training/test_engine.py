@@ -9,10 +9,11 @@ import torch
 import mereo
 from mereo.errors import MereoError, UsageError
 from mereo.models.weights import load_tensors
+from mereo.runtime.device import choose_device
 from mereo.training.config import TrainConfig
 from mereo.training.engine import Trainer, train
 from mereo.training.order import epoch_order
-from mereo.training.setup import choose_device, prepare
+from mereo.training.setup import prepare
 
 
 def history(path):

@@ -16,7 +16,7 @@ from mereo.tasks.losses import spread_loss, spread_margin
 from mereo.training import callbacks
 from mereo.training.config import TrainConfig
 from mereo.training.engine import Trainer, train
-from mereo.training.groups import freeze, layer_numbers, parameter_groups
+from mereo.training.groups import freeze, parameter_groups
 from mereo.training.mixing import mix, mix_step
 from mereo.training.order import balanced_order
 from mereo.training.report import Report
@@ -103,33 +103,43 @@ def small_net():
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 6 * 6, 3))
 
 
+def capsnet():
+    return create_model("capsnet", conv_channels=8, primary_types=2, decoder=False)
+
+
 def test_norms_and_biases_do_not_decay_as_in_timm():
     from timm.optim import param_groups_weight_decay
 
-    model = small_net()
+    model = capsnet()
     config = TrainConfig(weight_decay=0.05, weight_decay_norm=False)
     ours = {id(p): g["weight_decay"] for g in parameter_groups(config, model, model) for p in g["params"]}
-    theirs = {id(p): g["weight_decay"] for g in param_groups_weight_decay(model, 0.05) for p in g["params"]}
-    assert ours == theirs
+    theirs = {
+        id(p): g["weight_decay"]
+        for g in param_groups_weight_decay(model, 0.05, no_weight_decay_list=model.no_weight_decay())
+        for p in g["params"]
+    }
+    assert ours == theirs and set(ours.values()) == {0.0, 0.05}
 
 
 def test_layers_decay_by_their_distance_from_the_head():
-    model = small_net()
+    model = capsnet()
     groups = parameter_groups(TrainConfig(layer_decay=0.5, weight_decay=0.1), model, model)
     scales = {id(p): g["lr_scale"] for g in groups for p in g["params"]}
-    assert layer_numbers(model) == {"0.weight": 0, "0.bias": 0, "1.weight": 1, "1.bias": 1, "3.weight": 2, "3.bias": 2}
-    assert [scales[id(model[i].weight)] for i in (0, 1, 3)] == [0.25, 0.5, 1.0]
+    depths = model.layer_depths()
+    last = max(depths.values())
+    assert last > 0 and depths["head.weight"] == last and depths["conv.weight"] == 0
+    assert all(scales[id(p)] == 0.5 ** (last - depths[name]) for name, p in model.named_parameters())
     assert {g["weight_decay"] for g in groups} == {0.1}
 
 
-def test_a_network_that_knows_its_layers_is_asked():
-    model = small_net()
-    model.parameter_groups = lambda weight_decay, layer_decay: [
-        {"params": [model[0].weight], "weight_decay": weight_decay, "lr_scale": layer_decay}
-    ]
-    first, rest = parameter_groups(TrainConfig(layer_decay=0.25, weight_decay=0.1), model, model)
-    assert first["lr_scale"] == 0.25 and rest["lr_scale"] == 1.0
-    assert len(rest["params"]) == 5, "what the network left out is trained all the same"
+def test_what_the_network_leaves_out_is_trained_too():
+    model = capsnet()
+    objective = nn.ModuleDict({"model": model, "more": nn.Linear(2, 3)})
+    *groups, rest = parameter_groups(TrainConfig(layer_decay=0.25, weight_decay=0.1), objective, model)
+    assert rest["lr_scale"] == 1.0 and {id(p) for p in rest["params"]} == {
+        id(p) for p in objective["more"].parameters()
+    }
+    assert {id(p) for g in groups for p in g["params"]} == {id(p) for p in model.parameters()}
 
 
 def test_rates_follow_the_scales(small_config, silent):

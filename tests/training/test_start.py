@@ -13,7 +13,8 @@ from mereo.models.weights import load_tensors
 from mereo.training.config import TrainConfig
 from mereo.training.engine import train
 from mereo.training.estimate import print_estimate
-from mereo.training.setup import prepare, resolve
+from mereo.training.plan import resolve
+from mereo.training.setup import prepare
 
 SMALL = {"channels": [4, 8, 8], "patch_size": 2}
 

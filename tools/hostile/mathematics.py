@@ -117,7 +117,7 @@ def names(random: Random) -> Try:
         from mereo.export.comparison import draw_comparison, markdown
         from mereo.export.rows import Row
         from mereo.measure.pictures import draw_confusion
-        from mereo.training.pictures import draw_images
+        from mereo.tasks.pictures import draw_images
 
         if kind == "images":
             draw_images(torch.rand(10, 1, 8, 8), chosen, Path("a.png"), wrong=[True] * 10)

@@ -2,13 +2,13 @@
 
 import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mereo.errors import UsageError, unknown
+from mereo.models import VisionModel
 from mereo.training.config import TrainConfig
 
 LR_SCALE = "lr_scale"
@@ -42,39 +42,18 @@ def _is_frozen(module: nn.Module) -> bool:
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
-def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """The layer of each parameter by name, counted from the images: the place of its top-level module."""
-    places: dict[str, int] = {}
-    return {name: places.setdefault(name.partition(".")[0], len(places)) for name, _ in model.named_parameters()}
-
-
-def _by_depth(model: nn.Module, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
-    """timm's groups for a network that has no `parameter_groups` of its own."""
-    layers = layer_numbers(model)
-    last = max(layers.values(), default=0)
-    groups: dict[tuple[int, bool], dict[str, Any]] = {}
-    for name, parameter in model.named_parameters():
-        decays = parameter.dim() > 1 and not name.endswith(".bias")
-        layer = layers[name] if layer_decay is not None else 0
-        scale = 1.0 if layer_decay is None else layer_decay ** (last - layer)
-        group = {"params": [], "weight_decay": weight_decay if decays else 0.0, LR_SCALE: scale}
-        groups.setdefault((layer, decays), group)["params"].append(parameter)
-    return list(groups.values())
-
-
-def parameter_groups(config: TrainConfig, objective: nn.Module, model: nn.Module) -> Iterable[Any]:
+def parameter_groups(config: TrainConfig, objective: nn.Module, model: VisionModel) -> Iterable[Any]:
     """The trained parameters of an objective for an optimiser, in groups where the configuration asks for them.
 
     Args:
         config: its weight_decay, weight_decay_norm and layer_decay count.
         objective: the model and what else is trained.
-        model: the network; one with `parameter_groups(weight_decay=, layer_decay=)` knows its layers itself.
+        model: the network, which knows its layers.
     """
     if config.weight_decay_norm and config.layer_decay is None:
         return _trained(objective.parameters())
-    own = getattr(model, "parameter_groups", None)
-    make = partial(_by_depth, model) if own is None else own
-    groups = [dict(group) for group in make(weight_decay=config.weight_decay, layer_decay=config.layer_decay)]
+    layer_decay = 1.0 if config.layer_decay is None else config.layer_decay
+    groups = [dict(group) for group in model.parameter_groups(config.weight_decay, layer_decay)]
     covered = {parameter for group in groups for parameter in group["params"]}
     rest = [parameter for parameter in objective.parameters() if parameter not in covered]
     groups.append({"params": rest, "weight_decay": config.weight_decay, LR_SCALE: 1.0})

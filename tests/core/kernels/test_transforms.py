@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from mereo.core import DenseVotes, SharedVotes, bessel
+from mereo.core import DenseVotes, SharedVotes
 from mereo.errors import UsageError
+from mereo.generative import bessel
 from mereo.routing import CrossAgreementRouting, DynamicRouting
 
 B, S, R, D, E = 2, 4, 3, 3, 2

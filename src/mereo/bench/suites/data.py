@@ -195,7 +195,7 @@ def waiting(setting: Setting, quick: bool) -> list[Table]:
             began = time.perf_counter()
             images, labels = next(batches)
             waits.append(time.perf_counter() - began)
-            objective(normalise(images, (0.5,) * 3, (0.5,) * 3), labels, images)[0].backward()
+            objective(Batch(normalise(images, (0.5,) * 3, (0.5,) * 3), labels, images))[0].backward()
             optimiser.step()
             optimiser.zero_grad()
             wholes.append(time.perf_counter() - began)

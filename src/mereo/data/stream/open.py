@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from mereo.data.raw import RawDataset
-from mereo.data.regular import user_path
+from mereo.data.regular import kind_of, user_path
 from mereo.data.stream.hub import PREFIX, open_hub
 from mereo.data.stream.labels import Labels, Part, join_labels, make_dataset, split_name
 from mereo.data.stream.source import Store
@@ -56,9 +56,10 @@ def _files(data: str, root: Path) -> list[Path]:
     """The files that a path or pattern names, taken from here or else from the root; none for an image folder."""
     path = user_path("data", data)
     for base in (path, root / path):
-        if base.is_dir():
+        kind = kind_of(base)
+        if kind == "folder":
             return _inside(base)
-        if base.suffix in (*TAR, *TABLES) and base.is_file():
+        if base.suffix in (*TAR, *TABLES) and kind == "file":
             return [base]
         if _PATTERN.search(data):
             texts = expand(str(base))
@@ -78,7 +79,7 @@ def is_stream(data: str | Path, root: Path) -> bool:
     if text.startswith(PREFIX) or _files(text, root):
         return True
     path = user_path("data", text)
-    there = any(base.is_dir() for base in (path, root / path))
+    there = any(kind_of(base) == "folder" for base in (path, root / path))
     return not there and (Path(text).suffix in (*TAR, *TABLES) or bool(_PATTERN.search(text)))
 
 
