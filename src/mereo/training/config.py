@@ -206,7 +206,7 @@ class TrainConfig:
     strict: bool = False
     """Stop at an image that cannot be read instead of leaving it out."""
     stream: bool | None = None
-    """Decode images while they are used, so that they need not fit in memory; by default shards, tables and the hub's."""
+    """Decode images while they are used, not before, so that they need not fit in memory; the default for shards."""
     callbacks: tuple[str, ...] = ()
     """Registered callbacks that run at the start and the end of each epoch."""
 
