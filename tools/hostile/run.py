@@ -135,7 +135,7 @@ def prepare() -> Path:
         "mereo.mechanisms",
         "mereo.cli.train", "mereo.training.engine", "mereo.export.forms", "mereo.export.writing", "mereo.explain",
         "mereo.bench",
-        "mereo.robustness.evaluation", "mereo.export.rows", "mereo.inference.predict", "mereo.experiments", "yaml",
+        "mereo.measure.evaluation", "mereo.export.rows", "mereo.inference.predict", "mereo.experiments", "yaml",
         "tyro",
     ):  # fmt: skip
         import_module(module)
