@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import example_mechanisms
+import example_files
 from mechanism_checks import CHECKS
 from mereo.core import MECHANISMS, Coupling, Mechanism, depends
 from mereo.core.catalogue import COMMON, FAMILIES, PROMISES
 
-EXAMPLES = {path.stem: example_mechanisms.load(path) for path in example_mechanisms.files()}
+EXAMPLES = {path.stem: example_files.load(path) for path in example_files.files()}
 
 
 @pytest.mark.parametrize(
@@ -88,17 +88,9 @@ def not_normalised() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, inputs
 
 
-class OverBoth(Coupling):
-    """One softmax over receivers and senders together."""
-
-    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        return scores.flatten(-2).softmax(-1).view_as(scores)
-
-
 def over_both() -> tuple[nn.Module, tuple[Tensor, ...]]:
     module, inputs = EXAMPLES["mean_agreement"].example()
-    module.coupling = OverBoth("receivers")
-    module.coupling.over = "both"
+    module.coupling = Coupling("both")
     return module, inputs
 
 

@@ -11,14 +11,14 @@ import torch
 import mereo.data
 from mereo.cli.doctor import data as doctor_data
 from mereo.cli.lists import LISTS
-from mereo.data import DATASETS, Augmentation, Images, ImageSet, load_splits, register_dataset
+from mereo.data import DATASETS, Images, ImageSet, load_splits, register_dataset
 from mereo.data.published import array_split
 from mereo.data.raw import RawDataset
 from mereo.data.registry import DatasetInfo
 from mereo.errors import UsageError
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
-from mereo.training.setup import resolve
+from mereo.training.plan import resolve
 
 
 def read(root: Path, download: bool) -> RawDataset:
@@ -59,7 +59,7 @@ def test_one_call_makes_it_known_everywhere(squares: DatasetInfo, tmp_path: Path
     assert splits.train.batch(torch.arange(3)).labels.shape == (3, 2)
     assert mereo.data.list_datasets("sq*") == ["squares"]
     assert any(row["name"] == "squares" for row in LISTS["datasets"]())
-    assert doctor_data(str(tmp_path))["squares"] == "not there"
+    assert doctor_data(str(tmp_path))["squares"] == "not found"
     (tmp_path / "squares.bin").write_bytes(b"")
     assert doctor_data(str(tmp_path))["squares"].endswith("squares.bin")
     small = {"model": "capsnet", "device": "cpu", "model_args": {"conv_channels": 8, "primary_types": 2}}
@@ -73,13 +73,6 @@ def test_names_that_would_do_harm_are_refused(squares: DatasetInfo) -> None:
     for name, fact in (("squares", "registered already"), ("mnist", "registered already"), ("a/b", "unlike a path")):
         with pytest.raises(UsageError, match=fact):
             register_dataset(name, **facts)
-
-
-@pytest.mark.parametrize("info", DATASETS.values(), ids=list(DATASETS))
-def test_facts_of_the_package(info: DatasetInfo) -> None:
-    assert info.read is not None and info.path is None
-    assert Augmentation.parse(info.augment).texts == list(info.augment)
-    assert set(info.fields) <= set(mereo.data.Batch._fields)
 
 
 def test_facts_need_neither_torch_nor_numpy() -> None:
