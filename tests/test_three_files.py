@@ -1,7 +1,8 @@
 """What is added takes three files: its own, one import line, its test. Tried in a copy of the sources.
 
-An `Addition` is one row: a mechanism of each family from tests/examples, and whatever else is registered by one file.
-All of them are put into one copy; then the commands, the documentation, recording and conformance must know them.
+An `Addition` is one row: a mechanism of each family, a network without capsules, a data set and a task, from
+tests/examples. All of them are put into one copy; then the commands, training, the documentation, recording and
+conformance must know them, and what is tested of the whole package must still hold.
 """
 
 import json
@@ -15,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from example_mechanisms import files, load
+from example_files import FOLDER, files, load
 from mereo.core.catalogue import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 TOOLS = Path(sys.executable).parent
-COPIED = ("src", "tools", "docs", "tests/conformance", "tests/support", "tests/conftest.py", "tests/frozen")
-COPIED_FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "mkdocs.yml")
+COPIED = ("src", "tools", "docs", "tests", "pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+COPIED += ("CITATION.cff", "mkdocs.yml")
 
 pytestmark = pytest.mark.slow
 
@@ -82,12 +83,111 @@ if isinstance(MECHANISMS[{name!r}].target, type):
     )
 
 
-ADDITIONS = [mechanism(path) for path in files()]
+def network(path: Path, name: str) -> Addition:
+    (class_name,) = re.findall(r"^class (\w+)\(VisionModel\)", path.read_text(), re.MULTILINE)
+    return Addition(
+        name=name,
+        kind="models",
+        example=path,
+        home=f"src/mereo/models/{path.stem}.py",
+        imported_in="src/mereo/models/__init__.py",
+        line=f"from mereo.models.{path.stem} import {class_name} as {class_name}",
+        test=f"tests/models/test_{path.stem}.py",
+        conformance="tests/conformance/test_models.py",
+        check=f"""
+import timm, torch, mereo
+from mereo.cli.main import main
+from site_pages import networks
+models = mereo.create_model({name!r}, num_classes=4), timm.create_model({name!r}, num_classes=4)
+assert {{type(model).__name__ for model in models}} == {{{class_name!r}}}
+pages = networks.pages()
+assert pages["networks/{path.stem}.md"].startswith("# {class_name}\\n")
+assert "[`{name}`]({path.stem}.md)" in pages["networks/index.md"]
+few = ["--epochs", "1", "--limit", "64", "--device", "cpu", "--no-tensorboard"]
+assert main(["train", "--model", {name!r}, "--data", "digits", "--name", "network", *few]) == 0
+assert mereo.load("runs/network").config["model"] == {name!r}
+""",
+    )
 
 
-def run(copy: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+def data_set(path: Path) -> Addition:
+    return Addition(
+        name=path.stem,
+        kind="datasets",
+        example=path,
+        home=f"src/mereo/data/sets/{path.stem}.py",
+        imported_in="src/mereo/data/sets/__init__.py",
+        line=f"from mereo.data.sets import {path.stem} as {path.stem}",
+        test=f"tests/data/test_{path.stem}.py",
+        conformance="tests/conformance/test_datasets.py",
+        check=f"""
+import importlib.util, pathlib, torch
+from mereo.cli.doctor import data
+from mereo.cli.main import main
+from mereo.data import DATASETS
+from mereo.training.config import TrainConfig
+from site_pages import data as pages
+spec = importlib.util.spec_from_file_location("written", "tests/data/test_{path.stem}.py")
+written = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(written)
+root, info = pathlib.Path("root"), DATASETS[{path.stem!r}]
+root.mkdir()
+assert data("root")[{path.stem!r}] == "not found"
+for file in info.files:
+    written.write(root / file, [*range(10)] * 8)
+assert data("root")[{path.stem!r}] == str(root / info.files[0])
+few = ["--epochs", "1", "--limit", "64", "--device", "cpu", "--no-tensorboard"]
+narrow = ["--model-args", "channels=[4,8,8]"]
+assert main(["train", "--data", {path.stem!r}, "--data-root", "root", "--name", "data", *few, *narrow]) == 0
+assert TrainConfig.from_yaml(pathlib.Path("runs/data/config.yaml")).augment == info.augment
+row = next(line for line in pages.datasets().splitlines() if line.startswith("| `{path.stem}`"))
+assert all(operation in row for operation in info.augment) and "`labels`" in row
+""",
+    )
+
+
+def task(path: Path) -> Addition:
+    (class_name,) = re.findall(r"^class (\w+)\(Task\)", path.read_text(), re.MULTILINE)
+    return Addition(
+        name=path.stem,
+        kind="tasks",
+        example=path,
+        home=f"src/mereo/tasks/{path.stem}.py",
+        imported_in="src/mereo/tasks/__init__.py",
+        line=f"from mereo.tasks.{path.stem} import {class_name} as {class_name}",
+        test=f"tests/tasks/test_{path.stem}.py",
+        conformance="tests/conformance/test_tasks.py",
+        check=f"""
+import json, contextlib, io
+from PIL import Image
+from mereo.cli.main import main
+from mereo.tasks import TASKS
+from site_pages import data as pages
+few = ["--epochs", "1", "--limit", "64", "--device", "cpu", "--no-tensorboard"]
+narrow = ["--model-args", "channels=[4,8,8]"]
+assert main(["train", "--task", {path.stem!r}, "--name", "task", *few, *narrow]) == 0
+metric, _ = TASKS[{path.stem!r}].chooses
+assert metric in json.loads(open("runs/task/results.json").read())["test_last"]
+Image.new("L", (8, 8)).save("image.png")
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    assert main(["predict", "image.png", "--weights", "runs/task", "--json"]) == 0
+assert json.loads(printed.getvalue())
+assert f"## {path.stem}\\n" in pages.tasks() and f"`{{metric}}`" in pages.tasks()
+""",
+    )
+
+
+ADDITIONS = [
+    *(mechanism(path) for path in files()),
+    network(FOLDER / "models" / "all_cnn.py", "all_cnn_c"),
+    data_set(FOLDER / "data" / "usps.py"),
+    task(FOLDER / "tasks" / "centroid.py"),
+]
+
+
+def run(copy: Path, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(str(copy / folder) for folder in ("src", "tools", "tests/support"))
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"} | variables
     return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -105,8 +205,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(ROOT / name, target / name, ignore=ignored)
         else:
             shutil.copy(ROOT / name, target / name)
-    for name in COPIED_FILES:
-        shutil.copy(ROOT / name, target / name)
+    # What is frozen is what the package has before anything is added.
+    frozen = ("tests/test_api.py", "tests/cli/test_cli.py", "-k", "frozen")
+    done = run(target, sys.executable, "-m", "pytest", *frozen, MEREO_FREEZE="1")
+    assert done.returncode == 0, done.stdout
     before = listing(target)
     for each in ADDITIONS:
         shutil.copy(each.example, target / each.home)
@@ -122,6 +224,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_family_is_added() -> None:
     assert {load(path).family for path in files()} == set(FAMILIES)
+    examples = {path for path in FOLDER.rglob("*.py") if not path.stem.endswith("_tests")}
+    assert {each.example for each in ADDITIONS} == examples
 
 
 @pytest.mark.parametrize("kind", sorted({each.kind for each in ADDITIONS}))
@@ -131,11 +235,12 @@ def test_the_command_lists_it(copy: Path, kind: str) -> None:
     listed = {row["name"]: row for row in json.loads(done.stdout)}
     for each in ADDITIONS:
         if each.kind == kind:
-            assert listed[each.name]["source"] and listed[each.name]["what"]
+            assert listed[each.name]["what"] and listed[each.name].get("source", kind == "tasks")
 
 
-def test_pages_recording_and_intervening_know_it(copy: Path) -> None:
-    done = run(copy, sys.executable, "-c", "\n".join(each.check for each in ADDITIONS))
+@pytest.mark.parametrize("kind", sorted({each.kind for each in ADDITIONS}))
+def test_pages_commands_and_recording_know_it(copy: Path, kind: str) -> None:
+    done = run(copy, sys.executable, "-c", "\n".join(each.check for each in ADDITIONS if each.kind == kind))
     assert done.returncode == 0, done.stderr
 
 
@@ -153,6 +258,14 @@ def test_conformance_accepts_it(copy: Path, conformance: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     for name in names:
         assert re.search(rf"\[(?:\w+-)?{name}\] PASSED", done.stdout), name
+
+
+def test_lists_documents_and_what_is_frozen_still_hold(copy: Path) -> None:
+    rooms = ("models/test_registry.py", "data/test_registry.py", "data/test_published.py", "core/test_catalogue.py")
+    tests = [f"tests/{name}" for name in ("test_api.py", "test_documents.py", "cli/test_cli.py", *rooms)]
+    chosen = ("-m", "not slow and not long", "-k", "not test_cli or frozen or lists")
+    done = run(copy, sys.executable, "-m", "pytest", *tests, *chosen)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr
 
 
 def test_types_and_layers_accept_it(copy: Path) -> None:

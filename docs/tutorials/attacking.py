@@ -11,7 +11,7 @@ import torch
 import mereo
 from mereo.data import load_splits
 from mereo.inference.answers import collect_answers
-from mereo.robustness import attack, attack_curve, look_for_masking
+from mereo.measure import attack, attack_curve, look_for_masking
 from mereo.training.recipes import apply_recipe
 
 narrow = {"channels": [16, 32, 64]}
@@ -27,7 +27,7 @@ test = load_splits("digits", img_size=32).test
 # %%
 answers = collect_answers(model, test)
 chosen = answers.right.nonzero().flatten()[:6]
-images, labels, _ = test.batch(chosen)
+images, labels, *_ = test.batch(chosen)
 attacked = attack("pgd", model, images, labels, epsilon=0.1, steps=20)
 
 
@@ -70,7 +70,7 @@ for name in ("fgsm", "pgd"):
 
 # %%
 some = answers.right.nonzero().flatten()[:32]
-images, labels, _ = test.batch(some)
+images, labels, *_ = test.batch(some)
 for finding in look_for_masking(model, images, labels, 0.03):
     print(f"{'SUSPICIOUS' if finding.suspicious else 'ok':<11}{finding.name}: {finding.words}")
 

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import mereo
+from mereo.cli.lists import LISTS
 from mereo.cli.main import COMMANDS, main
 from mereo.cli.train import options_from
 
@@ -260,12 +261,12 @@ def test_explain_draws_a_picture(call, trained):
         assert picture.width > 400 and len(picture.convert("L").getcolors(256 * 256)) > 20
 
 
-@pytest.mark.parametrize("command", ["models", "mechanisms", "datasets", "recipes"])
+@pytest.mark.parametrize("command", sorted(LISTS))
 def test_lists_are_searchable_and_have_sources(call, command):
     code, out, _ = call(command, "--json")
     rows = json.loads(out)
     assert code == 0
-    assert all(row["name"] and row["source"] and row["what"] for row in rows)
+    assert all(row["name"] and row["what"] and row.get("source", command == "tasks") for row in rows)
     name = rows[0]["name"]
     assert [row["name"] for row in json.loads(call(command, name[:-1] + "*", "--json")[1])][0] == name
     assert name in call(command, name)[1]

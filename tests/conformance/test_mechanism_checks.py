@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import example_mechanisms
+import example_files
 from mechanism_checks import CHECKS
 from mereo.core import MECHANISMS, Coupling, Mechanism, depends
 from mereo.core.catalogue import COMMON, FAMILIES, PROMISES
 
-EXAMPLES = {path.stem: example_mechanisms.load(path) for path in example_mechanisms.files()}
+EXAMPLES = {path.stem: example_files.load(path) for path in example_files.files()}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ their outline. What holds for capsule classifiers alone is asked of these alone;
 couplings goes through the same tests.
 """
 
+import ast
+import inspect
 import json
 from collections.abc import Iterator
 from io import BytesIO
@@ -183,6 +185,21 @@ def test_the_names_of_first_convolution_and_classifier_are_true(name: str) -> No
     assert first in convolutions[:1]
     assert model.get_submodule(first).in_channels == model.image_shape[0]
     assert model.get_submodule(classifier) is model.get_classifier()
+
+
+@every_family
+def test_a_network_imports_no_other(case: Case) -> None:
+    homes = {entry.module.__module__ for entry in MODELS.values()}
+    own = get_model_entry(case[0]).module
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(Path(inspect.getfile(own)).read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    # `from mereo.models import ...` would import them all.
+    forbidden = homes | {"mereo.models"} if own.__module__.startswith("mereo.") else homes
+    assert not imported & (forbidden - {own.__module__})
 
 
 # --- maps of stages -------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ FACTS: dict[str, Any] = {
 
 def test_entries_are_listed_by_pattern_and_family() -> None:
     assert {"multi_head", "hopfield"} <= set(list_mechanisms())
-    assert list_mechanisms("multi_h*") == ["multi_head"]
-    assert list_mechanisms(family="memory") == ["hopfield"]
+    assert "multi_head" in list_mechanisms("multi_h*") and "hopfield" not in list_mechanisms("multi_h*")
+    assert "hopfield" in list_mechanisms(family="memory") and "multi_head" not in list_mechanisms(family="memory")
     entry = get_mechanism("multi_head")
     assert entry.target is MultiHeadAttention and (entry.family, entry.room) == ("dense attention", "attention.dense")
     assert entry.summary.startswith("Let each token")

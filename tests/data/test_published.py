@@ -254,7 +254,7 @@ def test_the_root_is_found_in_the_environment(make_mnist: MakeMnist, monkeypatch
 
 def test_names() -> None:
     assert list_datasets() == sorted(DATASETS)
-    assert list_datasets("*mnist") == ["fashion_mnist", "mnist", "multimnist"]
+    assert list_datasets("*mnist") == sorted(name for name in DATASETS if name.endswith("mnist"))
     assert all(info.name == name and info.source for name, info in DATASETS.items())
     with pytest.raises(UsageError, match="did you mean 'mnist'"):
         dataset_info("mnis")

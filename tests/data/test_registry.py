@@ -11,7 +11,7 @@ import torch
 import mereo.data
 from mereo.cli.doctor import data as doctor_data
 from mereo.cli.lists import LISTS
-from mereo.data import DATASETS, Augmentation, Images, ImageSet, load_splits, register_dataset
+from mereo.data import DATASETS, Images, ImageSet, load_splits, register_dataset
 from mereo.data.published import array_split
 from mereo.data.raw import RawDataset
 from mereo.data.registry import DatasetInfo
@@ -73,13 +73,6 @@ def test_names_that_would_do_harm_are_refused(squares: DatasetInfo) -> None:
     for name, fact in (("squares", "registered already"), ("mnist", "registered already"), ("a/b", "unlike a path")):
         with pytest.raises(UsageError, match=fact):
             register_dataset(name, **facts)
-
-
-@pytest.mark.parametrize("info", DATASETS.values(), ids=list(DATASETS))
-def test_facts_of_the_package(info: DatasetInfo) -> None:
-    assert info.read is not None and info.path is None
-    assert Augmentation.parse(info.augment).texts == list(info.augment)
-    assert set(info.fields) <= set(mereo.data.Batch._fields)
 
 
 def test_facts_need_neither_torch_nor_numpy() -> None:

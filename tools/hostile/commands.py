@@ -26,6 +26,7 @@ BEGIN: dict[str, tuple[str, list[str]]] = {
     "models": ("ListOptions", []),
     "mechanisms": ("ListOptions", []),
     "datasets": ("ListOptions", []),
+    "tasks": ("ListOptions", []),
     "recipes": ("ListOptions", []),
 }
 STOPPED = {"demo", "reproduce", "compare", "bench"}

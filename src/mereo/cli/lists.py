@@ -1,6 +1,7 @@
-"""`mereo models`, `mechanisms`, `datasets`, `recipes`: what there is, searchable, with sources."""
+"""`mereo models`, `mechanisms`, `datasets`, `tasks`, `recipes`: what there is, searchable, with sources."""
 
 import fnmatch
+import inspect
 import json
 from collections.abc import Callable
 
@@ -52,10 +53,27 @@ def _datasets() -> Rows:
             "name": name,
             "classes": str(info.num_classes),
             "images": ", ".join(f"{split} {count:,}" for split, count in info.splits.items()),
+            "fields": ", ".join(info.fields),
             "source": info.source,
             "what": info.summary,
         }
         for name, info in sorted(DATASETS.items())
+    ]
+
+
+def _tasks() -> Rows:
+    from mereo.tasks import TASKS
+
+    return [
+        {
+            "name": name,
+            "needs": ", ".join(task.requires),
+            "metrics": ", ".join(task().metrics().compute()),
+            "best epoch by": " ".join(task.chooses),
+            "losses": ", ".join(task.losses) or "-",
+            "what": (inspect.getdoc(task) or "").partition("\n")[0],
+        }
+        for name, task in sorted(TASKS.items())
     ]
 
 
@@ -79,6 +97,7 @@ LISTS: dict[str, Callable[[], Rows]] = {
     "models": _models,
     "mechanisms": _mechanisms,
     "datasets": _datasets,
+    "tasks": _tasks,
     "recipes": _recipes,
 }
 

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("mereo.cli.lists", "list the networks"),
     "mechanisms": ("mereo.cli.lists", "list the mechanisms: routing, attention, memories"),
     "datasets": ("mereo.cli.lists", "list the data sets"),
+    "tasks": ("mereo.cli.lists", "list the tasks: what is predicted, and what is measured"),
     "recipes": ("mereo.cli.lists", "list the published training recipes"),
 }
 """Name -> (module with a function `run(words, command)`, one line)."""

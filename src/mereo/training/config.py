@@ -126,7 +126,7 @@ class TrainConfig:
     data: str = "digits"
     """Name of the data set (`mereo datasets`), or a folder <folder>/{train,val|test}/<class>/*."""
     task: str = "classification"
-    """What is predicted."""
+    """What is predicted: one of `mereo tasks`."""
     data_root: str | None = None
     """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
     recipe: str | None = None

@@ -23,7 +23,7 @@ def read(root: Path, download: bool) -> "RawDataset":
 register_dataset(
     "fashion_mnist",
     summary="ten kinds of clothing, grey",
-    source="Xiao, Rasul, Vollgraf, arXiv 1708.07747",
+    source="Xiao, Rasul, Vollgraf, arXiv:1708.07747",
     num_classes=10,
     in_chans=1,
     size=(28, 28),

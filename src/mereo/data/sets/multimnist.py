@@ -21,7 +21,7 @@ def overlay(digits: "ImageSet", pairs_per_image: int) -> "Images":
 register_dataset(
     "multimnist",
     summary="two overlapping handwritten digits of different classes, overlaid as they are needed",
-    source="Sabour, Frosst, Hinton, arXiv 1710.09829; from mnist",
+    source="Sabour, Frosst, Hinton, arXiv:1710.09829; from mnist",
     num_classes=10,
     in_chans=1,
     size=(36, 36),

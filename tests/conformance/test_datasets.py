@@ -1,0 +1,45 @@
+"""Every registered data set: its facts are valid, and its reader serves what they state or reports what is missing."""
+
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+from mereo.data import DATASETS, Augmentation, Batch, DatasetInfo, load_splits
+from mereo.errors import MereoError
+
+every_dataset = pytest.mark.parametrize("info", [pytest.param(info, id=name) for name, info in DATASETS.items()])
+
+
+@every_dataset
+def test_its_facts_are_valid(info: DatasetInfo) -> None:
+    assert info.read is not None and info.path is None and info.summary and info.source
+    assert Augmentation.parse(info.augment).texts == list(info.augment)
+    assert {"images", "labels"} <= set(info.fields) <= set(Batch._fields)
+    assert {"train", "test"} <= set(info.splits) <= {"train", "validation", "test"} and min(info.splits.values()) > 0
+
+
+@every_dataset
+def test_it_is_read_from_a_file_of_its_own(info: DatasetInfo) -> None:
+    assert info.read is not None
+    home = inspect.getfile(info.wrap or info.read)
+    assert Path(home).stem == info.name and Path(home).parent.name == "sets"
+
+
+@every_dataset
+def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: DatasetInfo, tmp_path: Path) -> None:
+    size = info.size or (8, 8)
+    if info.files:
+        scipy = "|scipy" if importlib.util.find_spec("scipy") is None else ""
+        with pytest.raises(MereoError, match=f"was not found{scipy}"):
+            load_splits(info.name, root=tmp_path, img_size=size, download=False)
+        return
+    splits = load_splits(info.name, root=tmp_path, img_size=size, validation_fraction=0)
+    assert {"train": len(splits.train), "test": len(splits.test)} == dict(info.splits)
+    assert len(splits.class_names) == info.num_classes and splits.in_chans == info.in_chans
+    batch = splits.test.batch(torch.arange(3))
+    assert batch.images.shape == (3, info.in_chans, *size)
+    assert {name for name, value in zip(batch._fields, batch, strict=True) if value is not None} == set(info.fields)
+    assert batch.labels.reshape(3, -1).shape[1] == info.labels_per_image

@@ -1,0 +1,81 @@
+"""Every registered task keeps what the engine, evaluation and prediction rely on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mereo
+from mereo.tasks import TASKS, Task
+from mereo.training.config import TrainConfig
+
+CLASSES = ("cat", "dog", "eel")
+every_task = pytest.mark.parametrize("kind", [pytest.param(TASKS[name], id=name) for name in sorted(TASKS)])
+
+
+def small(task: Task) -> Any:
+    """A small network with the outputs of the task."""
+    tiny = mereo.models.get_model_entry("mspcaps_tiny").tiny or {}
+    return mereo.create_model("mspcaps_tiny", num_classes=task.num_outputs(len(CLASSES)), **tiny)
+
+
+@every_task
+def test_it_is_described_in_a_file_of_its_own(kind: type[Task]) -> None:
+    assert kind.__module__ == f"mereo.tasks.{kind.name}" and (kind.__doc__ or "").partition("\n")[0].endswith(".")
+    assert set(kind.requires) <= set(mereo.data.Batch._fields)
+
+
+@every_task
+def test_a_step_has_a_loss_with_gradients(kind: type[Task]) -> None:
+    task = kind(CLASSES)
+    model = small(task).train()
+    batch = task.example(model, 4)
+    task.check(batch)
+    for loss in task.losses or ("auto",):
+        settings = TrainConfig(loss=task.resolve_loss(loss, type(model)))
+        objective = task.objective(model, settings)
+        objective.at_step(0, 10)
+        value, outputs = objective(batch)
+        value.backward()
+        gradients = [p.grad for p in model.get_classifier().parameters()]
+        assert value.isfinite() and any(grad is not None and grad.any() for grad in gradients)
+        assert objective.loss(outputs.detach(), batch).isfinite()
+        assert task.batch_metric(outputs.detach(), batch).shape == ()
+
+
+@every_task
+def test_metrics_of_two_halves_are_those_of_the_whole(kind: type[Task]) -> None:
+    task = kind(CLASSES)
+    model = small(task).eval()
+    batch = task.example(model, 4)
+    whole, halves = task.metrics(), [task.metrics(), task.metrics()]
+    with torch.no_grad():
+        whole.update(task.apply(model, batch), batch)
+        for half, part in zip(halves, (slice(0, 2), slice(2, 4)), strict=True):
+            mine = batch._replace(**{k: v[part] for k, v in batch._asdict().items() if v is not None})
+            half.update(task.apply(model, mine), mine)
+    summed = task.metrics()
+    summed.state = halves[0].state + halves[1].state
+    assert summed.compute() == pytest.approx(whole.compute(), rel=1e-5)
+    empty = task.metrics().compute()
+    assert empty.keys() == whole.compute().keys() and all(torch.tensor(list(empty.values())).isfinite())
+    metric, direction = task.chooses
+    assert metric in empty and direction in {"max", "min"} and {f"train_{metric}", f"val_{metric}"} <= {*task.columns}
+
+
+@every_task
+def test_predictions_are_plain_values_and_can_be_drawn(kind: type[Task], tmp_path: Path) -> None:
+    task = kind(CLASSES)
+    model = small(task).eval()
+    batch = task.example(model, 4)
+    with torch.no_grad():
+        predictions = task.predict(task.apply(model, batch))
+    assert len(predictions) == 4 and json.loads(json.dumps(predictions)) == predictions
+    assert len(task.titles(batch)) == 4
+    task.draw(model, batch, batch, tmp_path / "drawn.png")
+    assert (tmp_path / "drawn.png").stat().st_size
+    metric, _ = task.chooses
+    rows = task.summary(task.metrics().compute(), "chosen on validation")
+    assert any(metric in name for name, _ in rows)
