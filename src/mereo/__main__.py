@@ -23,7 +23,7 @@ def _end() -> NoReturn:
         sys.stderr.flush()
     except Exception:
         pass
-    os.write(2, b"\nmereo: error: stopped. A training goes on from its last checkpoint with --resume.\n")
+    os.write(2, b"\nmereo: error: stopped. Continue a training from its last checkpoint with --resume.\n")
     os._exit(1)
 
 

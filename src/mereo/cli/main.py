@@ -1,6 +1,6 @@
 """The command `mereo`: finds the command, runs it, and turns errors into one line and an exit code.
 
-Exit codes: 0 done, 1 failed or stopped, 2 wrong use. Nothing heavy is imported before it is known to be needed.
+Exit codes: 0 done, 1 failed or stopped, 2 invalid usage. A command imports what it needs when it runs.
 """
 
 import io
@@ -14,16 +14,16 @@ from mereo.errors import MereoError, UsageError, unknown
 from mereo.escape import cut, for_terminal
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("mereo.cli.demo", "train on the embedded digits and show what the network saw"),
-    "train": ("mereo.cli.train", "train a network on a data set or on your own images"),
+    "demo": ("mereo.cli.demo", "train on the digits in the package and explain the result"),
+    "train": ("mereo.cli.train", "train a network on a data set or your own images"),
     "predict": ("mereo.cli.predict", "classify images"),
-    "evaluate": ("mereo.cli.evaluate", "evaluate trained networks: calibration, corruption, attacks"),
-    "explain": ("mereo.cli.explain", "draw what a network saw in images"),
-    "reproduce": ("mereo.cli.reproduce", "run the variants of a published table, several seeds each"),
+    "evaluate": ("mereo.cli.evaluate", "evaluate trained networks: accuracy, calibration, corruptions, attacks"),
+    "explain": ("mereo.cli.explain", "show which parts of an image a prediction rests on"),
+    "reproduce": ("mereo.cli.reproduce", "rerun published tables and experiments, with several seeds each"),
     "compare": ("mereo.cli.compare", "train several networks under one protocol and compare them"),
     "export": ("mereo.cli.export", "export a network: ONNX, torch.export, timm, hub folder"),
-    "bench": ("mereo.cli.bench", "measure speed, memory and correctness, beside any other implementation"),
-    "doctor": ("mereo.cli.doctor", "show what this installation has and what it lacks"),
+    "bench": ("mereo.cli.bench", "measure speed, memory and correctness, also of your own implementations"),
+    "doctor": ("mereo.cli.doctor", "report versions, devices, kernels and data sets, and what is missing"),
     "models": ("mereo.cli.lists", "list the networks"),
     "mechanisms": ("mereo.cli.lists", "list the mechanisms: routing, attention, memories"),
     "datasets": ("mereo.cli.lists", "list the data sets"),
@@ -34,8 +34,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 LONGEST_LINE = 1500
-"""Characters of an error or a warning, about a screenful; the middle of a longer one is left out."""
-STOPPED = "stopped. A training goes on from its last checkpoint with --resume."
+"""Longest error or warning in characters, about a screenful; the middle of a longer one is cut out."""
+STOPPED = "stopped. Continue a training from its last checkpoint with --resume."
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
@@ -46,12 +46,12 @@ def usage() -> str:
         "usage: mereo COMMAND [OPTIONS]\n\n"
         "Capsule networks, capsule routing and attention as one thing: parts that agree on wholes.\n\n"
         f"{rows}\n\n"
-        "mereo COMMAND --help shows the options of a command; mereo --version the version."
+        "mereo COMMAND --help lists the options of a command; mereo --version prints the version."
     )
 
 
 def _warner() -> Callable[..., None]:
-    """What shows a warning, each text once: several networks read the same images."""
+    """A function that prints each distinct warning once, even if several networks read the same images."""
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
@@ -79,8 +79,8 @@ def _run(words: list[str]) -> int:
 
 
 def one_line(message: object) -> str:
-    """A message on one line of about a screenful, without what a terminal would obey."""
-    # Cut first as well: escaping makes a character up to ten.
+    """A message on one line of about a screenful, with control characters escaped."""
+    # Cut before escaping too, because escaping turns one character into up to ten.
     return cut(for_terminal(" ".join(cut(str(message), 4 * LONGEST_LINE).split())), LONGEST_LINE)
 
 
@@ -91,16 +91,16 @@ def _fail(message: object, code: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    # Threads of OpenMP spin while they wait for each other. On a machine that others use too they then spin for work
-    # that is not scheduled, which can slow a training many times over. So they spin briefly, unless told otherwise.
+    # OpenMP threads spin while they wait for each other. On a shared machine they may spin for threads that are not
+    # scheduled, which can slow training many times over. So spin briefly, unless the environment sets another value.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # The name of a file may hold bytes that are not text; showing it must not fail.
+    # A file name may contain bytes that are not text; printing it must not fail.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         warnings.showwarning = _warner()
-        # What mereo warns of is shown; the libraries' notes to programmers are not.
+        # Show mereo's warnings, but not the libraries' notes to programmers.
         warnings.simplefilter("default", UserWarning)
         for note in (FutureWarning, DeprecationWarning):
             warnings.simplefilter("ignore", note)
@@ -119,7 +119,7 @@ def _guarded(words: list[str]) -> int:
     except KeyboardInterrupt:
         return _fail(STOPPED, 1)
     except BrokenPipeError:
-        # The reader of our output is gone; writing the rest of it anywhere would fail again at exit.
+        # The reader of the pipe has gone; without this, flushing at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The options of every command, as dataclasses. Imports no torch, so that `--help` answers at once."""
+"""The options of every command, as dataclasses. torch is not imported here, so that `--help` is quick."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ class TrainOptions(TrainConfig):
     """Train a network. Writes a run folder with weights, results, curves and pictures.
 
     Examples:
-      mereo train                                     MSPCaps-T on the embedded digits
+      mereo train                                     MSPCaps-T on the digits in the package
       mereo train --model capsnet --data mnist --epochs 5
       mereo train --recipe mspcaps_paper --data cifar10 --dry-run
       mereo train --data my_photos --img-size 64      folder my_photos/{train,val}/<class>/*
@@ -24,12 +24,12 @@ class TrainOptions(TrainConfig):
     """
 
     config: tyro.conf.Positional[Path | None] = None
-    """A configuration to start from; other options change it."""
+    """Configuration file (YAML) to start from; the other options override it."""
 
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Predict what images show.
+    """Classify images.
 
     Examples:
       mereo predict photo.png --weights runs/mspcaps_tiny-digits
@@ -37,56 +37,58 @@ class PredictOptions:
     """
 
     images: tyro.conf.Positional[tuple[str, ...]]
-    """Files, folders or patterns."""
+    """Image files, folders or patterns."""
     weights: Path | None = None
-    """File of weights, folder of a run, or weights of the package such as mspcaps_tiny.mnist (see
-    `mereo models`); the newest run by default, or mspcaps_tiny.mnist where there is none."""
+    """Weight file, run folder, or bundled weights such as mspcaps_tiny.mnist (listed by `mereo models`). By
+    default the newest run, or mspcaps_tiny.mnist if there is no run."""
     top: int = 3
-    """Classes to name for an image."""
+    """Number of classes to print for each image, best first."""
     json: bool = False
-    """Print one JSON document."""
+    """Print the result as one JSON document."""
     batch_size: int = 64
-    """Images processed at once."""
+    """Images per forward pass."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps ..."""
+    """Device to run on: auto, cpu, cuda, cuda:1, mps ..."""
     strict: bool = False
-    """Stop at a file that cannot be read instead of leaving it out."""
+    """Stop at the first unreadable file instead of skipping it."""
 
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """Show what a network looked at, and why it predicts what it predicts. Writes a folder.
+    """Show which parts of an image a prediction rests on. Writes a folder.
 
-    Lengths of the class capsules and couplings laid over the images; parse trees, which part voted for which, as
-    pictures and as a page; gradients with respect to the image; what the decoder rebuilds as the predicted pose moves.
+    The folder holds the lengths of the class capsules and the couplings drawn over the images, parse trees (which part
+    voted for which capsule) as pictures and as an HTML page, gradients with respect to the image, and decoder
+    reconstructions for a range of poses.
 
     Examples:
       mereo explain photo.png --weights runs/mspcaps_tiny-digits
-      mereo explain photos/ --only page sweeps --out seen
-      mereo explain photos/ --out seen.html
+      mereo explain photos/ --only page sweeps --out explained
+      mereo explain photos/ --out explained.html
     """
 
     images: tyro.conf.Positional[tuple[str, ...]]
-    """Files, folders or patterns."""
+    """Image files, folders or patterns."""
     weights: Path | None = None
-    """File of weights, folder of a run, or weights of the package such as mspcaps_tiny.mnist (see
-    `mereo models`); the newest run by default, or mspcaps_tiny.mnist where there is none."""
+    """Weight file, run folder, or bundled weights such as mspcaps_tiny.mnist (listed by `mereo models`). By
+    default the newest run, or mspcaps_tiny.mnist if there is no run."""
     out: Path | None = None
-    """Folder to write; explanation, explanation-2, ... by default. NAME.png: the picture alone, of at most 12 images.
-    NAME.html: the page alone."""
+    """Folder to write; by default explanation, explanation-2, ... NAME.png writes only the picture, of at most 12
+    images, and NAME.html only the page."""
     only: tuple[Literal["picture", "gradients", "page", "trees", "sweeps"], ...] = ()
-    """Of all there is: picture (lengths, couplings, votes), gradients, page and trees (parse trees), sweeps (poses)."""
+    """Which outputs to write: picture (lengths, couplings, votes), gradients, page and trees (parse trees), sweeps
+    (reconstructions over poses). By default all that the network supports."""
     keep: int = 4
-    """Votes shown for each capsule of a parse tree, the strongest."""
+    """Number of votes, strongest first, shown for each capsule of a parse tree."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps ..."""
+    """Device to run on: auto, cpu, cuda, cuda:1, mps ..."""
     strict: bool = False
-    """Stop at a file that cannot be read instead of leaving it out."""
+    """Stop at the first unreadable file instead of skipping it."""
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Evaluate trained networks: accuracy, classes, calibration, corruption, attacks, equivariance. Writes a folder.
+    """Evaluate trained networks: accuracy per class, calibration, corruptions, attacks, equivariance. Writes a folder.
 
     Examples:
       mereo evaluate                                  the newest run on the data it was trained on
@@ -96,78 +98,79 @@ class EvaluateOptions:
     """
 
     weights: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Files of weights, folders of runs, or weights of the package such as mspcaps_tiny.mnist; the newest run by
-    default."""
+    """Weight files, run folders, or bundled weights such as mspcaps_tiny.mnist; by default the newest run."""
     data: str | None = None
-    """Data set or folder of images; what the networks were trained on by default."""
+    """Data set or folder of images; by default the data the networks were trained on."""
     data_root: str | None = None
-    """Folder of the data sets; else that of the run, the environment variable MEREO_DATA, ./data."""
+    """Folder of the data sets; by default that of the run, then the environment variable MEREO_DATA, then ./data."""
     split: Literal["test", "validation", "train"] = "test"
-    """Images to evaluate on; those held out in training for validation."""
+    """Images to evaluate on; validation means those held out during training."""
     limit: int | None = None
-    """Evaluate at most so many images, every class in its share."""
+    """Largest number of images to evaluate, with classes in proportion; by default all."""
     corruptions: bool = False
     """Measure accuracy under rotation, translation, occlusion, noise and blur."""
     equivariance: bool = False
-    """Measure how the poses of class capsules follow rotations and shifts of images."""
+    """Measure how the poses of class capsules change with rotations and shifts of the image."""
     attack: tuple[Literal["fgsm", "bim", "pgd", "apgd", "square"], ...] = ()
-    """Attacks, in the maximum norm."""
+    """Adversarial attacks to run, bounded in the maximum norm; by default none."""
     epsilon: tuple[float, ...] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
-    """Largest change of a pixel in [0, 1], before normalisation; in any order, 0 is added."""
+    """Largest change of a pixel value in [0, 1], before normalisation; 0 is always included."""
     attack_loss: Literal["cross_entropy", "margin", "dlr"] = "cross_entropy"
-    """The loss that attacks raise: cross-entropy of the lengths, margin loss of training, or the ratio of APGD-DLR."""
+    """Loss that attacks maximise: cross-entropy of the lengths, the margin loss of training, or the difference of
+    logits ratio (DLR)."""
     steps: int = 10
-    """Steps of bim, pgd and apgd."""
+    """Iterations of bim, pgd and apgd."""
     queries: int = 500
-    """Queries of square."""
+    """Queries per image of square."""
     restarts: int = 1
-    """Runs of each attack, all but the first from random points."""
+    """Runs of each attack; all but the first start from random points."""
     attack_limit: int | None = 1000
-    """Attack at most so many images, every class in its share; None for all."""
+    """Largest number of images to attack, with classes in proportion; None attacks all."""
     masking_images: int = 64
-    """Images on which gradient masking is searched for; 0 to leave it out."""
+    """Number of images used to check for gradient masking; 0 skips the check."""
     out: Path | None = None
-    """Folder to write; evaluation, evaluation-2, ... by default."""
+    """Folder to write; by default evaluation, evaluation-2, ..."""
     json: bool = False
-    """Print one JSON document."""
+    """Print the result as one JSON document."""
     batch_size: int = 256
-    """Images processed at once."""
+    """Images per forward pass."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps ..."""
+    """Device to run on: auto, cpu, cuda, cuda:1, mps ..."""
     seed: int = 0
-    """Every random choice follows from it."""
+    """Seed of every random choice."""
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Train MSPCaps-T on the embedded digits, and show the result and what the network saw."""
+    """Train MSPCaps-T on the digits in the package, print the results and draw an explanation."""
 
     epochs: int | None = None
-    """Passes over the digits; the recipe's by default."""
+    """Passes over the digits; by default the recipe's."""
     seed: int = 0
-    """Every random choice follows from it."""
+    """Seed of every random choice."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps ..."""
+    """Device to run on: auto, cpu, cuda, cuda:1, mps ..."""
     output: str = "runs"
-    """Folder of the run folders."""
+    """Folder that holds the run folders."""
 
 
 @dataclass(frozen=True)
 class ListOptions:
-    """List what is available."""
+    """List the entries whose name or description matches a pattern. A full name also prints details where there are
+    any."""
 
     pattern: tyro.conf.Positional[str] = "*"
-    """Shell-style pattern or part of a name or description."""
+    """Shell-style pattern for names, or text to find in names and descriptions."""
     json: bool = False
-    """Print one JSON document."""
+    """Print the result as one JSON document."""
 
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """Run a study (the variants of a published table under one protocol, several seeds each) or an experiment.
+    """Run a study (the variants of a published table under one protocol, with several seeds each) or an experiment.
 
-    Without a name, list them. Finished runs are not run again, and stopped ones are resumed. An option that an
-    experiment does not use is refused.
+    Without a name, list them. Finished runs are reused and interrupted ones resumed. An option that the experiment does
+    not use is an error.
 
     Examples:
       mereo reproduce
@@ -178,41 +181,42 @@ class ReproduceOptions:
     study: tyro.conf.Positional[str | None] = None
     """Name of the study or experiment."""
     variants: tuple[str, ...] = ()
-    """Only these variants."""
+    """Variants to run; by default all."""
     seeds: int | None = None
-    """Runs of each variant, with seeds 0, 1, ...; one by default."""
+    """Number of runs of each variant, with seeds 0, 1, ...; by default one."""
     data: str | None = None
-    """Data set; the recipe's or the experiment's own by default."""
+    """Data set; by default that of the recipe or experiment."""
     data_root: str | None = None
-    """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
+    """Folder of the data sets; by default the environment variable MEREO_DATA, then ./data."""
     epochs: int | None = None
-    """Passes over the training images; the recipe's by default."""
+    """Passes over the training images; by default the recipe's."""
     warmup_epochs: float | None = None
-    """Epochs of warm-up; the recipe's by default."""
+    """Epochs of warm-up; by default the recipe's."""
     limit: int | None = None
-    """Use at most so many training images."""
+    """Largest number of training images; by default all."""
     images: int | None = None
-    """Test images that an experiment works on; its own number by default."""
+    """Number of test images of an experiment; by default the experiment's."""
     batch_size: int | None = None
-    """Images of one optimiser step."""
+    """Images per optimiser step; by default the recipe's."""
     device: str | None = None
-    """auto, cpu, cuda, cuda:1, mps ..."""
+    """Device to run on: auto, cpu, cuda, cuda:1, mps ...; by default the recipe's, usually auto."""
     precision: str | None = None
-    """fp32, bf16 or fp16."""
+    """Arithmetic of the network in training: fp32, bf16 or fp16; by default the recipe's."""
     paper_protocol: bool | None = None
-    """Choose the best epoch on the test images, as the papers do."""
+    """Choose the best epoch on the test images, as the papers do; by default as the recipe says."""
     output: str = "runs"
-    """Folder of the run folders, and of the experiment's own."""
+    """Folder that holds the run folders and the results of experiments."""
     json: bool = False
-    """Print one JSON document."""
+    """Print the result as one JSON document."""
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Take a trained network away: as ONNX, as a PyTorch program, for timm, or as a folder for the Hugging Face hub.
+    """Export a trained network as ONNX, as a PyTorch program, for timm, or as a folder for the Hugging Face hub.
 
-    Every file is opened again and compared with the network, on random images and on test images where the data is at
-    hand, before it is put in its place. With bf16 or int8 the accuracy and speed before and after are measured.
+    Every file is loaded again and its outputs are compared with the network's, on random images and, if the data is
+    available, on test images, before it replaces an older file. With bf16 or int8, accuracy and speed are measured
+    before and after.
 
     Examples:
       mereo export runs/mspcaps_tiny-digits --to hub --out my_network
@@ -221,35 +225,36 @@ class ExportOptions:
     """
 
     weights: tyro.conf.Positional[Path | None] = None
-    """File of weights, folder of a run, weights of the package such as mspcaps_tiny.mnist, or folder made by this
-    command; the newest run by default."""
+    """Weight file, run folder, bundled weights such as mspcaps_tiny.mnist, or a folder written by this command; by
+    default the newest run."""
     to: tuple[Literal["onnx", "torch", "timm", "hub"], ...] = ("hub",)
-    """Forms: onnx (model.onnx), torch (model.pt2), timm (config.json, model.safetensors), hub (these and README.md)."""
+    """Formats: onnx (model.onnx), torch (model.pt2), timm (config.json, model.safetensors), hub (the files of timm and
+    README.md)."""
     out: Path = Path("exported")
     """Folder to write."""
     license: str | None = None
-    """Licence of the weights, for the model card, such as apache-2.0 or cc-by-4.0; none is named by default."""
+    """Licence of the weights for the model card, such as apache-2.0 or cc-by-4.0; by default the card names none."""
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
-    """Arithmetic of the exported file: bf16 goes into torch, int8 into onnx (integer convolutions) and torch (integer
-    weights)."""
+    """Arithmetic of the exported file. bf16 is available for torch; int8 for onnx (integer convolutions) and for torch
+    (integer weights)."""
     data: str | None = None
-    """Data set of the test images; the one the network was trained on by default."""
+    """Data set of the test images; by default the one the network was trained on."""
     data_root: str | None = None
-    """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
+    """Folder of the data sets; by default the environment variable MEREO_DATA, then ./data."""
     limit: int | None = None
-    """Evaluate at most so many test images."""
+    """Largest number of test images to evaluate; by default all."""
     batch_size: int = 64
-    """Images of a batch while accuracy and speed are measured."""
+    """Images per batch when accuracy and speed are measured."""
     json: bool = False
-    """Print one JSON document."""
+    """Print the result as one JSON document."""
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """Train several networks under one protocol, several seeds each, and report what each reaches and what it costs.
+    """Train several networks under one protocol, with several seeds each, and compare their accuracy and cost.
 
-    A table and a picture lie in <output>/compare-<data> at the end. Finished runs are not run again: a comparison that
-    was stopped is resumed, and can be given more networks or seeds.
+    A table and a picture are written to <output>/compare-<data>. Finished runs are reused, so an interrupted comparison
+    can be resumed and extended with more networks or seeds.
 
     Examples:
       mereo compare mspcaps_tiny capsnet:routing_steps=1,decoder=false --data digits --epochs 5 --seeds 3
@@ -257,43 +262,43 @@ class CompareOptions:
     """
 
     models: tyro.conf.Positional[tuple[str, ...]]
-    """Networks, with arguments after a colon, or recipes (`mereo models`, `mereo recipes`)."""
+    """Networks, optionally with arguments after a colon, or recipes; `mereo models` and `mereo recipes` list them."""
     data: str = "digits"
-    """Name of the data set (`mereo datasets`), or an image folder."""
+    """Name of a data set (listed by `mereo datasets`) or path of a folder of images."""
     data_root: str | None = None
-    """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
+    """Folder of the data sets; by default the environment variable MEREO_DATA, then ./data."""
     recipe: str | None = None
-    """Recipe by which networks are trained that are not named by one; the defaults of `mereo train` otherwise."""
+    """Recipe for networks that are not given as recipes themselves; by default the defaults of `mereo train`."""
     epochs: int | None = None
-    """Passes over the training images."""
+    """Passes over the training images; by default the recipe's."""
     seeds: int = 1
-    """Runs of each network, with seeds 0, 1, ..."""
+    """Number of runs of each network, with seeds 0, 1, ..."""
     limit: int | None = None
-    """Use at most so many training images."""
+    """Largest number of training images; by default all."""
     batch_size: int | None = None
-    """Images of one optimiser step."""
+    """Images per optimiser step; by default the recipe's."""
     lr: float | None = None
-    """Peak learning rate."""
+    """Peak learning rate; by default the recipe's."""
     warmup_epochs: float | None = None
-    """Epochs over which the rate rises."""
+    """Epochs of learning rate warm-up; by default the recipe's."""
     img_size: ImageSize = None
-    """Side to which images are brought, or height and width as 64x48; each network's own by default."""
+    """Size that images are resized to: one side, or height x width such as 64x48; by default that of each network."""
     device: str | None = None
-    """auto, cpu, cuda, cuda:1, mps ..."""
+    """Device to run on: auto, cpu, cuda, cuda:1, mps ...; by default the recipe's, usually auto."""
     precision: str | None = None
-    """fp32, bf16 or fp16, in training."""
+    """Arithmetic of the network in training: fp32, bf16 or fp16; by default the recipe's."""
     output: str = "runs"
-    """Folder of the comparison's folder."""
+    """Folder that holds the folder of the comparison."""
     json: bool = False
-    """Print one JSON document."""
+    """Print the result as one JSON document."""
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Measure time, memory and correctness of a suite; without a suite, list them.
+    """Measure the time, memory and correctness of the implementations in a suite. Without a suite, list the suites.
 
-    Contenders of a case are first compared in outputs and gradients, then timed in turn; peak memory is measured in a
-    process of its own. Ctrl-C leaves what was measured.
+    For each case the implementations (contenders) are first compared in outputs and gradients, then timed in turn; peak
+    memory is measured in a separate process. After Ctrl-C the results so far are kept.
 
     Examples:
       mereo bench
@@ -303,44 +308,46 @@ class BenchOptions:
     """
 
     suite: tyro.conf.Positional[str | None] = None
-    """Name of the suite, or module:name of one of yours."""
+    """Name of the suite, or module:name of your own."""
     list: bool = False
-    """List the suites, with the sizes that --sizes can change."""
+    """List the suites and the sizes that --sizes can change."""
     quick: bool = False
-    """Small sizes, few rounds, nothing compiled."""
+    """Use small sizes and few rounds, and compile nothing."""
     threads: tuple[int, ...] = ()
-    """Numbers of threads, 0 for all; the suite's own by default."""
+    """Numbers of threads to measure with, 0 for all; by default those of the suite."""
     batch_size: int | None = None
-    """Short for --sizes batch=N."""
+    """Short for --sizes batch=N; by default that of the suite."""
     sizes: tuple[str, ...] = ()
-    """name=value or name=value,value: other sizes, several to sweep."""
+    """Sizes to change, as name=value, or name=value,value to measure several; by default those of the suite."""
     models: str = "*"
-    """Pattern of networks, for the suite models."""
+    """Shell-style pattern of networks, for the suite `models`."""
     contender: tuple[str, ...] = ()
-    """module:callable of implementations to measure beside ours."""
+    """Your own implementations to measure as well, as module:callable; by default none."""
     compile: bool = False
-    """Measure every contender under torch.compile too."""
+    """Also measure every implementation under torch.compile."""
     memory: bool = True
     """Measure peak memory."""
     memory_limit: float | None = None
-    """GiB that a contender may take where memory is measured; the suite's own by default."""
+    """Memory in GiB that an implementation may use when memory is measured; by default that of the suite."""
     seconds: float | None = None
-    """Spent on each contender in each mode: 5, or 0.5 when quick. A few rounds are made all the same."""
+    """Seconds to time each implementation in each mode, with a few rounds at least; by default 5, or 0.5 with
+    --quick."""
     json: Path | None = None
-    """File to write everything to, also while measuring."""
+    """JSON file for all results, updated after each case; by default none."""
     report: Path | None = None
-    """Folder for a report: SUITE.md, SUITE.png and SUITE.json."""
+    """Folder for a report of SUITE.md, SUITE.png and SUITE.json; by default none."""
     against: Path | None = None
-    """File of an earlier run on this machine to compare with."""
+    """JSON file of an earlier run on this machine to compare with; by default none."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1 ..."""
+    """Device to run on: auto, cpu, cuda, cuda:1 ..."""
 
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Report what this installation has: versions, devices, kernels, data sets; and what is missing, and why."""
+    """Report versions, devices, compiled kernels, data sets and optional packages, and the reason for what is
+    missing."""
 
     data_root: str | None = None
-    """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
+    """Folder of the data sets; by default the environment variable MEREO_DATA, then ./data."""
     json: bool = False
-    """Print one JSON document."""
+    """Print the result as one JSON document."""

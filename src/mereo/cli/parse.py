@@ -1,7 +1,7 @@
-"""From words on the command line to options; wrong use is an error of one line.
+"""Parses the command line; invalid usage gives an error of one line.
 
-What holds for the options of every command is checked here: no NUL, no number beyond 2^31, outputs with names that can
-be read back, regular files where a file is read.
+Checks that apply to the options of every command are made here: no NUL characters, no number beyond 2^31, valid names
+of outputs, and regular files as inputs.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from mereo.errors import UsageError
 from mereo.files import check_name
@@ -21,21 +21,21 @@ _LONGEST = 500
 _LARGEST = 2**31
 LONGEST_PATH = 4096
 OUTPUTS = ("out", "output", "name", "report")
-"""Options that name what is written, beside `json` where it is a path."""
+"""Options that name outputs, in addition to `json` where it is a path."""
 BOUNDS = {
     "batch_size": 2**20, "accumulate": 2**20, "in_chans": 2**12, "top": 2**20, "keep": 2**20, "threads": 2**12,
     "seeds": 10**4, "steps": 10**6, "queries": 10**7, "restarts": 10**4, "masking_images": 10**6, "epochs": 10**6,
     "memory_limit": 2**20, "seconds": 10**6, "checkpoint_seconds": 10**7, "images": 10**8,
 }  # fmt: skip
-"""The largest value of options from which sizes are computed, in every command that has them."""
+"""Largest values of the options that sizes are computed from, in every command that has them."""
 MOST_SIDE = 2**15
-"""Of images, in pixels."""
+"""Largest side of an image in pixels."""
 _FRAME = re.compile(r"[─-╿]+|-{5,}")
-"""Lines are drawn with minus signs where the locale has no others."""
+"""The frame of an error message; drawn with minus signs in locales without line characters."""
 
 
 def one_line(message: str) -> str:
-    """The content of a framed error message: its first paragraph, and the options it suggests."""
+    """The content of a framed error message: its first paragraph and the suggested options."""
     lines = [_FRAME.sub("", line).strip() for line in message.splitlines()[1:]]
     while lines and not lines[0]:
         lines.pop(0)
@@ -57,14 +57,15 @@ def one_line(message: str) -> str:
 
 
 def _check_sides(words: Sequence[str]) -> None:
-    """UsageError for two sides of an image as two words: the second would be taken for something else."""
+    """UsageError for the two sides of an image given as two words, because the second would be read as another
+    argument."""
     for option, height, width in zip(words, words[1:], words[2:], strict=False):
         if option == "--img-size" and height.isdigit() and width.isdigit():
             raise UsageError(f"img_size is {height} {width}; write --img-size {height}x{width}, height x width.")
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """All plain values of an option, also those in tuples and tables."""
+    """All plain values of an option, including those in tuples and dicts."""
     if isinstance(value, dict):
         for name, entry in value.items():
             yield from (*_values(name), *_values(entry))
@@ -76,7 +77,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def _check_values(options: Any) -> None:
-    """UsageError for the first option that no command can use."""
+    """UsageError for the first option with a value that is invalid in every command."""
     for field in dataclasses.fields(options):
         name, given = field.name, getattr(options, field.name)
         for value in _values(given):
@@ -102,30 +103,43 @@ def _check_values(options: Any) -> None:
 
 
 def check_readable(name: str, path: Path) -> None:
-    """UsageError for a path that is there and is neither a file nor a folder."""
+    """UsageError for an existing path that is neither a file nor a folder."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UsageError(f"{name} is {str(path)!r}, which is not a regular file or folder; name one.")
+        raise UsageError(f"{name} is {str(path)!r}, which is not a regular file or folder; give one.")
+
+
+def _show_defaults(options: type) -> None:
+    """Print a default in the help only where there is a value: for an empty list or None the text names the default."""
+    from tyro.conf import arg
+
+    hint = arg(help_behavior_hint=lambda value: "" if value in ("", "None") else f"(default: {value})")
+    for kind in options.__mro__:
+        if dataclasses.is_dataclass(kind) and not kind.__dict__.get("_shows_defaults", False):
+            for name, annotation in kind.__annotations__.items():
+                kind.__annotations__[name] = Annotated[annotation, hint]
+            type.__setattr__(kind, "_shows_defaults", True)
 
 
 def parse(options: type[T], words: Sequence[str], command: str, default: T | None = None) -> T:
-    """Options of one command; UsageError for what cannot be parsed. `--help` prints and leaves with 0."""
+    """The options of one command; UsageError for invalid arguments. `--help` prints the help and exits with 0."""
     import tyro
 
     _check_sides(words)
+    _show_defaults(options)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             if default is None:
-                found = tyro.cli(options, args=list(words), prog=f"mereo {command}")
+                parsed = tyro.cli(options, args=list(words), prog=f"mereo {command}")
             else:
-                found = tyro.cli(options, args=list(words), prog=f"mereo {command}", default=default)
+                parsed = tyro.cli(options, args=list(words), prog=f"mereo {command}", default=default)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
         raise UsageError(f"{one_line(errors.getvalue())} See mereo {command} --help.") from None
-    _check_values(found)
-    return found
+    _check_values(parsed)
+    return parsed

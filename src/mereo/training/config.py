@@ -1,6 +1,6 @@
 """The configuration of a training run: plain values, readable as YAML, settable on the command line.
 
-This module imports no torch, so that `--help` answers at once.
+torch is not imported here, so that `--help` is quick.
 """
 
 import dataclasses
@@ -26,7 +26,8 @@ _PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Reads plain kinds alone: no `!!binary`, no dates, no sets, and no `*name`, of which a few lines make any size."""
+    """Reads plain types only: no `!!binary`, dates or sets, and no aliases, which let a few lines expand to any
+    size."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -39,7 +40,7 @@ _PlainLoader.yaml_constructors = {
     for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
     if tag is None or tag.rpartition(":")[2] in _PLAIN
 }
-# A date is text, as it stands.
+# A date stays text.
 _PlainLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in _PLAIN]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -47,10 +48,10 @@ _PlainLoader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> Any:
-    """The value of a YAML document, of plain kinds; ValueError for any other text."""
+    """The value of a YAML document of plain types; ValueError for any other text."""
     try:
         return yaml.load(text, _PlainLoader)
-    except Exception as error:  # a tag on the wrong text: PyYAML raises nearly anything
+    except Exception as error:  # for a tag on the wrong text PyYAML raises nearly any exception
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
@@ -69,7 +70,7 @@ def parse_arguments(words: list[str]) -> dict[str, Any]:
 
 
 def show_arguments(arguments: dict[str, Any]) -> list[str]:
-    """What `parse_arguments` reads."""
+    """Arguments as text that `parse_arguments` reads."""
     return [f"{name}={yaml.safe_dump(v, default_flow_style=True).splitlines()[0]}" for name, v in arguments.items()]
 
 
@@ -101,7 +102,7 @@ def parse_size(value: Any) -> int | tuple[int, int] | None:
 
 
 def show_size(size: int | Sequence[int] | None) -> str:
-    """What `parse_size` reads: 64, or 64x48."""
+    """A size as text that `parse_size` reads: 64, or 64x48."""
     return "x".join(map(str, size)) if isinstance(size, Sequence) else str(size)
 
 
@@ -124,26 +125,27 @@ class TrainConfig:
     model: str = "mspcaps_tiny"
     """Name of the network; `mereo models` lists them."""
     data: str = "digits"
-    """Name of the data set (`mereo datasets`), or a folder <folder>/{train,val|test}/<class>/*."""
+    """Name of a data set (listed by `mereo datasets`), or path of images: a folder with {train,val,test}/<class>/*, a
+    zip archive of one, tar shards, Parquet or Arrow files, a .csv of paths and labels, or hf:owner/name."""
     task: str = "classification"
-    """What is predicted: one of `mereo tasks`."""
+    """Kind of prediction that the network is trained for (listed by `mereo tasks`)."""
     data_root: str | None = None
-    """Folder of the data sets; else the environment variable MEREO_DATA, else ./data."""
+    """Folder of the data sets; by default the environment variable MEREO_DATA, then ./data."""
     recipe: str | None = None
-    """A published recipe (`mereo recipes`) to start from."""
+    """Published recipe to start from (listed by `mereo recipes`); by default none."""
     model_args: ModelArguments = field(default_factory=dict)
-    """Further arguments of the network, as name=value."""
+    """Further arguments of the network, as name=value; `mereo models NAME` lists them."""
     img_size: ImageSize = None
-    """Side to which images are brought, or height and width as 64x48; the network's own by default."""
+    """Size that images are resized to: one side, or height x width such as 64x48; by default that of the network."""
     in_chans: int | None = None
-    """Colour channels; the data's own by default."""
+    """Number of colour channels; by default that of the data."""
 
     epochs: int = 20
     """Passes over the training images."""
     batch_size: int = 128
-    """Images of one optimiser step, over all processes and parts."""
+    """Images per optimiser step, summed over processes and accumulated parts."""
     accumulate: int = 1
-    """Parts into which a batch is split, to save memory."""
+    """Number of parts a batch is split into, to save memory; gradients are accumulated."""
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     """Optimiser; sgd has Nesterov momentum 0.9."""
     lr: float = 1e-3
@@ -151,94 +153,99 @@ class TrainConfig:
     weight_decay: float = 1e-4
     """Weight decay."""
     weight_decay_norm: bool = True
-    """Whether normalisations and biases (parameters of one dimension) decay as well; in timm they do not."""
+    """Apply weight decay to normalisations and biases (parameters of one dimension) too; timm does not."""
     layer_decay: float | None = None
-    """Factor of the learning rate from one layer to the one before it, as in fine-tuning of transformers."""
+    """Factor of the learning rate from each layer to the one before it, for fine-tuning; by default all layers share
+    one rate."""
     freeze: tuple[str, ...] = ()
-    """Parts that are not trained, as names of modules or patterns of parameters; their batch norms keep their
-    statistics."""
+    """Modules by name, or parameters by pattern, that are not trained; frozen batch norms keep their statistics. By
+    default none."""
     schedule: Literal["cosine", "exponential", "constant"] = "cosine"
-    """How the rate falls after the warm-up."""
+    """How the learning rate falls after the warm-up."""
     warmup_epochs: float = 1.0
-    """Epochs over which the rate rises linearly to its peak."""
+    """Epochs over which the learning rate rises linearly to its peak."""
     warmup_steps: int | None = None
-    """Steps over which it rises, instead of epochs."""
+    """Length of the warm-up in steps, which overrides --warmup-epochs; by default not used."""
     warmup_start: float = 0.1
-    """Share of the peak at which the warm-up starts."""
+    """Learning rate at the start of the warm-up, as a fraction of the peak."""
     min_lr: float = 1e-6
-    """The rate never falls below this."""
+    """Lower bound of the learning rate."""
     decay_rate: float = 0.97
-    """Factor of the exponential schedule."""
+    """Factor of the exponential schedule, per epoch or per --decay-steps."""
     decay_steps: int | None = None
-    """Exponential: steps in which the rate falls by the factor, smoothly; by default an epoch, at its start. Cosine:
-    steps after the warm-up until the lowest rate; by default all that are left."""
+    """For the exponential schedule, steps in which the rate falls smoothly by the factor; by default it falls at the
+    start of each epoch. For cosine, steps from the warm-up to the lowest rate; by default all remaining steps."""
     clip_norm: float | None = None
-    """Largest norm of the gradient."""
+    """Largest norm of the gradient, beyond which it is clipped; by default no clipping."""
     ema_decay: float | None = None
-    """Keep an exponential moving average of the weights and evaluate and save that."""
+    """Decay of an exponential moving average of the weights, which is then evaluated and saved; by default no
+    average."""
 
     loss: str = "auto"
-    """What is minimised on the outputs. For classification margin, cross_entropy or spread (its margin rises from 0.2
-    to 0.9); auto is margin for capsule networks and cross_entropy for others."""
+    """Training loss. For classification: margin, cross_entropy or spread (with a margin that rises from 0.2 to 0.9);
+    auto chooses margin for capsule networks and cross_entropy for others."""
     label_smoothing: float = 0.0
-    """Share of the target of the cross-entropy that is spread over all classes."""
+    """Label smoothing of the cross-entropy: the fraction of the target spread evenly over all classes."""
     mixup: float = 0.0
-    """Mix pairs of images and their labels, with a share from Beta(mixup, mixup); 0 for none."""
+    """Mix pairs of images and labels with a weight drawn from Beta(mixup, mixup); 0 turns it off."""
     cutmix: float = 0.0
-    """Paste a rectangle of another image, its share from Beta(cutmix, cutmix); with mixup, one of the two each step."""
+    """Paste a rectangle of another image, with an area drawn from Beta(cutmix, cutmix); 0 turns it off. With mixup as
+    well, each step uses one of the two."""
     reconstruction_weight: float = 0.0005
-    """Factor of the summed squared error of the decoder, for networks that have one."""
+    """Weight of the reconstruction loss (summed squared error) for networks with a decoder."""
     augment: tuple[str, ...] = ("auto",)
-    """Augmentation such as rotate=15 crop=4 flip; "auto" suits the data set, "none" is none."""
+    """Augmentation such as rotate=15 crop=4 flip; auto uses that of the data set, none turns it off."""
     sampler: Literal["shuffle", "balanced"] = "shuffle"
-    """Order of an epoch: every image once, or every class equally often."""
+    """Images of an epoch: shuffle takes every image once, balanced takes every class equally often."""
     mean: tuple[float, ...] | None = None
-    """Mean of a channel; the network's own by default."""
+    """Mean of each channel, for normalisation; by default that of the network."""
     std: tuple[float, ...] | None = None
-    """Standard deviation of a channel; the network's own by default."""
+    """Standard deviation of each channel, for normalisation; by default that of the network."""
 
     validation_fraction: float = 0.1
-    """Share of the training images held out to choose the best epoch."""
+    """Fraction of the training images held out to choose the best epoch."""
     paper_protocol: bool = False
-    """Choose the best epoch on the test images, as the papers do, and say so; nothing is held out."""
+    """Choose the best epoch on the test images, as the papers do, and hold out nothing; the results state this."""
     limit: int | None = None
-    """Use at most so many training images, and as large a share of those held out."""
+    """Largest number of training images; held-out images are reduced in proportion. By default all."""
     strict: bool = False
-    """Stop at an image that cannot be read instead of leaving it out."""
+    """Stop at the first unreadable image instead of skipping it."""
     stream: bool | None = None
-    """Decode images while they are used, not before, so that they need not fit in memory; the default for shards."""
+    """Decode images during training instead of before it, so that they need not fit in memory; by default only for tar
+    shards, Parquet and Arrow files and hf: data sets."""
     callbacks: tuple[str, ...] = ()
-    """Registered callbacks that run at the start and the end of each epoch."""
+    """Registered callbacks to run at the start and end of each epoch; by default none."""
 
     seed: int = 0
-    """Every random choice follows from it."""
+    """Seed of every random choice."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps ..."""
+    """Device to run on: auto, cpu, cuda, cuda:1, mps ..."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of the network; sums, softmax and squash stay in float32."""
+    """Arithmetic of the network; sums, softmax and squash always use float32."""
     compile: bool = False
     """Compile the training step with torch.compile."""
     channels_last: bool | None = None
-    """Memory layout of the convolutions; by default what was measured faster for the network on a CPU."""
+    """Use the channels-last memory layout for convolutions; by default the layout measured to be faster for the
+    network."""
     sync_batchnorm: bool = True
-    """Share batch statistics among processes."""
+    """Compute batch norm statistics over all processes instead of each process by itself."""
 
     name: str | None = None
-    """Name of the run folder; <model>-<data> by default, with a number where that exists."""
+    """Name of the run folder; by default <model>-<data>, with a number if that exists."""
     output: str = "runs"
-    """Folder of the run folders."""
+    """Folder that holds the run folders."""
     weights: str | None = None
-    """Start from these weights: a file, the folder of a run, or weights of the package such as mspcaps_tiny.mnist
-    (see `mereo models`). For another number of classes or colours, the parts that depend on it are initialised anew or
-    folded."""
+    """Weights to start from: a weight file, a run folder, or bundled weights such as mspcaps_tiny.mnist (listed
+    by `mereo models`). With another number of classes, layers that depend on it are newly initialised; with another
+    number of channels, the first convolution is adapted. By default random weights."""
     resume: bool = False
-    """Resume the run of that name where it was stopped."""
+    """Resume the run of this name from its last checkpoint."""
     checkpoint_seconds: float = 60.0
-    """State is saved after every epoch, and within one when this much time has passed."""
+    """Save a checkpoint after every epoch, and during an epoch whenever this many seconds have passed."""
     tensorboard: bool = True
-    """Write events for TensorBoard where it is installed."""
+    """Write TensorBoard events if TensorBoard is installed."""
     dry_run: bool = False
-    """Print parameters, FLOPs, memory and the time of an epoch, and stop."""
+    """Print parameters, FLOPs, memory and time per epoch, without training."""
 
     def check(self) -> None:
         """UsageError for the first invalid field."""
@@ -291,11 +298,11 @@ class TrainConfig:
             raise UsageError(f"seed is {self.seed}; it must be between 0 and 2^31 - 1.")
 
     def replace(self, **changes: Any) -> "TrainConfig":
-        """A copy with some fields changed; UsageError for a field that does not exist or a value of another kind."""
+        """A copy with some fields changed; UsageError for an unknown field or a value of the wrong type."""
         return dataclasses.replace(self, **{name: _coerce(name, value) for name, value in changes.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as they stand in YAML."""
+        """The fields as plain values for YAML."""
         plain = dataclasses.asdict(self)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
 
@@ -311,14 +318,14 @@ class TrainConfig:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             images = path.parent if path.name == "config.yaml" and path.parent.is_dir() else None
-            hint = f" A folder of images is named by --data: --data {images}." if images is not None else ""
+            hint = f" To train on a folder of images use --data {images}." if images is not None else ""
             raise UsageError(f"cannot read the configuration {path}: {reason}.{hint}") from error
         try:
             content = read_yaml(text)
         except ValueError as error:
             raise UsageError(f"{path} is not YAML: {error}.") from error
         if not isinstance(content, dict):
-            raise UsageError(f"{path} holds no configuration; it needs lines such as `model: mspcaps_tiny`.")
+            raise UsageError(f"{path} is not a configuration; it needs lines such as `model: mspcaps_tiny`.")
         return cls().replace(**{str(k): v for k, v in content.items()})
 
 
@@ -329,7 +336,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _coerce(name: str, value: Any) -> Any:
-    """A value from YAML as its field wants it: lists become tuples, `1e-4` (text to YAML) a number."""
+    """A value from YAML converted to the type of its field: lists become tuples, `1e-4` (text in YAML) a number."""
     if name not in FIELDS:
         raise unknown("field of the configuration", name, FIELDS)
     if name == "img_size":
@@ -360,5 +367,5 @@ def _coerce(name: str, value: Any) -> Any:
     if isinstance(value, int) and abs(value) >= _LARGEST_NUMBER:
         raise UsageError(f"{name} is too large a number.")
     if not fits:
-        raise UsageError(f"{name} is {value!r}; it must be {base if base in _TYPES else 'one of its names'}.")
+        raise UsageError(f"{name} is {value!r}; it must be {base if base in _TYPES else 'text'}.")
     return float(value) if base == "float" else value
