@@ -13,8 +13,8 @@ from torch import Tensor
 
 import mereo
 from mereo.errors import UsageError
-from mereo.explain import draw_explanation, explain, observe
-from mereo.explain.panels import colour_scale, draw_lengths, shown_classes
+from mereo.explain import draw_explanation, explain, observe, sender_places
+from mereo.explain.panels import colour_scale, draw_scores, shown_classes
 from mereo.models import CapsuleClassifier
 from mereo.pictures import new_figure
 
@@ -40,7 +40,7 @@ def test_explanation(model: CapsuleClassifier, some_images: MakeImages) -> None:
     assert (found.rebuilt is None) == (model.decoder is None)
     if found.rebuilt is not None:
         assert found.rebuilt.shape == images.shape
-    placed = "head.coupling" in model.sender_grids()
+    placed = sender_places(model).get("head.coupling") is not None
     assert (found.contribution_map is not None) == placed
     if found.contribution_map is not None:
         torch.testing.assert_close(found.contribution_map.cells.sum((1, 2)), found.contributions.sum(1))
@@ -122,7 +122,7 @@ def test_the_scale_of_shares_far_above_zero_starts_at_the_smallest() -> None:
 def test_the_two_longest_bars_have_numbers(lengths: list[float], told: list[str]) -> None:
     axes = new_figure(2, 2).subplots()
     values = torch.tensor(lengths)
-    draw_lengths(axes, values, int(values.argmax()), set(), ["a", "b", "c"])
+    draw_scores(axes, values, int(values.argmax()), set(), ["a", "b", "c"])
     assert sorted(text.get_text() for text in axes.texts) == sorted(told)
 
 
@@ -144,7 +144,7 @@ def test_refusals(tmp_path: Path, make: Make, some_images: MakeImages) -> None:
         explain(model, torch.rand(2, 3, 32, 32))
     with pytest.raises(UsageError, match="empty"):
         explain(model, images[:0])
-    with pytest.raises(UsageError, match="capsule classifier"):
+    with pytest.raises(UsageError, match="model is Linear"):
         observe(torch.nn.Linear(2, 2), images)
     with pytest.raises(UsageError, match="num_classes"):
         explain(make("three scales", num_classes=0), images)

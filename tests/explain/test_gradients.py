@@ -75,5 +75,5 @@ def test_refusals(make: Make, some_images: MakeImages) -> None:
         input_gradients(model, images, torch.tensor([0, 10]))
     with pytest.raises(UsageError, match="images"):
         input_gradients(model, images[:, :, 1:])
-    with pytest.raises(UsageError, match="capsule classifier"):
+    with pytest.raises(UsageError, match="model is Linear"):
         integrated_gradients(torch.nn.Linear(2, 2), images)

@@ -5,7 +5,7 @@ import torch
 
 import mereo
 from mereo.export import export_model, lower
-from mereo.export.cost import judge, measure
+from mereo.export.cost import evaluate_scorer, measure
 from mereo.export.images import read_images
 from mereo.export.programs import IntegerWeight, scorer
 from mereo.inference.evaluate import evaluate
@@ -43,7 +43,7 @@ def test_judging_agrees_with_evaluate(run):
     model = mereo.load(run)
     images = read_images(model, "digits", None, None)
     expected = evaluate(model, images.test)
-    found = judge(scorer(model), images.test, model.pretrained_cfg, 100)
+    found = evaluate_scorer(scorer(model), images.test, model.pretrained_cfg, 100)
     assert (found.count, found.accuracy) == (359, expected.accuracy)
 
 

@@ -8,7 +8,7 @@ from mereo.data import ImageSet, OverlaidPairs
 from mereo.errors import MereoError, UsageError
 from mereo.inference.answers import check_one_label, collect_answers
 from mereo.inference.evaluate import Scores, evaluate, normalise
-from mereo.inference.mode import judged
+from mereo.inference.mode import evaluating
 from mereo.tasks.classification import accuracy_figures
 
 
@@ -32,12 +32,12 @@ def test_answers_do_not_depend_on_the_batch(model, split, batch_size):
     cfg = model.pretrained_cfg
     with torch.no_grad():
         expected = model.eval()(normalise(images, cfg["mean"], cfg["std"]))
-    torch.testing.assert_close(answers.lengths, expected)
+    torch.testing.assert_close(answers.scores, expected)
     assert answers.accuracy == evaluate(model, split).accuracy
     assert answers.labels.tolist() == split.labels.tolist()
 
 
-def test_a_judged_model_is_as_before(model, split):
+def test_an_evaluated_model_is_as_before(model, split):
     model.train()
     model.head.eval()
     frozen = next(model.parameters())
@@ -46,7 +46,7 @@ def test_a_judged_model_is_as_before(model, split):
     collect_answers(model, split)
     assert [m.training for m in model.modules()] == modes and not model.head.training
     assert [p.requires_grad for p in model.parameters()].count(False) == 1 and not frozen.requires_grad
-    with pytest.raises(RuntimeError, match="inside"), judged(model):
+    with pytest.raises(RuntimeError, match="inside"), evaluating(model):
         assert not any(m.training for m in model.modules())
         assert not any(p.requires_grad for p in model.parameters())
         raise RuntimeError("inside")
@@ -67,7 +67,7 @@ def test_an_image_of_several_objects_is_right_when_all_are_found(split):
     pairs = OverlaidPairs(split)
     answers = collect_answers(model, pairs)
     assert answers.labels.shape == (7, 2)
-    for lengths, labels, right in zip(*map(torch.Tensor.tolist, (*answers, answers.right)), strict=True):
+    for lengths, labels, right in zip(*map(torch.Tensor.tolist, (answers.scores, answers.labels, answers.correct)), strict=True):
         longest = sorted(range(3), key=lambda c: -lengths[c])[:2]
         assert right == (set(longest) == set(labels))
     assert answers.accuracy == evaluate(model, pairs).accuracy
@@ -77,7 +77,7 @@ def test_an_image_of_several_objects_is_right_when_all_are_found(split):
 
 def test_no_image_is_no_accuracy(model, split):
     answers = collect_answers(model, split.subset(torch.arange(0)))
-    assert answers.lengths.shape == (0, 3) and answers.accuracy == 0
+    assert answers.scores.shape == (0, 3) and answers.accuracy == 0
 
 
 def test_the_interval_of_scores_is_wilsons():

@@ -18,7 +18,7 @@ def test_confidences():
     longest = calibration.confidences(torch.eye(10)[:1], "softmax")
     assert float(longest[0, 0]) == pytest.approx(math.e / (math.e + 9))
     for bad in (torch.tensor([[-0.1, 0.2]]), torch.tensor([[math.nan, 0.2]])):
-        with pytest.raises(UsageError, match="lengths"):
+        with pytest.raises(UsageError, match="scores"):
             calibration.confidences(bad)
     with pytest.raises(UsageError, match="normalised"):
         calibration.confidences(lengths, "sum")

@@ -96,9 +96,9 @@ def test_curves_start_at_the_clean_accuracy(digits_like):
     clean = collect_answers(model, digits_like)
     black = Corruption("black", "share", (0, 1), 1, lambda images, severity, draws: images * (1 - severity))
     points = corruption_curve(black, model, digits_like, clean, batch_size=7)
-    assert points[0].right == int(clean.right.sum()) and points[0].total == 40
+    assert points[0].correct == int(clean.correct.sum()) and points[0].total == 40
     # All images are alike in the dark, and ten are of each class.
-    assert points[1].right == 10
+    assert points[1].correct == 10
     twice = [corruption_curve("noise", model, digits_like, clean, batch_size=b, seed=2) for b in (3, 40)]
     assert twice[0] == twice[1]
     assert points[0].to_dict().keys() == {"amount", "images", "accuracy", "accuracy_low", "accuracy_high"}

@@ -89,7 +89,7 @@ def test_everything_about_two_networks(call_and_draw, monkeypatch):
     assert "transfer from second" in names and names[-1] == "accuracy over epsilon"
     assert [m["amount"] for m in model["equivariance"]["shift"]][0] == -20
     drawn = pictures("evaluation")
-    for name in ("confusion", "calibration", "lengths", "equivariance"):
+    for name in ("confusion", "calibration", "scores", "equivariance"):
         assert drawn[f"first/{name}.png"][0] > 400 and drawn[f"second/{name}.png"][1] > 10
     assert drawn["attacks.png"][0] > 600 and drawn["corruptions.png"][0] > 600
     text = Path("evaluation/report.md").read_text()

@@ -22,7 +22,7 @@ def test_the_figures_are_those_of_a_loop_over_the_images():
     model = object_metrics(answers, ("a", "b", "c", "d"))
     both = either = objects = 0
     there, said, hit = [0] * 4, [0] * 4, [0] * 4
-    for lengths, pair in zip(answers.lengths.tolist(), labels.tolist(), strict=True):
+    for lengths, pair in zip(answers.scores.tolist(), labels.tolist(), strict=True):
         longest = sorted(range(4), key=lambda c: -lengths[c])[:2]
         found = [c for c in pair if c in longest]
         both, either, objects = both + (len(found) == 2), either + (len(found) > 0), objects + len(found)

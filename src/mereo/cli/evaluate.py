@@ -96,12 +96,12 @@ def _summary(document: dict[str, object], folder: Path) -> None:
 
     from mereo.measure.report import attacked, curve_rows, overview, suspicious
 
-    models, plan = cast("dict[str, Any]", document["models"]), cast("dict[str, Any]", document["plan"])
+    models = cast("dict[str, Any]", document["models"])
     count = next(iter(models.values()))["count"]
     print_table(*overview(models), title=f"{document['data']}, {count:,} {document['split']} images")
     for kind, names in (
         ("corruptions", next(iter(models.values())).get("corruptions", ())),
-        ("attacks", plan["attacks"]),
+        ("attacks", next(iter(models.values())).get("attacks", ())),
     ):
         if kind == "attacks" and names and (some := attacked(models)) < count:
             say(f"\nattacked: {some:,} of the {count:,} images (--attack-limit)")
@@ -109,6 +109,8 @@ def _summary(document: dict[str, object], folder: Path) -> None:
             say()
             print_table(*curve_rows(models, kind, name))
     for name, model in models.items():
+        for part, why in model.get("not_measured", {}).items():
+            say(f"\nnot measured, {name}: {part}, because {why}")
         if "masking" in model:
             flagged = suspicious(model)
             result = f"suspicious: {', '.join(flagged)}" if flagged else "nothing suspicious"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mereo.models import CapsuleClassifier
+    from mereo.models import VisionModel
 
 BATCH = 12
 """Images worked on at once: as many as stand on one picture."""
@@ -53,7 +53,7 @@ def single_kind(options: ExplainOptions) -> str | None:
     return kind
 
 
-def wanted_kinds(options: ExplainOptions, model: "CapsuleClassifier") -> list[str]:
+def wanted_kinds(options: ExplainOptions, model: "VisionModel") -> list[str]:
     """The kinds to write; one that the model cannot give is left out with a word, unless it was asked for."""
     from mereo.explain.folder import KINDS, why_not
 
@@ -68,7 +68,7 @@ def wanted_kinds(options: ExplainOptions, model: "CapsuleClassifier") -> list[st
 
 
 def read_batches(
-    paths: list[Path], model: "CapsuleClassifier", strict: bool, done: "Callable[[int], None]"
+    paths: list[Path], model: "VisionModel", strict: bool, done: "Callable[[int], None]"
 ) -> Iterator[tuple[list[str], "Tensor"]]:
     """Names and images, a batch at a time; files that are no images are named and left out."""
     from mereo.inference.predict import read_images

@@ -16,10 +16,10 @@ from mereo.runtime.text import megabytes
 if TYPE_CHECKING:
     from mereo.export.cost import Cost
     from mereo.export.forms import Exported
-    from mereo.models import CapsuleClassifier
+    from mereo.models import VisionModel
 
 
-def _open(weights: Path | None) -> tuple["CapsuleClassifier", Path]:
+def _open(weights: Path | None) -> tuple["VisionModel", Path]:
     """The network of a weight file, of a run folder, or of a folder that this command wrote."""
     if weights is not None and (weights / "config.json").is_file():
         from mereo.export import from_pretrained

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from mereo.errors import UsageError
 
 if TYPE_CHECKING:
-    from mereo.models import CapsuleClassifier
+    from mereo.models import VisionModel
 
 READY = "mspcaps_tiny.mnist"
 """The network of the package that answers where nothing was trained yet."""
@@ -20,7 +20,7 @@ def newest_run(output: Path = Path("runs")) -> Path:
     return runs[-1].parent.parent
 
 
-def load_weights(weights: Path | None, device: str, *, ready: bool = False) -> tuple["CapsuleClassifier", Path]:
+def load_weights(weights: Path | None, device: str, *, ready: bool = False) -> tuple["VisionModel", Path]:
     """A trained network and where it is from.
 
     Args:

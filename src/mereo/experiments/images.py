@@ -6,11 +6,11 @@ from mereo.data import Batch, load_split
 from mereo.data.split import stratified
 from mereo.errors import UsageError
 from mereo.inference.evaluate import normalise
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 
 
 def take_test_images(
-    model: CapsuleClassifier, data: str, data_root: str | None, count: int | None, device: torch.device
+    model: VisionModel, data: str, data_root: str | None, count: int | None, device: torch.device
 ) -> Batch:
     """At most `count` images of the test split, every class in its share, normalised and on the device."""
     test = load_split(

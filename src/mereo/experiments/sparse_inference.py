@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mereo.core import lengths
 from mereo.data import Batch
+from mereo.errors import UsageError
 from mereo.experiments.images import take_test_images
 from mereo.experiments.settings import Settings
 from mereo.experiments.sparse_pictures import draw_activity, draw_energy
@@ -63,7 +64,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Two pictures and two tables on some test images."""
     device = choose_device(settings.device or "auto")
     folders = _networks(settings)
-    routed, unrouted = (load(folders[name].last, device) for name in ("routed", "unrouted"))
+    routed, unrouted = (_load(folders[name].last, device) for name in ("routed", "unrouted"))
     own = folders["unrouted"].path.is_relative_to(settings.folder)
     count = settings.images or (IMAGES if own or device.type != "cpu" else FEW)
     batch = take_test_images(unrouted, str(settings.data), settings.data_root, count, device)
@@ -90,6 +91,13 @@ def run(settings: Settings) -> dict[str, Any]:
         "notes": NOTES,
         "pictures": list(PICTURES),
     }
+
+
+def _load(path: Path, device: torch.device) -> CapsuleClassifier:
+    model = load(path, device)
+    if not isinstance(model, CapsuleClassifier):
+        raise UsageError(f"{path} holds a {type(model).__name__}; give the run of a capsule network.")
+    return model
 
 
 def _networks(settings: Settings) -> dict[str, RunFolder]:

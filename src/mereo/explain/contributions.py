@@ -46,7 +46,7 @@ def vote_contributions(observation: Observation, classes: Tensor | None = None) 
 
     Shapes: -> (batch, senders), or None when the class routing is of a kind whose votes are not known here.
     """
-    chosen = chosen_classes(observation.capsules.activation, classes)
+    chosen = chosen_classes(observation.scores, classes)
     exchange = observation.exchanges.get(observation.class_coupling)
     if exchange is None:
         return None

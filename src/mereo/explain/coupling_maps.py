@@ -18,11 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mereo.core import Coupling
+from mereo.core import Coupling, Grid
 from mereo.core.coupling import Axis
 from mereo.explain.observation import Observation, chosen_classes
 from mereo.explain.places import on_grid, spread
-from mereo.models.base import SenderGrid
 from mereo.routing import CrossAgreementRouting
 
 
@@ -44,7 +43,7 @@ class CouplingMap:
     receiver: Tensor
     cells: Tensor
     heat: Tensor
-    grid: SenderGrid
+    grid: Grid
     num_receivers: int
     over: Axis
 
@@ -74,8 +73,8 @@ def coupling_maps(observation: Observation, classes: Tensor | None = None) -> di
         observation: what the model did, from `observe`.
         classes: which class to explain for each image, (batch,); the predicted one when None.
     """
-    chosen = chosen_classes(observation.capsules.activation, classes)
-    grids, (_, height, width) = observation.model.sender_grids(), observation.model.image_shape
+    chosen = chosen_classes(observation.scores, classes)
+    grids, (_, height, width) = observation.grids, observation.model.image_shape
     maps = {}
     for name in observation.trace:
         if name not in grids or observation.class_coupling not in observation.trace:

@@ -1,16 +1,18 @@
-"""An explanation as data: lengths, maps of couplings, contributions of votes, and the reconstruction."""
+"""An explanation as data: scores, maps of couplings, contributions of votes, occlusion, and the reconstruction."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mereo.core import Grid
 from mereo.explain.contributions import vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps
 from mereo.explain.observation import chosen_classes, observe
+from mereo.explain.occlusion import occlusion
 from mereo.explain.places import on_grid, spread
-from mereo.models import CapsuleClassifier
-from mereo.models.base import SenderGrid
+from mereo.explain.wording import kind_of
+from mereo.models import CapsuleClassifier, VisionModel
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,22 @@ class ContributionMap:
 
     cells: Tensor
     heat: Tensor
-    grid: SenderGrid
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class OcclusionMap:
+    """How much the score of a class falls when a square of the image is hidden, see `occlusion`.
+
+    Attributes:
+        cells: the fall for each square, (batch, rows, columns).
+        heat: the same over the image, (batch, height, width).
+        grid: where the squares are.
+    """
+
+    cells: Tensor
+    heat: Tensor
+    grid: Grid
 
 
 @dataclass(frozen=True)
@@ -33,33 +50,42 @@ class Explanation:
     """Why a network predicts what it predicts for a batch of images.
 
     Attributes:
-        lengths: of the class capsules, (batch, classes).
-        predicted: the longest, int64 (batch,).
+        scores: of the classes, (batch, classes): the lengths of the class capsules, or logits, see `kind`.
+        kind: of the scores, see `VisionModel.score_kind`; "outputs" where the task is not to choose a class.
+        predicted: the class of the highest score, int64 (batch,).
         explained: the class that maps and contributions are about, int64 (batch,).
         maps: of the couplings, by their names; empty when no sender has a place on the image.
         contributions: of every sender of the class routing to the length of the class capsule before the squash,
             (batch, senders); None for a routing whose votes are not known.
         contribution_map: the same over the image; None when the senders have no place.
+        occlusion_map: what hiding a place costs; None for a capsule classifier, whose couplings show more.
         rebuilt: the reconstruction from the explained class capsule, (batch, channels, height, width); None without
             a decoder.
         trace_shapes: (batch, heads, receivers, senders) of the couplings, by name.
     """
 
-    lengths: Tensor
+    scores: Tensor
+    kind: str
     predicted: Tensor
     explained: Tensor
     maps: dict[str, CouplingMap]
     contributions: Tensor | None
     contribution_map: ContributionMap | None
+    occlusion_map: OcclusionMap | None
     rebuilt: Tensor | None
     trace_shapes: dict[str, tuple[int, ...]]
 
+    @property
+    def lengths(self) -> Tensor:
+        """The scores, under their name for capsule classifiers."""
+        return self.scores
 
-def explain(model: CapsuleClassifier, images: Tensor, *, classes: Tensor | None = None) -> Explanation:
+
+def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None) -> Explanation:
     """Explain the predictions of a network for some images.
 
     Args:
-        model: any capsule classifier; it runs once, in evaluation mode.
+        model: any classifier; it runs in evaluation mode.
         images: in [0, 1], not normalised.
         classes: which class to explain for each image, int64 (batch,); the predicted one when None.
 
@@ -70,25 +96,31 @@ def explain(model: CapsuleClassifier, images: Tensor, *, classes: Tensor | None 
     explanation.contributions.sum(1)             # the class capsules' lengths before the squash
     """
     observation = observe(model, images)
-    chosen = chosen_classes(observation.capsules.activation, classes)
+    chosen = chosen_classes(observation.scores, classes)
     contributions = vote_contributions(observation, chosen)
-    grid = observation.model.sender_grids().get(observation.class_coupling)
+    grid = observation.grids.get(observation.class_coupling)
     placed = None
     if contributions is not None and grid is not None:
         cells = on_grid(contributions, grid, average=False)
         placed = ContributionMap(cells, spread(cells, grid, *observation.model.image_shape[1:]), grid)
     rebuilt = None
-    if observation.model.decoder is not None:
+    network = observation.model
+    if isinstance(network, CapsuleClassifier) and network.decoder is not None and observation.capsules is not None:
         with torch.no_grad():
-            rebuilt = observation.model.reconstruct(observation.capsules, chosen)
-    lengths = observation.capsules.activation
+            rebuilt = network.reconstruct(observation.capsules, chosen)
+    hidden = None
+    if observation.capsules is None:
+        drops, squares = occlusion(network, images, chosen)
+        hidden = OcclusionMap(drops, spread(drops, squares, *images.shape[-2:]), squares)
     return Explanation(
-        lengths=lengths,
-        predicted=lengths.argmax(1),
+        scores=observation.scores,
+        kind=kind_of(network),
+        predicted=observation.scores.argmax(1),
         explained=chosen,
         maps=coupling_maps(observation, chosen),
         contributions=contributions,
         contribution_map=placed,
+        occlusion_map=hidden,
         rebuilt=rebuilt,
         trace_shapes={name: tuple(c.shape) for name, c in observation.trace.items()},
     )

@@ -11,15 +11,19 @@ from torch import Tensor
 from mereo.errors import UsageError, check_choice
 from mereo.explain.gradient_pictures import draw_gradients
 from mereo.explain.observation import Observation, observe
+from mereo.explain.occlusion import occlusion
 from mereo.explain.panels import short
 from mereo.explain.pictures import MOST_ROWS, draw_explanation
+from mereo.explain.places import spread
 from mereo.explain.pose_sweeps import pose_sweeps, why_no_sweep
 from mereo.explain.sweep_pictures import draw_pose_sweep
 from mereo.explain.trees.growth import parse_trees, why_no_tree
-from mereo.explain.trees.page import AddCase, explanation_page
+from mereo.explain.trees.page import AddCase, Hidden, explanation_page
 from mereo.explain.trees.pictures import draw_parse_tree
+from mereo.explain.trees.tree import ParseTree
+from mereo.explain.wording import bars_of, kind_of
 from mereo.inference.predict import class_names
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 
 KINDS = ("picture", "gradients", "page", "trees", "sweeps")
 Batches = Iterable[tuple[Sequence[str], Tensor]]
@@ -28,10 +32,9 @@ LONGEST = 120
 """Bytes that the file of an image keeps of the image's own name."""
 
 
-def why_not(model: CapsuleClassifier) -> dict[str, str]:
+def why_not(model: VisionModel) -> dict[str, str]:
     """The kinds of explanation that a model cannot give, each with the reason."""
-    tree, sweep = why_no_tree(model), why_no_sweep(model)
-    reasons = {"page": tree, "trees": tree, "sweeps": sweep}
+    reasons = {"trees": why_no_tree(model), "sweeps": why_no_sweep(model)}
     return {kind: reason for kind, reason in reasons.items() if reason is not None}
 
 
@@ -56,11 +59,13 @@ def index_files(folder: Path, kinds: Sequence[str], batches: int) -> list[Path]:
     return [*pictures, *([folder / "trees.html"] if "page" in kinds else [])]
 
 
-def write_page(model: CapsuleClassifier, batches: Batches, path: str | Path, *, keep: int = 4) -> Path:
+def write_page(model: VisionModel, batches: Batches, path: str | Path, *, keep: int = 4) -> Path:
     """Write the parse trees of images as one HTML page that needs no other file.
 
+    For a network without routing to its classes the page says so, and shows what hiding each place costs.
+
     Args:
-        model: any capsule classifier.
+        model: any classifier.
         batches: names of images and the images themselves, in [0, 1], not normalised.
         path: of the file.
         keep: votes shown for each capsule.
@@ -68,13 +73,42 @@ def write_page(model: CapsuleClassifier, batches: Batches, path: str | Path, *, 
     with explanation_page(path, _heading(model)) as add:
         for names, images in batches:
             observation = observe(model, images)
-            for n, tree in enumerate(parse_trees(observation, keep=keep)):
-                add(names[n], images[n], tree, observation.capsules.activation[n], class_names(observation.model))
+            _add_cases(add, observation, images, names, _trees(observation, keep))
     return Path(path)
 
 
+def _trees(observation: Observation, keep: int) -> list[ParseTree]:
+    """The parse trees of a batch; none for a network without them."""
+    return [] if why_no_tree(observation.model) else parse_trees(observation, keep=keep)
+
+
+def _add_cases(
+    add: AddCase, observation: Observation, images: Tensor, names: Sequence[str], trees: Sequence[ParseTree]
+) -> None:
+    """Add a batch to a page: its parse trees, or where there are none what hiding each place costs."""
+    model, classes = observation.model, class_names(observation.model)
+    kind = kind_of(model)
+    bars = bars_of(observation.scores, kind)
+    if kind == "outputs":
+        bars = bars / bars.abs().amax(1, keepdim=True).clamp(min=1e-12)
+    if trees:
+        for n, tree in enumerate(trees):
+            add(names[n], images[n], tree, bars[n], classes)
+        return
+    drops, grid = occlusion(model, images)
+    heat = spread(drops, grid, *images.shape[-2:])
+    for n, chosen in enumerate(observation.scores.argmax(1).tolist()):
+        add(
+            names[n],
+            images[n],
+            Hidden(chosen, heat[n], f"{why_no_tree(model)}, so there is no parse tree"),
+            bars[n],
+            classes,
+        )
+
+
 def write_explanations(
-    model: CapsuleClassifier,
+    model: VisionModel,
     batches: Batches,
     folder: str | Path,
     *,
@@ -85,11 +119,11 @@ def write_explanations(
 
     explanation.png, explanation-2.png, ...     lengths, couplings and votes, a picture a batch
     gradients.png, gradients-2.png, ...         input gradients, a picture a batch
-    trees.html                                  the parse trees of all images
+    trees.html                                  the parse trees of all images, where there are any
     trees/, sweeps/                             parse trees and pose sweeps, a picture an image
 
     Args:
-        model: any capsule classifier.
+        model: any classifier.
         batches: names of images and the images themselves, in [0, 1], not normalised, at most 12 at a time.
         folder: to write into.
         kinds: what to write: "picture", "gradients", "page", "trees", "sweeps".
@@ -132,12 +166,12 @@ def _write_each(
     written: dict[str, list[Path]],
 ) -> None:
     """The files of a single image."""
-    lengths, classes = observation.capsules.activation, class_names(observation.model)
-    trees = parse_trees(observation, keep=keep) if {"trees", "page"} & set(written) else []
-    for n, tree in enumerate(trees):
-        if add is not None:
-            add(names[n], images[n], tree, lengths[n], classes)
-        if "trees" in written:
+    scores, classes = observation.scores, class_names(observation.model)
+    trees = _trees(observation, keep) if {"trees", "page"} & set(written) else []
+    if add is not None:
+        _add_cases(add, observation, images, names, trees)
+    if "trees" in written:
+        for n, tree in enumerate(trees):
             path = folder / "trees" / f"{files[n]}.png"
             written["trees"].append(draw_parse_tree(tree, images[n], path, title=names[n]))
     if "sweeps" in written:
@@ -146,11 +180,11 @@ def _write_each(
             moved = int(sweep.explained[n])
             path = draw_pose_sweep(
                 sweep.images[n], sweep.offsets, images[n], folder / "sweeps" / f"{files[n]}.png", title=name,
-                note=f"capsule of {short(classes[moved])},\nlength {float(lengths[n, moved]):.2f}",
+                note=f"capsule of {short(classes[moved])},\nlength {float(scores[n, moved]):.2f}",
             )  # fmt: skip
             written["sweeps"].append(path)
 
 
-def _heading(model: CapsuleClassifier) -> str:
+def _heading(model: VisionModel) -> str:
     model = getattr(model, "_orig_mod", model)
     return f"What {getattr(model, 'config', {}).get('model', type(model).__name__)} saw"

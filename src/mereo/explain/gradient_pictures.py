@@ -1,4 +1,4 @@
-"""A picture of input gradients: image, lengths, the gradient of the class's length, and integrated gradients."""
+"""A picture of input gradients: image, scores, the gradient of the class's score, and integrated gradients."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.explain.explanation import explain
 from mereo.explain.gradients import input_gradients, integrated_gradients
 from mereo.explain.layout import make_sheet
-from mereo.explain.panels import VOTES, draw_image, draw_lengths, draw_title, short
+from mereo.explain.observation import chosen_classes, observe
+from mereo.explain.panels import VOTES, draw_image, draw_scores, draw_title, short
 from mereo.explain.pictures import MOST_ROWS, check_titles
+from mereo.explain.wording import WORDINGS, bars_of, kind_of
 from mereo.inference.predict import class_names
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 from mereo.pictures import save_figure
 
 BRIGHTEST = 0.995
@@ -21,7 +22,7 @@ BRIGHTEST = 0.995
 
 
 def draw_gradients(
-    model: CapsuleClassifier,
+    model: VisionModel,
     images: Tensor,
     path: str | Path,
     *,
@@ -30,11 +31,11 @@ def draw_gradients(
 ) -> Path:
     """Draw which pixels a class depends on, one image a row, as PNG.
 
-    Columns: the image; the lengths of the class capsules; the gradient of the explained length with respect to the
-    image; the same integrated from a black image on. Colours are sums over the channels.
+    Columns: the image; the scores of the classes; the gradient of the explained score with respect to the image; the
+    same integrated from a black image on. Colours are sums over the channels.
 
     Args:
-        model: any capsule classifier.
+        model: any classifier.
         images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the caption says so.
         path: of the file.
         titles: a line above each image.
@@ -45,17 +46,18 @@ def draw_gradients(
     total = len(images)
     check_titles(titles, total)
     images = images[:MOST_ROWS]
-    explanation = explain(model, images, classes=None if classes is None else classes[:MOST_ROWS])
-    plain, integrated = (f(model, images, explanation.explained) for f in (input_gradients, integrated_gradients))
-    model = getattr(model, "_orig_mod", model)
-    names = list(class_names(model))
-    black = explain(model, torch.zeros_like(images[:1])).lengths[0]
-    rows = torch.arange(len(images), device=explanation.lengths.device)
-    risen = explanation.lengths[rows, explanation.explained] - black[explanation.explained]
+    observation = observe(model, images)
+    scores, model = observation.scores, observation.model
+    explained = chosen_classes(scores, None if classes is None else classes[:MOST_ROWS])
+    plain, integrated = (f(model, images, explained) for f in (input_gradients, integrated_gradients))
+    names, kind = list(class_names(model)), kind_of(model)
+    words, bars = WORDINGS[kind], bars_of(scores, kind)
+    black = observe(model, torch.zeros_like(images[:1])).scores[0]
+    risen = scores.gather(1, explained[:, None]).squeeze(1) - black[explained]
     caption = [
-        "Orange bar: the class explained. Red: a brighter pixel makes its capsule longer; blue: shorter.",
+        f"Orange bar: the class explained. Red: a brighter pixel {words.raises}; blue: {words.lowers}.",
         "Each picture has its own scale, which leaves the strongest pixels beyond its end.",
-        "Integrated gradients sum to the length less that of a black image; here to within"
+        f"Integrated gradients sum to the {words.one} less that of a black image; here to within"
         f" {float((integrated.flatten(1).sum(1) - risen).abs().max()):.3f}.",
     ]
     if total > MOST_ROWS:
@@ -66,15 +68,15 @@ def draw_gradients(
         draw_image(row[0], images[i])
         if titles is not None:
             draw_title(row[0], titles[i])
-        draw_lengths(row[1], explanation.lengths[i], int(explanation.explained[i]), set(), names)
+        draw_scores(row[1], bars[i], int(explained[i]), set(), names, bounded=kind != "outputs")
         row[1].tick_params(labelbottom=i == len(sheet.axes) - 1)
         for axes, gradient in zip(row[2:], (plain[i], integrated[i]), strict=True):
             _draw_signed(axes, gradient.sum(0))
     sheet.head(
         [
             ("image", ""),
-            ("class capsules", "their lengths"),
-            ("gradient", "of the length"),
+            words.column,
+            ("gradient", f"of the {words.one}"),
             ("integrated", "from black"),
         ]
     )

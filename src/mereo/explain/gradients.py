@@ -1,4 +1,4 @@
-"""Which pixels a class depends on: gradients of the length of a class capsule with respect to the image.
+"""Which pixels a class depends on: gradients of its score with respect to the image.
 
 These two formulas are not taken from captum, which would be one more dependency for a few lines.
 """
@@ -7,29 +7,29 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
-from mereo.explain.observation import check_lengths, chosen_classes, normalised, ready
-from mereo.inference.mode import judged
-from mereo.models import CapsuleClassifier
+from mereo.explain.observation import check_scores, chosen_classes, normalised, ready
+from mereo.inference.mode import evaluating
+from mereo.models import VisionModel
 
 
-def _gradients(model: CapsuleClassifier, images: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The gradient, and the classes whose lengths it is of."""
-    with judged(model), torch.enable_grad():
+def _gradients(model: VisionModel, images: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The gradient, and the classes whose scores it is of."""
+    with evaluating(model), torch.enable_grad():
         inputs = images.detach().clone().requires_grad_()
-        lengths = model.capsules(normalised(model, inputs)).activation
-        check_lengths(lengths)
-        chosen = chosen_classes(lengths, classes)
-        (gradient,) = torch.autograd.grad(lengths.gather(1, chosen[:, None]).sum(), inputs)
+        scores = model(normalised(model, inputs))
+        check_scores(scores)
+        chosen = chosen_classes(scores, classes)
+        (gradient,) = torch.autograd.grad(scores.gather(1, chosen[:, None]).sum(), inputs)
     return gradient, chosen
 
 
-def input_gradients(model: CapsuleClassifier, images: Tensor, classes: Tensor | None = None) -> Tensor:
-    """The derivative of the length of a class capsule by each pixel.
+def input_gradients(model: VisionModel, images: Tensor, classes: Tensor | None = None) -> Tensor:
+    """The derivative of the score of a class by each pixel; of a capsule classifier, of a length.
 
-    gradient = d |v_class| / d image
+    gradient = d score_class / d image
 
     Args:
-        model: any capsule classifier; it runs in evaluation mode and is left as it was.
+        model: any classifier; it runs in evaluation mode and is left as it was.
         images: in [0, 1], not normalised; the gradient is with respect to these values.
         classes: which class to explain for each image, int64 (batch,); the predicted one when None.
 
@@ -42,12 +42,12 @@ def input_gradients(model: CapsuleClassifier, images: Tensor, classes: Tensor | 
 
 
 def integrated_gradients(
-    model: CapsuleClassifier, images: Tensor, classes: Tensor | None = None, *, steps: int = 32
+    model: VisionModel, images: Tensor, classes: Tensor | None = None, *, steps: int = 32
 ) -> Tensor:
-    """What each pixel adds to the length of a class capsule on the straight path from a black image.
+    """What each pixel adds to the score of a class on the straight path from a black image.
 
     integrated = image / steps * sum_k gradient((k - 1/2) / steps * image),  k = 1 .. steps
-    sum over pixels and channels -> |v_class(image)| - |v_class(black)|  as steps grow
+    sum over pixels and channels -> score_class(image) - score_class(black)  as steps grow
 
     Args:
         model, images, classes: as for `input_gradients`.

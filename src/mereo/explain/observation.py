@@ -1,4 +1,4 @@
-"""One watched pass of a model: what went into each routing, what came out, and the couplings between."""
+"""One watched pass of a model: what went into each module that couples, what came out, and the couplings."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Capsules, Coupling, Trace, record
+from mereo.core import Capsules, Coupling, Grid, Trace, record
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import normalise
-from mereo.models import CapsuleClassifier
+from mereo.models import CapsuleClassifier, VisionModel
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,26 @@ class Observation:
 
     Attributes:
         model: the model, unwrapped.
-        capsules: poses (batch, classes, pose) and lengths (batch, classes).
+        scores: of the classes, (batch, classes).
+        capsules: poses (batch, classes, pose) and activations (batch, classes); None for a network without capsules.
         trace: couplings by module name.
         exchanges: the passes through the modules that hold them, by the coupling's name.
-        class_coupling: name of the coupling that makes the class capsules.
+        class_coupling: name of the coupling that makes the class capsules; empty for a network without capsules.
     """
 
-    model: CapsuleClassifier
-    capsules: Capsules
+    model: VisionModel
+    scores: Tensor
+    capsules: Capsules | None
     trace: Trace
     exchanges: dict[str, Exchange]
     class_coupling: str
+
+    @property
+    def grids(self) -> dict[str, Grid]:
+        """Where the senders of each coupling sit, by its name; couplings whose senders have no place are left out."""
+        couplings = [name for name, kind in self.trace.kinds.items() if kind == "couplings"]
+        places = {name: self.trace.calls(name)[-1].senders for name in couplings}
+        return {name: grid for name, grid in places.items() if grid is not None}
 
     def class_row(self, classes: Tensor) -> Tensor:
         """The couplings of the senders of the class routing with one class an image, mean over heads.
@@ -50,11 +59,13 @@ class Observation:
         return couplings[torch.arange(len(classes), device=classes.device), classes]
 
 
-def ready(model: CapsuleClassifier, images: Tensor) -> tuple[CapsuleClassifier, Tensor]:
-    """The model, unwrapped, and images in [0, 1] on its device and of its type; UsageError for what it cannot take."""
+def ready(model: VisionModel, images: Tensor) -> tuple[VisionModel, Tensor]:
+    """The model, unwrapped, and images in [0, 1] on its device and of its type; UsageError for invalid ones."""
     model = getattr(model, "_orig_mod", model)
-    if not isinstance(model, CapsuleClassifier):
-        raise UsageError(f"model is {type(model).__name__}; it must be a capsule classifier, as create_model makes.")
+    if not isinstance(model, VisionModel):
+        raise UsageError(f"model is {type(model).__name__}; it must be a VisionModel, as create_model makes.")
+    if model.num_classes == 0:
+        raise UsageError("num_classes is 0: there are no scores to explain; call reset_classifier first.")
     model.check_images(images)
     if not len(images):
         raise UsageError("images is an empty batch; give at least one image.")
@@ -62,19 +73,21 @@ def ready(model: CapsuleClassifier, images: Tensor) -> tuple[CapsuleClassifier, 
     return model, images.to(parameter.device, parameter.dtype)
 
 
-def normalised(model: CapsuleClassifier, images: Tensor) -> Tensor:
+def normalised(model: VisionModel, images: Tensor) -> Tensor:
     """Images in [0, 1] as the model was trained to see them; the same where it has no `pretrained_cfg`."""
     cfg = getattr(model, "pretrained_cfg", None)
     return images if cfg is None else normalise(images, cfg["mean"], cfg["std"])
 
 
-def check_lengths(lengths: Tensor) -> None:
-    """MereoError unless all lengths are finite."""
-    if not bool(lengths.isfinite().all()):
-        raise MereoError("the lengths of the class capsules are not finite: the network's weights are bad.")
+def check_scores(scores: Tensor) -> None:
+    """MereoError unless all scores are finite; UsageError unless there is one for each class."""
+    if not isinstance(scores, Tensor) or scores.dim() != 2:
+        raise UsageError("the network does not give one score for each class, (batch, classes), so none is explained.")
+    if not bool(scores.isfinite().all()):
+        raise MereoError("the scores are not finite: the network's weights are damaged.")
 
 
-def observe(model: CapsuleClassifier, images: Tensor) -> Observation:
+def observe(model: VisionModel, images: Tensor) -> Observation:
     """Run the model once on images in [0, 1], in evaluation mode and without gradients, and keep what it did.
 
     The images are normalised as the model's `pretrained_cfg` says (not at all where it has none) and moved to its
@@ -100,25 +113,28 @@ def observe(model: CapsuleClassifier, images: Tensor) -> Observation:
                 if isinstance(module, Coupling):
                     owner = model.get_submodule(name.rpartition(".")[0])
                     stack.callback(owner.register_forward_hook(keep(name)).remove)
-            capsules = model.capsules(normalised(model, inputs))
+            prepared = normalised(model, inputs)
+            capsules = model.capsules(prepared) if isinstance(model, CapsuleClassifier) else None
+            scores = model(prepared) if capsules is None else capsules.activation
     finally:
         model.train(was_training)
-    check_lengths(capsules.activation)
-    return Observation(model, capsules, trace, exchanges, f"{model.classifier}.coupling")
+    check_scores(scores)
+    class_coupling = "" if capsules is None else f"{model.classifier}.coupling"
+    return Observation(model, scores, capsules, trace, exchanges, class_coupling)
 
 
-def chosen_classes(lengths: Tensor, classes: Tensor | None) -> Tensor:
-    """The class to explain for each image: the one asked for, else that of the longest capsule.
+def chosen_classes(scores: Tensor, classes: Tensor | None) -> Tensor:
+    """The class to explain for each image: the one asked for, else that of the highest score.
 
-    Shapes: lengths (batch, classes) -> int64 (batch,).
+    Shapes: scores (batch, classes) -> int64 (batch,).
     """
     if classes is None:
-        return lengths.argmax(1)
-    chosen = torch.as_tensor(classes, device=lengths.device)
-    if chosen.shape != lengths.shape[:1] or chosen.dtype != torch.int64:
+        return scores.argmax(1)
+    chosen = torch.as_tensor(classes, device=scores.device)
+    if chosen.shape != scores.shape[:1] or chosen.dtype != torch.int64:
         raise UsageError(
-            f"classes is {chosen.dtype} of shape {tuple(chosen.shape)}; it must be int64 of shape ({len(lengths)},)."
+            f"classes is {chosen.dtype} of shape {tuple(chosen.shape)}; it must be int64 of shape ({len(scores)},)."
         )
-    if not 0 <= int(chosen.min()) <= int(chosen.max()) < lengths.shape[1]:
-        raise UsageError(f"classes has values outside 0 .. {lengths.shape[1] - 1}.")
+    if not 0 <= int(chosen.min()) <= int(chosen.max()) < scores.shape[1]:
+        raise UsageError(f"classes has values outside 0 .. {scores.shape[1] - 1}.")
     return chosen

@@ -1,4 +1,4 @@
-"""The panels of an explanation: an image, bars of lengths, and a map laid over an image."""
+"""The panels of an explanation: an image, bars of scores, and a map laid over an image."""
 
 from math import ceil
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.models.base import SenderGrid
+from mereo.core import Grid
 from mereo.pictures import displayable
 
 INK, FAINT = "#24292f", "#6e7781"
@@ -44,28 +44,36 @@ def draw_title(axes: Any, title: str) -> None:
     axes.set_title(printable(short(title, LONGEST_TITLE)), fontsize=7.5, color=INK, pad=3, parse_math=False)
 
 
-def shown_classes(lengths: Tensor, wanted: set[int]) -> list[int]:
-    """The classes to draw bars of: all in order, or the longest of many, those wanted always among them."""
-    if len(lengths) <= MOST_BARS:
-        return list(range(len(lengths)))
-    longest = [c for c in lengths.argsort(descending=True).tolist() if c not in wanted]
+def shown_classes(scores: Tensor, wanted: set[int]) -> list[int]:
+    """The classes to draw bars of: all in order, or the highest of many, those wanted always among them."""
+    if len(scores) <= MOST_BARS:
+        return list(range(len(scores)))
+    longest = [c for c in scores.argsort(descending=True).tolist() if c not in wanted]
     kept = [*wanted, *longest[: max(MOST_BARS - len(wanted), 0)]]
-    return sorted(kept, key=lambda c: -float(lengths[c]))
+    return sorted(kept, key=lambda c: -float(scores[c]))
 
 
-def draw_lengths(axes: Any, lengths: Tensor, explained: int, true: set[int], names: list[str]) -> None:
-    """Bars of the lengths (classes,): the explained class in orange, a true class with its name in green.
+def draw_scores(
+    axes: Any, scores: Tensor, explained: int, true: set[int], names: list[str], *, bounded: bool = True
+) -> None:
+    """Bars of scores (classes,), `bounded` by 0 and 1 or of any range.
 
-    The explained class and the longest of the others carry their numbers.
+    The explained class is orange, a true class has its name in green. The explained class and the highest of the others
+    carry their numbers.
     """
-    shown = shown_classes(lengths, {explained, *true})
-    values = [float(lengths[c]) for c in shown]
+    shown = shown_classes(scores, {explained, *true})
+    values = [float(scores[c]) for c in shown]
     colours = [PREDICTED if c == explained else TRUE if c in true else OTHER for c in shown]
     axes.barh(range(len(shown)), values, color=colours, height=0.72)
     axes.set_yticks(range(len(shown)), [printable(short(names[c])) for c in shown])
     axes.set_ylim(max(len(shown), 4) - 0.5, -0.5)
-    axes.set_xlim(0, 1)
-    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+    low, top = (0.0, 1.0) if bounded else (min(0.0, *values), max(0.0, *values))
+    if bounded or low == top:
+        axes.set_xlim(0, 1)
+        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+    else:
+        axes.set_xlim(low, top)
+        axes.locator_params(axis="x", nbins=3)
     axes.grid(axis="x", color="#e9ecef", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, labelsize=6.5, pad=2, colors=FAINT)
@@ -80,9 +88,10 @@ def draw_lengths(axes: Any, lengths: Tensor, explained: int, true: set[int], nam
     rival = max(others, key=lambda other: values[other], default=place)
     for numbered in {place, rival}:
         value, own = values[numbered], numbered == place
-        inside = value > 0.7
+        span = (top - low) or 1.0
+        inside = value > low + 0.7 * span
         axes.text(
-            value + (-0.02 if inside else 0.02), numbered, f"{value:.2f}", va="center_baseline", fontsize=6.5,
+            value + span * (-0.02 if inside else 0.02), numbered, f"{value:.2f}", va="center_baseline", fontsize=6.5,
             ha="right" if inside else "left", fontweight="bold" if own else "normal",
             color=INK if not own else "white" if inside else PREDICTED,
         )  # fmt: skip
@@ -103,7 +112,7 @@ def colour_scale(values: Tensor, *, signed: bool) -> Any:
     return ScalarMappable(Normalize(start, top), colours)
 
 
-def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: SenderGrid, scale: Any, numbers: str) -> None:
+def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: Grid, scale: Any, numbers: str) -> None:
     """A map laid over the image: white leaves the image grey, colour tints it; few cells carry their numbers.
 
     Args:

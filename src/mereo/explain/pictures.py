@@ -1,4 +1,4 @@
-"""A picture of an explanation: image, lengths, couplings, and which parts voted for the class."""
+"""A picture of an explanation: image, scores, couplings, and which parts voted for the class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +7,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mereo.core import Grid
 from mereo.errors import UsageError
 from mereo.explain.explanation import Explanation, explain
 from mereo.explain.layout import make_sheet
-from mereo.explain.panels import colour_scale, draw_image, draw_lengths, draw_map, draw_title, short
-from mereo.models import CapsuleClassifier
-from mereo.models.base import SenderGrid
+from mereo.explain.panels import colour_scale, draw_image, draw_map, draw_scores, draw_title, short
+from mereo.explain.wording import WORDINGS, Wording, bars_of
+from mereo.inference.predict import class_names
+from mereo.models import VisionModel
 from mereo.pictures import save_figure
 
 MOST_ROWS = 12
-FIRST, LAST, VOTES = "first routing", "last routing", "votes"
+FIRST, LAST, VOTES, HIDDEN = "first routing", "last routing", "votes", "occlusion"
 SHARE, HEARD = "share of a part's vote", "share of all messages"
 
 
@@ -29,7 +31,7 @@ class _MapColumn:
     label: str
     heat: Tensor
     cells: Tensor
-    grid: SenderGrid
+    grid: Grid
     signed: bool = False
 
 
@@ -48,6 +50,10 @@ def _map_columns(explanation: Explanation) -> list[_MapColumn]:
         votes = explanation.contribution_map
         note, label = "for (red), against (blue)", "added to the length"
         columns.append(_MapColumn(VOTES, note, label, votes.heat, votes.cells, votes.grid, signed=True))
+    if explanation.occlusion_map is not None:
+        hidden = explanation.occlusion_map
+        note, label = f"{hidden.grid.rows} x {hidden.grid.columns} squares hidden", "fall of the score"
+        columns.append(_MapColumn(HIDDEN, note, label, hidden.heat, hidden.cells, hidden.grid, signed=True))
     return columns
 
 
@@ -72,7 +78,7 @@ def check_titles(titles: Sequence[str] | None, count: int) -> None:
 
 
 def draw_explanation(
-    model: CapsuleClassifier,
+    model: VisionModel,
     images: Tensor,
     path: str | Path,
     *,
@@ -82,11 +88,12 @@ def draw_explanation(
 ) -> Path:
     """Draw the explanations of a few images, one a row, as PNG.
 
-    Columns: the image; the lengths of the class capsules (the ten longest of more); for every routing whose senders
-    have a place, its couplings; which parts voted for the class and which against it; the reconstruction.
+    Columns: the image; the scores of the classes (the ten highest of more); for every routing whose senders have a
+    place, its couplings; which parts voted for the class and which against it; the reconstruction. For a network
+    without capsules, what hiding each place of the image costs.
 
     Args:
-        model: any capsule classifier.
+        model: any classifier.
         images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the caption says so.
         path: of the file.
         titles: a line above each image.
@@ -99,16 +106,16 @@ def draw_explanation(
     check_titles(titles, total)
     images = images[:MOST_ROWS]
     explanation = explain(model, images, classes=None if classes is None else classes[:MOST_ROWS])
-    num_classes = explanation.lengths.shape[1]
+    num_classes, words = explanation.scores.shape[1], WORDINGS[explanation.kind]
     true = _true_classes(true_labels, len(images), num_classes)
     model = getattr(model, "_orig_mod", model)
-    names = [str(c) for c in (getattr(model, "class_names", ()) or range(num_classes))]
+    names, bars = list(class_names(model)), bars_of(explanation.scores, explanation.kind)
 
     columns = _map_columns(explanation)
     rebuilt = explanation.rebuilt
     pictures = 1 + len(columns) + (rebuilt is not None)
     scales = [colour_scale(column.cells, signed=column.signed) for column in columns]
-    caption = _caption(columns, true_labels is not None, classes is not None, total)
+    caption = _caption(columns, words, true_labels is not None, classes is not None, total)
     caption += [
         f"{c.title.capitalize()}: all shares lie between {c.cells.min():.3g} and {c.cells.max():.3g}, so its scale does"
         " not start at 0."
@@ -122,14 +129,15 @@ def draw_explanation(
         draw_image(row[0], images[i])
         if titles is not None:
             draw_title(row[0], titles[i])
-        draw_lengths(row[1], explanation.lengths[i], int(explanation.explained[i]), true[i], names)
+        bounded = explanation.kind != "outputs"
+        draw_scores(row[1], bars[i], int(explanation.explained[i]), true[i], names, bounded=bounded)
         row[1].tick_params(labelbottom=i == len(sheet.axes) - 1)
         for axes, column, scale in zip(row[2:], columns, scales, strict=False):
             numbers = "+.2f" if column.signed else ".2f"
             draw_map(axes, images[i], column.heat[i], column.cells[i], column.grid, scale, numbers)
         if rebuilt is not None:
             draw_image(row[-1], rebuilt[i])
-    heads = [("image", ""), ("class capsules", "their lengths"), *[(c.title, c.note) for c in columns]]
+    heads = [("image", ""), words.column, *[(c.title, c.note) for c in columns]]
     sheet.head([*heads, ("rebuilt", "from that capsule")] if rebuilt is not None else heads)
     for place, (column, scale) in enumerate(zip(columns, scales, strict=True), start=2):
         sheet.scale_bar(place, scale, column.label)
@@ -137,16 +145,21 @@ def draw_explanation(
     return path
 
 
-def _caption(columns: list[_MapColumn], true_known: bool, asked: bool, total: int) -> list[str]:
+def _caption(columns: list[_MapColumn], words: Wording, true_known: bool, asked: bool, total: int) -> list[str]:
     """How to read the picture."""
     answer = "that class" if asked else "the predicted class"
-    bar = "the chosen class" if asked else "the longest capsule, the prediction"
+    bar = "the chosen class" if asked else f"{words.best}, the prediction"
     lines = [f"Orange bar: {bar}." + (" Green name: the true class." if true_known else "")]
     titles = [column.title for column in columns]
     heard = any(column.label == HEARD for column in columns)
     share = "a part's share of the messages to" if heard else "the share of a part's vote for"
     if FIRST in titles:
         lines.append(f"First routing: {share} the capsules that voted for {answer}; last routing: for {answer} itself.")
+    elif HIDDEN in titles:
+        lines += [
+            "Occlusion: how much that score falls when a square takes the image's mean colour; blue: it rises.",
+            "This network has no routing to its classes, so there are no couplings and votes to draw.",
+        ]
     elif VOTES in titles:
         lines.append(f"Routing: {share} {answer}.")
     elif columns:

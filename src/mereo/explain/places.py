@@ -3,12 +3,10 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mereo.core import Coupling
+from mereo.core import Coupling, Grid
 from mereo.errors import UsageError
-from mereo.models import CapsuleClassifier, MSPCaps
-from mereo.models.base import SenderGrid
 
 
 class Box(NamedTuple):
@@ -20,23 +18,12 @@ class Box(NamedTuple):
     bottom: float
 
 
-def sender_places(model: CapsuleClassifier) -> dict[str, SenderGrid | None]:
+def sender_places(model: nn.Module) -> dict[str, Grid | None]:
     """The grid on which the senders of each coupling sit, by the coupling's name; None when they have no place."""
-    grids = model.sender_grids()
-    return {name: grids.get(name) for name, module in model.named_modules() if isinstance(module, Coupling)}
+    return {name: module.senders for name, module in model.named_modules() if isinstance(module, Coupling)}
 
 
-def fine_places(model: CapsuleClassifier) -> dict[str, tuple[SenderGrid, Tensor]]:
-    """Where the fine capsules of cross-agreement sit that are patches: their grid and the cell of each, by coupling."""
-    if not isinstance(model, MSPCaps) or model.routing != "cross_agreement" or len(model.scales) == 1:
-        return {}
-    scale = model.scales[0]
-    step = float(model.patch_size * 2**scale)
-    name = "head" if model.middle is None else "middle"
-    return {f"{name}.coupling": (SenderGrid(*model.grids[scale], 1, step / 2, step), model.order)}
-
-
-def box_of(cell: int, grid: SenderGrid, height: int, width: int) -> Box:
+def box_of(cell: int, grid: Grid, height: int, width: int) -> Box:
     """What the sender in a cell of a grid stands for on the image, as far as it lies on it.
 
     The box is a step wide, or as wide as reaches from the first sender's centre to the edge of the image.
@@ -46,7 +33,7 @@ def box_of(cell: int, grid: SenderGrid, height: int, width: int) -> Box:
     return Box(max(x - half, 0), max(y - half, 0), min(x + half, width), min(y + half, height))
 
 
-def on_grid(values: Tensor, grid: SenderGrid, *, average: bool) -> Tensor:
+def on_grid(values: Tensor, grid: Grid, *, average: bool) -> Tensor:
     """Values of senders as a grid: the mean over the types at a place, or their sum.
 
     Shapes: (batch, senders) -> (batch, rows, columns).
@@ -59,7 +46,7 @@ def on_grid(values: Tensor, grid: SenderGrid, *, average: bool) -> Tensor:
     return by_type.mean(-3) if average else by_type.sum(-3)
 
 
-def spread(cells: Tensor, grid: SenderGrid, height: int, width: int) -> Tensor:
+def spread(cells: Tensor, grid: Grid, height: int, width: int) -> Tensor:
     """A map over the image: every pixel takes the value of the sender whose centre is nearest.
 
     Pixels further than half a step beyond the outermost centres have no sender and stay 0.

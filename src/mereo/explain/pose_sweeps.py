@@ -1,6 +1,7 @@
 """What the dimensions of a class capsule mean: each is moved in steps, and the pose is decoded."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,8 +9,8 @@ from torch import Tensor
 from mereo.capsules import mask_poses
 from mereo.errors import MereoError, UsageError, check_positive
 from mereo.explain.observation import Observation, chosen_classes
-from mereo.inference.mode import judged
-from mereo.models import CapsuleClassifier
+from mereo.inference.mode import evaluating
+from mereo.models import VisionModel
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class PoseSweep:
     images: Tensor
 
 
-def why_no_sweep(model: CapsuleClassifier) -> str | None:
+def why_no_sweep(model: VisionModel) -> str | None:
     """Why the poses of a model cannot be swept; None if they can."""
     return f"{type(model).__name__} has no decoder" if getattr(model, "decoder", None) is None else None
 
@@ -52,13 +53,13 @@ def pose_sweeps(
         raise UsageError(f"step is {step}; it must be at most reach, {reach}.")
     if (reason := why_no_sweep(observation.model)) is not None:
         raise UsageError(f"no pose can be swept: {reason}.")
-    decoder = observation.model.decoder
-    assert decoder is not None
-    chosen, poses = chosen_classes(observation.capsules.activation, classes), observation.capsules.pose
+    decoder: Any = getattr(observation.model, "decoder", None)
+    assert decoder is not None and observation.capsules is not None
+    chosen, poses = chosen_classes(observation.scores, classes), observation.capsules.pose
     most = int(reach / step + 1e-6)
     offsets = step * torch.arange(-most, most + 1, device=poses.device, dtype=poses.dtype)
     swept = []
-    with judged(decoder), torch.no_grad():
+    with evaluating(decoder), torch.no_grad():
         # One dimension at a time: decoders that grow maps need much memory for many poses at once.
         for dimension in range(poses.shape[-1]):
             moved = poses.unsqueeze(1).repeat(1, len(offsets), 1, 1)

@@ -9,7 +9,7 @@ import yaml
 from mereo.data import DATASETS
 from mereo.escape import fenced, for_markdown, for_terminal
 from mereo.inference.flops import forward_flops
-from mereo.models import CapsuleClassifier, get_model_entry
+from mereo.models import VisionModel, get_model_entry
 from mereo.runtime.text import duration, percent
 
 NOT_MEASURED = "These weights came without the results of a run; no measurements are available."
@@ -23,7 +23,7 @@ def chosen(results: Mapping[str, Any]) -> str:
     return f"epoch {results['best_epoch']} of {results['epochs']}, chosen on {on}"
 
 
-def front_matter(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -> dict[str, Any]:
+def front_matter(model: VisionModel, record: Mapping[str, Any], name: str) -> dict[str, Any]:
     """What the hub reads of a card."""
     content: dict[str, Any] = {
         "library_name": "mereo",
@@ -49,7 +49,7 @@ def front_matter(model: CapsuleClassifier, record: Mapping[str, Any], name: str)
     return content
 
 
-def _what(model: CapsuleClassifier) -> str:
+def _what(model: VisionModel) -> str:
     """Which published network this is, or of which it is a variant, and what is other in it."""
     entry, arguments = get_model_entry(model.config["model"]), model.config["args"]
     preset = entry.defaults
@@ -62,7 +62,7 @@ def _licence(name: str | None) -> str:
     return f"The weights are under {for_markdown(name)}." if name else "No licence was named for these weights."
 
 
-def _measured(model: CapsuleClassifier, record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _measured(model: VisionModel, record: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     results: Mapping[str, Any] = record.get("results", {})
     if results:
@@ -97,7 +97,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -> str:
+def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
     """README.md of a folder called `name`."""
     cfg, source = model.pretrained_cfg, get_model_entry(model.config["model"]).citation
     matter = yaml.safe_dump(front_matter(model, record, name), sort_keys=False, allow_unicode=True)

@@ -28,20 +28,20 @@ class Cost:
         return {"runner": self.runner, **self.scores.to_dict(), "images_per_second": self.rate, "bytes": self.size}
 
 
-def judge(score: Scorer, test: Images, cfg: Mapping[str, Any], batch_size: int) -> Scores:
+def evaluate_scorer(score: Scorer, test: Images, cfg: Mapping[str, Any], batch_size: int) -> Scores:
     """Accuracy of any function from images to scores."""
-    right = count = 0
+    correct = count = 0
     for batch in batches(test, batch_size, torch.device("cpu"), tuple(cfg["input_size"][1:])):
         hit = hits(score(normalise(batch.images, cfg["mean"], cfg["std"])), batch.labels).all(1)
-        right, count = right + int(hit.sum()), count + len(hit)
-    return Scores(count, 0.0, accuracy_figures(right, count))
+        correct, count = correct + int(hit.sum()), count + len(hit)
+    return Scores(count, 0.0, accuracy_figures(correct, count))
 
 
 def measure(
     runners: Mapping[str, tuple[Scorer, int]], test: Images, cfg: Mapping[str, Any], batch_size: int
 ) -> list[Cost]:
     """Evaluate runners (function, bytes of its file) on all test images, and time them in turn on one batch."""
-    scores = {name: judge(score, test, cfg, batch_size) for name, (score, _) in runners.items()}
+    scores = {name: evaluate_scorer(score, test, cfg, batch_size) for name, (score, _) in runners.items()}
     count = min(batch_size, len(test))
     batch = test.batch(torch.arange(count), crop=tuple(cfg["input_size"][1:]))
     images = normalise(batch.images, cfg["mean"], cfg["std"])

@@ -13,7 +13,7 @@ from typing import Any
 from mereo.errors import UsageError
 from mereo.escape import cut
 from mereo.files import read_regular, write_atomically
-from mereo.models import CapsuleClassifier, get_model_entry, load, save_weights
+from mereo.models import VisionModel, get_model_entry, load, save_weights
 from mereo.models.metadata import as_tuples, check_preprocessing, check_record
 from mereo.models.weights import LONGEST_HEADER, read_metadata
 
@@ -22,7 +22,7 @@ RECORD = ("data", "seed", "epoch", "results", "command")
 """What is kept of the run that made the weights."""
 
 
-def network_config(model: CapsuleClassifier, record: Mapping[str, Any]) -> dict[str, Any]:
+def network_config(model: VisionModel, record: Mapping[str, Any]) -> dict[str, Any]:
     """The content of config.json."""
     arguments = dict(model.config["args"])
     content: dict[str, Any] = {
@@ -40,7 +40,7 @@ def network_config(model: CapsuleClassifier, record: Mapping[str, Any]) -> dict[
     return content
 
 
-def known_record(model: CapsuleClassifier, record: Mapping[str, Any] | None) -> dict[str, Any]:
+def known_record(model: VisionModel, record: Mapping[str, Any] | None) -> dict[str, Any]:
     """The record given, or what the weight file says of its run; UsageError for values of the wrong kinds."""
     source = model.metadata if record is None else {**model.metadata, **record}
     known = {name: source[name] for name in RECORD if source.get(name) is not None}
@@ -49,7 +49,7 @@ def known_record(model: CapsuleClassifier, record: Mapping[str, Any] | None) -> 
 
 
 def save_pretrained(
-    model: CapsuleClassifier,
+    model: VisionModel,
     folder: str | Path,
     *,
     record: Mapping[str, Any] | None = None,
@@ -60,7 +60,7 @@ def save_pretrained(
     Args:
         model: made by `create_model` or `load`.
         folder: made where it is not there; files of the same names are replaced.
-        record: data, seed, epoch, results and command of the run; what the weights' file said by default.
+        record: data, seed, epoch, results and command of the run; what the weight file states by default.
         card: whether README.md is written too.
     """
     if not hasattr(model, "config"):
@@ -92,7 +92,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return content
 
 
-def load_folder(folder: Path, device: str = "cpu") -> CapsuleClassifier:
+def load_folder(folder: Path, device: str = "cpu") -> VisionModel:
     """The network of a folder written by `save_pretrained`, in eval mode.
 
     The weights' file says what the network is, and config.json must agree; labels and preprocessing are those of

@@ -9,7 +9,7 @@ from typing import Any
 from mereo.errors import MereoError, UsageError, first_line
 from mereo.export.folder import CONFIG, WEIGHTS, load_folder, save_pretrained
 from mereo.export.libraries import require
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -22,7 +22,7 @@ def check_id(repo_id: str) -> None:
 
 def from_pretrained(
     source: str | Path, *, device: str = "cpu", revision: str | None = None, **download: Any
-) -> CapsuleClassifier:
+) -> VisionModel:
     """A network from a folder written by `save_pretrained`, or from the Hugging Face hub, in eval mode.
 
     Args:
@@ -47,7 +47,7 @@ def from_pretrained(
 
 
 def push_to_hub(
-    model: CapsuleClassifier,
+    model: VisionModel,
     repo_id: str,
     *,
     token: str | None = None,

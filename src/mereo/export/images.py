@@ -10,7 +10,7 @@ from mereo.data import DATASETS, Images, load_splits
 from mereo.errors import MereoError, UsageError, check_positive, first_line
 from mereo.escape import cut
 from mereo.inference.evaluate import normalise
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 
 CALIBRATION = 256
 """Training images from which the ranges of activations are taken."""
@@ -30,7 +30,7 @@ class AtHand(NamedTuple):
     training: Tensor
 
 
-def take(model: CapsuleClassifier, images: Images, count: int) -> Tensor:
+def take(model: VisionModel, images: Images, count: int) -> Tensor:
     """Some images of a set, evenly spaced, as a network takes them."""
     count = min(count, len(images))
     indices = torch.arange(count) * (len(images) // max(count, 1))
@@ -38,13 +38,13 @@ def take(model: CapsuleClassifier, images: Images, count: int) -> Tensor:
     return normalise(batch.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
 
 
-def random_images(model: CapsuleClassifier, count: int) -> Tensor:
+def random_images(model: VisionModel, count: int) -> Tensor:
     """Images of noise, the same each time, as a network takes them."""
     images = torch.rand(count, *model.image_shape, generator=torch.Generator().manual_seed(0))
     return normalise(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
 
 
-def read_images(model: CapsuleClassifier, data: str, root: str | None, limit: int | None) -> AtHand:
+def read_images(model: VisionModel, data: str, root: str | None, limit: int | None) -> AtHand:
     """Test and training images of a data set that lies on this machine; nothing is downloaded."""
     if limit is not None:
         check_positive(limit=limit)
@@ -62,9 +62,7 @@ def read_images(model: CapsuleClassifier, data: str, root: str | None, limit: in
     return AtHand(Path(data).name, test, take(model, splits.train, CALIBRATION))
 
 
-def find_images(
-    model: CapsuleClassifier, data: str | None, root: str | None, limit: int | None
-) -> tuple[AtHand | None, str]:
+def find_images(model: VisionModel, data: str | None, root: str | None, limit: int | None) -> tuple[AtHand | None, str]:
     """The images of the data set given, which must be there, or of the network's own, which may be; or why there are
     none.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mereo.export.programs import EXAMPLES, Scorer
 from mereo.files import write_atomically
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 
 IMAGES, SCORES = "images", "scores"
 
@@ -33,7 +33,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def write_onnx(model: CapsuleClassifier, path: Path, notes: Mapping[str, Any]) -> None:
+def write_onnx(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None:
     """Trace a network with a free batch size: images (batch, channels, height, width) -> scores (batch, classes).
 
     `notes` lie in the file's metadata under "mereo".

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from mereo.files import write_atomically
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 
 Scorer = Callable[[Tensor], Tensor]
 """Normalised images (batch, channels, height, width) -> scores (batch, classes), both float32 on the CPU."""
@@ -51,7 +51,7 @@ class InBfloat16(nn.Module):
         return self.model(images.to(torch.bfloat16)).float()
 
 
-def lower(model: CapsuleClassifier, precision: str) -> nn.Module:
+def lower(model: VisionModel, precision: str) -> nn.Module:
     """The network in another arithmetic, the given one untouched: fp32, bf16, or int8 (weights alone)."""
     if precision == "fp32":
         return model

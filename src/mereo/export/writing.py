@@ -14,7 +14,7 @@ from mereo.export.images import AtHand, random_images, take
 from mereo.export.onnx_file import open_onnx, quantise_onnx, write_onnx
 from mereo.export.programs import Scorer, lower, open_program, scorer, write_program
 from mereo.files import cannot_write
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 
 COARSE = 8 * 2**-8
 """In bfloat16 a score has steps of 2^-8, and another order of sums moves it by a few."""
@@ -41,7 +41,7 @@ def differ(score: Scorer, reference: Scorer, images: Sequence[Tensor], what: str
 
 
 def export_model(
-    model: CapsuleClassifier,
+    model: VisionModel,
     forms: Sequence[str],
     out: Path,
     *,
@@ -96,7 +96,7 @@ def export_model(
 
 
 def _write(
-    model: CapsuleClassifier,
+    model: VisionModel,
     form: str,
     folder: Path,
     precision: str,

@@ -6,14 +6,14 @@ from torch import Tensor
 from mereo.core import lengths, record
 from mereo.errors import UsageError
 from mereo.generative.sparsity import coupling_entropy, hoyer_sparsity, winner_share
-from mereo.models import CapsNet, CapsuleClassifier
+from mereo.models import CapsNet, VisionModel
 
 MEASURES = ("winner", "hoyer", "entropy")
 CHUNK = 100
 
 
 @torch.no_grad()
-def layer_sparsity(model: CapsuleClassifier, images: Tensor) -> dict[str, dict[str, float]]:
+def layer_sparsity(model: VisionModel, images: Tensor) -> dict[str, dict[str, float]]:
     """The mean sparsity of each layer of capsules that others vote for: "classes", and "middle" where there is one.
 
     Args:

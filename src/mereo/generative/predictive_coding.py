@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mereo.core import lengths, settle
 from mereo.errors import MereoError, UsageError, check_choice, check_positive
-from mereo.inference.mode import judged
-from mereo.models import CapsNet, CapsuleClassifier
+from mereo.inference.mode import evaluating
+from mereo.models import CapsNet, VisionModel
 
 CHUNK = 64
 """Descents that run together; more take more memory."""
@@ -62,7 +62,7 @@ class Descent:
 
 
 def infer(
-    model: CapsuleClassifier,
+    model: VisionModel,
     images: Tensor,
     labels: Tensor,
     *,
@@ -111,7 +111,7 @@ def infer(
 
 
 def label_energies(
-    model: CapsuleClassifier,
+    model: VisionModel,
     images: Tensor,
     *,
     steps: int = 500,
@@ -160,7 +160,7 @@ def _descents(
         if progress is not None:
             progress(done, total)
 
-    with judged(network):
+    with evaluating(network):
         for part, clamped in zip(images.split(together), labels.split(together), strict=True):
             with torch.no_grad():
                 # The same in every step, for the image is clamped.
@@ -222,7 +222,7 @@ def _shorten(poses: Tensor, amount: float) -> Tensor:
     return poses * ((length - amount).clamp(min=0) / length.clamp(min=torch.finfo(length.dtype).tiny))
 
 
-def _checked(model: CapsuleClassifier, images: Tensor) -> CapsNet:
+def _checked(model: VisionModel, images: Tensor) -> CapsNet:
     """The model, known to be a CapsNet that does not route and takes these images."""
     if not isinstance(model, CapsNet):
         raise UsageError(f"model is a {type(model).__name__}; inference needs a CapsNet made with routing_steps=0.")

@@ -9,8 +9,8 @@ from torch import Tensor
 from mereo.data import Images
 from mereo.errors import MereoError, UsageError, check_positive
 from mereo.inference.evaluate import normalise
-from mereo.inference.mode import judged
-from mereo.models import CapsuleClassifier
+from mereo.inference.mode import evaluating
+from mereo.models import VisionModel
 from mereo.tasks.classification import hits
 
 Change = Callable[[Tensor, Tensor], Tensor]
@@ -18,28 +18,32 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 
 class Answers(NamedTuple):
-    """Lengths of the class capsules of images, and what the images are.
+    """Scores of the classes for images, and what the images are.
 
-    Shapes: lengths float32 (n, classes), labels int64 (n,), or (n, objects) for images of several; both on the CPU.
+    Attributes:
+        kind: of the scores, see `VisionModel.score_kind`.
+
+    Shapes: scores float32 (n, classes), labels int64 (n,), or (n, objects) for images of several; both on the CPU.
     """
 
-    lengths: Tensor
+    scores: Tensor
     labels: Tensor
+    kind: str = "lengths"
 
     @property
     def predicted(self) -> Tensor:
-        """The class of the longest capsule, (n,)."""
-        return self.lengths.argmax(1)
+        """The class of the highest score, (n,)."""
+        return self.scores.argmax(1)
 
     @property
-    def right(self) -> Tensor:
+    def correct(self) -> Tensor:
         """Which images are classified correctly, bool (n,); those of several objects when all are hit."""
-        return self.predicted == self.labels if self.labels.dim() == 1 else hits(self.lengths, self.labels).all(1)
+        return self.predicted == self.labels if self.labels.dim() == 1 else hits(self.scores, self.labels).all(1)
 
     @property
     def accuracy(self) -> float:
         """Share of the images classified correctly; 0 for no image."""
-        return float(self.right.double().mean()) if len(self.labels) else 0.0
+        return float(self.correct.double().mean()) if len(self.labels) else 0.0
 
 
 def check_one_label(split: Images) -> None:
@@ -52,7 +56,7 @@ def check_one_label(split: Images) -> None:
 
 
 def collect_answers(
-    model: CapsuleClassifier,
+    model: VisionModel,
     split: Images,
     *,
     batch_size: int = 256,
@@ -71,8 +75,8 @@ def collect_answers(
     check_positive(batch_size=batch_size)
     parameter, cfg = next(model.parameters()), model.pretrained_cfg
     crop = (model.image_shape[1], model.image_shape[2])
-    lengths, labels = [], []
-    with judged(model), torch.inference_mode():
+    collected, labels = [], []
+    with evaluating(model), torch.inference_mode():
         for start in range(0, len(split), batch_size):
             indices = torch.arange(start, min(start + batch_size, len(split)))
             batch = split.batch(indices, crop=crop, device=parameter.device)
@@ -81,12 +85,12 @@ def collect_answers(
             if not bool(scores.isfinite().all()):
                 place = int((~scores.isfinite()).any(1).nonzero()[0])
                 raise MereoError(
-                    f"the network's lengths for image {start + place} are not finite; its weights are damaged."
+                    f"the network's scores for image {start + place} are not finite; its weights are damaged."
                 )
-            lengths.append(scores)
+            collected.append(scores)
             labels.append(batch.labels.cpu())
             if progress is not None:
                 progress(len(indices))
-    if not lengths:
-        return Answers(torch.zeros(0, model.num_classes), torch.zeros(0, dtype=torch.int64))
-    return Answers(torch.cat(lengths), torch.cat(labels))
+    if not collected:
+        return Answers(torch.zeros(0, model.num_classes), torch.zeros(0, dtype=torch.int64), model.score_kind)
+    return Answers(torch.cat(collected), torch.cat(labels), model.score_kind)

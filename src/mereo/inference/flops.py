@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mereo.core import record
-from mereo.inference.mode import judged
-from mereo.models import CapsuleClassifier
+from mereo.inference.mode import evaluating
+from mereo.models import VisionModel
 
 
 def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> int:
@@ -25,12 +25,12 @@ def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> 
     else:
         # PyTorch's module tracker fails on a view of a trained parameter that was made under no_grad, so the parameters
         # are frozen as well. In eval mode, batch norms keep their statistics.
-        with record(model), judged(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with record(model), evaluating(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(inputs)
     return counter.get_total_flops()
 
 
-def forward_flops(model: CapsuleClassifier) -> int:
+def forward_flops(model: VisionModel) -> int:
     """Operations of one image forward."""
     like = next(model.parameters())
     return count_flops(model, torch.zeros(1, *model.image_shape, device=like.device, dtype=like.dtype))

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 
 
-def folded(model: CapsuleClassifier) -> CapsuleClassifier:
+def folded(model: VisionModel) -> VisionModel:
     """A copy for inference that computes the same, to rounding, with fewer passes over its maps.
 
     norm(conv(x; W, b); m, v, g, c) = conv(x; W h, (b - m) h + c),   h = g / sqrt(v + eps)

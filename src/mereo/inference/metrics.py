@@ -14,10 +14,10 @@ __all__ = [
 
 
 class ClassScores(NamedTuple):
-    """Figures of one class: images of it (support), images predicted as it (said), and three ratios (0 for 0 / 0)."""
+    """Figures of one class: how many images are of it and are predicted as it, and three ratios (0 for 0 / 0)."""
 
     support: int
-    said: int
+    predicted: int
     recall: float
     precision: float
     f1: float
@@ -56,16 +56,16 @@ def class_scores(confusion: Tensor) -> list[ClassScores]:
     return class_ratios(confusion.diagonal(), confusion.sum(1), confusion.sum(0))
 
 
-def class_ratios(hits: Tensor, support: Tensor, said: Tensor) -> list[ClassScores]:
+def class_ratios(hits: Tensor, support: Tensor, predicted: Tensor) -> list[ClassScores]:
     """Recall, precision and F1 of every class: h / s, h / t, 2 h / (s + t), 0 for 0 / 0.
 
     Args:
         hits: how often the class was present and predicted.
-        support, said: how often it was present, and how often it was predicted.
+        support, predicted: how often it was present, and how often it was predicted.
 
     Shapes: int64 (classes,) -> one entry a class.
     """
     return [
         ClassScores(s, t, h / max(s, 1), h / max(t, 1), 2 * h / max(s + t, 1))
-        for h, s, t in zip(hits.tolist(), support.tolist(), said.tolist(), strict=True)
+        for h, s, t in zip(hits.tolist(), support.tolist(), predicted.tolist(), strict=True)
     ]

@@ -7,7 +7,7 @@ from torch import nn
 
 
 @contextmanager
-def judged(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """A model in eval mode whose parameters take no gradients; every module and parameter is as before afterwards.
 
     Args:

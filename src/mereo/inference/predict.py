@@ -16,7 +16,7 @@ from mereo.data.decode import decode
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import prepare_batch
 from mereo.inference.fold import folded
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 from mereo.tasks import Classification, Task, get_task
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
@@ -70,7 +70,7 @@ def find_images(patterns: Sequence[str | Path]) -> list[Path]:
     return list(listed)
 
 
-def read_images(paths: Iterable[Path], model: CapsuleClassifier, *, strict: bool = False) -> tuple[list[Path], Tensor]:
+def read_images(paths: Iterable[Path], model: VisionModel, *, strict: bool = False) -> tuple[list[Path], Tensor]:
     """Images as a model was trained to see them, before normalisation.
 
     Files that cannot be read are named in a warning and left out; `strict` makes the first of them an error.
@@ -109,18 +109,18 @@ def read_images(paths: Iterable[Path], model: CapsuleClassifier, *, strict: bool
     return good, stored.batch(torch.arange(len(good)), crop=(height, width)).images
 
 
-def class_names(model: CapsuleClassifier) -> tuple[str, ...]:
+def class_names(model: VisionModel) -> tuple[str, ...]:
     """Names of a model's classes; their numbers where it carries none."""
     return model.class_names or tuple(str(i) for i in range(model.num_classes))
 
 
-def task_of(model: CapsuleClassifier) -> Task:
+def task_of(model: VisionModel) -> Task:
     """The task that a model was trained for; classification where its weights name none."""
     return get_task(str(model.metadata.get("task", Classification.name)))(class_names(model))
 
 
 def predict(
-    model: CapsuleClassifier,
+    model: VisionModel,
     paths: Sequence[Path],
     *,
     top: int = 3,

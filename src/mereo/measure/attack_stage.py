@@ -9,7 +9,7 @@ import torch
 
 from mereo.inference.answers import Answers, collect_answers
 from mereo.measure.attacks.attack import ATTACKS, attack
-from mereo.measure.attacks.losses import LOSSES
+from mereo.measure.attacks.losses import losses_of
 from mereo.measure.attacks.masking import SLACK, MaskingCheck, look_for_masking, masking_parts
 from mereo.measure.curve_pictures import draw_attacked, draw_curves
 from mereo.measure.curves import Point, answer, attack_curve, check_epsilons
@@ -42,7 +42,7 @@ def measure_attacks(
         curves = {}
         for part, unattacked in zip(parts, clean, strict=True):
             with reporter.stage(
-                f"{part.name}: attack {name}", int(unattacked.right.sum()) * (len(epsilons) - 1)
+                f"{part.name}: attack {name}", int(unattacked.correct.sum()) * (len(epsilons) - 1)
             ) as done:
                 points = attack_curve(
                     name, part.model, part.split, unattacked, epsilons, **plan.attack_options(name),
@@ -72,8 +72,8 @@ def written(name: str) -> str:
 
 def informative_epsilon(curves: Sequence[Sequence[Point]]) -> float:
     """The epsilon above 0 at which the strongest attack leaves nearest to half of the images correct."""
-    worst = [min(points, key=lambda p: p.right) for points in zip(*curves, strict=True)]
-    return min(worst[1:], key=lambda p: abs(p.right - worst[0].right / 2)).amount
+    worst = [min(points, key=lambda p: p.correct) for points in zip(*curves, strict=True)]
+    return min(worst[1:], key=lambda p: abs(p.correct - worst[0].correct / 2)).amount
 
 
 def rising_curves(curves: dict[str, list[Point]]) -> MaskingCheck:
@@ -93,7 +93,7 @@ def _masking(
     reporter: Reporter,
 ) -> dict[str, Any]:
     epsilon = informative_epsilon(list(curves.values()))
-    few = part_of(part, answers, plan.masking_images, plan.seed, answers.right)
+    few = part_of(part, answers, plan.masking_images, plan.seed, answers.correct)
     others = {
         p.name: p.model
         for p in parts
@@ -103,7 +103,7 @@ def _masking(
     images, labels, *_ = few.split.batch(
         torch.arange(len(few.split)), crop=(height, width), device=next(part.model.parameters()).device
     )
-    losses = len(LOSSES) - (part.model.num_classes < 3)
+    losses = len(losses_of(part.model))
     with reporter.stage(f"{part.name}: checks for gradient masking", masking_parts(losses, len(others))) as done:
         checks = look_for_masking(
             part.model,
@@ -124,7 +124,7 @@ def _draw_attacked(
     part: TrainedModel, answers: Answers, plan: Plan, name: str, epsilons: Sequence[float], path: Path
 ) -> None:
     """A few correctly classified images, of different classes where possible, under the attack of that name."""
-    few = part_of(part, answers, SHOWN_IMAGES, plan.seed, answers.right)
+    few = part_of(part, answers, SHOWN_IMAGES, plan.seed, answers.correct)
     if not len(few.split):
         return
     height, width = part.model.image_shape[1:]

@@ -1,7 +1,8 @@
 """Calibration: how well confidences agree with accuracy.
 
-The scores of a capsule classifier are lengths of vectors, each in [0, 1) on its own: they do not sum to one and are not
-probabilities. `confidences` turns them into probabilities in one of two ways, and calibration is measured for each way.
+Logits become probabilities by a softmax. The scores of a capsule classifier are lengths of vectors, each in [0, 1) on
+its own: they do not sum to one and are not probabilities. `confidences` turns them into probabilities in one of two
+ways, and calibration is measured for each way.
 
 torchmetrics would add two packages for these few formulas, and its calibration error returns one number, where the
 reliability diagram needs the bins.
@@ -29,26 +30,33 @@ class Reliability(NamedTuple):
     accuracy: Tensor
 
 
-def confidences(lengths: Tensor, how: str = "normalised") -> Tensor:
-    """Lengths of class capsules as a distribution over the classes.
+def ways_of(kind: str) -> tuple[str, ...]:
+    """The ways in which scores of a kind, see `VisionModel.score_kind`, become confidences."""
+    return ("softmax",) if kind == "logits" else CONFIDENCES
 
-    normalised: p_j = |v_j| / sum_k |v_k|    1 / classes for each where all are 0; certain only if all others vanish
-    softmax:    p_j = exp |v_j| / sum_k exp |v_k|    at most e / (e + classes - 1), for lengths are below 1
+
+def confidences(scores: Tensor, how: str = "normalised") -> Tensor:
+    """Scores as a distribution over the classes.
+
+    normalised: p_j = s_j / sum_k s_k    1 / classes for each where all are 0; certain only if all others vanish
+    softmax:    p_j = exp s_j / sum_k exp s_k    of lengths, which are below 1, at most e / (e + classes - 1)
 
     Args:
-        lengths: of the class capsules, at least 0.
+        scores: of the classes; at least 0 where they are normalised.
         how: "normalised" or "softmax".
 
     Shapes: (n, classes) -> (n, classes), rows that sum to 1.
     """
     check_choice("how", how, CONFIDENCES)
-    if lengths.numel() and not bool((lengths >= 0).all()):
-        raise UsageError("lengths has entries that are negative or not a number; lengths are at least 0.")
+    if scores.numel() and not bool(scores.isfinite().all()):
+        raise UsageError("scores has entries that are not finite numbers; check the weights of the network.")
     if how == "softmax":
-        return lengths.softmax(1)
-    total = lengths.sum(1, keepdim=True)
-    uniform = torch.full_like(lengths, 1 / max(lengths.shape[1], 1))
-    return torch.where(total > 0, lengths / total.clamp(min=torch.finfo(lengths.dtype).tiny), uniform)
+        return scores.softmax(1)
+    if scores.numel() and not bool((scores >= 0).all()):
+        raise UsageError("scores has negative entries, which cannot be normalised; use how='softmax'.")
+    total = scores.sum(1, keepdim=True)
+    uniform = torch.full_like(scores, 1 / max(scores.shape[1], 1))
+    return torch.where(total > 0, scores / total.clamp(min=torch.finfo(scores.dtype).tiny), uniform)
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Reliability:

@@ -1,4 +1,4 @@
-"""Metrics of a network on one split: accuracy, classes, calibration, lengths of correct and of wrong predictions."""
+"""Metrics of a network on one split: accuracy, classes, calibration, scores of correct and of wrong predictions."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from mereo.inference.answers import Answers
 from mereo.inference.metrics import class_scores, confusion_matrix, wilson_interval
 from mereo.measure.calibration import (
-    CONFIDENCES,
     Reliability,
     brier_score,
     confidences,
     expected_calibration_error,
     negative_log_likelihood,
     reliability,
+    ways_of,
 )
 from mereo.measure.objects import object_metrics
 
@@ -22,8 +22,8 @@ BINS = 15
 
 
 def reliabilities(answers: Answers) -> dict[str, Reliability]:
-    """The bins of each way to turn lengths into confidences."""
-    return {how: reliability(confidences(answers.lengths, how), answers.labels, BINS) for how in CONFIDENCES}
+    """The bins of each way to turn scores into confidences."""
+    return {how: reliability(confidences(answers.scores, how), answers.labels, BINS) for how in ways_of(answers.kind)}
 
 
 def classification_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def classification_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str
     confusion = confusion_matrix(answers.predicted, answers.labels, len(names))
     calibration = {}
     for how, bins in reliabilities(answers).items():
-        probabilities = confidences(answers.lengths, how)
+        probabilities = confidences(answers.scores, how)
         calibration[how] = {
             "ece": expected_calibration_error(bins),
             "brier": brier_score(probabilities, answers.labels),
@@ -58,47 +58,49 @@ def classification_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str
         ],
         "confusion": confusion.tolist(),
         "calibration": calibration,
-        "lengths": length_metrics(answers),
+        "scores": score_metrics(answers),
     }
 
 
-def longest_and_lead(answers: Answers) -> tuple[Tensor, Tensor]:
-    """Length of the longest capsule, and by how much it is longer than the next, both (n,)."""
-    top = answers.lengths.topk(min(2, answers.lengths.shape[1]), 1).values
+def highest_and_lead(answers: Answers) -> tuple[Tensor, Tensor]:
+    """The highest score, and by how much it is above the next, both (n,); of logits, of their softmax."""
+    scores = answers.scores.softmax(1) if answers.kind == "logits" else answers.scores
+    top = scores.topk(min(2, scores.shape[1]), 1).values
     return top[:, 0], top[:, 0] - (top[:, 1] if top.shape[1] > 1 else 0)
 
 
-def length_metrics(answers: Answers) -> dict[str, Any]:
-    """Mean length of the longest capsule for correct and wrong predictions, and how well lengths separate the two."""
-    longest, lead = longest_and_lead(answers)
-    right = answers.right
+def score_metrics(answers: Answers) -> dict[str, Any]:
+    """Mean of the highest score for correct and wrong predictions, and how well scores separate the two."""
+    highest, lead = highest_and_lead(answers)
+    correct = answers.correct
 
     def mean(values: Tensor) -> float | None:
         return float(values.mean()) if len(values) else None
 
     return {
-        "longest_right": mean(longest[right]),
-        "longest_wrong": mean(longest[~right]),
-        "lead_right": mean(lead[right]),
-        "lead_wrong": mean(lead[~right]),
-        "auroc_longest": separation(longest[right], longest[~right]),
-        "auroc_lead": separation(lead[right], lead[~right]),
+        "kind": answers.kind,
+        "highest_correct": mean(highest[correct]),
+        "highest_wrong": mean(highest[~correct]),
+        "lead_correct": mean(lead[correct]),
+        "lead_wrong": mean(lead[~correct]),
+        "auroc_highest": separation(highest[correct], highest[~correct]),
+        "auroc_lead": separation(lead[correct], lead[~correct]),
     }
 
 
-def separation(right: Tensor, wrong: Tensor) -> float | None:
+def separation(correct: Tensor, wrong: Tensor) -> float | None:
     """How well a score separates correct from wrong predictions: the area under the ROC curve; None without either.
 
-    AUROC = P(right > wrong) + P(right = wrong) / 2, over pairs of one correct and one wrong prediction
+    AUROC = P(correct > wrong) + P(correct = wrong) / 2, over pairs of one correct and one wrong prediction
 
     Args:
-        right: scores of the correct predictions.
+        correct: scores of the correct predictions.
         wrong: scores of the wrong predictions.
 
     Shapes: (n,) and (m,).
     """
-    if not len(right) or not len(wrong):
+    if not len(correct) or not len(wrong):
         return None
     ordered = wrong.sort().values
-    below, upto = (torch.searchsorted(ordered, right, right=side).double() for side in (False, True))
+    below, upto = (torch.searchsorted(ordered, correct, right=side).double() for side in (False, True))
     return float(((below + upto) / 2).mean() / len(wrong))

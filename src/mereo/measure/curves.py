@@ -12,11 +12,11 @@ from mereo.data.counter import uniform
 from mereo.errors import UsageError
 from mereo.inference.answers import Answers, check_one_label, collect_answers
 from mereo.inference.metrics import wilson_interval
-from mereo.inference.mode import judged
+from mereo.inference.mode import evaluating
 from mereo.measure.attacks.attack import attack, check_attack
 from mereo.measure.attacks.target import Target
 from mereo.measure.corruptions import CORRUPTIONS, Corruption
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 
 Progress = Callable[[int], None]
 
@@ -25,13 +25,13 @@ class Point(NamedTuple):
     """One point of a curve: severity or epsilon, and how many of the images are still classified correctly."""
 
     amount: float
-    right: int
+    correct: int
     total: int
 
     @property
     def accuracy(self) -> float:
         """Share of the images that are classified correctly."""
-        return self.right / max(self.total, 1)
+        return self.correct / max(self.total, 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with Wilson's 95 % interval."""
@@ -55,7 +55,7 @@ def check_epsilons(epsilons: Sequence[float]) -> tuple[float, ...]:
 
 def corruption_curve(
     corruption: str | Corruption,
-    model: CapsuleClassifier,
+    model: VisionModel,
     split: Images,
     clean: Answers,
     *,
@@ -67,7 +67,7 @@ def corruption_curve(
 
     Args:
         corruption: its name, or one of your own.
-        model: any capsule classifier.
+        model: any classifier.
         split: images of one label each, or of several.
         clean: the predictions for the images without corruption.
         seed: of the random choices.
@@ -83,13 +83,13 @@ def corruption_curve(
                 model, split, batch_size=batch_size, progress=progress,
                 change=partial(_changed, chosen, severity, seed),
             )  # fmt: skip
-        points.append(Point(severity, int(answers.right.sum()), len(answers.labels)))
+        points.append(Point(severity, int(answers.correct.sum()), len(answers.labels)))
     return points
 
 
 def attack_curve(
     name: str,
-    model: CapsuleClassifier,
+    model: VisionModel,
     split: Images,
     clean: Answers,
     epsilons: Sequence[float],
@@ -108,7 +108,7 @@ def attack_curve(
 
     Args:
         name: of the attack.
-        model: any capsule classifier.
+        model: any classifier.
         split: images of one label each.
         clean: the predictions for the images before the attack.
         epsilons: in any order; 0 is added.
@@ -119,10 +119,10 @@ def attack_curve(
     """
     check_one_label(split)
     device, crop = next(model.parameters()).device, (model.image_shape[1], model.image_shape[2])
-    places = clean.right.nonzero().flatten()
+    places = clean.correct.nonzero().flatten()
     points = []
     for epsilon in check_epsilons(epsilons):
-        check_attack(name, epsilon, steps, restarts, loss, model.num_classes)
+        check_attack(name, epsilon, steps, restarts, loss, model)
         withstood = len(places)
         for part in places.split(batch_size) if epsilon and len(places) else ():
             # The seed of a batch follows from its first image, not from what was attacked before.
@@ -142,7 +142,7 @@ def _changed(corruption: Corruption, severity: float, seed: int, images: Tensor,
     return corruption(images, severity, indices, seed)
 
 
-def answer(model: CapsuleClassifier, images: Tensor) -> Tensor:
-    """The class of the longest capsule of images in [0, 1]: int64 (batch,)."""
-    with judged(model):
-        return Target(model).lengths(images).argmax(1)
+def answer(model: VisionModel, images: Tensor) -> Tensor:
+    """The class of the highest score of images in [0, 1]: int64 (batch,)."""
+    with evaluating(model):
+        return Target(model).scores(images).argmax(1)

@@ -24,7 +24,7 @@ from mereo.data.geometric import rotation, take_window, transform
 from mereo.errors import check_positive
 from mereo.inference.answers import check_one_label
 from mereo.inference.evaluate import normalise
-from mereo.inference.mode import judged
+from mereo.inference.mode import evaluating
 from mereo.models import CapsuleClassifier
 
 FOLDS = 5
@@ -164,7 +164,7 @@ def true_poses(
     check_one_label(split)
     parameter, cfg, crop = next(model.parameters()), model.pretrained_cfg, tuple(model.image_shape[1:])
     poses, labels = [], []
-    with judged(model), torch.inference_mode():
+    with evaluating(model), torch.inference_mode():
         for indices in torch.arange(len(split)).split(batch_size):
             batch = split.batch(indices, crop=(crop[0], crop[1]), device=parameter.device)
             images = batch.images if change is None else change(batch.images)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mereo import __version__
+from mereo.errors import UsageError
 from mereo.inference.answers import Answers, check_one_label, collect_answers
+from mereo.inference.evaluate import evaluate
 from mereo.inference.metrics import confusion_matrix
 from mereo.measure.attack_stage import measure_attacks
 from mereo.measure.attacks.attack import check_attack
@@ -17,9 +19,10 @@ from mereo.measure.curve_pictures import draw_curves
 from mereo.measure.curves import Point, check_epsilons, corruption_curve
 from mereo.measure.equivariance import TRANSFORMS, equivariance, why_no_fit
 from mereo.measure.equivariance_pictures import draw_equivariance
-from mereo.measure.pictures import draw_calibration, draw_confusion, draw_lengths
+from mereo.measure.pictures import draw_calibration, draw_confusion, draw_scores
 from mereo.measure.plan import Plan
 from mereo.measure.trained_models import TrainedModel
+from mereo.models import CapsuleClassifier
 from mereo.runtime.progress import Reporter
 
 
@@ -28,6 +31,9 @@ def evaluate_models(
 ) -> dict[str, Any]:
     """Evaluate networks, draw the pictures into a folder, and return all numbers as plain values.
 
+    What is measured follows from the task of the networks and from what they have: `not_measured` of a network gives
+    the reason for each part that was left out.
+
     Args:
         trained: from `load_trained_models`.
         plan: what to measure.
@@ -35,20 +41,65 @@ def evaluate_models(
         reporter: shows the progress; None for silence.
     """
     reporter = reporter or Reporter(silent=True)
+    names = sorted({network.task.name for network in trained})
+    if len(names) > 1:
+        raise UsageError(
+            f"the networks were trained for the tasks {' and '.join(names)}; evaluate each task by itself."
+        )
+    if trained[0].task.scores_classes:
+        models = _classifiers(trained, plan, out, reporter)
+    else:
+        models = {network.name: _by_task(network, plan, reporter) for network in trained}
+    return {
+        "mereo": __version__,
+        "task": names[0],
+        "data": trained[0].data,
+        "class_names": list(trained[0].class_names),
+        "plan": asdict(plan),
+        "models": models,
+    }
+
+
+def _facts(network: TrainedModel) -> dict[str, Any]:
+    return {
+        "weights": str(network.source),
+        "parameters": sum(p.numel() for p in network.model.parameters()),
+    }
+
+
+def _by_task(network: TrainedModel, plan: Plan, reporter: Reporter) -> dict[str, Any]:
+    """The metrics that the task itself keeps, for a task whose outputs are not scores of classes."""
+    task = network.task
+    with reporter.stage(f"{network.name}: {task.chooses[0]}", len(network.split)) as done:
+        figures = evaluate(network.model, network.split, task=task, batch_size=plan.batch_size)
+        done(len(network.split))
+    reason = f"it needs one score for each class, and the outputs of the task {task.name} are something else"
+    asked = {"corruptions": plan.corruptions, "attacks": bool(plan.attacks), "equivariance": plan.equivariance}
+    left_out = ["calibration", *[part for part, wanted in asked.items() if wanted]]
+    return {
+        **_facts(network),
+        "count": figures.count,
+        "metrics": figures.values,
+        "not_measured": dict.fromkeys(left_out, reason),
+    }
+
+
+def _classifiers(
+    trained: Sequence[TrainedModel], plan: Plan, out: Path, reporter: Reporter
+) -> dict[str, dict[str, Any]]:
     if plan.attacks or plan.equivariance:
         check_one_label(trained[0].split)
     for network in trained:
         for name in plan.attacks:
             for epsilon in check_epsilons(plan.epsilons):
-                check_attack(name, epsilon, plan.steps_of(name), plan.restarts, plan.loss, network.model.num_classes)
+                check_attack(name, epsilon, plan.steps_of(name), plan.restarts, plan.loss, network.model)
     answers: list[Answers] = []
     models: dict[str, dict[str, Any]] = {}
     for network in trained:
         with reporter.stage(f"{network.name}: accuracy", len(network.split)) as done:
             answers.append(collect_answers(network.model, network.split, batch_size=plan.batch_size, progress=done))
         models[network.name] = {
-            "weights": str(network.source),
-            "parameters": sum(p.numel() for p in network.model.parameters()),
+            **_facts(network),
             **classification_metrics(answers[-1], network.class_names),
         }
         if network.split.labels_per_image == 1:
@@ -59,14 +110,12 @@ def evaluate_models(
         measure_attacks(trained, answers, plan, out, reporter, models)
     if plan.equivariance:
         for network in trained:
-            _equivariance(network, plan, out, reporter, models)
-    return {
-        "mereo": __version__,
-        "data": trained[0].data,
-        "class_names": list(trained[0].class_names),
-        "plan": asdict(plan),
-        "models": models,
-    }
+            if isinstance(network.model, CapsuleClassifier):
+                _equivariance(network, network.model, plan, out, reporter, models)
+            else:
+                reason = f"{type(network.model).__name__} has no class capsules, whose poses would be compared"
+                models[network.name]["not_measured"] = {"equivariance": reason}
+    return models
 
 
 def _draw_classification(network: TrainedModel, answers: Answers, folder: Path) -> None:
@@ -74,7 +123,7 @@ def _draw_classification(network: TrainedModel, answers: Answers, folder: Path) 
     confusion = confusion_matrix(answers.predicted, answers.labels, len(names))
     draw_confusion(confusion, names, network.name, folder / "confusion.png")
     draw_calibration(reliabilities(answers), network.name, folder / "calibration.png")
-    draw_lengths(answers, network.name, folder / "lengths.png")
+    draw_scores(answers, network.name, folder / "scores.png")
 
 
 def _corruptions(
@@ -98,13 +147,14 @@ def _corruptions(
 
 
 def _equivariance(
-    network: TrainedModel, plan: Plan, out: Path, reporter: Reporter, models: dict[str, dict[str, Any]]
-) -> None:
+    network: TrainedModel, model: CapsuleClassifier, plan: Plan, out: Path, reporter: Reporter,
+    models: dict[str, dict[str, Any]],
+) -> None:  # fmt: skip
     results = {}
     for name, (_, amounts, _) in TRANSFORMS.items():
         with reporter.stage(f"{network.name}: poses under {name}", len(network.split) * len(amounts)) as done:
             results[name] = equivariance(
-                name, network.model, network.split, seed=plan.seed, batch_size=plan.batch_size, progress=done
+                name, model, network.split, seed=plan.seed, batch_size=plan.batch_size, progress=done
             )
     models[network.name]["equivariance"] = {
         name: [m.to_dict() for m in moved] for name, (moved, _, _) in results.items()

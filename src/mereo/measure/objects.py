@@ -27,8 +27,8 @@ def object_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
     """
     count, objects = answers.labels.shape
     low, high = wilson_interval(answers.accuracy, count)
-    hits = objects_hit(answers.lengths, answers.labels)
-    predicted = answers.lengths.topk(objects, 1).indices
+    hits = objects_hit(answers.scores, answers.labels)
+    predicted = answers.scores.topk(objects, 1).indices
     counts = [
         torch.bincount(c.flatten(), minlength=len(names)) for c in (answers.labels[hits], answers.labels, predicted)
     ]

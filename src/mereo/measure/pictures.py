@@ -1,4 +1,4 @@
-"""Pictures of one network on one split: confusion matrix, reliability diagram, lengths of the longest capsules."""
+"""Pictures of one network on one split: confusion matrix, reliability diagram, the highest scores."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +10,19 @@ from mereo.escape import cut
 from mereo.inference.answers import Answers
 from mereo.inference.metrics import wilson_interval
 from mereo.measure.calibration import Reliability, expected_calibration_error
-from mereo.measure.classification import longest_and_lead
+from mereo.measure.classification import highest_and_lead
 from mereo.measure.style import FAINT, INK, RIGHT, RULE, WRONG, quiet
 from mereo.pictures import new_figure, save_figure
 
 MOST_NUMBERED, MOST_NAMED = 20, 40
 LONGEST_NAME = 40
-HOW = {"normalised": "length / sum of lengths", "softmax": "softmax of lengths"}
+HOW = {"normalised": "score / sum of scores", "softmax": "softmax of scores"}
+HIGHEST = {
+    "lengths": ("length of the longest capsule", "its lead over the next longest"),
+    "activations": ("highest activation of a class capsule", "its lead over the next"),
+    "logits": ("softmax of the highest score", "its lead over the next"),
+}
+"""What the histograms show, by the kind of score."""
 
 
 def draw_confusion(confusion: Tensor, names: tuple[str, ...], title: str, path: Path) -> None:
@@ -66,7 +72,7 @@ def draw_confusion(confusion: Tensor, names: tuple[str, ...], title: str, path: 
 
 
 def draw_calibration(reliabilities: Mapping[str, Reliability], title: str, path: Path) -> None:
-    """Reliability diagrams, one for each way to turn lengths into confidences, over how often each confidence occurs.
+    """Reliability diagrams, one for each way to turn scores into confidences, over how often each confidence occurs.
 
     Args:
         reliabilities: the bins of each way.
@@ -107,8 +113,8 @@ def _reliability(axes: Any, bins: Reliability) -> None:
     axes.plot(x, y, color="#1971c2", marker="o", markersize=4.5, linewidth=1.2, label="network, 95 % interval")
 
 
-def draw_lengths(answers: Answers, title: str, path: Path) -> None:
-    """Histograms over correct and wrong predictions: length of the longest capsule, and its lead over the next.
+def draw_scores(answers: Answers, title: str, path: Path) -> None:
+    """Histograms over correct and wrong predictions: the highest score, and its lead over the next.
 
     Args:
         answers: predictions for every image.
@@ -116,12 +122,11 @@ def draw_lengths(answers: Answers, title: str, path: Path) -> None:
         path: of the PNG.
     """
     figure = new_figure(9, 3.3)
-    right = answers.right
-    what = ("length of the longest capsule", "its lead over the next longest")
-    for axes, values, label in zip(figure.subplots(1, 2), longest_and_lead(answers), what, strict=True):
+    correct, what = answers.correct, HIGHEST[answers.kind]
+    for axes, values, label in zip(figure.subplots(1, 2), highest_and_lead(answers), what, strict=True):
         top = max(1.0, float(values.max())) if len(values) else 1.0
         edges = [top * k / 40 for k in range(41)]
-        for chosen, name, shade in ((right, "correct", RIGHT), (~right, "wrong", WRONG)):
+        for chosen, name, shade in ((correct, "correct", RIGHT), (~correct, "wrong", WRONG)):
             part = values[chosen]
             if len(part):
                 # Each histogram sums to 100 %, because there are few wrong predictions.

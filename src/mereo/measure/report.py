@@ -10,11 +10,15 @@ from mereo.measure.equivariance import TRANSFORMS
 from mereo.measure.objects import WORDS, overview_objects
 from mereo.runtime.text import percent
 
+SOFTMAX = """\
+Confidences are the softmax of the scores, which are logits."""
 CALIBRATION = """\
-Lengths of class capsules are not probabilities: each lies between 0 and 1 on its own. They are turned into confidences
-in two ways, and calibration is measured for each: *normalised* divides each length by the sum of all, *softmax*
-takes the exponentials first. As lengths are below 1, a softmax of them can never be confident: with {classes} classes
-at most {most:.0%}. ECE is the mean gap between confidence and accuracy over {bins} bins (arXiv:1706.04599), Brier the
+{whose} not probabilities: each lies between 0 and 1 on its own. They are turned into confidences
+in two ways, and calibration is measured for each: *normalised* divides each score by the sum of all, *softmax*
+takes the exponentials first. As these scores are at most 1, a softmax of them can never be confident: with {classes}
+classes at most {most:.0%}."""
+METRICS = """\
+ECE is the mean gap between confidence and accuracy over {bins} bins (arXiv:1706.04599), Brier the
 mean squared distance from the truth (0 to 2)."""
 EQUIVARIANCE = """\
 How far the pose of the capsule of the true class, after the image was changed, is explained by a linear rule fitted on
@@ -24,7 +28,7 @@ invariance, *linear* near *shuffled* is neither. A linear rule alone proves litt
 linear follows one too. *Length* is after over before, *angle* between the two poses."""
 ATTACKS = """\
 On {images:,} of the {count:,} images. Attacks change every pixel by at most epsilon within [0, 1], before
-normalisation, and raise the loss `{loss}` of the lengths; {restarts}. Images misclassified before the attack count as
+normalisation, and raise the loss `{loss}` of the scores; {restarts}. Images misclassified before the attack count as
 errors."""
 
 
@@ -44,7 +48,11 @@ def suspicious(model: dict[str, Any]) -> list[str]:
 
 
 def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """One row a network: accuracy, calibration or objects predicted, and the worst class."""
+    """One row a network: accuracy, calibration or objects predicted, and the worst class; or the task's metrics."""
+    if "metrics" in (first := next(iter(models.values()))):
+        return ["network", *first["metrics"]], [
+            [name, *[f"{value:.6g}" for value in model["metrics"].values()]] for name, model in models.items()
+        ]
     if "objects" in next(iter(models.values())):
         return overview_objects(models)
     columns = [
@@ -54,16 +62,19 @@ def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[st
         "ECE normalised",
         "ECE softmax",
         "Brier normalised",
+        "Brier softmax",
         "worst class",
     ]
     rows = []
     for name, m in models.items():
         seen = [c for c in m["per_class"] if c["support"]]
         worst = min(seen, key=lambda c: c["recall"], default=None)
-        normalised, softmax = m["calibration"]["normalised"], m["calibration"]["softmax"]
+        softmax = m["calibration"]["softmax"]
+        normalised = m["calibration"].get("normalised")
         rows.append([
             name, percent(m["accuracy"]), f"{percent(m['accuracy_low'])} to {percent(m['accuracy_high'])}",
-            percent(normalised["ece"]), percent(softmax["ece"]), _number(normalised["brier"]),
+            "-" if normalised is None else percent(normalised["ece"]), percent(softmax["ece"]),
+            "-" if normalised is None else _number(normalised["brier"]), _number(softmax["brier"]),
             "-" if worst is None else f"{worst['class']} ({percent(worst['recall'])})",
         ])  # fmt: skip
     return columns, rows
@@ -96,18 +107,15 @@ def markdown(document: dict[str, Any]) -> str:
     ]
     if "objects" in first:
         parts.append(WORDS.format(objects=first["objects"]))
-    else:
-        classes = len(document["class_names"])
-        bins = len(first["calibration"]["normalised"]["bins"]["images"])
-        e = 2.718281828
-        parts.append(CALIBRATION.format(classes=classes, most=e / (e + classes - 1), bins=bins))
-    if plan["corruptions"]:
+    elif "calibration" in first:
+        parts.append(_calibration(models, len(document["class_names"])))
+    if "corruptions" in first:
         parts += ["## Accuracy under corruption", "![curves](corruptions.png)"]
         parts += [
             f"{name.capitalize()}, in {corruption.unit}:\n\n{table(*curve_rows(models, 'corruptions', name))}"
             for name, corruption in CORRUPTIONS.items()
         ]
-    if plan["attacks"]:
+    if "attacks" in first:
         tries = f"{plan['restarts']} tries each" if plan["restarts"] > 1 else "one try each"
         parts += [
             "## Accuracy under attack, by epsilon",
@@ -119,21 +127,40 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _calibration(models: dict[str, dict[str, Any]], classes: int) -> str:
+    """How confidences are made of the scores of the networks, and what the metrics of calibration are."""
+    kinds, e = {model["scores"]["kind"] for model in models.values()}, 2.718281828
+    whose = {"lengths": "Lengths of class capsules are", "activations": "Activations of class capsules are"}
+    bounded = [words for kind, words in whose.items() if kind in kinds]
+    parts = [CALIBRATION.format(whose=words, classes=classes, most=e / (e + classes - 1)) for words in bounded[:1]]
+    if "logits" in kinds:
+        logits = ", ".join(for_markdown(n) for n, m in models.items() if m["scores"]["kind"] == "logits")
+        parts.append(f"Of {logits}: {SOFTMAX}" if bounded else SOFTMAX)
+    bins = len(next(iter(models.values()))["calibration"]["softmax"]["bins"]["images"])
+    return " ".join([*parts, METRICS.format(bins=bins)])
+
+
 def _model(name: str, model: dict[str, Any]) -> list[str]:
     folder = quote(name)
     parts = [
         f"## {for_markdown(name)}",
         f"{for_markdown(model['weights'])}, {model['parameters']:,} parameters.",
-        table(
-            ("class", "images", "predicted", "recall", "precision", "F1"),
-            [
-                (c["class"], c["support"], c["said"], percent(c["recall"]), percent(c["precision"]), percent(c["f1"]))
-                for c in model["per_class"]
-            ],
-        ),
     ]
-    if "lengths" in model:
-        parts += _lengths(model["lengths"], folder)
+    if "per_class" in model:
+        headings = ("class", "images", "predicted", "recall", "precision", "F1")
+        ratios = ("recall", "precision", "f1")
+        parts.append(
+            table(
+                headings,
+                [
+                    (c["class"], c["support"], c["predicted"], *[percent(c[ratio]) for ratio in ratios])
+                    for c in model["per_class"]
+                ],
+            )
+        )
+    if "scores" in model:
+        parts += _scores(model["scores"], folder)
+    parts += [f"Not measured: {part}, because {why}." for part, why in model.get("not_measured", {}).items()]
     if "masking" in model:
         parts += _masking(model)
     if "attacked_images" in model:
@@ -153,16 +180,19 @@ def _model(name: str, model: dict[str, Any]) -> list[str]:
     return parts
 
 
-def _lengths(lengths: dict[str, float | None], folder: str) -> list[str]:
+def _scores(scores: dict[str, Any], folder: str) -> list[str]:
+    noun = {
+        "lengths": "length of the longest capsule", "activations": "highest activation", "logits": "highest softmax",
+    }[scores["kind"]]  # fmt: skip
     return [
         f"![confusion matrix]({folder}/confusion.png)",
         f"![reliability]({folder}/calibration.png)",
-        f"![lengths]({folder}/lengths.png)",
-        f"The longest capsule is {_number(lengths['longest_right'])} long for correct predictions and"
-        f" {_number(lengths['longest_wrong'])} for wrong ones, and leads the next by {_number(lengths['lead_right'])}"
-        f" and {_number(lengths['lead_wrong'])}. Of a correct and a wrong prediction the correct one has the longer"
-        f" capsule with probability {_number(lengths['auroc_longest'])}, the larger"
-        f" lead with {_number(lengths['auroc_lead'])}.",
+        f"![scores]({folder}/scores.png)",
+        f"The {noun} is {_number(scores['highest_correct'])} for correct predictions and"
+        f" {_number(scores['highest_wrong'])} for wrong ones, and leads the next by"
+        f" {_number(scores['lead_correct'])} and {_number(scores['lead_wrong'])}. Of a correct and a wrong prediction"
+        f" the correct one has the higher value with probability {_number(scores['auroc_highest'])}, the larger lead"
+        f" with {_number(scores['auroc_lead'])}.",
     ]
 
 

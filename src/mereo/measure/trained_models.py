@@ -11,8 +11,10 @@ from mereo.data import DATASETS, Images, ImageSet, load_split
 from mereo.data.split import stratified
 from mereo.errors import UsageError
 from mereo.escape import cut
-from mereo.models import CapsuleClassifier, load
+from mereo.inference.predict import task_of
+from mereo.models import VisionModel, load
 from mereo.runtime.device import choose_device
+from mereo.tasks import Task
 from mereo.training.config import TrainConfig
 from mereo.training.setup import place
 
@@ -34,10 +36,15 @@ class TrainedModel:
 
     name: str
     source: Path
-    model: CapsuleClassifier
+    model: VisionModel
     split: Images
     class_names: tuple[str, ...]
     data: str
+
+    @property
+    def task(self) -> Task:
+        """What it was trained for."""
+        return task_of(self.model)
 
 
 def run_config(source: Path) -> TrainConfig | None:
@@ -64,7 +71,7 @@ def short_names(sources: Sequence[Path]) -> list[str]:
     return named
 
 
-def choose_data(models: Sequence[CapsuleClassifier], configs: Sequence[TrainConfig | None], data: str | None) -> str:
+def choose_data(models: Sequence[VisionModel], configs: Sequence[TrainConfig | None], data: str | None) -> str:
     """The data set to evaluate on: the one given, else the one that all were trained on.
 
     What weights say of their data is followed only where it is the name of a data set: a path would let a file choose
@@ -90,7 +97,7 @@ def choose_data(models: Sequence[CapsuleClassifier], configs: Sequence[TrainConf
     return kinds[0]
 
 
-def match_classes(split: Images, model: CapsuleClassifier, data: str) -> Images:
+def match_classes(split: Images, model: VisionModel, data: str) -> Images:
     """The split with its labels in the order of the model's classes; UsageError where it has others."""
     known, given = model.class_names, split.class_names
     if not known and len(given) == model.num_classes:
@@ -110,7 +117,7 @@ def match_classes(split: Images, model: CapsuleClassifier, data: str) -> Images:
     return ImageSet(split.images, places.to(split.labels.device)[split.labels], known)
 
 
-def read_split(model: CapsuleClassifier, config: TrainConfig | None, data: str, root: str | None, split: str) -> Images:
+def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: str | None, split: str) -> Images:
     """One split of a data set at a model's size. The validation images are those held out in its training."""
     # Weights without their run do not record which images were held out.
     config = config or TrainConfig(validation_fraction=0.0)
@@ -160,7 +167,7 @@ def load_trained_models(
     read: dict[Any, Images] = {}
     for label, source, model, config in zip(short_names(sources), sources, models, configs, strict=True):
         if model.num_classes == 0:
-            raise UsageError(f"{source} has no class capsules (num_classes is 0); there is nothing to evaluate.")
+            raise UsageError(f"{source} has no scores (num_classes is 0); there is nothing to evaluate.")
         held = (
             (config.seed, config.validation_fraction, config.limit) if config is not None and split != "test" else None
         )
@@ -170,6 +177,7 @@ def load_trained_models(
             if limit is not None and limit < len(images):
                 images = images.subset(stratified(images.strata, limit, seed)[1])
             read[key] = images
-        placed = place(match_classes(read[key], model, name), chosen)
+        matched = match_classes(read[key], model, name) if task_of(model).scores_classes else read[key]
+        placed = place(matched, chosen)
         trained.append(TrainedModel(label, source, model, placed, placed.class_names, name))
     return trained

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,25 +14,6 @@ from mereo.models.layers import layer_depths, parameter_groups
 
 Features = Tensor | tuple[Tensor, ...]
 """What a head needs: one tensor, or several (a NamedTuple serves well)."""
-
-
-class SenderGrid(NamedTuple):
-    """Where on the image the senders of a coupling sit: numbered by type, then row, then column.
-
-    Attributes:
-        rows, columns, types: of the senders; there are types * rows * columns.
-        first: centre of the top left sender in pixels from the image's top and left edge, to within a pixel.
-        step: pixels from one sender to the next, down and across.
-        feeds: None when the receivers are the classes; else the place of the first receiver among the fine capsules
-            (cross-agreement) or the senders of the class routing.
-    """
-
-    rows: int
-    columns: int
-    types: int
-    first: float
-    step: float
-    feeds: int | None = None
 
 
 class VisionModel(nn.Module):
@@ -88,6 +69,11 @@ class VisionModel(nn.Module):
         return self.pretrained_cfg
 
     @property
+    def score_kind(self) -> str:
+        """What the scores are: "logits", or, between 0 and 1 each, "lengths" or "activations" of class capsules."""
+        return "logits"
+
+    @property
     def head_hidden_size(self) -> int:
         """Size of what `forward_head(pre_logits=True)` gives: `num_features`."""
         return self.num_features
@@ -128,10 +114,6 @@ class VisionModel(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters without weight decay, beyond biases and other vectors."""
         return set()
-
-    def sender_grids(self) -> dict[str, SenderGrid]:
-        """Where the senders of each coupling sit, by the coupling's name; senders without a place are left out."""
-        return {}
 
     # --- timm's protocol --------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules
+from mereo.core import Grid
 from mereo.core.shapes import conv_out, image_size
 from mereo.errors import UsageError, check_choice, check_positive
-from mereo.models.base import SenderGrid
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 from mereo.routing import DynamicRouting
@@ -97,6 +97,8 @@ class CapsNet(CapsuleClassifier):
         self.conv = PaddedConv2d(in_chans, conv_channels, 9, same=same)
         self.primary = PrimaryCapsules(conv_channels, primary_types, primary_dim, same=same)
         self.middle = self._routing(middle_capsules, middle_dim) if middle_capsules else None
+        if self.middle is not None:
+            self.middle.coupling.senders = self._primary_grid(feeds=0)
         self._initialise(self.conv, std=0.05)
         self._initialise(self.primary, self.middle)
         if middle_capsules:
@@ -121,8 +123,14 @@ class CapsNet(CapsuleClassifier):
         options: dict[str, Any] = self.routing_options
         return DynamicRouting(self.senders, receivers, self.sender_dim, receiver_dim, **options)
 
+    def _primary_grid(self, feeds: int | None = None) -> Grid:
+        # Without padding the first capsule looks at pixels 0 to 16, whose centre is 8.5.
+        return Grid(*self.grid, self.primary_types, 1.0 if self.same else 8.5, 2.0, feeds)
+
     def make_classifier(self) -> nn.Module:
-        return self._routing(self.num_classes, self.class_dim)
+        head = self._routing(self.num_classes, self.class_dim)
+        head.coupling.senders = self._primary_grid() if self.middle is None else None
+        return head
 
     def make_decoder(self) -> nn.Module | None:
         if not self.with_decoder:
@@ -143,13 +151,6 @@ class CapsNet(CapsuleClassifier):
                 nn.init.constant_(parameter, 0.1)
             else:
                 nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
-
-    def sender_grids(self) -> dict[str, SenderGrid]:
-        if self.num_classes == 0:
-            return {}
-        # Without padding the first capsule looks at pixels 0 to 16, whose centre is 8.5.
-        name, feeds = ("head.coupling", None) if self.middle is None else ("middle.coupling", 0)
-        return {name: SenderGrid(*self.grid, self.primary_types, 1.0 if self.same else 8.5, 2.0, feeds)}
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         features: Tensor = self.conv(inputs).relu_()

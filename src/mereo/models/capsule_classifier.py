@@ -28,6 +28,10 @@ class CapsuleClassifier(VisionModel):
 
     decoder: nn.Module | None
 
+    @property
+    def score_kind(self) -> str:
+        return "lengths" if self.scores_are_lengths else "activations"
+
     @abstractmethod
     def route(self, features: Any) -> Tensor:
         """The class capsules of the last parts: (batch, classes, pose)."""

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from mereo.capsules import PatchifyCapsules, ResidualBlock, patch_grids
-from mereo.core import grid_groups
+from mereo.core import Grid, grid_groups
 from mereo.core.coupling import Over
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive
-from mereo.models.base import Features, SenderGrid
+from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 from mereo.routing import CrossAgreementRouting, DynamicRouting
@@ -116,6 +116,11 @@ class MSPCaps(CapsuleClassifier):
             self._build_cross_agreement(dims, mid_dim)
         self.reset_classifier(num_classes)
 
+    def _grid(self, scale: int, feeds: int | None = None) -> Grid:
+        """Where the patches of a map sit."""
+        step = float(self.patch_size * 2**scale)
+        return Grid(*self.grids[scale], 1, step / 2, step, feeds)
+
     def _build_cross_agreement(self, dims: dict[int, int], mid_dim: int) -> None:
         """Sizes of what enters the last routing, and the routing before it where there are three scales."""
         fine, coarse = self.scales[0], self.scales[:2][-1]
@@ -133,16 +138,21 @@ class MSPCaps(CapsuleClassifier):
             self.middle = CrossAgreementRouting(
                 len(order), count, num_middle, dims[fine], dims[coarse], mid_dim, **self.cross_agreement
             )
+            self.middle.coupling.senders = self._grid(coarse, feeds=0)
+            self.middle.fine_grid, self.middle.fine_cells = self._grid(fine), order
             self.head_fine, self.head_coarse = (num_middle, mid_dim), (self.counts[last], dims[last])
         sizes = [self.head_fine, self.head_coarse][: len(self.scales)]
         self.num_features = sum(capsules * pose for capsules, pose in sizes)
 
     def _build_dynamic(self, dims: dict[int, int], mid_dim: int) -> None:
         """A routing for each scale, whose outputs stand side by side."""
-        self.scale_routings = nn.ModuleDict()
+        self.scale_routings, feeds = nn.ModuleDict(), 0
         for i in self.scales:
             count, steps = self.scale_capsules[i], self.routing_steps
-            self.scale_routings[str(i)] = DynamicRouting(self.counts[i], count, dims[i], mid_dim, steps=steps)
+            routing = DynamicRouting(self.counts[i], count, dims[i], mid_dim, steps=steps)
+            routing.coupling.senders = self._grid(i, feeds)
+            self.scale_routings[str(i)] = routing
+            feeds += count
         self.head_fine = (sum(self.scale_capsules[i] for i in self.scales), mid_dim)
         self.num_features = self.head_fine[0] * mid_dim
 
@@ -151,26 +161,14 @@ class MSPCaps(CapsuleClassifier):
         if self.routing == "dynamic":
             return DynamicRouting(fine, classes, fine_dim, out_dim, steps=self.routing_steps)
         coarse, coarse_dim = self.head_coarse
-        return CrossAgreementRouting(fine, coarse, classes, fine_dim, coarse_dim, out_dim, **self.cross_agreement)
+        head = CrossAgreementRouting(fine, coarse, classes, fine_dim, coarse_dim, out_dim, **self.cross_agreement)
+        head.coupling.senders = self._grid(self.scales[-1])
+        if len(self.scales) == 2:
+            head.fine_grid, head.fine_cells = self._grid(self.scales[0]), self.order
+        return head
 
     def no_weight_decay(self) -> set[str]:
         return {f"patchify.{i}.position" for i in self.scales}
-
-    def sender_grids(self) -> dict[str, SenderGrid]:
-        def grid(scale: int, feeds: int | None = None) -> SenderGrid:
-            step = float(self.patch_size * 2**scale)
-            return SenderGrid(*self.grids[scale], 1, step / 2, step, feeds)
-
-        if self.num_classes == 0:
-            return {}
-        if self.routing == "dynamic":
-            found, feeds = {}, 0
-            for i in self.scales:
-                found[f"scale_routings.{i}.coupling"] = grid(i, feeds)
-                feeds += self.scale_capsules[i]
-            return found
-        middle = {} if self.middle is None else {"middle.coupling": grid(self.scales[1], 0)}
-        return {**middle, "head.coupling": grid(self.scales[-1])}
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         features: Tensor = self.blocks[index](inputs)

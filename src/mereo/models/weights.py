@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,7 +19,6 @@ from mereo.errors import MereoError, UsageError
 from mereo.escape import cut
 from mereo.files import open_regular, write_atomically
 from mereo.models.base import VisionModel
-from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.metadata import FORMAT, check_description, describe
 from mereo.models.pretrained import list_pretrained, pretrained_path
 from mereo.models.registry import build, outline
@@ -193,7 +192,7 @@ def _at_hand(folder: Path) -> str:
     return f"there are {f'{listed}; and ' if runs else ''}{', '.join(list_pretrained())} in the package"
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> CapsuleClassifier:
+def load(path: str | Path, device: str | torch.device = "cpu") -> VisionModel:
     """A trained model from a file of weights, the folder of a run, an exported folder, or the package, in eval mode.
 
     `path` may also be one of `list_models(pretrained=True)`, such as "mspcaps_tiny.mnist", unless a file has that name.
@@ -216,5 +215,4 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> CapsuleClassif
     model.pretrained_cfg = {**model.pretrained_cfg, **found.preprocessing}
     model.class_names = found.class_names
     model.metadata = metadata
-    # Any VisionModel; the annotation spares those who load the networks of the package a check.
-    return cast(CapsuleClassifier, model.to(device).eval())
+    return model.to(device).eval()

@@ -1,4 +1,4 @@
-"""Cross-agreement routing: fine capsules say how far the coarse capsule above them is to be believed.
+"""Cross-agreement routing: fine capsules say how much the coarse capsule above them counts.
 
 Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. No code of the authors was found.
 Cost: one pass. The agreement uses <W^T u, V> = <u, W V>, so votes of the fine capsules are never made; with shared
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, DenseVotes, bounded, depends, mechanism, squash
+from mereo.core import Coupling, DenseVotes, Grid, bounded, depends, mechanism, squash
 from mereo.core.coupling import Over
 from mereo.core.kernels.cross_agreement import best_agreement
 from mereo.core.kernels.transforms import steps_aside
@@ -51,6 +51,10 @@ class CrossAgreementRouting(nn.Module):
         over: the axis of the softmax, which the paper does not state: see `docs/claims.md` for the measurements.
         dropout: of the couplings, in training.
 
+    Attributes:
+        fine_grid, fine_cells: where the fine capsules sit on the image, and the cell of each, int64 (fine,); set by the
+            network that knows, None for those without a place.
+
     Shapes:
         fine (batch, fine, fine_dim): the members of coarse capsule k are fine capsules k s to (k + 1) s - 1, where
         s = fine / coarse; coarse (batch, coarse, coarse_dim) -> (batch, receivers, receiver_dim).
@@ -66,6 +70,9 @@ class CrossAgreementRouting(nn.Module):
 
     Reference: arXiv:2508.16922
     """
+
+    fine_grid: Grid | None = None
+    fine_cells: Tensor | None = None
 
     def __init__(
         self,

@@ -92,6 +92,8 @@ class Task(ABC):
         requires: fields of a batch that it cannot do without.
         chooses: the metric that chooses the best epoch, and whether more or less of it is better.
         is_share: whether that metric is a share, shown in percent.
+        scores_classes: whether outputs are one score for each class, (batch, classes), so that classes can be attacked,
+            confused and calibrated.
         losses: names that `loss` may take in a configuration; empty where the task has one loss only.
     """
 
@@ -99,6 +101,7 @@ class Task(ABC):
     requires: ClassVar[tuple[str, ...]] = ("images",)
     chooses: ClassVar[tuple[str, Literal["max", "min"]]]
     is_share: ClassVar[bool] = False
+    scores_classes: ClassVar[bool] = False
     losses: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, class_names: Sequence[str] = ()) -> None:

@@ -136,6 +136,7 @@ class Classification(Task):
     requires = ("images", "labels")
     chooses = ("accuracy", "max")
     is_share = True
+    scores_classes = True
     losses = ("margin", "cross_entropy", "spread")
 
     @property

@@ -13,7 +13,7 @@ import torch
 from mereo.data import Augmentation, DatasetInfo, dataset_info
 from mereo.data.conversion import check_channels
 from mereo.errors import UsageError, unknown
-from mereo.models import CapsuleClassifier, create_model, get_model_entry
+from mereo.models import VisionModel, create_model, get_model_entry
 from mereo.models.registry import outline
 from mereo.runtime.device import choose_device
 from mereo.runtime.memory import available_memory
@@ -57,7 +57,7 @@ class Plan:
             )
         return batch_size, images // batch_size
 
-    def build_model(self, num_classes: int | None = None) -> CapsuleClassifier:
+    def build_model(self, num_classes: int | None = None) -> VisionModel:
         """The network, initialised from the seed.
 
         Args:

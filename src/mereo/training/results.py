@@ -8,7 +8,7 @@ import torch
 
 from mereo.data import Images
 from mereo.inference.evaluate import Scores, prepare_batch
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 from mereo.runtime.text import duration
 from mereo.tasks import Classification, Task
 from mereo.training.run_folder import RunFolder
@@ -35,7 +35,7 @@ class RunResult:
     test_best: Scores
     test_last: Scores
     results: dict[str, Any]
-    model: CapsuleClassifier
+    model: VisionModel
     main: bool = True
     task: Task = field(default_factory=Classification)
 
@@ -85,7 +85,7 @@ def summary(result: RunResult, picture: Path | None = None) -> None:
 
 
 @torch.inference_mode()
-def draw_test_samples(task: Task, model: CapsuleClassifier, test: Images, device: torch.device, path: Path) -> None:
+def draw_test_samples(task: Task, model: VisionModel, test: Images, device: torch.device, path: Path) -> None:
     """Up to 32 test images, evenly spaced, with what is predicted for them."""
     count = min(32, len(test))
     batch = test.batch(

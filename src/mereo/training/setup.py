@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mereo.data import Images, Splits, load_splits
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 from mereo.tasks import Task
 from mereo.training.config import TrainConfig
 from mereo.training.plan import Plan, as_plan
@@ -33,7 +33,7 @@ class Setup:
 
     plan: Plan
     task: Task
-    model: CapsuleClassifier
+    model: VisionModel
     splits: Splits
     device: torch.device
     crop: tuple[int, int]
@@ -104,6 +104,6 @@ def describe_images(setup: Setup) -> str:
     return ", ".join(parts)
 
 
-def _started(plan: Plan, num_classes: int | None, resumed: bool) -> tuple[CapsuleClassifier, str | None]:
+def _started(plan: Plan, num_classes: int | None, resumed: bool) -> tuple[VisionModel, str | None]:
     model, weights = plan.build_model(num_classes), plan.config.weights
     return model, None if weights is None or resumed else start_from(model, weights)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from mereo.errors import UsageError
-from mereo.models import CapsuleClassifier, get_model_entry, load
+from mereo.models import VisionModel, get_model_entry, load
 from mereo.models.metadata import describe
 from mereo.models.pretrained import fill
 from mereo.models.weights import load_tensors, weights_file
@@ -45,7 +45,7 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
     return config.replace(**changes)
 
 
-def start_from(model: CapsuleClassifier, weights: str) -> str:
+def start_from(model: VisionModel, weights: str) -> str:
     """Give a network the weights that a training starts from, and return a line on what is new."""
     source = load(weights)
     new = fill(model, source.state_dict(), {**source.metadata, **source.config}, weights)

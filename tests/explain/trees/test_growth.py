@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import mereo
-from mereo.core import lengths, squash, squash_exponential
+from mereo.core import Grid, lengths, squash, squash_exponential
 from mereo.errors import MereoError, UsageError
 from mereo.explain import Observation, ParseTree, observe, parse_trees
 from mereo.explain.places import box_of
 from mereo.explain.trees.words import describe
 from mereo.models import CapsuleClassifier
-from mereo.models.base import SenderGrid
 from mereo.routing import CrossAgreementRouting, SelfAttentionRouting
 
 Make = Callable[..., CapsuleClassifier]
@@ -49,7 +48,7 @@ def test_fewer_votes_are_those_of_a_smaller_tree(model: CapsuleClassifier, some_
     assert large.with_votes(5) == large
 
 
-def by_place(values: list[float], grid: SenderGrid | None) -> list[float]:
+def by_place(values: list[float], grid: Grid | None) -> list[float]:
     """The sums over the types of senders that sit at one place."""
     if grid is None:
         return values
@@ -58,7 +57,7 @@ def by_place(values: list[float], grid: SenderGrid | None) -> list[float]:
 
 
 def check_votes(tree: ParseTree, node: int, observation: Observation, name: str, receiver: int) -> None:
-    expected = by_place(votes_by_loops(observation, name, receiver), observation.model.sender_grids().get(name))
+    expected = by_place(votes_by_loops(observation, name, receiver), observation.grids.get(name))
     strongest = sorted(range(len(expected)), key=lambda s: -abs(expected[s]))[: tree.keep]
     found = tree.below(node)
     assert [tree.nodes[edge.child].number for edge in found] == strongest
@@ -145,11 +144,11 @@ def test_a_single_scale_does_not_vouch_for_itself(make: Make, some_images: MakeI
 
 
 def test_boxes() -> None:
-    assert box_of(5, SenderGrid(4, 4, 1, 4, 8), 32, 32) == (8, 8, 16, 16)
+    assert box_of(5, Grid(4, 4, 1, 4, 8), 32, 32) == (8, 8, 16, 16)
     # CapsNet's first primary capsule looks at pixels 0 to 16, the next begin two pixels further.
-    assert box_of(0, SenderGrid(6, 6, 32, 8.5, 2), 28, 28) == (0, 0, 17, 17)
-    assert box_of(35, SenderGrid(6, 6, 32, 8.5, 2), 28, 28) == (10, 10, 27, 27)
-    assert box_of(1, SenderGrid(1, 2, 1, 4, 8), 6, 14) == (8, 0, 14, 6)
+    assert box_of(0, Grid(6, 6, 32, 8.5, 2), 28, 28) == (0, 0, 17, 17)
+    assert box_of(35, Grid(6, 6, 32, 8.5, 2), 28, 28) == (10, 10, 27, 27)
+    assert box_of(1, Grid(1, 2, 1, 4, 8), 6, 14) == (8, 0, 14, 6)
 
 
 def test_which_classes(make: Make, some_images: MakeImages) -> None:
@@ -230,5 +229,5 @@ def test_refusals(make: Make, some_images: MakeImages) -> None:
         parse_trees(observation)
     broken = make("three scales")
     nn.init.constant_(broken.head.weight, float("nan"))
-    with pytest.raises(MereoError, match="weights are bad"):
+    with pytest.raises(MereoError, match="not finite"):
         observe(broken, images)

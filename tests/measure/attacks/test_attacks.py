@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import mereo
 from mereo.errors import MereoError, UsageError
-from mereo.inference.mode import judged
+from mereo.inference.mode import evaluating
 from mereo.measure import ATTACKS, attack
 from mereo.measure.attacks.apgd import apgd, checkpoints
 from mereo.measure.attacks.budget import Budget
@@ -19,8 +19,8 @@ LINEAR = LOSSES.keys() - {"dlr"}
 
 
 def lengths_of(model, images):
-    with judged(model):
-        return Target(model).lengths(images)
+    with evaluating(model):
+        return Target(model).scores(images)
 
 
 def worst(model, images, labels, epsilon):
@@ -102,7 +102,7 @@ def apgd_by_the_book(target, clean, label, start, epsilon, steps):
 
     def value(x):
         found = target.slope(x, label)
-        return float(found.loss), found.gradient, int(found.lengths.argmax()) != int(label)
+        return float(found.loss), found.gradient, int(found.scores.argmax()) != int(label)
 
     def inside(x):
         return torch.minimum(torch.maximum(x, clean - epsilon), clean + epsilon).clamp(0, 1)
@@ -141,7 +141,7 @@ def test_apgd_follows_the_algorithm_image_by_image(network, some_pixels, epsilon
     images = some_pixels((3, *network.image_shape))
     labels = lengths_of(network, images).argmax(1)
     start = (images + epsilon * (2 * some_pixels(images.shape, 5) - 1)).clamp(0, 1)
-    with judged(network):
+    with evaluating(network):
         target = Target(network.double(), "cross_entropy")
         images, start = images.double(), start.double()
         found = apgd(target, images, labels, start, Budget(epsilon, 20, None, torch.Generator()))
@@ -168,7 +168,7 @@ def test_bim_follows_the_algorithm_pixel_by_pixel(network, some_pixels):
     network.double()
     labels = lengths_of(network, images).argmax(1)
     found = attack("bim", network, images, labels, 0.05, steps=4, step_size=0.02)
-    with judged(network):
+    with evaluating(network):
         for i in range(2):
             one = bim_by_the_book(Target(network), images[i : i + 1], labels[i : i + 1], 0.05, 0.02, 4)
             torch.testing.assert_close(found[i : i + 1], one, atol=1e-9, rtol=0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mereo.inference.mode import judged
+from mereo.inference.mode import evaluating
 from mereo.measure import look_for_masking
 from mereo.measure.attack_stage import informative_epsilon, rising_curves
 from mereo.measure.attacks.masking import masking_parts
@@ -12,8 +12,8 @@ from mereo.measure.curves import Point, check_epsilons
 
 
 def checks(model, images, epsilon, **options):
-    with judged(model):
-        labels = Target(model).lengths(images).argmax(1)
+    with evaluating(model):
+        labels = Target(model).scores(images).argmax(1)
     parts = []
     found = look_for_masking(model, images, labels, epsilon, done=parts.append, **options)
     return {f.name: f for f in found}, sum(parts)

@@ -6,7 +6,7 @@ import warnings
 import pytest
 from torch import nn
 
-from mereo.inference.mode import judged
+from mereo.inference.mode import evaluating
 from mereo.measure import attack
 from mereo.measure.attacks.losses import LOSSES
 from mereo.measure.attacks.target import Target
@@ -22,15 +22,15 @@ class Logits(nn.Module):
         self.model = model
 
     def forward(self, images):
-        return Target(self.model)._lengths(images)
+        return Target(self.model)._scores(images)
 
 
 @pytest.fixture
 def case(network, some_pixels):
     images = some_pixels((12, *network.image_shape))
     logits = Logits(network).eval()
-    with judged(network):
-        labels = Target(network).lengths(images).argmax(1)
+    with evaluating(network):
+        labels = Target(network).scores(images).argmax(1)
     return network, logits, images, labels
 
 
@@ -81,8 +81,8 @@ def test_torchattacks_apgd_does_no_more_harm(case, torchattacks, loss):
     ours = attack("apgd", model, images, labels, 0.01, steps=30, loss=loss)
 
     def left(x):
-        with judged(model):
-            lengths = Target(model).lengths(x)
+        with evaluating(model):
+            lengths = Target(model).scores(x)
         return int((lengths.argmax(1) == labels).sum())
 
     assert abs(left(ours) - left(theirs)) <= 1
@@ -92,18 +92,18 @@ def test_torchattacks_pgd_raises_the_loss_as_much(case, torchattacks):
     model, logits, images, labels = case
     theirs = torchattacks.PGD(logits, eps=0.01, alpha=0.0025, steps=30)(images, labels)
     ours = attack("pgd", model, images, labels, 0.01, steps=30, step_size=0.0025)
-    with judged(model):
+    with evaluating(model):
         ours_loss, theirs_loss = (
-            float(LOSSES["cross_entropy"](Target(model).lengths(x), labels).mean()) for x in (ours, theirs)
+            float(LOSSES["cross_entropy"](Target(model).scores(x), labels).mean()) for x in (ours, theirs)
         )
     assert ours_loss == pytest.approx(theirs_loss, rel=0.02)
 
 
 def test_torchattacks_square_is_about_as_strong(linear, some_pixels, torchattacks):
     model, images = linear(3), some_pixels((40, 2, 5, 6))
-    with judged(model):
-        labels = Target(model).lengths(images).argmax(1)
+    with evaluating(model):
+        labels = Target(model).scores(images).argmax(1)
         theirs = torchattacks.Square(Logits(model), eps=0.1, n_queries=60)(images, labels)
         ours = attack("square", model, images, labels, 0.1, steps=60)
-        left = [int((Target(model).lengths(x).argmax(1) == labels).sum()) for x in (ours, theirs)]
+        left = [int((Target(model).scores(x).argmax(1) == labels).sum()) for x in (ours, theirs)]
     assert abs(left[0] - left[1]) <= 5

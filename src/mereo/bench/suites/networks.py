@@ -15,7 +15,7 @@ from mereo.bench.kernels import PREFIX, labelled, shares
 from mereo.capsules import PatchifyCapsules
 from mereo.data import Augmentation, Batch, ImageSet
 from mereo.inference.evaluate import normalise
-from mereo.models import CapsuleClassifier, create_model, get_model_entry, list_models
+from mereo.models import VisionModel, create_model, get_model_entry, list_models
 from mereo.models.capsnet import CapsNet
 from mereo.routing import CrossAgreementRouting, DynamicRouting, SelfAttentionRouting
 from mereo.training.losses import Objective, many_hot, margin_loss
@@ -29,7 +29,7 @@ def _training(loss: Callable[..., Tensor], module: nn.Module) -> Workload:
     return Workload(loss, leaves, torch.optim.Adam(leaves, lr=0.0).step)
 
 
-def workload(model: CapsuleClassifier, setting: Setting, mode: Mode) -> Workload:
+def workload(model: VisionModel, setting: Setting, mode: Mode) -> Workload:
     """Inference, or a training step with margin loss, decoder and Adam; every network in channels-last memory."""
     model = model.to(setting.device).to(memory_format=torch.channels_last)
     if mode == "forward":
@@ -58,10 +58,8 @@ def adopt(factory: Callable[..., Any], setting: Setting) -> Callable[[Mode], Wor
     return build
 
 
-def _make(setting: Setting) -> CapsuleClassifier:
-    model = create_model(setting.word("model"))
-    assert isinstance(model, CapsuleClassifier)
-    return model
+def _make(setting: Setting) -> VisionModel:
+    return create_model(setting.word("model"))
 
 
 def images_and_labels(setting: Setting, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
@@ -122,7 +120,7 @@ CAPSNET = Suite(
 )
 
 
-def _augmented(setting: Setting) -> tuple[CapsuleClassifier, Workload]:
+def _augmented(setting: Setting) -> tuple[VisionModel, Workload]:
     """A training step from stored images on: batch, augmentation, normalisation, network, Adam."""
     entry = get_model_entry(setting.word("model"))
     model = _make(setting).to(setting.device).to(memory_format=torch.channels_last)

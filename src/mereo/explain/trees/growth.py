@@ -6,20 +6,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mereo.core import lengths
+from mereo.core import Coupling, Grid, lengths
 from mereo.errors import UsageError
 from mereo.explain.contributions import exchange_contributions
 from mereo.explain.observation import Observation, chosen_classes
-from mereo.explain.places import box_of, fine_places, on_grid
+from mereo.explain.places import box_of, on_grid
 from mereo.explain.trees.tree import Edge, Node, ParseTree
 from mereo.inference.predict import class_names
-from mereo.models import CapsuleClassifier
-from mereo.models.base import SenderGrid
+from mereo.models import CapsuleClassifier, VisionModel
 from mereo.routing import CrossAgreementRouting
 
 
-def why_no_tree(model: CapsuleClassifier) -> str | None:
+def why_no_tree(model: VisionModel) -> str | None:
     """Why parse trees cannot be made of a model; None if they can."""
+    if not isinstance(model, CapsuleClassifier):
+        couples = any(isinstance(module, Coupling) for module in model.modules())
+        return f"{type(model).__name__} has {'no class capsules' if couples else 'no couplings'}"
     name = f"{model.classifier}.coupling"
     return None if name in dict(model.named_modules()) else f"{type(model).__name__} has no routing {name}"
 
@@ -48,7 +50,7 @@ def parse_trees(
             raise UsageError(f"{argument} is {value!r}; it must be a whole number of at least {least}.")
     if (reason := why_no_tree(observation.model)) is not None:
         raise UsageError(f"no parse tree can be made: {reason}.")
-    chosen = chosen_classes(observation.capsules.activation, classes)
+    chosen = chosen_classes(observation.scores, classes)
     return [_Growth(observation, image, keep).tree(int(root), rivals) for image, root in enumerate(chosen)]
 
 
@@ -57,12 +59,12 @@ class _Growth:
 
     def __init__(self, observation: Observation, image: int, keep: int) -> None:
         self.observation, self.image, self.keep = observation, image, keep
-        self.grids, self.fine = observation.model.sender_grids(), fine_places(observation.model)
+        self.grids = observation.grids
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
 
     def tree(self, explained: int, rivals: int) -> ParseTree:
-        lengths_of, names = self.observation.capsules.activation[self.image], class_names(self.observation.model)
+        lengths_of, names = self.observation.scores[self.image], class_names(self.observation.model)
         others = [c for c in lengths_of.argsort(descending=True).tolist() if c != explained]
         for number in (explained, *others[:rivals]):
             self.nodes.append(Node("class", names[number], number, 0, length=float(lengths_of[number])))
@@ -70,7 +72,7 @@ class _Growth:
         return ParseTree(tuple(self.nodes), tuple(self.edges), self.keep)
 
     def pair(self, receiver: int) -> tuple[Tensor, Tensor]:
-        device = self.observation.capsules.activation.device
+        device = self.observation.scores.device
         return torch.tensor([self.image], device=device), torch.tensor([receiver], device=device)
 
     def votes(self, name: str, receiver: int) -> tuple[Literal["vote", "coupling"], Tensor, Tensor]:
@@ -114,8 +116,9 @@ class _Growth:
     def vouch(self, vote: Edge, name: str, witness: int, score: float) -> None:
         """The witness of a sender of cross-agreement, and everything below it."""
         source = self.source(witness) if name == self.observation.class_coupling else None
-        grid, order = self.fine.get(name, (None, None))
-        child = self.add(vote.child, witness, grid, self.observation.exchanges[name].inputs[0], order)
+        exchange = self.observation.exchanges[name]
+        grid, cells = (getattr(exchange.module, attribute, None) for attribute in ("fine_grid", "fine_cells"))
+        child = self.add(vote.child, witness, grid, exchange.inputs[0], cells)
         self.edges.append(Edge(child, vote.child, "agreement", vote.coupling, score))
         if source is not None:
             self.grow(child, *source)
@@ -130,7 +133,7 @@ class _Growth:
         return None
 
     def add(
-        self, parent: int, number: int, grid: SenderGrid | None, poses: Tensor | None, order: Tensor | None = None
+        self, parent: int, number: int, grid: Grid | None, poses: Tensor | None, order: Tensor | None = None
     ) -> int:
         """A new node; its place in the list."""
         level = self.nodes[parent].level + 1

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +29,23 @@ for it, and the patches on the image. A click or Enter keeps the highlight, Esca
 <p>Red: the vote adds to the length of the capsule above, before the squash; blue: it subtracts from it. Dashed: the
 finer capsule that agreed best with that vote, and its score; it alone sets the coupling of the vote. The strongest
 votes for each capsule are drawn, and beside it stands their share of all its votes, in absolute value.</p>"""
-AddCase = Callable[[str, Tensor, ParseTree, Tensor, tuple[str, ...]], None]
+
+
+class Hidden(NamedTuple):
+    """What stands on the page for a network without parse trees.
+
+    Attributes:
+        explained: the class.
+        heat: how much its score falls when a place is hidden, (height, width).
+        reason: why there is no parse tree.
+    """
+
+    explained: int
+    heat: Tensor
+    reason: str
+
+
+AddCase = Callable[[str, Tensor, ParseTree | Hidden, Tensor, tuple[str, ...]], None]
 
 
 def image_data(image: Tensor) -> str:
@@ -53,10 +70,10 @@ def explanation_page(path: str | Path, title: str) -> Iterator[AddCase]:
         path: of the file.
         title: of the page.
 
-    What it yields takes a title, an image in [0, 1], not normalised, its parse tree, the lengths of the class capsules
-    and the names of the classes.
+    What it yields takes a title, an image in [0, 1], not normalised, its parse tree (or `Hidden` where there is none),
+    the scores between 0 and 1 and the names of the classes.
 
-    Shapes: image (channels, height, width), lengths (classes,).
+    Shapes: image (channels, height, width), scores (classes,).
     """
     path, count = Path(path), 0
     with writing(path) as write_bytes:
@@ -65,9 +82,9 @@ def explanation_page(path: str | Path, title: str) -> Iterator[AddCase]:
             # Names of files may hold bytes that are not text.
             write_bytes(text.encode(errors="replace"))
 
-        def add(title: str, image: Tensor, tree: ParseTree, lengths: Tensor, names: tuple[str, ...]) -> None:
+        def add(title: str, image: Tensor, tree: ParseTree | Hidden, scores: Tensor, names: tuple[str, ...]) -> None:
             nonlocal count
-            write(_case(f"i{count}", title, image, tree, lengths, names))
+            write(_case(f"i{count}", title, image, tree, scores, names))
             count += 1
 
         write(_opening(title))
@@ -96,22 +113,35 @@ def _closing() -> str:
     return f"</main>\n<script>\n{_part('page.js')}</script>\n</body>\n</html>\n"
 
 
-def _case(prefix: str, title: str, image: Tensor, tree: ParseTree, lengths: Tensor, names: tuple[str, ...]) -> str:
+def _brightness(heat: Tensor) -> Tensor:
+    """Falls of a score (height, width) as a grey image (1, height, width): black where hiding does not lower it."""
+    falls = heat.clamp(min=0)
+    return (falls / falls.amax().clamp(min=1e-12)).unsqueeze(0)
+
+
+def _case(
+    prefix: str, title: str, image: Tensor, tree: ParseTree | Hidden, scores: Tensor, names: tuple[str, ...]
+) -> str:
     high, wide = image.shape[-2:]
-    explained = tree.nodes[0].number
+    explained = tree.explained if isinstance(tree, Hidden) else tree.nodes[0].number
     bars = "".join(
         f'<li{" class=explained" if c == explained else ""}><span class="name">{escape(names[c])}</span>'
-        f'<span class="bar" style="width:{100 * min(float(lengths[c]), 1.0):.1f}%"></span>'
-        f"<span>{float(lengths[c]):.2f}</span></li>"
-        for c in shown_classes(lengths, {explained})
+        f'<span class="bar" style="width:{100 * min(max(float(scores[c]), 0.0), 1.0):.1f}%"></span>'
+        f"<span>{float(scores[c]):.2f}</span></li>"
+        for c in shown_classes(scores, {explained})
     )
+    if isinstance(tree, Hidden):
+        boxes, words = "", f"{tree.reason}. The second picture is brighter where hiding a place lowers the score more"
+        shown = f'<img alt="occlusion" width="{8 * wide}" src="{image_data(_brightness(tree.heat))}">'
+    else:
+        boxes, words, shown = patch_boxes(tree, prefix), describe(tree, 0), tree_svg(tree, (high, wide), prefix)
     return (
         f'<section class="case" aria-labelledby="{prefix}-title">\n<h2 id="{prefix}-title">{escape(title)}</h2>\n'
         f'<div class="seen">\n'
         f'<svg class="image" viewBox="0 0 {wide} {high}" role="img" aria-labelledby="{prefix}-title">'
         f'<image id="{prefix}-image" width="{wide}" height="{high}" href="{image_data(image)}"/>'
-        f"{patch_boxes(tree, prefix)}</svg>\n"
-        f'<p class="words" id="{prefix}-words">{escape(describe(tree, 0))}</p>\n'
+        f"{boxes}</svg>\n"
+        f'<p class="words" id="{prefix}-words">{escape(words)}</p>\n'
         f'<ol class="lengths">{bars}</ol>\n</div>\n'
-        f'<div class="scroll">{tree_svg(tree, (high, wide), prefix)}</div>\n</section>\n'
+        f'<div class="scroll">{shown}</div>\n</section>\n'
     )

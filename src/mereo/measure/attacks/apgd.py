@@ -61,7 +61,7 @@ def apgd(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: B
     before, images = start, start
     slope = target.slope(images, labels)
     best, best_loss, best_gradient, gradient = images, slope.loss, slope.gradient, slope.gradient
-    result, fooled = images, slope.lengths.argmax(1) != labels
+    result, fooled = images, slope.scores.argmax(1) != labels
     loss, rises = slope.loss, torch.zeros_like(slope.loss)
     checked_loss, halved = best_loss, torch.ones_like(fooled)
     stops, last_stop = set(checkpoints(budget.steps)), 0
@@ -79,7 +79,7 @@ def apgd(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: B
             torch.where(_wide(better), new, old) for new, old in ((images, best), (gradient, best_gradient))
         )
         best_loss = torch.where(better, loss, best_loss)
-        wrong = slope.lengths.argmax(1) != labels
+        wrong = slope.scores.argmax(1) != labels
         result, fooled = torch.where(_wide(wrong), images, result), fooled | wrong
         if step in stops:
             stuck = ~halved & (best_loss <= checked_loss)

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError, check_choice
-from mereo.inference.mode import judged
+from mereo.inference.mode import evaluating
 from mereo.measure.attacks.apgd import apgd
 from mereo.measure.attacks.budget import Budget, random_start
-from mereo.measure.attacks.losses import LOSSES
+from mereo.measure.attacks.losses import check_loss
 from mereo.measure.attacks.pgd import bim, fgsm, pgd
 from mereo.measure.attacks.square import square
 from mereo.measure.attacks.target import Target
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 
 Method = Callable[[Target, Tensor, Tensor, Tensor, Budget], Tensor]
 
@@ -39,24 +39,22 @@ ATTACKS: dict[str, Attack] = {
 """The attacks by name."""
 
 
-def check_attack(name: str, epsilon: float, steps: int | None, restarts: int, loss: str, num_classes: int) -> None:
+def check_attack(name: str, epsilon: float, steps: int | None, restarts: int, loss: str, model: VisionModel) -> None:
     """UsageError for the first invalid argument of an attack."""
     check_choice("attack", name, ATTACKS)
-    check_choice("loss", loss, LOSSES)
     if not 0 <= epsilon <= 1:
         raise UsageError(f"epsilon is {epsilon}; it must be between 0 and 1, the range of a pixel.")
     for argument, value in (("steps", steps), ("restarts", restarts)):
         if value is not None and value < 1:
             raise UsageError(f"{argument} is {value}; it must be at least 1.")
-    if num_classes < 2:
-        raise UsageError(f"the model has {num_classes} classes; an attack needs at least 2.")
-    if loss == "dlr" and num_classes < 3:
-        raise UsageError("loss is 'dlr', which needs three classes; the model has 2. Use cross_entropy.")
+    if model.num_classes < 2:
+        raise UsageError(f"the model has {model.num_classes} classes; an attack needs at least 2.")
+    check_loss(loss, model)
 
 
 def attack(
     name: str,
-    model: CapsuleClassifier,
+    model: VisionModel,
     images: Tensor,
     labels: Tensor,
     epsilon: float,
@@ -77,20 +75,20 @@ def attack(
 
     Args:
         name: "fgsm", "bim", "pgd", "apgd" or "square".
-        model: any capsule classifier.
+        model: any classifier.
         images: in [0, 1], not normalised.
         labels: the true classes.
         epsilon: largest change of a pixel, in units of the full range; 0 gives the images back.
         steps: gradient steps, or queries of "square"; by default 10 and 500.
         step_size: change of a pixel in one step; the attack's own when None.
         restarts: number of tries.
-        loss: what to raise: "cross_entropy" of the lengths, "margin" (the loss of training) or "dlr".
+        loss: what to raise: "cross_entropy" of the scores, "margin" (the loss of capsule networks) or "dlr".
         seed: of all random choices: a number, or a generator on the CPU.
         watch: called with the losses (batch,) at every step.
 
     Shapes: images (batch, channels, height, width), labels int64 (batch,) -> like images, without gradient.
     """
-    check_attack(name, epsilon, steps, restarts, loss, model.num_classes)
+    check_attack(name, epsilon, steps, restarts, loss, model)
     if step_size is not None and not 0 < step_size < float("inf"):
         raise UsageError(f"step_size is {step_size}; it must be a number above 0.")
     _check_batch(model, images, labels)
@@ -100,26 +98,26 @@ def attack(
         return images.clone()
     chosen = ATTACKS[name]
     budget = Budget(epsilon, chosen.steps if steps is None else steps, step_size, generator, watch)
-    with judged(model):
+    with evaluating(model):
         target = Target(model, loss)
         start = random_start(images, budget) if chosen.random else images
         best = chosen.method(target, images, labels, start, budget)
         for _ in range(restarts - 1):
-            lengths = target.lengths(best)
-            left = (lengths.argmax(1) == labels).nonzero().flatten()
+            scores = target.scores(best)
+            left = (scores.argmax(1) == labels).nonzero().flatten()
             if not len(left):
                 break
             clean, own = images[left], labels[left]
             tried = chosen.method(target, clean, own, random_start(clean, budget), budget)
-            new_lengths = target.lengths(tried)
-            better = (new_lengths.argmax(1) != own) | (
-                target.loss_of(new_lengths, own) > target.loss_of(lengths[left], own)
+            new_scores = target.scores(tried)
+            better = (new_scores.argmax(1) != own) | (
+                target.loss_of(new_scores, own) > target.loss_of(scores[left], own)
             )
             best = best.index_copy(0, left[better], tried[better])
     return best
 
 
-def _check_batch(model: CapsuleClassifier, images: Tensor, labels: Tensor) -> None:
+def _check_batch(model: VisionModel, images: Tensor, labels: Tensor) -> None:
     model.check_images(images)
     if labels.dim() != 1 or len(labels) != len(images) or labels.dtype != torch.int64:
         raise UsageError(

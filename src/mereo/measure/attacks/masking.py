@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.inference.mode import judged
+from mereo.inference.mode import evaluating
 from mereo.measure.attacks.attack import attack
 from mereo.measure.attacks.budget import project
-from mereo.measure.attacks.losses import LOSSES
+from mereo.measure.attacks.losses import losses_of
 from mereo.measure.attacks.target import Target
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 from mereo.runtime.text import percent
 
 SLACK = 0.03
@@ -42,7 +42,7 @@ class _Probe:
     """A network, images that it classifies correctly, and the accuracy that remains after an attack."""
 
     def __init__(
-        self, model: CapsuleClassifier, images: Tensor, labels: Tensor, loss: str, seed: int,
+        self, model: VisionModel, images: Tensor, labels: Tensor, loss: str, seed: int,
         done: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.model, self.images, self.labels, self.loss, self.seed = model, images, labels, loss, seed
@@ -50,8 +50,8 @@ class _Probe:
 
     def left(self, images: Tensor) -> float:
         """Share of the images still classified correctly."""
-        with judged(self.model):
-            predicted = Target(self.model).lengths(images).argmax(1)
+        with evaluating(self.model):
+            predicted = Target(self.model).scores(images).argmax(1)
         return float((predicted == self.labels).double().mean())
 
     def under(self, name: str, epsilon: float, **options: Any) -> float:
@@ -63,21 +63,21 @@ class _Probe:
 
 
 def look_for_masking(
-    model: CapsuleClassifier,
+    model: VisionModel,
     images: Tensor,
     labels: Tensor,
     epsilon: float,
     *,
     steps: int = 20,
     loss: str = "cross_entropy",
-    others: Mapping[str, CapsuleClassifier] | None = None,
+    others: Mapping[str, VisionModel] | None = None,
     seed: int = 0,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[MaskingCheck]:
     """Compare PGD with attacks that can only be stronger where its gradients mislead, on a few images.
 
     Args:
-        model: any capsule classifier.
+        model: any classifier.
         images: in [0, 1], all classified correctly.
         labels: their classes.
         epsilon: of the attacks; most informative where about half of the images are still classified correctly.
@@ -109,8 +109,8 @@ def look_for_masking(
         _more("steps", f"{4 * steps} steps", probe.under("pgd", epsilon, steps=4 * steps), white),
         *[
             _more(f"loss {name}", f"the loss {name}", probe.under("pgd", epsilon, steps=steps, loss=name), white)
-            for name in LOSSES
-            if name != loss and (name != "dlr" or model.num_classes > 2)
+            for name in losses_of(model)
+            if name != loss
         ],
         _weaker("random points", f"The worst of {RANDOM_POINTS} random points", _random_points(probe, epsilon), white),
         _weaker("black box", f"Square with {QUERIES} queries", probe.under("square", epsilon, steps=QUERIES), white),
@@ -125,10 +125,8 @@ def masking_parts(losses: int, others: int) -> int:
 
 def _zero_gradients(probe: _Probe) -> MaskingCheck:
     numbers = {}
-    with judged(probe.model):
-        for name in LOSSES:
-            if name == "dlr" and probe.model.num_classes < 3:
-                continue
+    with evaluating(probe.model):
+        for name in losses_of(probe.model):
             gradient = Target(probe.model, name).slope(probe.images, probe.labels).gradient
             numbers[name] = float((gradient.flatten(1).abs().amax(1) == 0).double().mean())
     share = numbers[probe.loss]
@@ -173,19 +171,17 @@ def _loss_curve(curve: list[float]) -> MaskingCheck:
 def _random_points(probe: _Probe, epsilon: float) -> float:
     generator = torch.Generator().manual_seed(probe.seed)
     right = torch.ones_like(probe.labels, dtype=torch.bool)
-    with judged(probe.model):
+    with evaluating(probe.model):
         target = Target(probe.model)
         for _ in range(RANDOM_POINTS):
             signs = 2 * torch.randint(0, 2, probe.images.shape, generator=generator) - 1
             corner = project(probe.images + epsilon * signs.to(probe.images), probe.images, epsilon)
-            right &= target.lengths(corner).argmax(1) == probe.labels
+            right &= target.scores(corner).argmax(1) == probe.labels
     probe.done(1)
     return float(right.double().mean())
 
 
-def _transfer(
-    probe: _Probe, name: str, other: CapsuleClassifier, epsilon: float, steps: int, white: float
-) -> MaskingCheck:
+def _transfer(probe: _Probe, name: str, other: VisionModel, epsilon: float, steps: int, white: float) -> MaskingCheck:
     changed = attack("pgd", other, probe.images, probe.labels, epsilon, steps=steps, loss=probe.loss, seed=probe.seed)
     probe.done(1)
     return _weaker(f"transfer from {name}", f"An attack made on {name}", probe.left(changed), white)

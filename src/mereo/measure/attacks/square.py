@@ -32,7 +32,7 @@ def square_side(query: int, queries: int, height: int, width: int) -> int:
 
 
 def square(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: Budget) -> Tensor:
-    """Random search for a negative margin |v_y| - max_{j != y} |v_j|.
+    """Random search for a negative margin s_y - max_{j != y} s_j of the scores.
 
     x_0     = clip(clean + epsilon stripes), a random sign for each column and channel
     x_{k+1} = the better of x_k and P(x_k + 2 epsilon signs inside a random square), a random sign for each channel
@@ -84,9 +84,9 @@ def _signs(clean: Tensor, shape: tuple[int, ...], budget: Budget) -> Tensor:
 
 def _margin(target: Target, images: Tensor, labels: Tensor) -> Tensor:
     """Above 0 for a correctly classified image, at most 0 for a misclassified one."""
-    lengths = target.lengths(images)
-    own = lengths.gather(1, labels[:, None]).squeeze(1)
-    margin = own - rival(lengths, labels)
-    # Of equally long capsules the first is the prediction.
-    tied = (margin == 0) & (lengths.argmax(1) == labels)
+    scores = target.scores(images)
+    own = scores.gather(1, labels[:, None]).squeeze(1)
+    margin = own - rival(scores, labels)
+    # Of equal scores the first is the prediction.
+    tied = (margin == 0) & (scores.argmax(1) == labels)
     return margin.masked_fill(tied, torch.finfo(margin.dtype).tiny)

@@ -1,0 +1,54 @@
+"""Which places of an image a class depends on: its score without each of them."""
+
+import torch
+from torch import Tensor
+
+from mereo.core import Grid
+from mereo.errors import check_positive
+from mereo.explain.observation import check_scores, chosen_classes, normalised, ready
+from mereo.inference.mode import evaluating
+from mereo.models import VisionModel
+
+CELLS = 8
+"""Squares along the shorter side of an image."""
+
+
+def occlusion_grid(height: int, width: int, cells: int = CELLS) -> Grid:
+    """Squares that cover an image, `cells` along its shorter side or as many as it has pixels."""
+    side = -(-min(height, width) // cells)
+    return Grid(-(-height // side), -(-width // side), 1, side / 2, side)
+
+
+@torch.no_grad()
+def occlusion(
+    model: VisionModel, images: Tensor, classes: Tensor | None = None, *, cells: int = CELLS
+) -> tuple[Tensor, Grid]:
+    """How much the score of a class falls when a square of the image is replaced by the image's mean colour.
+
+    drop_s = score_class(image) - score_class(image with square s in its mean colour)
+
+    Args:
+        model: any classifier; it runs in evaluation mode, once for each square, and is left as it was.
+        images: in [0, 1], not normalised.
+        classes: which class to explain for each image, int64 (batch,); the predicted one when None.
+        cells: squares along the shorter side.
+
+    Shapes: images (batch, channels, height, width) -> (batch, rows, columns), and the grid of the squares.
+
+    Reference: arXiv:1311.2901, section 4.2, which uses a grey square.
+    """
+    check_positive(cells=cells)
+    model, images = ready(model, images)
+    grid = occlusion_grid(images.shape[-2], images.shape[-1], cells)
+    side, mean = int(grid.step), images.mean((2, 3), keepdim=True)
+    with evaluating(model):
+        scores = model(normalised(model, images))
+        check_scores(scores)
+        chosen = chosen_classes(scores, classes)[:, None]
+        drops = scores.new_zeros(len(images), grid.rows, grid.columns)
+        for row in range(grid.rows):
+            for column in range(grid.columns):
+                hidden = images.clone()
+                hidden[:, :, row * side : (row + 1) * side, column * side : (column + 1) * side] = mean
+                drops[:, row, column] = (scores - model(normalised(model, hidden))).gather(1, chosen).squeeze(1)
+    return drops, grid

@@ -1,0 +1,49 @@
+"""What the scores of a network are called in pictures, and how they are drawn as bars."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mereo.inference.predict import task_of
+from mereo.models import VisionModel
+
+
+class Wording(NamedTuple):
+    """Words for the scores of a network.
+
+    Attributes:
+        column: heading of the bars, and the line below it.
+        one: a single score.
+        raises, lowers: what a change of a pixel does.
+        best: the highest score.
+    """
+
+    column: tuple[str, str]
+    one: str
+    raises: str
+    lowers: str
+    best: str
+
+
+WORDINGS: dict[str, Wording] = {
+    "lengths": Wording(
+        ("class capsules", "their lengths"), "length", "makes its capsule longer", "shorter", "the longest capsule"
+    ),
+    "activations": Wording(
+        ("class capsules", "their activations"), "activation", "makes its capsule more active", "less",
+        "the most active capsule",
+    ),
+    "logits": Wording(("classes", "softmax of scores"), "score", "raises its score", "lowers it", "the highest score"),
+    "outputs": Wording(("outputs", ""), "output", "raises it", "lowers it", "the largest output"),
+}  # fmt: skip
+"""By the kind of score."""
+
+
+def kind_of(model: VisionModel) -> str:
+    """The kind of a model's scores; "outputs" where its task is not to choose between classes."""
+    return model.score_kind if task_of(model).scores_classes else "outputs"
+
+
+def bars_of(scores: Tensor, kind: str) -> Tensor:
+    """What the bars show: the softmax of logits, and other scores as they are: (..., classes) -> the same."""
+    return scores.softmax(-1) if kind == "logits" else scores
