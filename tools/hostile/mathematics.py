@@ -8,10 +8,13 @@ from typing import Any
 from hostile.ground import NAMES, Done, Try, network
 
 SIZES = [0, 1, 1, 2, 3, 5, 7, 8, 9, 16, 17, 33]
-REFUSALS = (ValueError, TypeError)
 CHANGES: list[Callable[[Any], Any]] = [
     lambda x: x, lambda x: x[:0], lambda x: x[:1], lambda x: x.double(), lambda x: x.half(), lambda x: x * 0,
-    lambda x: x * 1e15, lambda x: x.repeat(3, *[1] * (x.dim() - 1)),
+    lambda x: x * 1e15, lambda x: x.repeat(3, *[1] * (x.dim() - 1)), lambda x: (x * 10).long(), lambda x: x > 0,
+    lambda x: x.unsqueeze(0), lambda x: x.squeeze(0), lambda x: x.flatten(), lambda x: x[0, 0], lambda x: x[..., :-1],
+    lambda x: x[..., :0], lambda x: x[:, :0], lambda x: x.bfloat16(), lambda x: x.to("meta"),
+    lambda x: x.repeat_interleave(2, 1), lambda x: x.transpose(-1, -2), lambda x: x * -1e30, lambda x: x * (1 + 1j),
+    lambda x: x.to_sparse(),
 ]  # fmt: skip
 
 
@@ -29,15 +32,17 @@ def shapes(random: Random) -> Try:
         children = (torch.randn(B, S, D) * scale).requires_grad_()
         weight = (torch.randn(R, S, D, E) * 0.3).requires_grad_()
 
-        def run(way: str) -> list[Any]:
-            out = dynamic_routing(children, weight, steps=steps, method=way)
-            return [out, *torch.autograd.grad(out.square().sum() + out.sum(), (children, weight))]
+        def run(way: str, dtype: torch.dtype = torch.float32) -> list[Any]:
+            u, W = (x.detach().to(dtype).requires_grad_() for x in (children, weight))
+            out = dynamic_routing(u, W, steps=steps, method=way)
+            return [out, *torch.autograd.grad(out.square().sum() + out.sum(), (u, W))]
 
-        for got, expected in zip(run(method), run("plain"), strict=True):
+        # What plain loses in float32 is lost by the problem, such as the derivative of a saturated length.
+        for got, plain, expected in zip(run(method), run("plain"), run("plain", torch.float64), strict=True):
             assert got.shape == expected.shape and got.isfinite().all()
             if got.numel():
-                most = expected.abs().max().clamp(min=1e-3)
-                assert (got - expected).abs().max() <= 1e-3 * most, float((got - expected).abs().max() / most)
+                most, lost = expected.abs().max().clamp(min=1e-3), (plain - expected).abs().max()
+                assert (got - expected).abs().max() <= 1e-3 * most + 10 * lost, (got, plain, expected)
         return Done(0)
 
     return Try(f"dynamic_routing {B, S, R, D, E} steps {steps} {method} scale {scale}", work)
@@ -50,19 +55,24 @@ def mechanisms(random: Random) -> Try:
     def work() -> Done:
         import torch
 
+        from mereo.errors import UsageError
         from mereo.mechanisms import MECHANISMS
 
         drawn = Random(seed)
         torch.manual_seed(0)
         entry = MECHANISMS[drawn.choice(sorted(MECHANISMS))]
         module, inputs = entry.example()
-        changed = [drawn.choice(CHANGES)(x) if torch.is_tensor(x) and x.is_floating_point() else x for x in inputs]
+        changed = [x if drawn.random() < 0.3 else drawn.choice(CHANGES)(x) for x in inputs]
+        top = entry.largest_input
+        changed = [x.clamp(-top, top) if x.is_floating_point() and not x.is_sparse else x for x in changed]
+        fits = [(x.dim(), x.is_floating_point()) for x in changed] == [(x.dim(), True) for x in inputs]
         try:
             out = module(*changed)
-        except REFUSALS:
+        except UsageError:
             return Done(2)
+        assert fits, f"accepts {[(tuple(x.shape), x.dtype) for x in changed]}"
         for part in out if isinstance(out, tuple) else (out,):
-            if torch.is_tensor(part) and part.is_floating_point():
+            if torch.is_tensor(part) and part.is_floating_point() and not part.is_meta:
                 assert part.isfinite().all(), "not finite"
         return Done(0)
 

@@ -131,12 +131,10 @@ def prepare() -> Path:
     import torch
 
     for module in (
-        "accelerate", "matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision", "mereo.cli.main",
-        "mereo.mechanisms",
-        "mereo.cli.train", "mereo.training.engine", "mereo.export.forms", "mereo.export.writing", "mereo.explain",
-        "mereo.bench",
-        "mereo.measure.evaluation", "mereo.export.rows", "mereo.inference.predict", "mereo.experiments", "yaml",
-        "tyro",
+        "accelerate", "matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision", "pyarrow.parquet", "yaml",
+        "tyro", "mereo.cli.main", "mereo.cli.train", "mereo.mechanisms", "mereo.training.engine", "mereo.export.forms",
+        "mereo.export.writing", "mereo.export.rows", "mereo.explain", "mereo.bench", "mereo.measure.evaluation",
+        "mereo.inference.predict", "mereo.experiments", "mereo.data.stream",
     ):  # fmt: skip
         import_module(module)
     torch.set_num_threads(1)  # the threads of a pool do not live on in a fork

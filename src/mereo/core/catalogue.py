@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
+from mereo.core.inputs import check_inputs
 from mereo.core.source import Source
 from mereo.errors import UsageError, check_choice, check_positive, unknown
 
@@ -203,6 +204,8 @@ def mechanism(
             receiver_axes=receivers,
             largest_input=largest_input,
         )
+        if inspect.isclass(target) and "forward" in vars(target):
+            check_inputs(target, example)
         return target
 
     return register

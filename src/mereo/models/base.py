@@ -260,3 +260,13 @@ class VisionModel(nn.Module):
             )
         if not images.is_floating_point():
             raise UsageError(f"images are {images.dtype}; this model takes floats, such as images.float() / 255.")
+        if torch.compiler.is_compiling():
+            return
+        if images.layout != torch.strided:
+            raise UsageError(f"images are {images.layout}; this model takes dense tensors: images.to_dense().")
+        weights = next(self.parameters(), images)
+        if images.dtype != weights.dtype and not torch.is_autocast_enabled(images.device.type):
+            raise UsageError(
+                f"images are {images.dtype} and the weights {weights.dtype}; convert one with .to(dtype), or run the"
+                " model under torch.autocast."
+            )

@@ -1,0 +1,87 @@
+"""Inputs that a mechanism cannot take end in a `UsageError` that names them, whatever operation would fail on them."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mereo.core.kernels.transforms import transformed
+from mereo.core.observe import Observable
+from mereo.errors import MereoError, UsageError, first_line
+
+_PASSED_ON = (UsageError, MereoError, torch.OutOfMemoryError, torch.AcceleratorError)
+"""Errors that say enough, or that no other input would prevent."""
+Expected = tuple[tuple[int, bool], ...]
+"""Of each positional input, how many axes it has and whether it is floating point."""
+
+
+def _misfit(name: str, value: Any, axes: int, floating: bool) -> str | None:
+    """What is wrong with one input by itself."""
+    if not isinstance(value, Tensor):
+        return f"{name} is a {type(value).__name__}; give a tensor with {axes} axes."
+    if value.dim() != axes:
+        return f"{name} has the shape {tuple(value.shape)}, with {value.dim()} axes; it must have {axes}."
+    if floating and not value.is_floating_point():
+        return f"{name} is {value.dtype}; convert it to floating point, for example with .float()."
+    if value.layout != torch.strided:
+        return f"{name} is {value.layout}; convert it with .to_dense()."
+    return None
+
+
+def _mismatch(module: nn.Module, named: dict[str, Any]) -> str:
+    """What is wrong between the inputs and the weights, once an operation has failed."""
+    like = next((p for p in module.parameters() if p.is_floating_point()), None)
+    for name, value in named.items():
+        if isinstance(value, Tensor) and like is not None:
+            if value.device != like.device:
+                return f"{name} is on {value.device} and the weights are on {like.device}; move one of them."
+            if value.is_floating_point() and value.dtype != like.dtype:
+                return f"{name} is {value.dtype} and the weights are {like.dtype}; convert one of them with .to(dtype)."
+    return "types or sizes do not fit; its docstring gives the shapes."
+
+
+def _watched(module: nn.Module) -> bool:
+    """Whether functions of the caller run inside, which fail for reasons of their own."""
+    return any(isinstance(each, Observable) and each.watched for each in module.modules())
+
+
+def _names(forward: Callable[..., Any]) -> Sequence[str]:
+    return list(inspect.signature(forward).parameters)[1:]
+
+
+def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]) -> None:
+    """Let calls of a class of modules end in a `UsageError` where their inputs do not fit.
+
+    Args:
+        example: makes an instance and positional inputs that fit, whose axes and types are those expected.
+    """
+    forward = module_class.forward
+    names = _names(forward)
+
+    @cache
+    def expected() -> Expected:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return tuple((x.dim(), x.is_floating_point()) for x in example()[1])
+
+    @wraps(forward)
+    def checked(self: nn.Module, *inputs: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or transformed():
+            return forward(self, *inputs, **options)
+        for name, value, (axes, floating) in zip(names, inputs, expected(), strict=False):
+            if value is not None and (reason := _misfit(name, value, axes, floating)) is not None:
+                raise UsageError(f"{type(self).__name__}: {reason}")
+        try:
+            return forward(self, *inputs, **options)
+        except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+            if isinstance(error, _PASSED_ON) or _watched(self) or len(inputs) > len(names) or options.keys() - {*names}:
+                raise
+            named = {**dict(zip(names, inputs, strict=False)), **options}
+            given = ", ".join(f"{n} {x.dtype} {tuple(x.shape)}" for n, x in named.items() if isinstance(x, Tensor))
+            raise UsageError(
+                f"{type(self).__name__} cannot take {given}: {_mismatch(self, named)} ({first_line(error)[:300]})"
+            ) from error
+
+    module_class.forward = checked  # type: ignore[method-assign]
