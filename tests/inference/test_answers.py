@@ -67,7 +67,9 @@ def test_an_image_of_several_objects_is_right_when_all_are_found(split):
     pairs = OverlaidPairs(split)
     answers = collect_answers(model, pairs)
     assert answers.labels.shape == (7, 2)
-    for lengths, labels, right in zip(*map(torch.Tensor.tolist, (answers.scores, answers.labels, answers.correct)), strict=True):
+    for lengths, labels, right in zip(
+        *map(torch.Tensor.tolist, (answers.scores, answers.labels, answers.correct)), strict=True
+    ):
         longest = sorted(range(3), key=lambda c: -lengths[c])[:2]
         assert right == (set(longest) == set(labels))
     assert answers.accuracy == evaluate(model, pairs).accuracy

@@ -7,7 +7,7 @@ import fnmatch
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -205,7 +205,7 @@ def mechanism(
             largest_input=largest_input,
         )
         if inspect.isclass(target) and "forward" in vars(target):
-            check_inputs(target, example)
+            check_inputs(cast("type[nn.Module]", target), example)
         return target
 
     return register
