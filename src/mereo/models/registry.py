@@ -179,11 +179,14 @@ def build(name: str, **given: Any) -> VisionModel:
     return model
 
 
-def lay_out(model: nn.Module) -> None:
-    """Put the filters of all convolutions in channels-last memory, which their outputs then keep."""
+def lay_out(model: nn.Module, memory_format: torch.memory_format = torch.channels_last) -> None:
+    """Put the filters of all convolutions in a memory format, which their outputs then keep.
+
+    Transforms of capsules have four axes too, but no channels: they are used as they are, and stay contiguous.
+    """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            module.to(memory_format=torch.channels_last)
+            module.to(memory_format=memory_format)
 
 
 def outline(name: str, **arguments: Any) -> VisionModel:

@@ -21,6 +21,7 @@ from mereo.errors import MereoError, UsageError
 from mereo.files import write_atomically
 from mereo.inference.evaluate import Scores, prepare_batch
 from mereo.models import save_weights
+from mereo.models.registry import lay_out
 from mereo.models.weights import check_finite, load_tensors, save_tensors
 from mereo.tasks.pictures import draw_images
 from mereo.training.averaging import WeightAverage
@@ -89,9 +90,10 @@ class Trainer:
 
     def _prepare_model(self) -> None:
         wanted = self.config.channels_last
-        channels_last = getattr(self.model, "channels_last", True) if wanted is None else wanted
+        channels_last = self.model.channels_last if wanted is None else wanted
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        model = self.model.to(memory_format=self.memory_format)
+        model = self.model
+        lay_out(model, self.memory_format)
         if self.config.sync_batchnorm and self.processes > 1:
             share_batch_statistics(model, self.device)
         self._frozen = freeze(model, self.config.freeze)

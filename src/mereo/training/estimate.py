@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mereo.data import Batch, DatasetInfo
 from mereo.data.folder import TEST_FRACTION
 from mereo.inference.flops import forward_flops
+from mereo.models.registry import lay_out
 from mereo.runtime.memory import free_memory
 from mereo.runtime.text import duration, gibibytes
 from mereo.tasks import Objective
@@ -138,9 +139,8 @@ def _time_step(
     objective: Objective, example: Callable[[int], Batch], batch_size: int, micro: int, device: torch.device
 ) -> float:
     """Seconds of a step of `batch_size` images, timed on micro-batches that double while there is time."""
-    channels_last = getattr(objective.model, "channels_last", True)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    objective.to(memory_format=layout)
+    layout = torch.channels_last if objective.model.channels_last else torch.contiguous_format
+    lay_out(objective.model, layout)
 
     def step(count: int) -> float:
         batch = example(count)
