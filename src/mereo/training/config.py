@@ -210,8 +210,8 @@ class TrainConfig:
     """Largest number of training images; held-out images are reduced in proportion. By default all."""
     strict: bool = False
     """Stop at the first unreadable image instead of skipping it."""
-    stream: bool | None = None
-    """Decode images during training instead of before it, so that they need not fit in memory; by default only for tar
+    stream: bool = False
+    """Decode images during training instead of before it, so that they need not fit in memory, as is always done for tar
     shards, Parquet and Arrow files and hf: data sets."""
     callbacks: tuple[str, ...] = ()
     """Registered callbacks to run at the start and end of each epoch; by default none."""

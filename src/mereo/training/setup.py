@@ -75,7 +75,7 @@ def prepare(
         validation_fraction=config.validation_fraction,
         seed=config.seed,
         strict=config.strict,
-        stream=config.stream,
+        stream=config.stream or None,
         limit=config.limit,
         cache_dir=cache,
         progress=progress,
