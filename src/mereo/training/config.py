@@ -211,8 +211,8 @@ class TrainConfig:
     strict: bool = False
     """Stop at the first unreadable image instead of skipping it."""
     stream: bool = False
-    """Decode images during training instead of before it, so that they need not fit in memory, as is always done for tar
-    shards, Parquet and Arrow files and hf: data sets."""
+    """Decode images during training instead of before it, so that they need not fit in memory; tar shards, Parquet and
+    Arrow files and hf: data sets always are."""
     callbacks: tuple[str, ...] = ()
     """Registered callbacks to run at the start and end of each epoch; by default none."""
 
