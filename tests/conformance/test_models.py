@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import mereo
+import mereo.models
 from mereo.core import Capsules, Coupling
 from mereo.errors import UsageError
 from mereo.models import MODELS, CapsuleClassifier, FeatureMaps, VisionModel, get_model_entry
@@ -185,6 +186,13 @@ def test_the_names_of_first_convolution_and_classifier_are_true(name: str) -> No
     assert first in convolutions[:1]
     assert model.get_submodule(first).in_channels == model.image_shape[0]
     assert model.get_submodule(classifier) is model.get_classifier()
+
+
+@pytest.mark.parametrize("family", sorted(families()))
+def test_a_family_has_its_file_and_its_test(family: str) -> None:
+    home = Path(mereo.models.__path__[0])
+    own = Path(__file__).parents[1] / "models" / f"test_{family}.py"
+    assert (home / f"{family}.py").exists() and "def test_" in own.read_text()
 
 
 @every_family

@@ -47,14 +47,12 @@ class AllCNN(VisionModel):
         check_positive(widths=min(widths))
         first, then = widths
         self.image_shape, self.num_features = (in_chans, *image_size(img_size)), then
-        self.stages = nn.ModuleList(
-            nn.Sequential(*layers)
-            for layers in (
-                _convolution(in_chans, first) + _convolution(first, first) + _convolution(first, first, stride=2),
-                _convolution(first, then) + _convolution(then, then) + _convolution(then, then, stride=2),
-                _convolution(then, then) + _convolution(then, then, kernel=1),
-            )
+        stages = (
+            _convolution(in_chans, first) + _convolution(first, first) + _convolution(first, first, stride=2),
+            _convolution(first, then) + _convolution(then, then) + _convolution(then, then, stride=2),
+            _convolution(then, then) + _convolution(then, then, kernel=1),
         )
+        self.stages = nn.ModuleList(nn.Sequential(*layers) for layers in stages)
         self.feature_info = [
             {"num_chs": channels, "reduction": pixels, "module": f"stages.{i}"}
             for i, (channels, pixels) in enumerate(((first, 2), (then, 4), (then, 4)))
@@ -62,8 +60,7 @@ class AllCNN(VisionModel):
         self.reset_classifier(num_classes)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        features: Tensor = self.stages[index](inputs)
-        return features
+        return self.stages[index](inputs)
 
     def pool(self, features: Tensor) -> Tensor:
         return features.mean((2, 3))

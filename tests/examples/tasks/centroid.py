@@ -11,8 +11,9 @@ from mereo.tasks.base import Metrics, Objective, Settings, Task, register_task
 from mereo.tasks.pictures import draw_images
 
 
-def centroids(images: Tensor) -> Tensor:
-    """Where brightness is centred, as shares of height and width: (batch, ..., height, width) -> (batch, 2)."""
+def centroids(batch: Batch) -> Tensor:
+    """Where the brightness of each image is centred, as shares of height and width: (batch, 2)."""
+    images = batch.images if batch.targets is None else batch.targets  # targets are not normalised
     weight = images.flatten(1, -3).mean(1) + 1e-6
     weight = weight / weight.sum((1, 2), keepdim=True)
     rows, columns = ((torch.arange(side, device=images.device) + 0.5) / side for side in weight.shape[1:])
@@ -27,14 +28,14 @@ class CentroidObjective(Objective):
         return self.loss(outputs, batch), outputs
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return nn.functional.mse_loss(outputs, centroids(batch.targets))
+        return nn.functional.mse_loss(outputs, centroids(batch))
 
 
 class CentroidMetrics(Metrics):
     """The mean distance to the centroid."""
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
-        distances = (outputs - centroids(batch.targets)).norm(dim=1)
+        distances = (outputs - centroids(batch)).norm(dim=1)
         self.add(distances.new_tensor(len(distances)), distances.sum())
 
     def compute(self) -> dict[str, float]:
@@ -59,7 +60,7 @@ class Centroid(Task):
         return CentroidMetrics(2)
 
     def batch_metric(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return (outputs - centroids(batch.targets)).norm(dim=1).mean()
+        return (outputs - centroids(batch)).norm(dim=1).mean()
 
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
         return [{"row": row, "column": column} for row, column in outputs.tolist()]

@@ -10,7 +10,7 @@ def test_the_centroid_of_a_bright_pixel_is_its_centre() -> None:
     images = torch.zeros(2, 3, 4, 10)
     images[0, :, 1, 2], images[1, :, 3, 9] = 1, 1
     torch.testing.assert_close(
-        centroids(images), torch.tensor([[1.5 / 4, 2.5 / 10], [3.5 / 4, 9.5 / 10]]), atol=1e-4, rtol=0
+        centroids(Batch(images)), torch.tensor([[1.5 / 4, 2.5 / 10], [3.5 / 4, 9.5 / 10]]), atol=1e-4, rtol=0
     )
 
 
