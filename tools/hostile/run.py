@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from hostile import commands, files, mathematics
+from hostile import commands, files, mathematics, streams
 from hostile.ground import Done, Try, lay_out
 
 AREAS: dict[str, Callable[[Random], Try]] = {
     "commands": commands.draw, "weights": files.weights, "images": files.images, "archives": files.archives,
     "configurations": files.configurations, "results": files.results, "states": files.states,
     "shapes": mathematics.shapes, "mechanisms": mathematics.mechanisms, "models": mathematics.models,
-    "names": mathematics.names,
+    "names": mathematics.names, "tars": streams.tars, "tables": streams.tables, "lists": streams.lists,
+    "patterns": streams.patterns,
 }  # fmt: skip
 SECONDS = 60.0
 MEMORY = 2 * 2**30

@@ -9,7 +9,7 @@ which any image that is replaced or moved changes, and by far more than the roun
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.data import Images, Splits
-from mereo.errors import UsageError
+from mereo.data import Batch, Images, Splits
+from mereo.errors import MereoError, UsageError
 
 SIGNATURES = 8
 """Sums for each class."""
@@ -50,8 +50,7 @@ def _describe(images: Images) -> dict[str, Any]:
     # Whole numbers that the type holds exactly, so that sums are the same in any order.
     exact = torch.float32 if 255 * size < 2**24 else torch.float64
     of_images, of_pixels = _signs(len(indices), 0), _signs(size, 1).to(exact)
-    for places in torch.arange(len(indices)).split(max(_CHUNK // size, 1)):
-        batch = images.batch(indices[places], device="cpu")
+    for places, batch in _readable(images, indices, max(_CHUNK // size, 1)):
         labels = batch.labels.reshape(len(places), -1)
         digest.update(labels.numpy().tobytes())
         first = labels[:, 0]
@@ -65,6 +64,19 @@ def _describe(images: Images) -> dict[str, Any]:
         "labels": digest.hexdigest(),
         "sums": sums.long().tolist(),
     }
+
+
+def _readable(images: Images, indices: Tensor, chunk: int) -> Iterator[tuple[Tensor, Batch]]:
+    """Batches of all images, with their places in `indices`; without those of a stream that cannot be read."""
+    for places in torch.arange(len(indices)).split(chunk):
+        try:
+            batch = images.batch(indices[places], device="cpu")
+        except MereoError:  # not one of them
+            batch = None
+        if batch is not None and len(batch.images) == len(places):
+            yield places, batch
+        elif len(places) > 1:  # which of them is not known
+            yield from ((places[place], one) for place, one in _readable(images, indices[places], 1))
 
 
 def _signs(count: int, seed: int) -> Tensor:

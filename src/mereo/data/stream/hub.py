@@ -1,5 +1,6 @@
 """Datasets of the Hugging Face hub, by `hf:owner/name` or `hf:owner/name:configuration`."""
 
+import re
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -10,9 +11,10 @@ from mereo.data.raw import RawDataset
 from mereo.data.stream.labels import Part, make_dataset, split_of_word
 from mereo.data.stream.source import Store
 from mereo.data.stream.tables import IMAGE_COLUMNS, LABEL_COLUMNS, content_of, find_column
-from mereo.errors import MereoError
+from mereo.errors import MereoError, UsageError
 
 PREFIX = "hf:"
+_NAME, _LONGEST = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII), 200
 
 
 class HubStore(Store):
@@ -30,11 +32,15 @@ class HubStore(Store):
 
 def open_hub(data: str) -> RawDataset:
     """A dataset of the hub; `datasets` fetches it once and keeps it in its own cache."""
+    name, _, configuration = data.removeprefix(PREFIX).partition(":")
+    if not _NAME.fullmatch(name) or ".." in name or len(data) > _LONGEST:
+        raise UsageError(f"data is {data[:80]!r}; after hf: there must be owner/name or owner/name:configuration.")
+    if Path(name).exists():  # `datasets` would take it for that
+        raise UsageError(f"data is {data!r}, and {name!r} is a file or folder here; name it without hf:.")
     try:
         import datasets
     except ImportError:
         raise MereoError(f"data is {data!r}, which needs datasets: pip install 'mereo[stream]'") from None
-    name, _, configuration = data.removeprefix(PREFIX).partition(":")
     try:
         splits = datasets.load_dataset(name, configuration or None)
     except Exception as error:  # no network, no such name, a gate: every layer below raises its own kind

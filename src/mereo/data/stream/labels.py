@@ -26,6 +26,8 @@ _SPLITS = {
     "dev": "validation", "test": "test", "testing": "test",
 }  # fmt: skip
 _SNIFFED = 32
+LONGEST_LABEL = 256
+"""Characters: an array of texts takes as much memory for each of them as for the longest."""
 
 
 class Part(NamedTuple):

@@ -2,6 +2,7 @@
 
 import glob
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,29 +17,49 @@ from mereo.data.stream.source import Store
 from mereo.data.stream.tables import TableStore, class_names, open_table, read_labels
 from mereo.data.stream.tar_index import read_index
 from mereo.data.stream.tar_store import TarStore
-from mereo.errors import UsageError
+from mereo.errors import MereoError, UsageError
+from mereo.files import read_regular
 
 TAR, TABLES = (".tar",), (".parquet", ".arrow")
 CLASS_FILES = ("classes.txt", "classnames.txt")
-_PATTERN = re.compile(r"[*?\[{]")
+_PATTERN, _BRACES = re.compile(r"[*?\[{]"), re.compile(r"\{([^{}]*)\}")
+_MOST_FILES, _LONGEST, _LARGEST_LIST = 100_000, 4096, 2**24
 _FOLDERS = ("train", "val", "valid", "validation", "test", "data")
 
 
 def expand(pattern: str) -> list[str]:
-    """`a-{00..02}.{tar,zip}` written out: numbers keep their leading zeros."""
-    match = re.search(r"\{([^{}]*)\}", pattern)
-    if match is None:
-        return [pattern]
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
+    """`a-{00..02}.{tar,zip}` written out: numbers keep their leading zeros.
+
+    Raises:
+        UsageError: for a pattern of more than 100,000 files, or longer than a path may be.
+    """
+    if len(pattern) > _LONGEST:
+        raise UsageError(f"data has {len(pattern):,} characters; a pattern of files may have {_LONGEST:,}.")
+    texts = [pattern]
+    # The innermost braces first: what holds other braces is written out in a later round.
+    while any(_BRACES.search(text) for text in texts):
+        written: list[str] = []
+        for text in texts:
+            pieces = _BRACES.split(text)  # text outside of braces, and inside, in turn
+            choices = [_choices(piece) if place % 2 else [piece] for place, piece in enumerate(pieces)]
+            if math.prod(map(len, choices)) + len(written) > _MOST_FILES:
+                raise UsageError(f"data is {pattern[:80]!r}, a pattern of more than {_MOST_FILES:,} files; shorten it.")
+            written += map("".join, itertools.product(*choices))
+        texts = written
+    return texts
+
+
+def _choices(braced: str) -> list[str]:
+    """What stands between braces, written out."""
+    numbers = re.fullmatch(r"([0-9]+)\.\.([0-9]+)", braced)
     if numbers is None:
-        middles = match[1].split(",")
-    else:
-        first, last = int(numbers[1]), int(numbers[2])
-        if not first <= last < first + 10**6:
-            raise UsageError(f"data has {match[0]!r}; it must run from a number up to a larger one.")
-        middles = [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]
-    head, tail = pattern[: match.start()], pattern[match.end() :]
-    return [*itertools.chain.from_iterable(expand(f"{head}{middle}{tail}") for middle in middles)]
+        return braced.split(",")
+    first, last = int(numbers[1]), int(numbers[2])
+    if not first <= last < first + _MOST_FILES:
+        raise UsageError(
+            f"data has {{{braced[:40]}}}; it must run from a number up to a larger one, over at most {_MOST_FILES:,}."
+        )
+    return [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -116,6 +137,8 @@ _Opened = tuple[Store, Labels, list[str] | None]
 def _open_files(files: Sequence[Path], data: str, read: Callable[[Sequence[Path]], _Opened]) -> RawDataset:
     splits: dict[str, list[Path]] = {}
     for file in files:
+        if kind_of(file) != "file":
+            raise UsageError(f"data is {data!r}, and {file} is not a regular file; remove it or name others.")
         splits.setdefault(split_name(file), []).append(file)
     parts, names = {}, None
     for split, members in splits.items():
@@ -129,8 +152,16 @@ def _tars(files: Sequence[Path]) -> _Opened:
     indices = [read_index(file) for file in files]
     folders = dict.fromkeys(place for file in files for place in (file.parent, file.parent.parent))
     texts = (place / name for place in folders for name in CLASS_FILES)
-    names = next((text.read_text(encoding="utf-8").splitlines() for text in texts if text.is_file()), None)
+    names = next((_lines(text) for text in texts if kind_of(text) == "file"), None)
     return TarStore(files, indices), join_labels([index.labels for index in indices]), names
+
+
+def _lines(path: Path) -> list[str]:
+    """The class names in a file, one a line."""
+    try:
+        return read_regular(path, _LARGEST_LIST).decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MereoError(f"the class names in {path} cannot be read ({error}); it must be text in UTF-8.") from error
 
 
 def _tables(files: Sequence[Path]) -> _Opened:

@@ -9,7 +9,8 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -17,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.data.stream.labels import Labels
+from mereo.data.regular import open_regular
+from mereo.data.stream.labels import LONGEST_LABEL, Labels
 from mereo.data.stream.source import Store
 from mereo.errors import MereoError, UsageError
 
@@ -46,7 +48,7 @@ def content_of(value: Any, folder: Path) -> BinaryIO:
     if isinstance(value, dict):
         content, path = value.get("bytes"), value.get("path")
         if content is None and isinstance(path, str):
-            return (folder / path).open("rb")
+            return open_regular(folder / path)
         value = content
     if not isinstance(value, bytes):
         raise OSError(f"the cell holds {type(value).__name__}, not the bytes of an image")
@@ -87,6 +89,9 @@ class _ArrowFile(_File):
             mapped.seek(0)
             table = ipc.open_stream(mapped).read_all()
         super().__init__(path, table.schema, table.num_rows)
+        # Arrow trusts offsets between buffers, and ends the process on a wrong one.
+        for name in {self.image, self.label}:
+            table.column(name).validate(full=True)
         self._labels, self._images = table.column(self.label), table.column(self.image)
         self._starts = np.cumsum([0, *(len(chunk) for chunk in self._images.chunks)])
 
@@ -110,6 +115,8 @@ class _ParquetFile(_File):
         self._file = ParquetFile(path, memory_map=True)
         self._reading = threading.Lock()
         about = self._file.metadata
+        if about.num_rows > path.stat().st_size:  # a few bytes can stand for any number of equal rows
+            raise MereoError(f"it claims {about.num_rows:,} rows, more than it has bytes")
         super().__init__(path, self._file.schema_arrow, about.num_rows)
         self._starts = np.cumsum([0, *(about.row_group(i).num_rows for i in range(about.num_row_groups))])
 
@@ -142,22 +149,39 @@ def open_table(path: Path) -> _File:
     """One file, by its suffix; MereoError for one that cannot be read."""
     if importlib.util.find_spec("pyarrow") is None:
         raise MereoError(f"reading {path} needs pyarrow, which is not installed: pip install 'mereo[stream]'")
-    try:
+    with _reading(path):
         return _ParquetFile(path) if path.suffix == ".parquet" else _ArrowFile(path)
-    except UsageError:
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """MereoError for whatever Arrow raises of a damaged file."""
+    try:
+        yield
+    except (UsageError, MemoryError):
         raise
-    except Exception as error:  # a damaged file makes Arrow raise nearly anything
+    except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise MereoError(f"the table {path} cannot be read ({reason}); get it again.") from error
 
 
 def read_labels(file: _File) -> Labels:
     """The labels of a table, numbers or names."""
-    column = file.labels()
-    if column.null_count:
+    with _reading(file.path):
+        column = file.labels()
+        empty = column.null_count
+        cells = column.to_pylist() if column.num_chunks else []
+    if not cells:
+        raise UsageError(f"{file.path} has no rows; remove it or name others.")
+    if empty:
         raise UsageError(f"{file.path} has rows without a label in the column {file.label!r}; take them out.")
-    values = np.asarray(column.to_pylist() if column.num_chunks else [])
-    if len(values) and values.dtype.kind not in "iuU":
+    if any(isinstance(cell, str) and len(cell) > LONGEST_LABEL for cell in cells):
+        raise UsageError(f"{file.path} has labels of more than {LONGEST_LABEL} characters in {file.label!r}; cut them.")
+    try:
+        values = np.asarray(cells)
+    except (ValueError, OverflowError):  # lists of several lengths, numbers beyond all types
+        values = np.empty(0, dtype=object)
+    if values.dtype.kind not in "iuU" or values.ndim != 1:
         raise UsageError(f"{file.path} has labels of kind {column.type} in {file.label!r}; they must be whole or text.")
     return values if values.dtype.kind == "U" else values.astype(np.int64)
 

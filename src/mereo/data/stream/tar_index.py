@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import tarfile
 import zipfile
@@ -17,14 +18,43 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mereo.data.stream.labels import LONGEST_LABEL
 from mereo.errors import MereoError, UsageError
 from mereo.files import write_atomically
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 LABELS = ("cls", "json")
 _LABEL_FIELDS = ("label", "cls", "class")
-_LARGEST_LABEL, _LARGEST_IMAGE = 2**20, 2**30
+_LARGEST_LABEL, _LARGEST_IMAGE, _LARGEST_HEADER = 2**20, 2**30, 2**20
 _VERSION = 1
+
+
+class _Header(tarfile.TarInfo):
+    """A header whose numbers cannot send the reader back, into a loop without end, or fill the memory."""
+
+    def _check(self, count: int, largest: float = math.inf) -> None:
+        if not 0 <= count <= largest:
+            raise tarfile.ReadError(f"a header gives a size of {count:,} bytes")
+
+    def _block(self, count: int) -> int:
+        self._check(count)
+        return int(super()._block(count))  # type: ignore[misc]
+
+    def _proc_gnulong(self, archive: tarfile.TarFile) -> Any:
+        self._check(self.size, _LARGEST_HEADER)
+        return super()._proc_gnulong(archive)  # type: ignore[misc]
+
+    def _proc_pax(self, archive: tarfile.TarFile) -> Any:
+        self._check(self.size, _LARGEST_HEADER)
+        return super()._proc_pax(archive)  # type: ignore[misc]
+
+
+def _check_end(archive: tarfile.TarFile) -> None:
+    """`tarfile` takes a damaged header for the end of the archive, which ends with zeros or with the file."""
+    assert archive.fileobj is not None
+    archive.fileobj.seek(archive.offset)
+    if archive.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
+        raise tarfile.ReadError(f"the header at byte {archive.offset:,} is damaged")
 
 
 class TarIndex(NamedTuple):
@@ -72,9 +102,15 @@ def _unpack(path: Path, size: int) -> TarIndex | None:
     except Exception:  # a damaged archive makes NumPy raise nearly anything
         return None
     counts = {array.shape for array in index}
-    inside = len(counts) == 1 and index.offsets.ndim == 1 and bool((index.offsets + index.sizes <= size).all())
+    flat = len(counts) == 1 and index.offsets.ndim == 1 and len(index.offsets) > 0
     whole = index.offsets.dtype == index.sizes.dtype == np.int64 and index.labels.dtype.kind in "iU"
-    return index if inside and whole and bool((index.sizes >= 0).all() and (index.offsets >= 0).all()) else None
+    if not flat or not whole:
+        return None
+    # Not the sum of offset and size, which can overflow.
+    largest = min(size, _LARGEST_IMAGE)
+    sizes, offsets = index.sizes, index.offsets
+    inside = (sizes >= 0) & (sizes <= largest) & (offsets >= 0) & (offsets <= size - sizes.clip(0, size))
+    return index if bool(inside.all()) else None
 
 
 def read_index(tar: Path) -> TarIndex:
@@ -96,7 +132,7 @@ def make_index(tar: Path) -> TarIndex:
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int | str] = {}
     try:
-        with tarfile.open(tar, "r:") as archive:
+        with tarfile.open(tar, "r:", tarinfo=_Header) as archive:
             for member in archive:
                 folder, slash, file = member.name.rpartition("/")
                 stem, _, extension = file.partition(".")
@@ -111,6 +147,7 @@ def make_index(tar: Path) -> TarIndex:
                     content = archive.extractfile(member)
                     assert content is not None
                     labels[key] = _label(tar, member.name, extension, content.read())
+            _check_end(archive)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
@@ -139,5 +176,7 @@ def _label(tar: Path, member: str, extension: str, content: bytes) -> int | str:
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
         raise UsageError(f"{member} in {tar} holds no label; it must be a number or a name.")
     if isinstance(value, int) and abs(value) >= 2**31:
-        raise UsageError(f"{member} in {tar} holds the label {value}, which is too large.")
+        raise UsageError(f"{member} in {tar} holds the label {str(value)[:20]}, which is too large.")
+    if isinstance(value, str) and len(value) > LONGEST_LABEL:
+        raise UsageError(f"{member} in {tar} holds a label of {len(value):,} characters; give {LONGEST_LABEL} at most.")
     return value
