@@ -2,14 +2,20 @@
 
 import csv
 import json
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import mereo
+import mereo.explain
+import mereo.measure
+from mereo.cli.main import main
 from mereo.data import Batch
 from mereo.errors import UsageError
+from mereo.inference.evaluate import normalise
 from mereo.inference.predict import predict
 from mereo.models.weights import load_tensors
 from mereo.tasks import TASKS, Metrics, Objective, Task, register_task
@@ -74,24 +80,31 @@ class Brightness(Task):
         draw_images(batch.images, [str(row["quarters"][0])[:4] for row in self.predict(model(prepared.images))], path)
 
 
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch):
-    monkeypatch.delitem(TASKS, "brightness", raising=False)
+@pytest.fixture(scope="module", autouse=True)
+def _registered():
     register_task(Brightness)
     yield
     del TASKS["brightness"]
 
 
+def make_config(output, **changes):
+    fields = {
+        "task": "brightness", "model_args": {"channels": [4, 8, 8], "img_size": 16, "patch_size": 2}, "limit": 64,
+        "batch_size": 32, "epochs": 2, "output": str(output), "tensorboard": False, "device": "cpu",
+    }  # fmt: skip
+    return TrainConfig().replace(**{**fields, **changes})
+
+
 @pytest.fixture
 def config(tmp_path):
-    def make(**changes):
-        fields = {
-            "task": "brightness", "model_args": {"channels": [4, 8, 8], "img_size": 16, "patch_size": 2}, "limit": 64,
-            "batch_size": 32, "epochs": 2, "output": str(tmp_path / "runs"), "tensorboard": False, "device": "cpu",
-        }  # fmt: skip
-        return TrainConfig().replace(**{**fields, **changes})
+    return partial(make_config, tmp_path / "runs")
 
-    return make
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, _registered):
+    """The folder of a finished run."""
+    output = tmp_path_factory.mktemp("brightness")
+    return train(make_config(output, name="run", epochs=1), Report(silent=True)).folder.path
 
 
 def test_it_trains_and_keeps_its_own_figures(config):
@@ -138,8 +151,6 @@ def test_it_predicts_files_and_has_a_dry_run(config, tmp_path):
 
 
 def test_the_command_line_trains_it(tmp_path, monkeypatch, capsys):
-    from mereo.cli.main import main
-
     monkeypatch.chdir(tmp_path)
     words = ["--model-args", "channels=[4,8,8]", "--limit", "64", "--epochs", "1", "--device", "cpu"]
     assert main(["train", "--task", "brightness", "--name", "run", "--no-tensorboard", *words]) == 0
@@ -147,6 +158,81 @@ def test_the_command_line_trains_it(tmp_path, monkeypatch, capsys):
     picture(3).save("image.png")
     assert main(["predict", "image.png", "--weights", "runs/run"]) == 0
     assert "quarters" in capsys.readouterr().out
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys, trained):
+    """call(*words): a command beside a finished run of the task, run/, and an image."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/run").symlink_to(trained)
+    picture(3).save("image.png")
+
+    def run(*words):
+        code = main([*words])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def test_evaluate_reports_the_metrics_of_the_task(call):
+    code, out, err = call("evaluate", "runs/run", "--limit", "20", "--corruptions", "--attack", "pgd", "--equivariance")
+    assert code == 0, err
+    document = json.loads((Path("evaluation") / "report.json").read_text())
+    model = document["models"]["run"]
+    assert document["task"] == "brightness" and model["count"] == 20 and model["metrics"].keys() == {"error"}
+    assert model["not_measured"].keys() == {"calibration", "corruptions", "attacks", "equivariance"}
+    assert "one score for each class" in out and "one score for each class" in Path("evaluation/report.md").read_text()
+    split = mereo.measure.load_trained_models([Path("runs/run")], limit=20)[0].split
+    errors = []
+    for image in split.batch(torch.arange(20), crop=(16, 16)).images:
+        cfg = mereo.load("runs/run").pretrained_cfg
+        with torch.no_grad():
+            scores = mereo.load("runs/run")(normalise(image[None], cfg["mean"], cfg["std"]))
+        errors.append((scores - brightness(Batch(None, None, image[None]))).abs().mean().item())
+    assert model["metrics"]["error"] == pytest.approx(sum(errors) / 20, abs=1e-5)
+
+
+def test_tasks_are_not_mixed_in_a_report(call):
+    names = tuple(str(n) for n in range(10))
+    digits = mereo.create_model("mspcaps_tiny", channels=(4, 8, 8), in_chans=1, img_size=16, patch_size=2)
+    mereo.save_weights("digits.safetensors", digits, class_names=names, data="digits")
+    code, _, err = call("evaluate", "runs/run", "digits.safetensors")
+    assert code == 2 and "brightness and classification" in err
+
+
+def test_explain_shows_outputs(call):
+    words = ("--weights", "runs/run", "--out", "seen", "--only", "gradients", "page")
+    code, out, err = call("explain", "image.png", *words)
+    assert code == 0, err
+    assert "seen/trees.html" in out and Path("seen/gradients.png").stat().st_size
+    images = torch.rand(2, *mereo.load("runs/run").image_shape)
+    assert mereo.explain.explain(mereo.load("runs/run"), images).kind == "outputs"
+
+
+def test_an_exported_network_keeps_its_task(call):
+    code, out, err = call("export", "runs/run", "--to", "hub", "torch", "--precision", "fp32", "--out", "net")
+    assert code == 0, err
+    model = mereo.load("net")
+    assert model.metadata["task"] == "brightness" and model.num_classes == QUARTERS
+    card = Path("net/README.md").read_text()
+    assert "test error" in card and "those of the task brightness" in card and "image-classification" not in card
+    code, out, err = call("predict", "image.png", "--weights", "net", "--json")
+    assert code == 0 and json.loads(out)["predictions"][0].keys() == {"path", "quarters"}
+    code, out, err = call("export", "runs/run", "--to", "torch", "--precision", "bf16", "--limit", "20", "--out", "low")
+    assert code == 0 and "error" in out.splitlines()[-3], err
+
+
+def test_compare_ranks_by_the_metric_of_the_task(call, monkeypatch):
+    monkeypatch.setattr("mereo.training.compare.REPEATS", 1)
+    networks = [f"mspcaps_tiny:channels=[4,8,8],patch_size=2,depth={depth}" for depth in (1, 2)]
+    words = ["--task", "brightness", "--epochs", "1", "--limit", "64", "--batch-size", "32", "--img-size", "16"]
+    code, out, err = call("compare", *networks, *words, "--device", "cpu")
+    assert code == 0, err
+    rows = json.loads(Path("runs/compare-digits/comparison.json").read_text())["networks"]
+    assert rows[0]["error"] < rows[1]["error"], "less is better"
+    assert "test error" in out and "Error on" in out
 
 
 @pytest.mark.parametrize(

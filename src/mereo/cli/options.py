@@ -57,7 +57,7 @@ class PredictOptions:
 class ExplainOptions:
     """Show what a network looked at, and why it predicts what it predicts. Writes a folder.
 
-    Lengths of the class capsules and couplings laid over the images; parse trees, which part voted for which, as
+    Scores of the classes and couplings laid over the images; parse trees, which part voted for which, as
     pictures and as a page; gradients with respect to the image; what the decoder rebuilds as the predicted pose moves.
 
     Examples:
@@ -75,7 +75,7 @@ class ExplainOptions:
     """Folder to write; explanation, explanation-2, ... by default. NAME.png: the picture alone, of at most 12 images.
     NAME.html: the page alone."""
     only: tuple[Literal["picture", "gradients", "page", "trees", "sweeps"], ...] = ()
-    """Of all there is: picture (lengths, couplings, votes), gradients, page and trees (parse trees), sweeps (poses)."""
+    """Of all there is: picture (scores, couplings, votes), gradients, page and trees (parse trees), sweeps (poses)."""
     keep: int = 4
     """Votes shown for each capsule of a parse tree, the strongest."""
     device: str = "auto"
@@ -115,7 +115,7 @@ class EvaluateOptions:
     epsilon: tuple[float, ...] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
     """Largest change of a pixel in [0, 1], before normalisation; in any order, 0 is added."""
     attack_loss: Literal["cross_entropy", "margin", "dlr"] = "cross_entropy"
-    """The loss that attacks raise: cross-entropy of the lengths, margin loss of training, or the ratio of APGD-DLR."""
+    """The loss that attacks raise: cross-entropy of the scores, margin loss of capsules, or the ratio of APGD-DLR."""
     steps: int = 10
     """Steps of bim, pgd and apgd."""
     queries: int = 500
@@ -258,6 +258,8 @@ class CompareOptions:
 
     models: tyro.conf.Positional[tuple[str, ...]]
     """Networks, with arguments after a colon, or recipes (`mereo models`, `mereo recipes`)."""
+    task: str | None = None
+    """What is predicted, which decides the metric; classification by default."""
     data: str = "digits"
     """Name of the data set (`mereo datasets`), or an image folder."""
     data_root: str | None = None
