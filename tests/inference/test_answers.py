@@ -67,11 +67,10 @@ def test_an_image_of_several_objects_is_right_when_all_are_found(split):
     pairs = OverlaidPairs(split)
     answers = collect_answers(model, pairs)
     assert answers.labels.shape == (7, 2)
-    for lengths, labels, right in zip(
-        *map(torch.Tensor.tolist, (answers.scores, answers.labels, answers.correct)), strict=True
-    ):
-        longest = sorted(range(3), key=lambda c: -lengths[c])[:2]
-        assert right == (set(longest) == set(labels))
+    columns = (answers.scores.tolist(), answers.labels.tolist(), answers.correct.tolist())
+    for scores, labels, correct in zip(*columns, strict=True):
+        longest = sorted(range(3), key=lambda c: -scores[c])[:2]
+        assert correct == (set(longest) == set(labels))
     assert answers.accuracy == evaluate(model, pairs).accuracy
     with pytest.raises(UsageError, match="2 objects each"):
         check_one_label(pairs)

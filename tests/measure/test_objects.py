@@ -34,7 +34,7 @@ def test_the_figures_are_those_of_a_loop_over_the_images():
     assert (model["accuracy_low"], model["accuracy_high"]) == wilson_interval(model["accuracy"], 30)
     assert model["mean_hits"] == pytest.approx(objects / 60) and model["any_hit"] == pytest.approx(either / 30)
     for c, scores in enumerate(model["per_class"]):
-        assert (scores["class"], scores["support"], scores["said"]) == ("abcd"[c], there[c], said[c])
+        assert (scores["class"], scores["support"], scores["predicted"]) == ("abcd"[c], there[c], said[c])
         assert scores["recall"] == pytest.approx(hit[c] / there[c])
         assert scores["precision"] == pytest.approx(hit[c] / said[c])
         assert scores["f1"] == pytest.approx(2 * hit[c] / (there[c] + said[c]))

@@ -72,13 +72,13 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     steps = [line for line in said if "/" in line]
     assert len(steps) == 5 and steps[1].startswith("1/4") and steps[1].endswith("seed 0: finished before")
     assert (folder / "results.json").stat().st_mtime_ns == written
-    assert [len(row.accuracies) for row in rows] == [2, 2]
-    assert rows[0].accuracies[0] == first[0].accuracies[0] and first[0].spread is None
+    assert [len(row.values) for row in rows] == [2, 2]
+    assert rows[0].values[0] == first[0].values[0] and first[0].spread is None
     models = [create_model("mspcaps_tiny", in_chans=1, **parse_variant(text)[1].model_args) for text in (SMALL, OTHER)]
     counts = [sum(p.numel() for p in model.parameters()) for model in models]
     assert [row.parameters for row in rows] == counts
     for row in rows:
-        assert 0 <= row.accuracy <= 1 and row.spread is not None and row.chosen_on == "validation"
+        assert 0 <= row.value <= 1 and row.spread is not None and row.chosen_on == "validation"
         assert row.macs > 0 and row.memory > 0 and row.rate > 0 and row.train_rate > 0 and row.test_images == 359
     with pytest.raises(UsageError, match="begun with epochs 1; give the same again, or another --output"):
         run_comparison([SMALL], 1, str(tmp_path), {**SHARED, "epochs": 2}, say=said.append)

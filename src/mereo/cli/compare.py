@@ -13,7 +13,8 @@ from mereo.files import check_name
 from mereo.training.config import show_size
 
 SHARED = (
-    "data", "data_root", "epochs", "limit", "batch_size", "lr", "img_size", "warmup_epochs", "device", "precision",
+    "task", "data", "data_root", "epochs", "limit", "batch_size", "lr", "img_size", "warmup_epochs", "device",
+    "precision",
 )  # fmt: skip
 
 
@@ -22,7 +23,7 @@ def run(words: list[str], command: str) -> None:
     options = parse(CompareOptions, words, command)
     given: dict[str, Any] = {name: getattr(options, name) for name in SHARED if getattr(options, name) is not None}
     check_positive(seeds=options.seeds, **{k: v for k, v in given.items() if k in ("epochs", "limit", "batch_size")})
-    from mereo.export.comparison import COLUMNS, cells, notes, ranked, write_comparison
+    from mereo.export.comparison import cells, columns, notes, ranked, write_comparison
     from mereo.export.rows import run_comparison
     from mereo.training.compare import comparison_folder
 
@@ -41,6 +42,6 @@ def run(words: list[str], command: str) -> None:
         print(json.dumps([row.to_dict() for row in ranked(rows)], indent=2))
         return
     say()
-    print_table(COLUMNS, [cells(row) for row in ranked(rows)])
+    print_table(columns(rows), [cells(row) for row in ranked(rows)])
     say("\n" + "\n".join(notes(rows, protocol)))
     say("written: " + ", ".join(map(str, paths)))

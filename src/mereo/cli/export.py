@@ -79,6 +79,7 @@ def _costs(model: Any, source: Path, exported: list["Exported"], test: Any, batc
     from mereo.export.cost import measure
     from mereo.export.onnx_file import open_onnx, write_onnx
     from mereo.export.programs import scorer
+    from mereo.inference.predict import task_of
 
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     runners = {"torch fp32": (scorer(model), size)}
@@ -89,7 +90,7 @@ def _costs(model: Any, source: Path, exported: list["Exported"], test: Any, batc
                 write_onnx(model, plain, {})
                 runners["onnx fp32"] = (open_onnx(plain), plain.stat().st_size)
             runners[f"{each.form} {each.precision}"] = (each.score, each.size)
-        return measure(runners, test, model.pretrained_cfg, batch_size)
+        return measure(runners, test, model.pretrained_cfg, batch_size, task_of(model))
 
 
 def _show(exported: list["Exported"], costs: list["Cost"]) -> None:
@@ -104,10 +105,12 @@ def _show(exported: list["Exported"], costs: list["Cost"]) -> None:
     say()
     measured = []
     for cost in costs:
-        low, high = cost.scores.interval
-        interval = f"{100 * low:.2f} to {100 * high:.2f}"
-        measured.append(
-            (cost.runner, f"{100 * cost.scores.accuracy:.2f}", interval, f"{cost.rate:,.0f}", megabytes(cost.size))
-        )
-    columns = (f"{costs[0].scores.count:,} test images", "correct %", "95 % interval", "images/s", "size")
-    print_table(columns, measured)
+        if "accuracy" in cost.scores.values:
+            low, high = cost.scores.interval
+            shown: tuple[str, ...] = (f"{100 * cost.scores.accuracy:.2f}", f"{100 * low:.2f} to {100 * high:.2f}")
+            names: tuple[str, ...] = ("correct %", "95 % interval")
+        else:
+            shown = tuple(f"{value:.6g}" for value in cost.scores.values.values())
+            names = tuple(cost.scores.values)
+        measured.append((cost.runner, *shown, f"{cost.rate:,.0f}", megabytes(cost.size)))
+    print_table((f"{costs[0].scores.count:,} test images", *names, "images/s", "size"), measured)

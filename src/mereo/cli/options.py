@@ -57,9 +57,9 @@ class PredictOptions:
 class ExplainOptions:
     """Show which parts of an image a prediction rests on. Writes a folder.
 
-    The folder holds the lengths of the class capsules and the couplings drawn over the images, parse trees (which part
-    voted for which capsule) as pictures and as an HTML page, gradients with respect to the image, and decoder
-    reconstructions for a range of poses.
+    The folder holds the scores of the classes and, where the network has them, the couplings drawn over the images, parse
+    trees (which part voted for which capsule) as pictures and as an HTML page, gradients with respect to the image, and
+    decoder reconstructions for a range of poses.
 
     Examples:
       mereo explain photo.png --weights runs/mspcaps_tiny-digits
@@ -76,7 +76,7 @@ class ExplainOptions:
     """Folder to write; by default explanation, explanation-2, ... NAME.png writes only the picture, of at most 12
     images, and NAME.html only the page."""
     only: tuple[Literal["picture", "gradients", "page", "trees", "sweeps"], ...] = ()
-    """Which outputs to write: picture (lengths, couplings, votes), gradients, page and trees (parse trees), sweeps
+    """Which outputs to write: picture (scores, couplings, votes), gradients, page and trees (parse trees), sweeps
     (reconstructions over poses). By default all that the network supports."""
     keep: int = 4
     """Number of votes, strongest first, shown for each capsule of a parse tree."""
@@ -116,7 +116,7 @@ class EvaluateOptions:
     epsilon: tuple[float, ...] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
     """Largest change of a pixel value in [0, 1], before normalisation; 0 is always included."""
     attack_loss: Literal["cross_entropy", "margin", "dlr"] = "cross_entropy"
-    """Loss that attacks maximise: cross-entropy of the lengths, the margin loss of training, or the difference of
+    """Loss that attacks maximise: cross-entropy of the scores, the margin loss of capsules, or the difference of
     logits ratio (DLR)."""
     steps: int = 10
     """Iterations of bim, pgd and apgd."""
@@ -263,6 +263,8 @@ class CompareOptions:
 
     models: tyro.conf.Positional[tuple[str, ...]]
     """Networks, optionally with arguments after a colon, or recipes; `mereo models` and `mereo recipes` list them."""
+    task: str | None = None
+    """Kind of prediction, which decides the metric (listed by `mereo tasks`); by default classification."""
     data: str = "digits"
     """Name of a data set (listed by `mereo datasets`) or path of a folder of images."""
     data_root: str | None = None

@@ -20,16 +20,16 @@ def run(words: list[str], command: str) -> None:
     model, source = load_weights(options.weights, options.device, ready=True)
     if options.weights is None:
         say(f"using {source}", file=sys.stderr)
-    found = predict(model, paths, top=options.top, batch_size=options.batch_size, strict=options.strict)
+    predictions = predict(model, paths, top=options.top, batch_size=options.batch_size, strict=options.strict)
     if options.json:
-        document = {"weights": str(source), "predictions": [p.to_dict() for p in found]}
+        document = {"weights": str(source), "predictions": [p.to_dict() for p in predictions]}
         print(json.dumps(document, indent=2))
         return
     rows = []
-    for p in found:
+    for p in predictions:
         if "scores" not in p.values:  # not a classifier
             rows.append((p.path, ", ".join(f"{name} {value}" for name, value in p.values.items()), ""))
             continue
         best, *others = (f"{name} {score:.3f}" for name, score in zip(p.classes, p.scores, strict=True))
         rows.append((p.path, best, ", ".join(others)))
-    print_table(("image", "class and length", "next"), rows)
+    print_table(("image", "class and score", "next"), rows)

@@ -2,11 +2,12 @@
 
 from mereo.explain.contributions import vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps
-from mereo.explain.explanation import ContributionMap, Explanation, explain
+from mereo.explain.explanation import ContributionMap, Explanation, OcclusionMap, explain
 from mereo.explain.folder import write_explanations, write_page
 from mereo.explain.gradient_pictures import draw_gradients
 from mereo.explain.gradients import input_gradients, integrated_gradients
 from mereo.explain.observation import Observation, observe
+from mereo.explain.occlusion import occlusion_maps
 from mereo.explain.pictures import draw_explanation
 from mereo.explain.places import Box, sender_places, spread
 from mereo.explain.pose_sweeps import PoseSweep, pose_sweeps
@@ -24,6 +25,7 @@ __all__ = [
     "Explanation",
     "Node",
     "Observation",
+    "OcclusionMap",
     "ParseTree",
     "PoseSweep",
     "coupling_maps",
@@ -36,6 +38,7 @@ __all__ = [
     "input_gradients",
     "integrated_gradients",
     "observe",
+    "occlusion_maps",
     "parse_trees",
     "pose_sweeps",
     "sender_places",

@@ -9,7 +9,7 @@ from mereo.core import Grid
 from mereo.explain.contributions import vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps
 from mereo.explain.observation import chosen_classes, observe
-from mereo.explain.occlusion import occlusion
+from mereo.explain.occlusion import occlusion_maps
 from mereo.explain.places import on_grid, spread
 from mereo.explain.wording import kind_of
 from mereo.models import CapsuleClassifier, VisionModel
@@ -32,7 +32,7 @@ class ContributionMap:
 
 @dataclass(frozen=True)
 class OcclusionMap:
-    """How much the score of a class falls when a square of the image is hidden, see `occlusion`.
+    """How much the score of a class falls when a square of the image is hidden, see `occlusion_maps`.
 
     Attributes:
         cells: the fall for each square, (batch, rows, columns).
@@ -110,7 +110,7 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
             rebuilt = network.reconstruct(observation.capsules, chosen)
     hidden = None
     if observation.capsules is None:
-        drops, squares = occlusion(network, images, chosen)
+        drops, squares = occlusion_maps(network, images, chosen)
         hidden = OcclusionMap(drops, spread(drops, squares, *images.shape[-2:]), squares)
     return Explanation(
         scores=observation.scores,

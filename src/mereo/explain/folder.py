@@ -11,7 +11,7 @@ from torch import Tensor
 from mereo.errors import UsageError, check_choice
 from mereo.explain.gradient_pictures import draw_gradients
 from mereo.explain.observation import Observation, observe
-from mereo.explain.occlusion import occlusion
+from mereo.explain.occlusion import occlusion_maps
 from mereo.explain.panels import short
 from mereo.explain.pictures import MOST_ROWS, draw_explanation
 from mereo.explain.places import spread
@@ -95,7 +95,7 @@ def _add_cases(
         for n, tree in enumerate(trees):
             add(names[n], images[n], tree, bars[n], classes)
         return
-    drops, grid = occlusion(model, images)
+    drops, grid = occlusion_maps(model, images)
     heat = spread(drops, grid, *images.shape[-2:])
     for n, chosen in enumerate(observation.scores.argmax(1).tolist()):
         add(

@@ -20,7 +20,7 @@ def occlusion_grid(height: int, width: int, cells: int = CELLS) -> Grid:
 
 
 @torch.no_grad()
-def occlusion(
+def occlusion_maps(
     model: VisionModel, images: Tensor, classes: Tensor | None = None, *, cells: int = CELLS
 ) -> tuple[Tensor, Grid]:
     """How much the score of a class falls when a square of the image is replaced by the image's mean colour.

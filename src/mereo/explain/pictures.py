@@ -158,7 +158,7 @@ def _caption(columns: list[_MapColumn], words: Wording, true_known: bool, asked:
     elif HIDDEN in titles:
         lines += [
             "Occlusion: how much that score falls when a square takes the image's mean colour; blue: it rises.",
-            "This network has no routing to its classes, so there are no couplings and votes to draw.",
+            "This network has no routing to its classes: it has no couplings with them and no votes to draw.",
         ]
     elif VOTES in titles:
         lines.append(f"Routing: {share} {answer}.")

@@ -9,7 +9,8 @@ import yaml
 from mereo.data import DATASETS
 from mereo.escape import fenced, for_markdown, for_terminal
 from mereo.inference.flops import forward_flops
-from mereo.models import VisionModel, get_model_entry
+from mereo.inference.predict import task_of
+from mereo.models import CapsuleClassifier, VisionModel, get_model_entry
 from mereo.runtime.text import duration, percent
 
 NOT_MEASURED = "These weights came without the results of a run; no measurements are available."
@@ -25,23 +26,29 @@ def chosen(results: Mapping[str, Any]) -> str:
 
 def front_matter(model: VisionModel, record: Mapping[str, Any], name: str) -> dict[str, Any]:
     """What the hub reads of a card."""
+    task = task_of(model)
+    metric, classifies = task.chooses[0], task.scores_classes
+    kind = "image-classification" if classifies else task.name
     content: dict[str, Any] = {
         "library_name": "mereo",
         **({"license": for_terminal(model.pretrained_cfg["license"])} if model.pretrained_cfg.get("license") else {}),
-        "pipeline_tag": "image-classification",
-        "tags": ["image-classification", "capsule-network", "mereo", "timm"],
+        **({"pipeline_tag": kind} if classifies else {}),
+        "tags": [kind, *(["capsule-network"] if isinstance(model, CapsuleClassifier) else []), "mereo", "timm"],
     }
     if "results" in record and "data" in record:
         data = for_terminal(str(record["data"]).rstrip("/").rpartition("/")[2])
-        accuracy = round(100 * record["results"]["test"]["accuracy"], 2)
+        value = record["results"]["test"][metric]
+        measured = round(100 * value, 2) if task.is_share else value
         content["model-index"] = [
             {
                 "name": for_terminal(name),
                 "results": [
                     {
-                        "task": {"type": "image-classification"},
+                        "task": {"type": kind},
                         "dataset": {"name": data, "type": data},
-                        "metrics": [{"type": "accuracy", "value": accuracy, "name": "test accuracy in %"}],
+                        "metrics": [
+                            {"type": metric, "value": measured, "name": f"test {metric}{' in %' * task.is_share}"}
+                        ],
                     }
                 ],
             }
@@ -66,12 +73,15 @@ def _measured(model: VisionModel, record: Mapping[str, Any]) -> list[tuple[str, 
     rows = []
     results: Mapping[str, Any] = record.get("results", {})
     if results:
-        test = results["test"]
-        low, high = percent(test["accuracy_low"]), percent(test["accuracy_high"])
-        rows.append(("test accuracy", f"{percent(test['accuracy'])} (95 % interval {low} to {high})"))
+        test, task = results["test"], task_of(model)
+        if task.scores_classes:
+            low, high = percent(test["accuracy_low"]), percent(test["accuracy_high"])
+            rows.append(("test accuracy", f"{percent(test['accuracy'])} (95 % interval {low} to {high})"))
+        else:
+            rows.append((f"test {task.chooses[0]}", task.show(test[task.chooses[0]])))
         rows.append(("test images", f"{test['count']:,}"))
         if "mean_hits" in test:
-            rows.append(("objects found", f"{percent(test['mean_hits'])} of all"))
+            rows.append(("objects hit", f"{percent(test['mean_hits'])} of all"))
         rows.append(("weights", chosen(results)))
     rows.append(("parameters", f"{sum(p.numel() for p in model.parameters()):,}"))
     rows.append(("FLOPs of one image", f"{forward_flops(model):,} (a multiply-add is two)"))
@@ -86,6 +96,19 @@ def _measured(model: VisionModel, record: Mapping[str, Any]) -> list[tuple[str, 
         )
         rows.append(("training", f"{trained}, torch {for_markdown(results['torch'])}"))
     return rows
+
+
+_SCORES = {
+    "lengths": "The scores are the lengths of the class capsules, in (0, 1).",
+    "activations": "The scores are the activations of the class capsules, in [0, 1].",
+    "logits": "The scores are logits; their softmax gives probabilities.",
+}
+
+
+def _scores(model: VisionModel) -> str:
+    """What the network returns, in a sentence."""
+    task = task_of(model)
+    return _SCORES[model.score_kind] if task.scores_classes else f"The outputs are those of the task {task.name}."
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
@@ -105,13 +128,16 @@ def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
     labels = (
         ", ".join(map(for_markdown, model.class_names))
         if model.class_names
-        else f"{model.num_classes} classes without names"
+        else f"{model.num_classes} {'classes' if task_of(model).scores_classes else 'outputs'} without names"
     )
+    call = "scores = model(images)          # (batch, classes)"
+    if isinstance(model, CapsuleClassifier):
+        call += "\ncapsules = model.capsules(images)"
     crop = "" if cfg["crop_pct"] == 1 else f", of which the centre is cut out ({cfg['crop_pct']} of each side)"
     preprocessing = (
         f"Images of {channels} x {height} x {width} (channels, height, width), resized {cfg['interpolation']}{crop};"
         f" values in [0, 1], then less the mean {list(cfg['mean'])} and divided by {list(cfg['std'])}, by channel."
-        " The scores are the lengths of the class capsules, in (0, 1)."
+        f" {_scores(model)}"
     )
     parts = [
         f"---\n{matter}---\n",
@@ -127,7 +153,7 @@ def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
         "## Use\n",
         fenced(
             f"import mereo\n\nmodel = mereo.from_pretrained({_quoted(name)})  # this folder, or owner/name on the hub\n"
-            "scores = model(images)          # (batch, classes)\ncapsules = model.capsules(images)",
+            f"{call}",
             "python",
         )
         + "\n",

@@ -11,11 +11,26 @@ from mereo.escape import for_markdown
 from mereo.export.rows import Row
 from mereo.files import write_atomically
 from mereo.pictures import new_figure, save_figure
+from mereo.tasks import get_task
 
 COLUMNS = (
-    "network", "test %", "spread", "seeds", "parameters", "MACs", "training images/s", "inference images/s",
+    "network", "test {metric}", "spread", "seeds", "parameters", "MACs", "training images/s", "inference images/s",
     "training memory",
 )  # fmt: skip
+
+
+def columns(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The headings of the table; the second names the metric of the task."""
+    return tuple(name.format(metric="%" if rows[0].metric == "accuracy" else rows[0].metric) for name in COLUMNS)
+
+
+def _scale(row: Row) -> float:
+    """What values are multiplied by to be shown: shares are in percent."""
+    return 100.0 if get_task(row.task).is_share else 1.0
+
+
+def _shown(row: Row, value: float) -> str:
+    return f"{100 * value:.2f}" if get_task(row.task).is_share else f"{value:.4g}"
 
 
 def count(number: float) -> str:
@@ -28,10 +43,10 @@ def count(number: float) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One row of the table, as text under `COLUMNS`."""
-    spread = "-" if row.spread is None else f"{100 * row.spread:.2f}"
+    """One row of the table, as text under `columns`."""
+    spread = "-" if row.spread is None else _shown(row, row.spread)
     return (
-        row.model, f"{100 * row.accuracy:.2f}", spread, str(len(row.accuracies)), f"{row.parameters:,}",
+        row.model, _shown(row, row.value), spread, str(len(row.values)), f"{row.parameters:,}",
         count(row.macs), f"{row.train_rate:,.0f}", f"{row.rate:,.0f}", f"{row.memory / 2**20:,.0f} MiB",
     )  # fmt: skip
 
@@ -42,7 +57,8 @@ def notes(rows: Sequence[Row], protocol: str) -> list[str]:
     which = " or ".join("the best on validation" if c == "validation" else "those of the last epoch" for c in chosen)
     return [
         f"Protocol: {protocol}.",
-        f"Accuracy on {rows[0].test_images:,} test images, mean over the seeds, with the weights that were {which};"
+        f"{rows[0].metric.capitalize()} on {rows[0].test_images:,} test images, mean over the seeds, with the weights"
+        f" that were {which};"
         " spread is the standard deviation of the seeds.",
         "MACs of one image forward. Training memory is estimated, not measured. Training speed is that of the runs,"
         " which ran at different times; inference was timed in turn on batches of 64, and is the median.",
@@ -50,9 +66,9 @@ def notes(rows: Sequence[Row], protocol: str) -> list[str]:
 
 
 def markdown(rows: Sequence[Row], data: str, protocol: str) -> str:
-    """The comparison as a page, the most accurate network first."""
+    """The comparison as a page, the best network first."""
     title = f"# Networks compared on {for_markdown(Path(data).name)}"
-    lines = [title, "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    lines = [title, "", f"| {' | '.join(columns(rows))} |", f"|{'---|' * len(COLUMNS)}"]
     lines += [f"| {' | '.join(map(for_markdown, cells(row)))} |" for row in ranked(rows)]
     return "\n".join(
         [*lines, "", *map(for_markdown, notes(rows, protocol)), "", "![The comparison as bars](comparison.png)", ""]
@@ -60,8 +76,9 @@ def markdown(rows: Sequence[Row], data: str, protocol: str) -> str:
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """The most accurate first."""
-    return sorted(rows, key=lambda row: -row.accuracy)
+    """The best first, by the metric of the task."""
+    sign = -1 if get_task(rows[0].task).chooses[1] == "max" else 1
+    return sorted(rows, key=lambda row: sign * row.value)
 
 
 def _csv(rows: Sequence[Row]) -> str:
@@ -70,7 +87,7 @@ def _csv(rows: Sequence[Row]) -> str:
     writer = csv.DictWriter(text, list(plain[0]), lineterminator="\n")
     writer.writeheader()
     for each in plain:
-        writer.writerow({**each, "accuracies": " ".join(str(a) for a in each["accuracies"])})
+        writer.writerow({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in each.items()})
     return text.getvalue()
 
 
@@ -79,8 +96,9 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     rows = ranked(rows)
+    metric = rows[0].metric + (" in %" if get_task(rows[0].task).is_share else "")
     panels: list[tuple[str, Callable[[Row], float], Callable[[float], str]]] = [
-        ("test accuracy in %, mean and seeds", lambda row: 100 * row.accuracy, lambda v: f"{v:.2f}"),
+        (f"test {metric}, mean and seeds", lambda row: row.value, str),
         ("parameters", lambda row: row.parameters, count),
         ("MACs of one image", lambda row: row.macs, count),
         ("inference, images/s", lambda row: row.rate, lambda v: f"{v:,.0f}"),
@@ -95,7 +113,7 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
     for axes, (name, value, show) in zip(grid.flat, panels, strict=True):
         values = [value(row) for row in rows]
         if name.startswith("test"):
-            _draw_accuracy(axes, rows, colours)
+            _draw_metric(axes, rows, colours)
         else:
             axes.barh(places, values, color=colours, height=0.6, alpha=0.75)
             axes.set_xlim(0, 1.22 * max(values))
@@ -111,18 +129,20 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
     save_figure(figure, path)
 
 
-def _draw_accuracy(axes: Any, rows: Sequence[Row], colours: Sequence[str]) -> None:
+def _draw_metric(axes: Any, rows: Sequence[Row], colours: Sequence[str]) -> None:
     """The mean with the spread as a whisker, a dot a seed; no bars, for the axis does not begin at 0."""
     for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
-        mean, points = 100 * row.accuracy, [100 * a for a in row.accuracies]
-        spread = 100 * (row.spread or 0.0)
+        scale = _scale(row)
+        mean, points = scale * row.value, [scale * value for value in row.values]
+        spread = scale * (row.spread or 0.0)
         axes.errorbar(mean, place, xerr=spread, fmt="D", color=colour, markersize=7, capsize=4)
         if len(points) > 1:
             axes.plot(points, [place + 0.22] * len(points), "o", color="black", markersize=3, alpha=0.6)
-        shown = f"{mean:.2f}" + (f" ± {spread:.2f}" if row.spread is not None else "")
+        shown = _shown(row, row.value) + (f" ± {_shown(row, row.spread)}" if row.spread is not None else "")
         axes.text(mean, place - 0.2, shown, ha="center", fontsize=8)
-    every = [100 * (row.accuracy + sign * (row.spread or 0.0)) for row in rows for sign in (-1, 1)]
-    room = max(max(every) - min(every), 1.0)
+    every = [_scale(row) * (row.value + sign * (row.spread or 0.0)) for row in rows for sign in (-1, 1)]
+    least = 1.0 if _scale(rows[0]) == 100 else 0.01 * max(map(abs, every)) or 1.0
+    room = max(max(every) - min(every), least)
     axes.set_xlim(min(every) - 0.3 * room, max(every) + 0.3 * room)
     axes.set_ylim(-0.6, len(rows) - 0.4)
 

@@ -9,8 +9,8 @@ import torch
 
 from mereo.data import Images
 from mereo.export.programs import Scorer
-from mereo.inference.evaluate import Scores, batches, normalise
-from mereo.tasks.classification import accuracy_figures, hits
+from mereo.inference.evaluate import Scores, batches, normalise, prepare_batch
+from mereo.tasks import Classification, Task
 from mereo.training.compare import images_per_second
 
 
@@ -28,20 +28,28 @@ class Cost:
         return {"runner": self.runner, **self.scores.to_dict(), "images_per_second": self.rate, "bytes": self.size}
 
 
-def evaluate_scorer(score: Scorer, test: Images, cfg: Mapping[str, Any], batch_size: int) -> Scores:
-    """Accuracy of any function from images to scores."""
-    correct = count = 0
+def evaluate_scorer(
+    score: Scorer, test: Images, cfg: Mapping[str, Any], batch_size: int, task: Task | None = None
+) -> Scores:
+    """The metrics of a task, classification by default, for any function from images to outputs."""
+    task = Classification(test.class_names) if task is None else task
+    metrics = task.metrics()
     for batch in batches(test, batch_size, torch.device("cpu"), tuple(cfg["input_size"][1:])):
-        hit = hits(score(normalise(batch.images, cfg["mean"], cfg["std"])), batch.labels).all(1)
-        correct, count = correct + int(hit.sum()), count + len(hit)
-    return Scores(count, 0.0, accuracy_figures(correct, count))
+        prepared = prepare_batch(batch, cfg)
+        assert prepared.images is not None
+        metrics.update(score(prepared.images), prepared)
+    return Scores(len(test), 0.0, metrics.compute())
 
 
 def measure(
-    runners: Mapping[str, tuple[Scorer, int]], test: Images, cfg: Mapping[str, Any], batch_size: int
+    runners: Mapping[str, tuple[Scorer, int]],
+    test: Images,
+    cfg: Mapping[str, Any],
+    batch_size: int,
+    task: Task | None = None,
 ) -> list[Cost]:
     """Evaluate runners (function, bytes of its file) on all test images, and time them in turn on one batch."""
-    scores = {name: evaluate_scorer(score, test, cfg, batch_size) for name, (score, _) in runners.items()}
+    scores = {name: evaluate_scorer(score, test, cfg, batch_size, task) for name, (score, _) in runners.items()}
     count = min(batch_size, len(test))
     batch = test.batch(torch.arange(count), crop=tuple(cfg["input_size"][1:]))
     images = normalise(batch.images, cfg["mean"], cfg["std"])

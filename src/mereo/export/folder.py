@@ -18,7 +18,7 @@ from mereo.models.metadata import as_tuples, check_preprocessing, check_record
 from mereo.models.weights import LONGEST_HEADER, read_metadata
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-RECORD = ("data", "seed", "epoch", "results", "command")
+RECORD = ("task", "data", "seed", "epoch", "results", "command")
 """What is kept of the run that made the weights."""
 
 

@@ -10,6 +10,7 @@ from mereo.data import DATASETS, Images, load_splits
 from mereo.errors import MereoError, UsageError, check_positive, first_line
 from mereo.escape import cut
 from mereo.inference.evaluate import normalise
+from mereo.inference.predict import task_of
 from mereo.models import VisionModel
 
 CALIBRATION = 256
@@ -53,7 +54,7 @@ def read_images(model: VisionModel, data: str, root: str | None, limit: int | No
         data, root=root, img_size=(height, width), in_chans=channels, crop_pct=model.pretrained_cfg["crop_pct"],
         validation_fraction=0.0, limit=CALIBRATION, download=False,
     )  # fmt: skip
-    if len(splits.class_names) != model.num_classes:
+    if task_of(model).scores_classes and len(splits.class_names) != model.num_classes:
         raise UsageError(f"data is {data!r} of {len(splits.class_names)} classes; the network has {model.num_classes}.")
     test = splits.test
     if limit is not None and limit < len(test):

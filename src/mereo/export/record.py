@@ -30,13 +30,14 @@ def read_record(weights: Path) -> dict[str, Any]:
     folder = run_of(weights)
     if folder is None or not folder.results.is_file():
         return {}
-    results = read_results(folder.results)
+    config = TrainConfig.from_yaml(folder.config)
+    results = read_results(folder.results, config.task)
     which = "last" if weights.name == folder.last.name else "best"
     kept = ("parameters", "chosen_on", "best_epoch", "train_images", "seconds", "device", "torch")
-    config = TrainConfig.from_yaml(folder.config)
     figures = {"test": results[f"test_{which}"], **{name: results[name] for name in kept}}
     figures |= {"which": which, "epochs": config.epochs}
-    return {"data": config.data, "seed": config.seed, "results": figures, "command": command_of(config)}
+    task = {} if config.task == "classification" else {"task": config.task}
+    return {**task, "data": config.data, "seed": config.seed, "results": figures, "command": command_of(config)}
 
 
 def _still_filled_in(given: Mapping[str, Any], base: TrainConfig, config: TrainConfig) -> dict[str, Any]:

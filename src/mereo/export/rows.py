@@ -17,6 +17,7 @@ from mereo.errors import check_positive
 from mereo.inference.flops import forward_flops
 from mereo.models import load
 from mereo.runtime.device import choose_device
+from mereo.tasks import Classification, get_task
 from mereo.training.compare import images_per_second, make_study
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
@@ -35,39 +36,47 @@ class Row:
         parameters: of the network, decoder included.
         macs: multiply-adds of one image forward.
         memory: bytes that a training step takes, estimated.
-        accuracies: shares of the test images classified correctly, one a seed.
+        values: of the metric on the test images, one a seed.
         chosen_on: what chose the epoch of the weights.
         test_images: how many there are.
         train_rate: images a second in training, as the runs measured it, the median of the seeds.
         rate: images a second in inference, all networks timed in turn.
         seconds: of training, the mean of the seeds.
+        task: whose metric was measured.
     """
 
     model: str
     parameters: int
     macs: int
     memory: int
-    accuracies: tuple[float, ...]
+    values: tuple[float, ...]
     chosen_on: str
     test_images: int
     train_rate: float
     rate: float
     seconds: float
+    task: str = Classification.name
 
     @property
-    def accuracy(self) -> float:
+    def metric(self) -> str:
+        """The name of what was measured: the metric by which the task chooses."""
+        return get_task(self.task).chooses[0]
+
+    @property
+    def value(self) -> float:
         """The mean of the seeds."""
-        return statistics.mean(self.accuracies)
+        return statistics.mean(self.values)
 
     @property
     def spread(self) -> float | None:
         """The standard deviation of the seeds; None for a single one."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        plain = asdict(self) | {"accuracies": list(self.accuracies)}
-        return {"accuracy": self.accuracy, "spread": self.spread, **plain}
+        several = "accuracies" if self.metric == "accuracy" else f"{self.metric}_by_seed"
+        plain = {several if name == "values" else name: value for name, value in asdict(self).items()}
+        return {self.metric: self.value, "spread": self.spread, **plain, several: list(self.values)}
 
 
 def run_comparison(
@@ -96,19 +105,21 @@ def run_comparison(
     rates, macs = _look_at({label: configs[label, 0] for label in results})
     rows = []
     for label, runs in results.items():
-        judged = [run["test_last" if run["chosen_on"] == "test" else "test_best"] for run in runs]
+        task = plans[label, 0].task
+        scores = [run["test_last" if run["chosen_on"] == "test" else "test_best"] for run in runs]
         rows.append(
             Row(
                 model=label,
                 parameters=runs[0]["parameters"],
                 macs=macs[label],
                 memory=memory[label],
-                accuracies=tuple(scores["accuracy"] for scores in judged),
+                values=tuple(each[task.chooses[0]] for each in scores),
                 chosen_on="validation" if runs[0]["chosen_on"] == "validation" else "last epoch",
-                test_images=judged[0]["count"],
+                test_images=scores[0]["count"],
                 train_rate=statistics.median(run["images_per_second"] for run in runs),
                 rate=rates[label],
                 seconds=statistics.mean(run["seconds"] for run in runs),
+                task=task.name,
             )
         )
     return rows

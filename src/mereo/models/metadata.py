@@ -156,18 +156,25 @@ def check_kinds(table: Any, kinds: Mapping[str, type | tuple[type, ...]], what: 
             raise UsageError(f"{name} of {what} is {shown}; it was not written by mereo.")
 
 
-def check_results(results: Any, what: str) -> None:
+def check_scores(scores: Any, task: str, what: str) -> None:
+    """UsageError unless `scores` are the metrics of a task on one split: a count, and finite numbers by name."""
+    kinds: dict[str, type | tuple[type, ...]] = dict(SCORES) if task == "classification" else {"count": int}
+    check_kinds(scores, kinds, what)
+    check_kinds(scores, dict.fromkeys(scores, (int, float)), what)
+
+
+def check_results(results: Any, task: str, what: str) -> None:
     """UsageError unless `results` are the figures of a run, as `mereo.export.record.read_record` gives them."""
     check_kinds(results, _FIGURES, what)
-    check_kinds(results.get("test"), SCORES, f"test in {what}")
+    check_scores(results.get("test"), task, f"test in {what}")
 
 
 def check_record(record: Mapping[str, Any], what: str) -> None:
     """UsageError unless what is kept of the run that made some weights is of the right kinds, where it is there."""
-    kinds: dict[str, type] = {"data": str, "command": str, "seed": int, "epoch": int}
+    kinds: dict[str, type] = {"task": str, "data": str, "command": str, "seed": int, "epoch": int}
     check_kinds(dict(record), {name: kinds[name] for name in kinds if name in record}, what)
     for name in ("data", "command"):
         if len(record.get(name, "")) > LONGEST_TEXT:
             raise UsageError(f"{name} of {what} is longer than {LONGEST_TEXT:,} characters.")
     if "results" in record:
-        check_results(record["results"], f"results of {what}")
+        check_results(record["results"], record.get("task", "classification"), f"results of {what}")

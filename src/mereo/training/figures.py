@@ -7,7 +7,7 @@ from typing import Any
 from mereo.errors import UsageError
 from mereo.escape import cut
 from mereo.files import read_regular
-from mereo.models.metadata import SCORES, check_kinds
+from mereo.models.metadata import check_kinds, check_scores
 
 LONGEST = 2**24
 """Bytes of a results.json."""
@@ -17,8 +17,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def read_results(path: Path) -> dict[str, Any]:
-    """The results of a run; UsageError for a file that is not what a run writes."""
+def read_results(path: Path, task: str = "classification") -> dict[str, Any]:
+    """The results of a run of a task; UsageError for a file that is not what a run writes."""
     try:
         results = json.loads(read_regular(path, LONGEST))
     except OSError as error:
@@ -29,5 +29,5 @@ def read_results(path: Path) -> dict[str, Any]:
         ) from error
     check_kinds(results, _KINDS, str(path))
     for name in ("test_best", "test_last"):
-        check_kinds(results.get(name), SCORES, f"{name} in {path}")
+        check_scores(results.get(name), task, f"{name} in {path}")
     return dict(results)

@@ -207,7 +207,7 @@ def finish_runs(
         else:
             say(f"{number}/{len(configs)} {label}, seed {seed}")
             train(plan)
-        results.setdefault(label, []).append(read_results(finished))
+        results.setdefault(label, []).append(read_results(finished, plan.task.name))
     return results
 
 

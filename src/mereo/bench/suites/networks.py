@@ -18,6 +18,7 @@ from mereo.inference.evaluate import normalise
 from mereo.models import VisionModel, create_model, get_model_entry, list_models
 from mereo.models.capsnet import CapsNet
 from mereo.routing import CrossAgreementRouting, DynamicRouting, SelfAttentionRouting
+from mereo.tasks import Classification
 from mereo.training.losses import Objective, many_hot, margin_loss
 
 TAKES = "() -> a torch.nn.Module from images (batch, channels, height, width) to scores (batch, classes); not checked"
@@ -30,12 +31,12 @@ def _training(loss: Callable[..., Tensor], module: nn.Module) -> Workload:
 
 
 def workload(model: VisionModel, setting: Setting, mode: Mode) -> Workload:
-    """Inference, or a training step with margin loss, decoder and Adam; every network in channels-last memory."""
+    """Inference, or a training step with its loss, its decoder and Adam; every network in channels-last memory."""
     model = model.to(setting.device).to(memory_format=torch.channels_last)
     if mode == "forward":
         model.eval()
         return Workload(lambda images, labels: model(images))
-    objective = Objective(model).train()
+    objective = Objective(model, Classification().resolve_loss("auto", type(model))).train()
     return _training(lambda images, labels: objective(Batch(images, labels, images))[0], objective)
 
 
@@ -124,7 +125,8 @@ def _augmented(setting: Setting) -> tuple[VisionModel, Workload]:
     """A training step from stored images on: batch, augmentation, normalisation, network, Adam."""
     entry = get_model_entry(setting.word("model"))
     model = _make(setting).to(setting.device).to(memory_format=torch.channels_last)
-    objective = Objective(model, reconstruction_weight=0.0).train()
+    loss = Classification().resolve_loss("auto", type(model))
+    objective = Objective(model, loss, reconstruction_weight=0.0).train()
     augmentation = Augmentation.parse(("crop=4", "flip"))
     channels = model.image_shape[0]
 
