@@ -1,4 +1,4 @@
-"""The former name of `mereo.measure` and of what was renamed in it, kept so that existing code goes on working."""
+"""The former name of `mereo.measure`, with its former names, kept so that existing code still works."""
 
 from mereo.measure import *  # noqa: F403
 from mereo.measure import MaskingCheck as Finding

@@ -1,4 +1,4 @@
-"""Which parameters are trained, at which share of the learning rate, and which decay."""
+"""Which parameters are trained, with which factor of the learning rate, and with or without weight decay."""
 
 import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
         for name in chosen:
             named[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in named.values()):
-        raise UsageError(f"freeze is {', '.join(patterns)}, which is every parameter; leave some to train.")
+        raise UsageError(f"freeze is {', '.join(patterns)}, which matches every parameter; leave some to train.")
     return [module for module in model.modules() if isinstance(module, _BatchNorm) and _is_frozen(module)]
 
 
@@ -43,13 +43,13 @@ def _is_frozen(module: nn.Module) -> bool:
 
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """The layer of each parameter by name, counted from the images: the place of its top-level module."""
+    """The layer of each parameter by name: the position of its top-level module, counted from the input."""
     places: dict[str, int] = {}
     return {name: places.setdefault(name.partition(".")[0], len(places)) for name, _ in model.named_parameters()}
 
 
 def _by_depth(model: nn.Module, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
-    """timm's groups for a network that has no `parameter_groups` of its own."""
+    """timm's groups, for a network without a `parameter_groups` method."""
     layers = layer_numbers(model)
     last = max(layers.values(), default=0)
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
@@ -66,9 +66,9 @@ def parameter_groups(config: TrainConfig, objective: nn.Module, model: nn.Module
     """The trained parameters of an objective for an optimiser, in groups where the configuration asks for them.
 
     Args:
-        config: its weight_decay, weight_decay_norm and layer_decay count.
+        config: weight_decay, weight_decay_norm and layer_decay are used.
         objective: the model and what else is trained.
-        model: the network; one with `parameter_groups(weight_decay=, layer_decay=)` knows its layers itself.
+        model: the network; one with `parameter_groups(weight_decay=, layer_decay=)` defines its own layers.
     """
     if config.weight_decay_norm and config.layer_decay is None:
         return _trained(objective.parameters())

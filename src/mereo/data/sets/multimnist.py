@@ -1,4 +1,4 @@
-"""MultiMNIST: pairs of MNIST's digits, overlaid as they are needed."""
+"""MultiMNIST: pairs of MNIST's digits, overlaid on the fly."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ def overlay(digits: "ImageSet", pairs_per_image: int) -> "Images":
 
 register_dataset(
     "multimnist",
-    summary="two overlapping handwritten digits of different classes, overlaid as they are needed",
+    summary="two overlapping handwritten digits of different classes, overlaid on the fly",
     source="Sabour, Frosst, Hinton, arXiv 1710.09829; from mnist",
     num_classes=10,
     in_chans=1,

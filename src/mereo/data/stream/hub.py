@@ -16,7 +16,7 @@ PREFIX = "hf:"
 
 
 class HubStore(Store):
-    """The rows of one split, which `datasets` maps from its cache."""
+    """The rows of one split, memory-mapped by `datasets` from its cache."""
 
     def __init__(self, rows: Any, image: str, what: str) -> None:
         self._rows, self._image, self._what = rows, image, what
@@ -29,7 +29,7 @@ class HubStore(Store):
 
 
 def open_hub(data: str) -> RawDataset:
-    """A dataset of the hub; `datasets` fetches it once and keeps it in its own cache."""
+    """A dataset of the hub; `datasets` downloads it once into its own cache."""
     try:
         import datasets
     except ImportError:
@@ -37,7 +37,7 @@ def open_hub(data: str) -> RawDataset:
     name, _, configuration = data.removeprefix(PREFIX).partition(":")
     try:
         splits = datasets.load_dataset(name, configuration or None)
-    except Exception as error:  # no network, no such name, a gate: every layer below raises its own kind
+    except Exception as error:  # no network, unknown name, gated access: every layer below raises its own type
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")
         raise MereoError(
             f"data is {data!r}, which could not be loaded ({reason}); check the name and the network, or give the"
@@ -47,7 +47,7 @@ def open_hub(data: str) -> RawDataset:
 
 
 def from_splits(splits: Any, data: str) -> RawDataset:
-    """From a `datasets.DatasetDict` to the splits of a training."""
+    """The splits for training from a `datasets.DatasetDict`."""
     from datasets import ClassLabel, Image
 
     parts: dict[str, Part] = {}
