@@ -17,7 +17,7 @@ from mereo.models import CapsuleClassifier
 from mereo.pictures import save_figure
 
 BRIGHTEST = 0.995
-"""Quantile of the pixels at which the colours end: otherwise single pixels would make the others pale."""
+"""Quantile of the pixels that gets the strongest colour: otherwise single pixels would make the others pale."""
 
 
 def draw_gradients(
@@ -54,8 +54,8 @@ def draw_gradients(
     risen = explanation.lengths[rows, explanation.explained] - black[explanation.explained]
     caption = [
         "Orange bar: the class explained. Red: a brighter pixel makes its capsule longer; blue: shorter.",
-        "Each picture has its own scale, which leaves the strongest pixels beyond its end.",
-        "Integrated gradients sum to the length less that of a black image; here to within"
+        "Each picture has its own scale; the strongest pixels exceed it.",
+        "Integrated gradients sum to the length minus that of a black image; here to within"
         f" {float((integrated.flatten(1).sum(1) - risen).abs().max()):.3f}.",
     ]
     if total > MOST_ROWS:

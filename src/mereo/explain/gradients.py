@@ -13,7 +13,7 @@ from mereo.models import CapsuleClassifier
 
 
 def _gradients(model: CapsuleClassifier, images: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The gradient, and the classes whose lengths it is of."""
+    """The gradient, and the explained classes."""
     with judged(model), torch.enable_grad():
         inputs = images.detach().clone().requires_grad_()
         lengths = model.capsules(normalised(model, inputs)).activation

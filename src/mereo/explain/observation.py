@@ -1,4 +1,4 @@
-"""One watched pass of a model: what went into each routing, what came out, and the couplings between."""
+"""One recorded pass of a model: inputs, outputs and couplings of each routing."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -51,7 +51,7 @@ class Observation:
 
 
 def ready(model: CapsuleClassifier, images: Tensor) -> tuple[CapsuleClassifier, Tensor]:
-    """The model, unwrapped, and images in [0, 1] on its device and of its type; UsageError for what it cannot take."""
+    """The model, unwrapped, and images in [0, 1] on its device and of its type; UsageError for invalid ones."""
     model = getattr(model, "_orig_mod", model)
     if not isinstance(model, CapsuleClassifier):
         raise UsageError(f"model is {type(model).__name__}; it must be a capsule classifier, as create_model makes.")
@@ -71,11 +71,11 @@ def normalised(model: CapsuleClassifier, images: Tensor) -> Tensor:
 def check_lengths(lengths: Tensor) -> None:
     """MereoError unless all lengths are finite."""
     if not bool(lengths.isfinite().all()):
-        raise MereoError("the lengths of the class capsules are not finite: the network's weights are bad.")
+        raise MereoError("the lengths of the class capsules are not finite: the network's weights are damaged.")
 
 
 def observe(model: CapsuleClassifier, images: Tensor) -> Observation:
-    """Run the model once on images in [0, 1], in evaluation mode and without gradients, and keep what it did.
+    """Run the model once on images in [0, 1], in evaluation mode and without gradients, and record it.
 
     The images are normalised as the model's `pretrained_cfg` says (not at all where it has none) and moved to its
     device. Its mode, training or evaluation, is as before afterwards.
@@ -108,7 +108,7 @@ def observe(model: CapsuleClassifier, images: Tensor) -> Observation:
 
 
 def chosen_classes(lengths: Tensor, classes: Tensor | None) -> Tensor:
-    """The class to explain for each image: the one asked for, else that of the longest capsule.
+    """The class to explain for each image: the requested one, else that of the longest capsule.
 
     Shapes: lengths (batch, classes) -> int64 (batch,).
     """

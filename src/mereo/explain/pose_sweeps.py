@@ -1,4 +1,4 @@
-"""What the dimensions of a class capsule mean: each is moved in steps, and the pose is decoded."""
+"""What the dimensions of a class capsule mean: each is changed in steps, and the pose is decoded."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class PoseSweep:
 
 
 def why_no_sweep(model: CapsuleClassifier) -> str | None:
-    """Why the poses of a model cannot be swept; None if they can."""
+    """The reason why the poses of a model cannot be swept; None if they can."""
     return f"{type(model).__name__} has no decoder" if getattr(model, "decoder", None) is None else None
 
 
@@ -51,7 +51,7 @@ def pose_sweeps(
     if step > reach:
         raise UsageError(f"step is {step}; it must be at most reach, {reach}.")
     if (reason := why_no_sweep(observation.model)) is not None:
-        raise UsageError(f"no pose can be swept: {reason}.")
+        raise UsageError(f"pose sweeps are not possible: {reason}.")
     decoder = observation.model.decoder
     assert decoder is not None
     chosen, poses = chosen_classes(observation.capsules.activation, classes), observation.capsules.pose
@@ -67,5 +67,5 @@ def pose_sweeps(
             swept.append(decoded.unflatten(0, (len(poses), len(offsets))))
     images = torch.stack(swept, 1)
     if not bool(images.isfinite().all()):
-        raise MereoError("the decoder's images are not finite: the network's weights are bad.")
+        raise MereoError("the decoder's images are not finite: the network's weights are damaged.")
     return PoseSweep(chosen, offsets, images)

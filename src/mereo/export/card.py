@@ -1,4 +1,4 @@
-"""The page that goes with a network: what it is, what was measured, how to use it."""
+"""The model card of a network: what it is, its measurements, how to use it."""
 
 import json
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ NOT_MEASURED = "These weights came without the results of a run; no measurements
 
 
 def chosen(results: Mapping[str, Any]) -> str:
-    """Which epoch the weights are of, and what chose it."""
+    """The epoch of the weights, and how it was chosen."""
     if results["which"] == "last" or results["chosen_on"] == "last epoch":
         return f"the last of {results['epochs']} epochs"
-    on = "held-out validation images" if results["chosen_on"] == "validation" else "the TEST images, as the papers do"
+    on = "held-out validation images" if results["chosen_on"] == "validation" else "the TEST images, as in the papers"
     return f"epoch {results['best_epoch']} of {results['epochs']}, chosen on {on}"
 
 
 def front_matter(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What the hub reads of a card."""
+    """The metadata of the card that the hub reads."""
     content: dict[str, Any] = {
         "library_name": "mereo",
         **({"license": for_terminal(model.pretrained_cfg["license"])} if model.pretrained_cfg.get("license") else {}),
@@ -50,7 +50,7 @@ def front_matter(model: CapsuleClassifier, record: Mapping[str, Any], name: str)
 
 
 def _what(model: CapsuleClassifier) -> str:
-    """Which published network this is, or of which it is a variant, and what is other in it."""
+    """The published network that this is, or of which it is a variant, and the differences."""
     entry, arguments = get_model_entry(model.config["model"]), model.config["args"]
     preset = entry.defaults
     other = ", ".join(for_markdown(f"{name} {value}") for name, value in arguments.items() if value != preset[name])
@@ -59,7 +59,7 @@ def _what(model: CapsuleClassifier) -> str:
 
 
 def _licence(name: str | None) -> str:
-    return f"The weights are under {for_markdown(name)}." if name else "No licence was named for these weights."
+    return f"The weights are under {for_markdown(name)}." if name else "These weights have no stated licence."
 
 
 def _measured(model: CapsuleClassifier, record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -93,7 +93,7 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Text as it stands in Python."""
+    """Text as a Python literal."""
     return json.dumps(text)
 
 
@@ -107,10 +107,10 @@ def model_card(model: CapsuleClassifier, record: Mapping[str, Any], name: str) -
         if model.class_names
         else f"{model.num_classes} classes without names"
     )
-    crop = "" if cfg["crop_pct"] == 1 else f", of which the centre is cut out ({cfg['crop_pct']} of each side)"
+    crop = "" if cfg["crop_pct"] == 1 else f", of which the centre is cropped ({cfg['crop_pct']} of each side)"
     preprocessing = (
         f"Images of {channels} x {height} x {width} (channels, height, width), resized {cfg['interpolation']}{crop};"
-        f" values in [0, 1], then less the mean {list(cfg['mean'])} and divided by {list(cfg['std'])}, by channel."
+        f" values in [0, 1], then minus the mean {list(cfg['mean'])} and divided by {list(cfg['std'])}, per channel."
         " The scores are the lengths of the class capsules, in (0, 1)."
     )
     parts = [

@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def count(number: float) -> str:
-    """A large number as a person reads it: 950, 344 k, 8.2 M, 1.3 G."""
+    """A large number with a unit: 950, 344 k, 8.2 M, 1.3 G."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             shown = number / size
@@ -37,7 +37,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def notes(rows: Sequence[Row], protocol: str) -> list[str]:
-    """What one must know to read the table."""
+    """Notes on the columns of the table."""
     chosen = sorted({row.chosen_on for row in rows})
     which = " or ".join("the best on validation" if c == "validation" else "those of the last epoch" for c in chosen)
     return [
@@ -75,7 +75,7 @@ def _csv(rows: Sequence[Row]) -> str:
 
 
 def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
-    """A panel a quantity, a bar a network, dots for the seeds."""
+    """One panel per quantity, one bar per network, dots for the seeds."""
     from matplotlib.ticker import MaxNLocator
 
     rows = ranked(rows)
@@ -112,7 +112,7 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
 
 
 def _draw_accuracy(axes: Any, rows: Sequence[Row], colours: Sequence[str]) -> None:
-    """The mean with the spread as a whisker, a dot a seed; no bars, for the axis does not begin at 0."""
+    """The mean with the spread as a whisker and a dot per seed; no bars, because the axis does not start at 0."""
     for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
         mean, points = 100 * row.accuracy, [100 * a for a in row.accuracies]
         spread = 100 * (row.spread or 0.0)

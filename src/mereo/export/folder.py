@@ -1,8 +1,8 @@
 """A network as a folder: config.json, model.safetensors, README.md.
 
-The layout is that of the Hugging Face hub. config.json carries timm's fields (architecture, model_args, pretrained_cfg,
-label_names) and, beside them, the arguments of the constructor at the top, where `PyTorchModelHubMixin` looks for them.
-Nothing is unpickled: other files of weights are not opened.
+The layout is that of the Hugging Face hub. config.json has timm's fields (architecture, model_args, pretrained_cfg,
+label_names) and, at the top level, the arguments of the constructor, where `PyTorchModelHubMixin` expects them. Nothing
+is unpickled: other weight files are not opened.
 """
 
 import json
@@ -19,7 +19,7 @@ from mereo.models.weights import LONGEST_HEADER, read_metadata
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 RECORD = ("data", "seed", "epoch", "results", "command")
-"""What is kept of the run that made the weights."""
+"""Facts kept about the run that made the weights."""
 
 
 def network_config(model: CapsuleClassifier, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def network_config(model: CapsuleClassifier, record: Mapping[str, Any]) -> dict[
 
 
 def known_record(model: CapsuleClassifier, record: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The record given, or what the weight file says of its run; UsageError for values of the wrong kinds."""
+    """The given record, or that of the weight file; UsageError for values of the wrong types."""
     source = model.metadata if record is None else {**model.metadata, **record}
     known = {name: source[name] for name in RECORD if source.get(name) is not None}
     check_record(known, "the weights")
@@ -59,12 +59,12 @@ def save_pretrained(
 
     Args:
         model: made by `create_model` or `load`.
-        folder: made where it is not there; files of the same names are replaced.
-        record: data, seed, epoch, results and command of the run; what the weights' file said by default.
+        folder: created if missing; files of the same names are replaced.
+        record: data, seed, epoch, results and command of the run; by default that of the weight file.
         card: whether README.md is written too.
     """
     if not hasattr(model, "config"):
-        raise UsageError(f"this {type(model).__name__} does not know its arguments; make it with create_model.")
+        raise UsageError(f"this {type(model).__name__} has no record of its arguments; create it with create_model.")
     folder = Path(folder)
     known = known_record(model, record)
     content = json.dumps(network_config(model, known), indent=2) + "\n"
@@ -95,14 +95,14 @@ def _read_config(path: Path) -> dict[str, Any]:
 def load_folder(folder: Path, device: str = "cpu") -> CapsuleClassifier:
     """The network of a folder written by `save_pretrained`, in eval mode.
 
-    The weights' file says what the network is, and config.json must agree; labels and preprocessing are those of
-    config.json, where they may be edited.
+    The weight file defines the network, and config.json must agree; labels and preprocessing are read from config.json
+    and may be edited there.
     """
     config_path, weights = folder / CONFIG, folder / WEIGHTS
     if not weights.is_file():
         pickled = sorted(p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
         others = f" Pickled weights ({', '.join(pickled)}) are not opened." if pickled else ""
-        raise UsageError(f"{folder} holds no {WEIGHTS}.{others}")
+        raise UsageError(f"{folder} has no {WEIGHTS}.{others}")
     content = _read_config(config_path)
     get_model_entry(content["architecture"])
     metadata = read_metadata(weights)

@@ -1,4 +1,4 @@
-"""The scores of a network for every image of a split, from which all figures follow."""
+"""The scores of a network for every image of a split, from which all metrics follow."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 
 class Answers(NamedTuple):
-    """Lengths of the class capsules of images, and what the images are.
+    """Lengths of the class capsules of images, with the labels.
 
     Shapes: lengths float32 (n, classes), labels int64 (n,), or (n, objects) for images of several; both on the CPU.
     """
@@ -33,7 +33,7 @@ class Answers(NamedTuple):
 
     @property
     def right(self) -> Tensor:
-        """Which images are classified correctly, bool (n,); those of several objects when all are hit."""
+        """Which images are classified correctly, bool (n,); those of several objects when all are predicted."""
         return self.predicted == self.labels if self.labels.dim() == 1 else hits(self.lengths, self.labels).all(1)
 
     @property
@@ -64,8 +64,8 @@ def collect_answers(
     Args:
         model: any classifier; it runs in eval mode and is left as it was.
         split: images of one label each, or of several.
-        batch_size: images worked on at once.
-        change: what happens to the images before the network sees them.
+        batch_size: images per forward pass.
+        change: applied to the images before the network.
         progress: called with the number of images done since the last call.
     """
     check_positive(batch_size=batch_size)

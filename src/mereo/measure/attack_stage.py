@@ -66,12 +66,12 @@ def measure_attacks(
 
 
 def written(name: str) -> str:
-    """An attack's name as people write it."""
+    """The usual spelling of an attack's name."""
     return "Square" if name == "square" else name.upper()
 
 
 def informative_epsilon(curves: Sequence[Sequence[Point]]) -> float:
-    """The epsilon above 0 at which the strongest attack leaves nearest to half of the images correct."""
+    """The epsilon above 0 at which the accuracy under the strongest attack is closest to one half."""
     worst = [min(points, key=lambda p: p.right) for points in zip(*curves, strict=True)]
     return min(worst[1:], key=lambda p: abs(p.right - worst[0].right / 2)).amount
 

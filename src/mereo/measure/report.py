@@ -14,8 +14,8 @@ CALIBRATION = """\
 Lengths of class capsules are not probabilities: each lies between 0 and 1 on its own. They are turned into confidences
 in two ways, and calibration is measured for each: *normalised* divides each length by the sum of all, *softmax*
 takes the exponentials first. As lengths are below 1, a softmax of them can never be confident: with {classes} classes
-at most {most:.0%}. ECE is the mean gap between confidence and accuracy over {bins} bins (arXiv:1706.04599), Brier the
-mean squared distance from the truth (0 to 2)."""
+it is at most {most:.0%}. ECE is the mean gap between confidence and accuracy over {bins} bins (arXiv:1706.04599), Brier
+the mean squared distance from the truth (0 to 2)."""
 EQUIVARIANCE = """\
 How far the pose of the capsule of the true class, after the image was changed, is explained by a linear rule fitted on
 other images of its class (*linear*), by the pose before (*unmoved*), and by a linear rule when the pairs are shuffled
@@ -24,8 +24,8 @@ invariance, *linear* near *shuffled* is neither. A linear rule alone proves litt
 linear follows one too. *Length* is after over before, *angle* between the two poses."""
 ATTACKS = """\
 On {images:,} of the {count:,} images. Attacks change every pixel by at most epsilon within [0, 1], before
-normalisation, and raise the loss `{loss}` of the lengths; {restarts}. Images misclassified before the attack count as
-errors."""
+normalisation, and maximise the loss `{loss}` of the lengths; {restarts}. Images misclassified before the attack count
+as errors."""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -44,7 +44,7 @@ def suspicious(model: dict[str, Any]) -> list[str]:
 
 
 def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """One row a network: accuracy, calibration or objects predicted, and the worst class."""
+    """One row per network: accuracy, calibration or objects predicted, and the worst class."""
     if "objects" in next(iter(models.values())):
         return overview_objects(models)
     columns = [
@@ -76,7 +76,7 @@ def attacked(models: dict[str, dict[str, Any]]) -> int:
 
 
 def curve_rows(models: dict[str, dict[str, Any]], kind: str, name: str) -> tuple[list[str], list[list[str]]]:
-    """Accuracy by amount of one corruption or attack, a row a network."""
+    """Accuracy by amount of one corruption or attack, one row per network."""
     amounts = [p["amount"] for p in next(iter(models.values()))[kind][name]]
     columns = [name, *[f"{a:g}" for a in amounts]]
     return columns, [[model, *[f"{100 * p['accuracy']:.1f} %" for p in m[kind][name]]] for model, m in models.items()]
@@ -108,7 +108,7 @@ def markdown(document: dict[str, Any]) -> str:
             for name, corruption in CORRUPTIONS.items()
         ]
     if plan["attacks"]:
-        tries = f"{plan['restarts']} tries each" if plan["restarts"] > 1 else "one try each"
+        tries = f"{plan['restarts']} runs each" if plan["restarts"] > 1 else "one run each"
         parts += [
             "## Accuracy under attack, by epsilon",
             ATTACKS.format(images=attacked(models), count=first["count"], loss=plan["loss"], restarts=tries),

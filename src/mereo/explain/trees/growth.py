@@ -1,4 +1,4 @@
-"""Grow parse trees from the classes down, out of one recorded pass of a model."""
+"""Builds parse trees from the classes down, from one recorded pass of a model."""
 
 from dataclasses import replace
 from typing import Literal
@@ -19,7 +19,7 @@ from mereo.routing import CrossAgreementRouting
 
 
 def why_no_tree(model: CapsuleClassifier) -> str | None:
-    """Why parse trees cannot be made of a model; None if they can."""
+    """The reason why parse trees of a model cannot be made; None if they can."""
     name = f"{model.classifier}.coupling"
     return None if name in dict(model.named_modules()) else f"{type(model).__name__} has no routing {name}"
 
@@ -35,7 +35,7 @@ def parse_trees(
         observation: from `observe`.
         classes: which class to explain for each image, int64 (batch,); the predicted one when None.
         keep: votes kept for each capsule, the strongest in absolute value; votes of strength 0 are never kept.
-        rivals: how many of the next longest classes stand beside the one explained.
+        rivals: number of next longest classes shown next to the explained one.
 
     observation = mereo.explain.observe(model, images)
     tree = mereo.explain.parse_trees(observation)[0]
@@ -47,7 +47,7 @@ def parse_trees(
         if not isinstance(value, int) or value < least:
             raise UsageError(f"{argument} is {value!r}; it must be a whole number of at least {least}.")
     if (reason := why_no_tree(observation.model)) is not None:
-        raise UsageError(f"no parse tree can be made: {reason}.")
+        raise UsageError(f"parse trees are not possible: {reason}.")
     chosen = chosen_classes(observation.capsules.activation, classes)
     return [_Growth(observation, image, keep).tree(int(root), rivals) for image, root in enumerate(chosen)]
 
