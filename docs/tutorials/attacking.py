@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Attacking a model
 #
-# How little must an image change for the network to misread it? First a network: a narrow MSPCaps, trained for a few
-# epochs on the digits that come with the package.
+# How small a change makes a network misclassify an image? First we need a network: a narrow MSPCaps, trained for a few
+# epochs on the digits in the package.
 
 # %%
 import matplotlib.pyplot as plt
@@ -21,8 +21,8 @@ test = load_splits("digits", img_size=32).test
 # %% [markdown]
 # ## One attack
 #
-# Pixels lie in [0, 1], and `epsilon` is how far each may move. Projected gradient descent looks for the change, within
-# these bounds, that shortens the true capsule and lengthens another.
+# Pixel values lie in [0, 1], and `epsilon` is the most that each may change. Within these bounds, projected gradient
+# descent searches for the change that shortens the capsule of the true class and lengthens another.
 
 # %%
 answers = collect_answers(model, test)
@@ -55,7 +55,8 @@ figure.savefig("images_changes_and_attacked_images.png", dpi=110)
 # %% [markdown]
 # ## Accuracy over epsilon
 #
-# Only images that are read rightly are attacked; those read wrongly count as wrong at every epsilon.
+# Only correctly classified images are attacked; images misclassified before the attack count as errors at every
+# epsilon.
 
 # %%
 for name in ("fgsm", "pgd"):
@@ -63,10 +64,10 @@ for name in ("fgsm", "pgd"):
         print(f"{name}, epsilon {point.amount}: {point.right} of {point.total} read rightly")
 
 # %% [markdown]
-# ## Is it robust, or does it hide its gradients?
+# ## Robust, or only masking its gradients?
 #
-# An attack that fails proves nothing unless it could have succeeded. `look_for_masking` compares the attack with others
-# that can only be stronger if the gradients mislead. What it calls suspicious is the attack to use instead.
+# An attack may fail because gradients are misleading, not because the network is robust. `look_for_masking` compares
+# the attack with others that are stronger only if that is so. If it flags one as suspicious, use that attack instead.
 
 # %%
 some = answers.right.nonzero().flatten()[:32]

@@ -1,8 +1,9 @@
 # %% [markdown]
-# # Taking a network away
+# # Exporting a network
 #
-# A trained network leaves as a folder for the Hugging Face hub, as ONNX or as a program of `torch.export`. Each is read
-# back and compared with the network before it is put in its place. ONNX needs the extra `export` of the package.
+# A trained network can be exported as a folder for the Hugging Face hub, as ONNX or as a program of `torch.export`.
+# Each file is loaded again and compared with the network before it replaces an older one. ONNX needs the package's
+# extra `export`.
 
 # %%
 import json
@@ -27,7 +28,7 @@ def shell(line):
 shell("mereo train --recipe digits_demo --epochs 3 --device cpu --name digits")
 
 # %% [markdown]
-# ## Every form at once
+# ## All formats at once
 
 # %%
 shell("mereo export runs/digits --to onnx torch hub --out my_network")
@@ -37,8 +38,8 @@ for path in sorted(Path("my_network").iterdir()):
 # %% [markdown]
 # ## A folder of the hub
 #
-# The weights are safetensors and nothing is unpickled. The folder knows the network, its classes and its preprocessing.
-# `mereo.push_to_hub(model, "me/digits")` uploads the same folder.
+# The weights are safetensors and nothing is unpickled. The folder states the network, its classes and its
+# preprocessing. `mereo.push_to_hub(model, "me/digits")` uploads the same folder.
 
 # %%
 model = mereo.from_pretrained("my_network")
@@ -54,7 +55,7 @@ print("read as", [model.class_names[i] for i in lengths.argmax(1)])
 # %% [markdown]
 # ## ONNX
 #
-# The file takes any batch size. It needs neither PyTorch nor mereo.
+# The file accepts any batch size and needs neither PyTorch nor mereo.
 
 # %%
 session = onnxruntime.InferenceSession("my_network/model.onnx", providers=["CPUExecutionProvider"])
@@ -66,7 +67,7 @@ for count in (1, 5):
 # %% [markdown]
 # ## A program of torch.export
 #
-# It needs PyTorch, but not mereo. Open only programs that you trust: parts of the format can be pickled.
+# It needs PyTorch, but not mereo. Load only programs that you trust: the format can contain pickles.
 
 # %%
 program = torch.export.load("my_network/model.pt2").module()

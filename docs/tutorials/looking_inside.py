@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Looking inside
 #
-# Which part voted for which answer? First a network to look into: MSPCaps-T, trained for a few epochs on the digits
-# that come with the package.
+# Which part voted for which class? First we need a network: MSPCaps-T, trained for a few epochs on the digits in the
+# package.
 
 # %%
 import torch
@@ -17,10 +17,10 @@ model = mereo.train(apply_recipe("digits_demo").replace(epochs=4, device="cpu"))
 test = load_splits("digits", img_size=32).test
 
 # %% [markdown]
-# ## Who listened to whom
+# ## Recording couplings
 #
-# `mereo.record` keeps the couplings of every routing and every attention, by the name of the module that made them.
-# MSPCaps couples twice, each time over the senders: the shares that a receiver gives its senders sum to one.
+# `mereo.record` keeps the couplings of every routing and attention, under the name of the module that computed them.
+# MSPCaps has two routings, both normalised over senders: the couplings of a receiver to its senders sum to one.
 
 # %%
 labels = test.batch(torch.arange(len(test))).labels
@@ -36,10 +36,10 @@ for name in trace:
     print(f"  sums from {sums.min():.4f} to {sums.max():.4f}, the largest share {trace[name].max():.4f}")
 
 # %% [markdown]
-# ## What if they listened to others?
+# ## Changing couplings
 #
-# `mereo.intervene` replaces couplings. With equal shares nobody chooses, and the accuracy says how much the network
-# relies on choosing; with one part of the last routing silenced, how much it relies on that part.
+# `mereo.intervene` replaces couplings. With uniform couplings the accuracy shows how much the network relies on
+# routing; with one part of the last routing silenced, how much it relies on that part.
 
 
 # %%
@@ -55,9 +55,9 @@ for part in range(4):
         print(f"without part {part}: {collect_answers(model, test).accuracy:.4f}")
 
 # %% [markdown]
-# ## Which parts voted for the answer
+# ## Which parts voted for the predicted class
 #
-# The contributions of all parts add up to the length of the class capsule before it is squashed: nothing is left out.
+# The contributions of all parts add up to the length of the class capsule before it is squashed.
 
 # %%
 explanation = explain(model, images)
@@ -70,7 +70,8 @@ draw_explanation(model, images, "what_the_network_saw.png", true_labels=labels[c
 # %% [markdown]
 # ## A parse tree
 #
-# The same votes as a tree, from the answer down to the patches of the image; of each capsule the three strongest.
+# The same votes as a tree, from the predicted class down to the patches of the image, with the three strongest votes of
+# each capsule.
 
 # %%
 tree = parse_trees(observe(model, images), keep=3, rivals=0)[0]

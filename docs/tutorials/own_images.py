@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Your own images
 #
-# A folder `<folder>/train/<class>/*` of images is a data set. It may hold `val/` and `test/` of the same form; else
-# images are held out. This page makes such a folder, trains on it, and judges what came out. Every line that starts
-# with `$` can be typed in a shell as it stands.
+# A folder `<folder>/train/<class>/*` of images is a data set. It may also hold `val/` and `test/` of the same form;
+# otherwise images are held out. This page makes such a folder, trains on it and evaluates the result. Every line that
+# starts with `$` is a shell command.
 
 # %%
 import random
@@ -25,7 +25,7 @@ def shell(line):
 # %% [markdown]
 # ## A folder of images
 #
-# Three shapes of many sizes, places, colours and angles, drawn on noise.
+# Three shapes of many sizes, positions, colours and angles, drawn on noise.
 
 
 # %%
@@ -55,8 +55,8 @@ print(*sorted(Path("shapes").glob("*/*")), sep="\n")
 # %% [markdown]
 # ## Train
 #
-# A tenth of the training images is held out to choose the best epoch; `val/` is judged once, at the end. With
-# `--dry-run` the same command says what it would take, and trains nothing.
+# A tenth of the training images is held out to choose the best epoch; `val/` is used once, at the end, for testing.
+# With `--dry-run` the same command prints the time and memory it needs, without training.
 
 # %%
 shell("mereo train --data shapes --img-size 32 --epochs 8 --batch-size 32 --lr 0.002 --name shapes")
@@ -71,7 +71,8 @@ shell("mereo predict shapes/val/*/*_00[0-2].png --weights runs/shapes")
 # %% [markdown]
 # ## Evaluate
 #
-# `mereo evaluate` writes a folder: a report, its figures as JSON, and pictures. `mereo explain` draws what was seen.
+# `mereo evaluate` writes a folder: a report, its figures as JSON, and pictures. `mereo explain` shows
+# which parts of an image a prediction rests on.
 
 # %%
 shell("mereo evaluate runs/shapes --corruptions --out evaluation")

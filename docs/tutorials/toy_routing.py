@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Routing as sparse inference
 #
-# Three units see the inputs -1, 5 and 2 and are to sum to 2. Which of them stays active is a question of the penalty:
-# this is the toy model of [arXiv:2209.02567](https://arxiv.org/abs/2209.02567), appendix B. The table and the figure of
-# all six descents come from `mereo reproduce toy_routing`. This page is a notebook: open the script as one and change
-# the numbers.
+# Three units with the inputs -1, 5 and 2 must sum to 2. Which of them stay active depends on the penalty. This is the
+# toy model of [arXiv:2209.02567](https://arxiv.org/abs/2209.02567), appendix B. The table and the figure of
+# all six descents come from `mereo reproduce toy_routing`. To change the numbers, open this script
+# as a notebook.
 
 # %%
 import matplotlib.pyplot as plt
@@ -25,21 +25,21 @@ def show(name, *descents):
 
 
 # %% [markdown]
-# ## The penalty chooses
+# ## The penalty decides
 #
-# The energy is the squared error of the sum, plus a penalty. An L1 penalty leaves one unit, an L2 penalty makes all
-# alike.
+# The energy is the squared error of the sum, plus a penalty. An L1 penalty leaves one unit, an L2 penalty makes
+# all units equal.
 
 # %%
 show("penalties", *[(penalty, toy_routing(penalty)) for penalty in ("none", "l1", "l2")])
 
 # %% [markdown]
-# ## A stronger penalty, and a bond to the inputs
+# ## A stronger penalty, and a loss that ties units to their inputs
 #
 # `weight` scales the penalty. With `output_only=False` the units are tied to their inputs as well, and then a weight of
-# 1 leaves no zero. Plain descent goes to and fro about a zero, by steps of the size of the penalty; the proximal method
-# rests on it. In Jupyter a slider is
-# `ipywidgets.interact(lambda weight: show("slider", ("L1", toy_routing(weight=weight))), weight=(0.0, 4.0))`.
+# 1 leaves no zero. Plain descent oscillates around zero in steps of the size of the penalty; the proximal method
+# reaches zero exactly. In Jupyter a slider is `ipywidgets.interact(lambda weight: show("slider", ("L1",
+# toy_routing(weight=weight))), weight=(0.0, 4.0))`.
 
 # %%
 show(
@@ -52,8 +52,8 @@ show(
 # %% [markdown]
 # ## What a penalty cannot do
 #
-# The winner is decided by the start, not by the energy: all units fall alike until one of them is zero, or until the
-# sum is right. So equal units end equal, and units that start close all stay.
+# The winner depends on the start, not on the energy: all units fall by the same amount until one of them is zero or the
+# sum is correct. So equal units stay equal, and units that start close together all stay active.
 
 # %%
 show(

@@ -6,10 +6,10 @@
     model = mereo.create_model("mspcaps_tiny", num_classes=10, in_chans=3, img_size=32)
     with mereo.record(model) as trace:
         scores = model(images)
-    trace["head.coupling"]          # who listened to whom: (batch, heads, receivers, senders)
+    trace["head.coupling"]          # couplings (batch, heads, receivers, senders)
 
-Importing mereo imports nothing heavy; what a name needs is imported when it is first used. The models are registered
-with timm too, whichever of the two is imported first.
+`import mereo` is quick: what a name needs is imported when the name is first used. The models are also registered with
+timm, whichever of the two is imported first.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""`mereo` and `python -m mereo`: the command line, which Ctrl-C ends with one line and exit code 1 at any moment.
+"""`mereo` and `python -m mereo`: the command line. Ctrl-C always ends it with one line and exit code 1.
 
-Most of the time of a short command is imports. Python may swallow a KeyboardInterrupt there (a library that tries an
-import and catches everything, a destructor), or show it as a traceback. So while something is imported Ctrl-C ends the
-process at once, and elsewhere it raises as usual, so that files are closed and children ended. Nothing is imported
-here that Python has not imported by itself.
+A short command spends most of its time importing. There Python may swallow a KeyboardInterrupt (in a library that tries
+an import and catches everything, or in a destructor) or print a traceback. So during an import Ctrl-C ends the process
+at once; otherwise it raises as usual, so that files are closed and child processes end. This module imports only what
+Python has already imported at startup.
 """
 
 import os
@@ -13,11 +13,11 @@ from types import FrameType
 from typing import Any, NoReturn
 
 _IMPORTS = "<frozen importlib"
-"""How the files of the import system begin."""
+"""Start of the file names of the import system."""
 
 
 def _end() -> NoReturn:
-    """Leave at once with the message of a stopped command."""
+    """Exit at once with the message of a stopped command."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -51,13 +51,13 @@ def _unraisable(event: Any) -> None:
 def main() -> int:
     """Run the command line of this process and return its exit code."""
     try:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has Ctrl-C ignored
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if the shell ignores Ctrl-C
             signal.signal(signal.SIGINT, _interrupted)
             sys.unraisablehook = _unraisable
         from mereo.cli.main import main as run
 
         code = run()
-        # What is left to do is to leave.
+        # Nothing is left to do but exit.
         if signal.getsignal(signal.SIGINT) is _interrupted:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         return code

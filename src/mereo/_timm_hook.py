@@ -1,7 +1,7 @@
 """Registers mereo's models with timm as soon as both are imported, without importing timm for those who do not use it.
 
-timm has no entry point for other packages, and importing it takes longer than everything else here together. So where
-timm is not there yet, a finder waits on `sys.meta_path` for its registry and registers right after that has run.
+timm has no entry point for other packages, and importing it takes longer than everything else here. So if timm is not
+imported yet, a finder on `sys.meta_path` waits for timm's registry and registers right after it has been imported.
 """
 
 import importlib.abc
@@ -39,7 +39,7 @@ def _register() -> None:
 
 
 def register_with_timm() -> None:
-    """Register now if timm is imported, else when it will be."""
+    """Register now if timm is imported, otherwise when it is."""
     if _REGISTRY in sys.modules:
         _register()
     elif not any(isinstance(finder, _AfterTimm) for finder in sys.meta_path):

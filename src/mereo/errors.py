@@ -1,28 +1,28 @@
-"""The two ways in which mereo refuses: the caller was wrong (`UsageError`), or the work failed (`MereoError`)."""
+"""The two kinds of error: the call was wrong (`UsageError`), or the work failed (`MereoError`)."""
 
 import difflib
 from collections.abc import Iterable
 
 _LONGEST_LIST = 400
-"""Letters of a catalogue that an error message still lists."""
+"""Longest list of names, in characters, that an error message prints."""
 
 
 class UsageError(ValueError):
-    """A wrong argument: the message names the argument, what it was and what would do. Exit code 2."""
+    """A wrong argument: the message gives the argument, its value and the remedy. Exit code 2."""
 
 
 class MereoError(RuntimeError):
-    """Work that could not be finished although the call was right. Exit code 1."""
+    """Work that failed although the call was valid. Exit code 1."""
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """The names in `known` that look most like `name`, the closest first."""
+    """The names in `known` most similar to `name`, closest first."""
     lowered = {k.lower(): k for k in known}
     return [lowered[m] for m in difflib.get_close_matches(name.lower(), list(lowered), n=limit, cutoff=0.5)]
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not among `known`: suggests the nearest ones, or lists a catalogue of some lines."""
+    """The error for a name that is not among `known`: suggests the nearest names, or lists them all if they are few."""
     names = sorted(known)
     close = nearest(str(name), names)
     if close:
@@ -57,5 +57,5 @@ def check_probability(**arguments: float) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its kind where it has none."""
+    """The first line of an error's message, or its type if it has no message."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,19 +1,19 @@
-"""Text of unknown origin made harmless: names of files and classes, licences and commands hold any characters."""
+"""Escapes text of unknown origin: names of files and classes, licences and commands may contain any character."""
 
 import re
 import unicodedata
 
 _MARKDOWN = re.compile(r"([\\`*{}\[\]<>#|~$&@]|(?<!\w)_|_(?!\w)|(?<=:)/(?=/)|(?<=www)\.)")
-"""What begins markup, HTML or a link."""
+"""Characters that start markup, HTML or a link."""
 _ESCAPED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-"""Categories of characters that a screen obeys or cannot show: control, format (bidi overrides), surrogates ..."""
+"""Unicode categories that a terminal interprets or cannot show: control, format (bidi overrides), surrogates ..."""
 
 
 def for_terminal(text: object, *, lines: bool = False) -> str:
-    r"""Text that a terminal shows and never obeys: control and format characters as \x1b, \u202e.
+    r"""Text that is safe to print on a terminal: control and format characters are written as \x1b, \u202e.
 
     Args:
-        text: what is shown, as `str` gives it.
+        text: shown as `str` gives it.
         lines: whether line breaks are kept.
     """
     shown = str(text)
@@ -26,7 +26,7 @@ def for_terminal(text: object, *, lines: bool = False) -> str:
 
 
 def for_markdown(text: object) -> str:
-    """Text that stands in Markdown as it is, on one line: no markup, no HTML, no end of a table's cell."""
+    """Text as a single line of literal Markdown: no markup, no HTML, no end of a table cell."""
     return _MARKDOWN.sub(r"\\\1", for_terminal(text))
 
 
@@ -39,7 +39,7 @@ def fenced(text: object, language: str = "") -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Text of at most so many characters, its middle left out where it is longer."""
+    """Text of at most so many characters; the middle of a longer text is left out."""
     if len(text) <= most:
         return text
     half = (most - 5) // 2

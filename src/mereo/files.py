@@ -1,4 +1,4 @@
-"""Reading only what is a file, writing whole or not at all, and never over what a command reads."""
+"""Reads regular files only, writes files completely or not at all, and never overwrites the inputs of a command."""
 
 import contextlib
 import errno
@@ -14,15 +14,15 @@ from mereo.errors import MereoError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MARK = b"mereo"
-"""Stands in every file that a command writes where the user names it, so that it can be replaced by the next one."""
+"""Written into every output that the user names, so that a later command may replace the file."""
 _LOOKED_AT = 2**20
-"""Bytes at either end of a file in which the mark is searched."""
+"""Number of bytes at either end of a file that are searched for the mark."""
 
 _inputs: ContextVar[frozenset[tuple[int, int]]] = ContextVar("inputs", default=frozenset())
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and number of a file, the same for all of its names; None where there is none."""
+    """Device and inode of a file, the same for all of its names; None if there is no file."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -32,7 +32,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def reading(*paths: Path) -> Iterator[None]:
-    """While this is open, no file of `paths` is replaced, under whatever name it is written."""
+    """Inside this block no file of `paths` can be replaced, under any of its names."""
     known = {identity for path in paths if path.is_file() and (identity := _identity(path)) is not None}
     token = _inputs.set(_inputs.get() | known)
     try:
@@ -44,12 +44,12 @@ def reading(*paths: Path) -> Iterator[None]:
 def check_outputs(argument: str, outputs: Iterable[Path], inputs: Iterable[Path] = ()) -> None:
     """UsageError, before any work, for the first output that must not be written.
 
-    Refused are a path that holds bytes that are not UTF-8, one that is there and is not a file, one of the inputs under
-    any of its names, and a file that mereo did not write.
+    Invalid outputs are paths that are not UTF-8, existing paths that are not files, any of the inputs under any of its
+    names, and files that mereo did not write.
 
     Args:
         argument: the option that names the outputs.
-        outputs: files to be written; those that are not there yet pass.
+        outputs: files to be written.
         inputs: files that the command reads.
     """
     inputs = [path for path in inputs if path.is_file()]
@@ -58,27 +58,29 @@ def check_outputs(argument: str, outputs: Iterable[Path], inputs: Iterable[Path]
             check_name(argument, path)
             _check_target(path, f"{argument} is {path}")
             if path.exists() and not _is_ours(path):
-                raise UsageError(f"{argument} is {path}, a file that mereo did not write; remove it or name another.")
+                raise UsageError(
+                    f"{argument} is {path}, a file that mereo did not write; remove it or choose another path."
+                )
 
 
 def check_name(argument: str, path: Path | str) -> None:
-    """UsageError for the name of an output that holds NUL or bytes that are not UTF-8: it could not be read back."""
+    """UsageError for the name of an output with NUL or bytes that are not UTF-8, because it could not be read back."""
     text = str(path)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{argument} is {text!r}, which is not UTF-8; name a path that is.") from None
+        raise UsageError(f"{argument} is {text!r}, which is not UTF-8; choose a path that is.") from None
     if "\0" in text:
-        raise UsageError(f"{argument} is {text!r}; the name of a file cannot hold NUL.")
+        raise UsageError(f"{argument} is {text!r}; a file name cannot contain NUL.")
 
 
 def _check_target(path: Path, what: str) -> Path:
-    """The file behind a path; UsageError where it is an input, or there and not a file."""
+    """The file that a path leads to; UsageError for an input, or for an existing path that is not a file."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        raise UsageError(f"{what}: it is there and is not a file; name a file.")
+        raise UsageError(f"{what}: it exists and is not a file; choose another path.")
     if (identity := _identity(target)) is not None and identity in _inputs.get():
-        raise UsageError(f"{what}, which is one of the inputs; name another file.")
+        raise UsageError(f"{what}, which is one of the inputs; choose another file.")
     return target
 
 
@@ -96,11 +98,11 @@ def _is_ours(path: Path) -> bool:
 
 def open_regular(path: str | Path) -> BinaryIO:
     """A file opened for reading bytes; UsageError for a pipe, a socket or a device, which might never answer."""
-    # Opening a pipe waits for a writer, unless it is told not to.
+    # Opening a pipe waits for a writer unless O_NONBLOCK is set.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UsageError(f"{path} is not a regular file; name one.")
+            raise UsageError(f"{path} is not a regular file; choose one.")
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -118,10 +120,10 @@ def read_regular(path: str | Path, most: int) -> bytes:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
-    """A file written piece by piece under another name, which takes its own when the block ends without an error.
+    """A file written piece by piece under a temporary name, and renamed when the block ends without an error.
 
-    A link is followed. UsageError for a path that is an input of the command, or that is there and is no file:
-    replacing a device would take it away.
+    A link is followed. UsageError for a path that is an input of the command, or that exists and is not a file:
+    replacing a device would remove it.
     """
     with _explained(path):
         target = _check_target(path, f"cannot write {path}")
@@ -149,9 +151,9 @@ def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a file so that at any moment either the old or the new content is there, whole; see `writing`."""
+    """Write a file so that at any moment it has either the complete old or the complete new content; see `writing`."""
     with writing(path) as write:
-        # Text may hold the name of a file, and that may hold bytes that are no text.
+        # Text may contain a file name, and that may contain bytes that are not text.
         write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
 
 
@@ -165,7 +167,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 def cannot_write(path: Path, error: OSError) -> MereoError:
     """The error for a file that could not be written."""
-    remedy = "make room there" if error.errno in _FULL else "name a folder that can be written"
-    # Where a folder is wanted, "File exists" means that a file is in its place.
+    remedy = "free some space there" if error.errno in _FULL else "choose a writable folder"
+    # For a folder, "File exists" means that there is a file of that name.
     reason = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror or error
-    return MereoError(f"cannot write {path}: {reason}. The files written before are untouched; {remedy}.")
+    return MereoError(f"cannot write {path}: {reason}. Earlier files are unchanged; {remedy}.")

@@ -1,4 +1,4 @@
-"""What every picture needs: a figure without a display, a file written whole, an image as matplotlib takes it."""
+"""Helpers of all pictures: figures without a display, atomic files, images in the form matplotlib takes."""
 
 import functools
 import io
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 Layout = Literal["constrained"] | None
 MOST_DOTS, MOST_DOTS_ACROSS = 2**26, 2**15
-"""Of a picture: a quarter of a gigabyte of memory, and half of what matplotlib can draw."""
+"""Largest picture: a quarter of a gigabyte of memory, and half of what matplotlib can draw."""
 LONGEST_TEXT = 300
-"""Characters of one line of a picture beyond which its middle is left out."""
+"""Longest line of text in a picture, in characters; the middle of a longer line is left out."""
 
 _POWER = re.compile(r"\$\\mathdefault\{[-\u2212]?(\d+(\.\d+)?\\times)?10\^\{[-\u2212]?\d+\}\}\$")
-"""What matplotlib itself writes beside a logarithmic axis, the one formula that is drawn."""
+"""Tick labels of matplotlib's logarithmic axes, the only formula that is drawn as one."""
 
 
 @functools.cache
 def _canvas() -> Any:
-    """The class of a canvas that draws every text as it stands.
+    """The class of a canvas that draws every text literally.
 
-    Names of classes and files end up in titles, labels of ticks and legends. matplotlib reads a formula wherever two
-    dollar signs stand, fails on those that are none, and fails on bytes that are not UTF-8. All text passes through
-    the renderer, also that which ticks make while they are drawn, so it is the renderer that treats it as plain.
+    Names of classes and files appear in titles, tick labels and legends. matplotlib reads a formula between any two
+    dollar signs, and fails if it is invalid or if bytes are not UTF-8. All text passes through the renderer, including
+    ticks created while drawing, so the renderer treats it as plain text.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 
@@ -70,10 +70,10 @@ def new_figure(width: float, height: float, layout: Layout = "constrained", dpi:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """A matplotlib figure as PNG, written whole."""
+    """Write a matplotlib figure as PNG, atomically."""
     content = io.BytesIO()
     with warnings.catch_warnings():
-        # A name may be in any script; what the font lacks is drawn as a box.
+        # A name may be in any script; characters missing from the font are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
         figure.savefig(content, format="png", metadata={"Software": "mereo, matplotlib"})
@@ -81,14 +81,14 @@ def save_figure(figure: Any, path: Path) -> None:
 
 
 def whole_ticks(axis: Any) -> None:
-    """Whole numbers alone on an axis, also where there is but one."""
+    """Only whole numbers on an axis, even if there is just one."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def plain_log(axis: Any) -> None:
-    """A logarithmic axis whose ticks are written as people write them: 0.5, 20, 1,000."""
+    """A logarithmic axis with plain numbers at its ticks: 0.5, 20, 1,000."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

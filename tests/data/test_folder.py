@@ -165,7 +165,7 @@ def test_a_class_of_broken_files_only_is_an_error(make_folder: MakeFolder) -> No
         (("test/cat=3", "test/dog=1"), "no train folder"),
         (("train/cat=3", "train/dog=3", "test/bird=1"), "class 'bird'"),
         (("train/cat=3", "train/dog=3", "test/dog=0"), "test holds no files"),
-        (("cat=1", "dog=1"), "one image a class"),
+        (("cat=1", "dog=1"), "one image per class"),
     ],
 )
 def test_folders_that_will_not_do(make_folder: MakeFolder, counts: tuple[str, ...], message: str) -> None:

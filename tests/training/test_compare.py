@@ -70,7 +70,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     written = (folder / "results.json").stat().st_mtime_ns
     rows = run_comparison([SMALL, OTHER], 2, str(tmp_path), SHARED, say=said.append)
     steps = [line for line in said if "/" in line]
-    assert len(steps) == 5 and steps[1].startswith("1/4") and steps[1].endswith("seed 0: finished before")
+    assert len(steps) == 5 and steps[1].startswith("1/4") and steps[1].endswith("seed 0: already finished")
     assert (folder / "results.json").stat().st_mtime_ns == written
     assert [len(row.values) for row in rows] == [2, 2]
     assert rows[0].values[0] == first[0].values[0] and first[0].spread is None
@@ -120,7 +120,7 @@ def test_the_command_writes_a_page_and_a_picture(tmp_path, monkeypatch, capsys):
     assert main(["compare", SMALL, OTHER, *words, "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)[0]["accuracies"] == document["networks"][0]["accuracies"]
-    assert "finished before" in printed.err
+    assert "already finished" in printed.err
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
         ("img_size: 64x", "such as 64x48"),
         ("img_size: true", "such as 64x48"),
         ("img_size: [64, 0.5]", "such as 64x48"),
-        ("- 1", "holds no configuration"),
+        ("- 1", "is not a configuration"),
         ("{", "is not YAML"),
     ],
 )

@@ -143,7 +143,7 @@ def test_another_reader_of_images_is_named_where_they_differ():
 @pytest.mark.parametrize("name", ["data", "environment"])
 def test_a_record_that_is_none_is_refused(content, name):
     now = {"data": describe_data(splits()), "environment": ENVIRONMENT}
-    with pytest.raises(UsageError, match="remove it to start again"):
+    with pytest.raises(UsageError, match="remove it to start"):
         compare_with_saved(Path("x"), {**now, name: content}, now)
 
 

@@ -63,6 +63,6 @@ def test_a_study_goes_on_where_it_was_stopped(tmp_path):
     said: list[str] = []
     run_study("coupling_axis", 1, str(tmp_path), overrides, ["senders"], said.append)
     rows = run_study("coupling_axis", 1, str(tmp_path), overrides, [], said.append)
-    assert said == ["1/1 senders, seed 0", "1/2 receivers, seed 0", "2/2 senders, seed 0: finished before"]
+    assert said == ["1/1 senders, seed 0", "1/2 receivers, seed 0", "2/2 senders, seed 0: already finished"]
     assert [row["variant"] for row in rows] == list(STUDIES["coupling_axis"].variants)
     assert all(0 <= row["last"] <= 100 and row["spread"] is None for row in rows)

@@ -1,4 +1,4 @@
-"""The harness of speed and memory: suites of cases, contenders from anywhere, correctness before every speed-up."""
+"""Measures speed and memory: suites of cases, contenders from any module, correctness checked before any speed-up."""
 
 from mereo.bench.against import comparison, read_comparable
 from mereo.bench.case import Case, Contender, Setting, Suite, Table, UnavailableError, Work, Workload

@@ -1,4 +1,4 @@
-"""An earlier run beside this one: ratios of medians, on the same machine only."""
+"""Compares a run with an earlier one on the same machine: ratios of medians."""
 
 from pathlib import Path
 
@@ -21,13 +21,13 @@ def read_comparable(path: Path, run: Run) -> Run:
         if before != now:
             raise UsageError(
                 f"against is {str(path)!r}, measured on another machine: its {fact} is {before!r}, here it is {now!r}."
-                " Times of two machines are not compared; measure both on one."
+                " Times of different machines are not comparable; measure both on one."
             )
     return earlier
 
 
 def verdict(now: Measurement, before: Measurement) -> str:
-    """Whether the quartiles lie apart."""
+    """Whether the quartiles do not overlap."""
     if now.wall is None or before.wall is None:
         return "-"
     if now.status == "WRONG":

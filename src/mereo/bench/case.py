@@ -1,7 +1,7 @@
-"""What is measured: a suite has cases, a case has contenders, and a contender is built into a workload.
+"""The structure of a benchmark: a suite has cases, a case has contenders, and a contender is built into a workload.
 
-A suite is data and four functions of a `Setting`: inputs, contenders, the work that the sizes imply, and what to make
-of a callable from outside. Everything is rebuilt from names, so that a case can also run in a process of its own.
+A suite is data and four functions of a `Setting`: inputs, contenders, the work that the sizes imply, and a wrapper for
+external callables. Everything is rebuilt from names, so that a case can also run in a separate process.
 """
 
 from collections.abc import Callable, Mapping
@@ -65,7 +65,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do what the case asks.
+    """One implementation of the computation of a case.
 
     Attributes:
         name: of the row.
@@ -119,8 +119,8 @@ class Suite:
         quick, quick_sweeps: their replacements under `--quick`.
         threads: thread counts by default; 0 is all.
         modes: what is timed.
-        memory: modes whose peak memory is measured, each contender in a process of its own.
-        timed: False measures memory alone.
+        memory: modes whose peak memory is measured, each contender in a separate process.
+        timed: False measures only memory.
         limit: bytes that a contender may take where memory is measured.
         tolerance: relative error above which a contender is wrong.
         adopt: makes a contender's `build` of a callable from outside.

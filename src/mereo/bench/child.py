@@ -13,7 +13,7 @@ from mereo.runtime.text import gibibytes
 
 
 def use_libraries(device: str) -> None:
-    """Let all libraries that a case may use load what they keep: kernels, thread pools, the autograd engine."""
+    """Make all libraries load what they keep in memory: kernels, thread pools, the autograd engine."""
     import torch
     import torch.nn.functional as F
 
@@ -56,7 +56,7 @@ def measure(order: dict[str, Any]) -> Peak:
     torch.set_num_threads(order["threads"])
     suite = get_suite(request.suite)
     use_libraries(setting.device)
-    # What is loaded on first use does not count as the contender's; its own memory grows with the sizes.
+    # Memory of libraries loaded on first use is not the contender's; its own memory grows with the sizes.
     if not name.endswith(WARM):
         make_step(suite, smaller(suite, setting), request, name, mode)()
     step = make_step(suite, setting, request, name, mode)

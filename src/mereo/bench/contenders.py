@@ -1,4 +1,4 @@
-"""Contenders from outside, named `module:callable`, and compiled twins."""
+"""External contenders, given as `module:callable`, and compiled versions of contenders."""
 
 import contextlib
 import importlib
@@ -19,7 +19,7 @@ def _working_folder_importable() -> Iterator[None]:
     if here in sys.path:
         yield
         return
-    # At the end: a json.py there must not stand in for Python's.
+    # At the end, so that a json.py there does not replace Python's.
     sys.path.append(here)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Peak memory of one contender, in a process of its own.
+"""Peak memory of one contender, measured in a separate process.
 
 Resident memory is the system's high-water mark above what was resident when inputs and contender were made and the
 contender had been run at small sizes, so that what libraries load on first use is not counted. The mark is set back
@@ -81,7 +81,7 @@ def give_back() -> None:
 
 
 def resident_peak(work: Callable[[], object]) -> tuple[int | None, str]:
-    """How far resident memory rises while `work` runs, and how that was found."""
+    """How far resident memory rises while `work` runs, and how that was measured."""
     gc.collect()
     give_back()
     before = status("VmRSS")
@@ -122,14 +122,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def measure_peak(case: Case, contender: str, mode: Mode, request: Request, limit: int | None) -> Peak:
-    """Run one contender in a process of its own."""
+    """Run one contender in a separate process."""
     order = {
         "sizes": dict(case.setting.sizes), "threads": case.threads, "contender": contender, "mode": mode,
         "limit": limit, "request": {**asdict(request), "sizes": []},
     }  # fmt: skip
     try:
         done = subprocess.run(
-            # -P: modules of the working folder must not stand in for those of Python.
+            # -P: modules of the working folder must not replace those of Python.
             [sys.executable, "-P", "-m", "mereo.bench.child", json.dumps(order)],
             capture_output=True, text=True, timeout=TIMEOUT, check=False,
         )  # fmt: skip
@@ -141,4 +141,4 @@ def measure_peak(case: Case, contender: str, mode: Mode, request: Request, limit
     if done.returncode == -9:
         return Peak(failure="does not fit: the system ended the process")
     said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-    return Peak(failure=f"the process ended with {done.returncode} and said: {said}")
+    return Peak(failure=f"the process ended with {done.returncode}: {said}")

@@ -1,4 +1,4 @@
-"""From a request to a list of cases and the contenders of each."""
+"""Turns a request into a list of cases with their contenders."""
 
 import os
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Request:
         sizes: (name, values) to measure instead of the suite's own; several values make a sweep.
         threads: thread counts, 0 for all; the suite's own when empty.
         outside: contenders from outside, `module:callable`.
-        compile: put a compiled twin beside every contender.
+        compile: also measure a compiled version of every contender.
         memory: measure peak memory.
         seconds: spent on timing each contender in each mode.
         device: a device of PyTorch.

@@ -124,7 +124,7 @@ def read_run(path: Path) -> Run:
     if not isinstance(content, dict) or "schema" not in content:
         raise UsageError(f"against is {str(path)!r}, which is not a file that `mereo bench --json` wrote.")
     if content.pop("schema") != SCHEMA:
-        raise UsageError(f"against is {str(path)!r}, of another version than {SCHEMA}; measure it anew.")
+        raise UsageError(f"against is {str(path)!r}, of another version than {SCHEMA}; measure it again.")
     try:
         rows = content.pop("measurements")
         for row in rows:

@@ -1,4 +1,4 @@
-"""The harness: for every case, first whether contenders agree, then how long they take, then how much memory."""
+"""Runs a suite: for every case it checks that contenders agree, then measures time, then memory."""
 
 import time
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class Bench:
         self.suite, self.request, self.progress, self.save = suite, request, progress, save
         self.cases = make_cases(suite, request)
         self.clock = clock or clock_of(request.device)
-        # Wrong names of contenders are refused before minutes of measuring.
+        # Check the names of contenders before minutes of measuring.
         contenders_of(suite, self.cases[0].setting, request)
         self.run = Run(
             suite.name,
@@ -113,7 +113,7 @@ class Bench:
         """Check and time all contenders of a case in one mode."""
         contenders = contenders_of(self.suite, case.setting, self.request)
         work = self.suite.work(case.setting, mode)
-        # Otherwise the compiler would, after some cases, silently run code that it had compiled for others.
+        # Otherwise the compiler would, after some cases, silently reuse code compiled for others.
         torch.compiler.reset()
         torch.manual_seed(0)
         inputs = self.suite.inputs(case.setting, mode)

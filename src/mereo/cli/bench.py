@@ -18,7 +18,7 @@ SECONDS, SECONDS_QUICK = 5.0, 0.5
 
 
 def list_suites() -> None:
-    """One line a suite."""
+    """One line per suite."""
     from mereo.bench import SUITES
 
     rows = [
@@ -55,7 +55,9 @@ def choose_models(suite: "Suite", pattern: str) -> "Suite":
     if pattern == "*":
         return suite
     if "model" not in suite.sweeps:
-        raise UsageError(f"models is {pattern!r}; suite {suite.name!r} does not go through networks, models does.")
+        raise UsageError(
+            f"models is {pattern!r}; only the suite models takes a pattern of networks, not {suite.name!r}."
+        )
     chosen = tuple(name for name in suite.sweeps["model"] if fnmatch.fnmatch(str(name), pattern))
     if not chosen:
         raise UsageError(f"models is {pattern!r}, which no network matches; `mereo models` lists them.")
@@ -90,7 +92,7 @@ def show(tables: list["Table"]) -> None:
 
 
 def run(words: list[str], command: str) -> None:
-    """Measure a suite, or list them."""
+    """Measure a suite, or list the suites."""
     options = parse(BenchOptions, words, command)
     if options.suite is None or options.list:
         list_suites()
@@ -110,7 +112,7 @@ def run(words: list[str], command: str) -> None:
     bench = Bench(
         suite, request, progress=reporter.measured, save=lambda measured: write(measured, options, [], pictures=False)
     )
-    # Refused before minutes of measuring, not after.
+    # Check the outputs before minutes of measuring, not after.
     earlier = None if options.against is None else read_comparable(options.against, bench.run)
     stopped = False
     try:
@@ -130,5 +132,5 @@ def run(words: list[str], command: str) -> None:
         say(f"\nwritten: {', '.join(places)}")
     if stopped:
         done = len({m.case for m in measured.measurements})
-        kept = "what was measured is above" + (f" and in {', '.join(places)}" if places else "")
+        kept = "the results so far are above" + (f" and in {', '.join(places)}" if places else "")
         raise MereoError(f"stopped in case {done} of {len(bench.cases)}; {kept}.")

@@ -19,7 +19,7 @@ SHARED = (
 
 
 def run(words: list[str], command: str) -> None:
-    """Train several networks under one protocol and lay out what each reaches and costs."""
+    """Train several networks under one protocol and print their accuracy and cost."""
     options = parse(CompareOptions, words, command)
     given: dict[str, Any] = {name: getattr(options, name) for name in SHARED if getattr(options, name) is not None}
     check_positive(seeds=options.seeds, **{k: v for k, v in given.items() if k in ("epochs", "limit", "batch_size")})
@@ -29,7 +29,7 @@ def run(words: list[str], command: str) -> None:
 
     folder = comparison_folder(options.data, options.output)
     check_name("data", folder)
-    # The progress of trainings is not part of the document.
+    # Progress lines are not part of the JSON document.
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         rows = run_comparison(options.models, options.seeds, options.output, given, options.recipe, say)
     shown = given | ({"img_size": show_size(given["img_size"])} if "img_size" in given else {})

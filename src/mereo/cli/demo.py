@@ -9,7 +9,7 @@ SHOWN = 6
 
 
 def run(words: list[str], command: str) -> None:
-    """Train MSPCaps-T on the digits, print the results, draw what it saw."""
+    """Train MSPCaps-T on the digits, print the results, draw an explanation."""
     options = parse(DemoOptions, words, command)
     if options.epochs is not None:
         check_positive(epochs=options.epochs)

@@ -27,7 +27,7 @@ def _version(package: str) -> str | None:
 
 
 def versions() -> Section:
-    """Of python, mereo and what it stands on."""
+    """Versions of Python, mereo and the libraries it depends on."""
     import mereo
 
     return {"python": platform.python_version(), "mereo": mereo.__version__, **{p: _version(p) for p in PACKAGES}}
@@ -65,14 +65,14 @@ def compute() -> Section:
         "MKL": "yes" if facts["mkl"] else "no",
         "oneDNN": "yes" if facts["onednn"] else "no",
         "OpenMP": "yes" if torch.backends.openmp.is_available() else "no",
-        "C++ compiler": compiler or "none: torch.compile cannot work on a CPU",
+        "C++ compiler": compiler or "none: torch.compile cannot be used on a CPU",
         "variables": ", ".join(f"{k}={v}" for k, v in facts["variables"].items())
         or f"none of {', '.join(VARIABLES[:3])} ... is set",
     }
 
 
 def kernels() -> Section:
-    """For each way to run routing whether it is there, or what it lacks; and what is compiled beside it."""
+    """Whether each implementation of routing is available, or what it lacks, and which other kernels are compiled."""
     from mereo.core.kernels import backends
     from mereo.core.kernels.library import missing
 
@@ -105,7 +105,7 @@ def extras() -> Section:
 
 
 def examine(root: str | None = None) -> dict[str, Section]:
-    """Everything, by section."""
+    """All facts by section."""
     return {
         "versions": versions(),
         "devices": devices(),
@@ -117,7 +117,7 @@ def examine(root: str | None = None) -> dict[str, Section]:
 
 
 def run(words: list[str], command: str) -> None:
-    """Print what there is and what is missing."""
+    """Print what is installed and what is missing."""
     options = parse(DoctorOptions, words, command)
     found = examine(options.data_root and str(Path(options.data_root)))
     if options.json:

@@ -35,7 +35,7 @@ def check(options: EvaluateOptions) -> None:
     for field in fields(EvaluateOptions):
         value = getattr(options, field.name)
         if field.name in ATTACK_OPTIONS and not options.attack and value != field.default:
-            raise UsageError(f"{field.name} is {value!r}, which has no use without an attack; give one with --attack.")
+            raise UsageError(f"{field.name} is {value!r}, which only applies to attacks; give one with --attack.")
     if options.out is not None and options.out.is_file():
         raise UsageError(f"out is {options.out}, which is a file; it must be a folder.")
 
@@ -78,7 +78,7 @@ def run(words: list[str], command: str) -> None:
     )  # fmt: skip
     folder = new_folder(options.out)
     report = folder / "report.json"
-    # Beside a report of ours the page is ours too.
+    # Next to our own report.json the page is ours too.
     check_outputs("out", [report, *([] if report.exists() else [folder / "report.md"])], sources)
     document = {"split": options.split, **evaluate_models(trained, plan, folder, Reporter())}
     text = json.dumps(document, indent=2)
@@ -121,7 +121,7 @@ def _summary(document: dict[str, object], folder: Path) -> None:
                 m = known[(len(known) - 1) // 2]
                 say(
                     f"\n{kind} by {m['amount']:g}, {name}: a linear rule explains {m['linear']:.2f} of the pose's"
-                    f" variance, staying put {m['unmoved']:.2f}, shuffled pairs {m['permuted']:.2f};"
+                    f" variance, the unchanged pose {m['unmoved']:.2f}, shuffled pairs {m['permuted']:.2f};"
                     f" length x {m['length']:.2f}"
                 )
             elif kind in model["no_fit"]:

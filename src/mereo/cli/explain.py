@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from mereo.models import VisionModel
 
 BATCH = 12
-"""Images worked on at once: as many as stand on one picture."""
+"""Images per batch, and on one picture."""
 FILES = {".png": "picture", ".html": "page"}
-"""What `--out` names when it is a file."""
+"""The kind of output by the suffix of a file given as `--out`."""
 OTHER_FILES = (
     ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg", ".pdf", ".eps", ".ps", ".htm", ".json", ".md",
     ".txt", ".csv",
 )  # fmt: skip
-"""Suffixes of files that explain does not write: `--out` with one of them is a mistake and not the name of a folder."""
+"""Suffixes of files that explain does not write: `--out` with one of them is a mistake, not the name of a folder."""
 
 
 def new_folder() -> Path:
-    """explanation, explanation-2, ...: the first that is not there."""
+    """The first of explanation, explanation-2, ... that does not exist."""
     number = 1
     while (folder := Path("explanation" if number == 1 else f"explanation-{number}")).exists():
         number += 1
@@ -40,7 +40,7 @@ def new_folder() -> Path:
 
 
 def single_kind(options: ExplainOptions) -> str | None:
-    """The one kind that is written where `--out` names a file; None for a folder."""
+    """The kind of output if `--out` is a file; None for a folder."""
     if options.out is None or options.out.is_dir():
         return None
     kind = FILES.get(options.out.suffix.lower())
@@ -48,7 +48,7 @@ def single_kind(options: ExplainOptions) -> str | None:
         raise UsageError(f"out is {options.out}, a file; give a folder, or a file that ends in .png or .html.")
     if kind is not None and options.only and set(options.only) != {kind}:
         raise UsageError(
-            f"out is {options.out}, which holds the {kind} alone; for {' and '.join(options.only)} give a folder."
+            f"out is {options.out}, which can only hold the {kind}; for {' and '.join(options.only)} give a folder."
         )
     return kind
 
@@ -61,7 +61,7 @@ def wanted_kinds(options: ExplainOptions, model: "VisionModel") -> list[str]:
     asked: list[str] = list(options.only) if single is None else [single]
     for kind in asked:
         if kind in reasons:
-            raise UsageError(f"the {kind} asked for cannot be made: {reasons[kind]}.")
+            raise UsageError(f"only is {kind!r}, which this network does not support: {reasons[kind]}.")
     for kind, reason in {} if asked else reasons.items():
         say(f"no {kind}: {reason}", file=sys.stderr)
     return asked or [kind for kind in KINDS if kind not in reasons]
@@ -70,26 +70,26 @@ def wanted_kinds(options: ExplainOptions, model: "VisionModel") -> list[str]:
 def read_batches(
     paths: list[Path], model: "VisionModel", strict: bool, done: "Callable[[int], None]"
 ) -> Iterator[tuple[list[str], "Tensor"]]:
-    """Names and images, a batch at a time; files that are no images are named and left out."""
+    """Names and images, a batch at a time; unreadable files are named and skipped."""
     from mereo.inference.predict import read_images
 
-    device, found = next(model.parameters()).device, False
+    device, any_read = next(model.parameters()).device, False
     for start in range(0, len(paths), BATCH):
         chunk = paths[start : start + BATCH]
         try:
             good, images = read_images(chunk, model, strict=strict)
         except MereoError as error:
-            if strict or (not found and start + BATCH >= len(paths)):
+            if strict or (not any_read and start + BATCH >= len(paths)):
                 raise
             warnings.warn(str(error), stacklevel=2)
         else:
-            found = True
+            any_read = True
             yield [path.name for path in good], images.to(device)
         done(len(chunk))
 
 
 def run(words: list[str], command: str) -> None:
-    """Write what explains images, and print where it stands."""
+    """Write explanations of images and print their paths."""
     options = parse(ExplainOptions, words, command)
     check_positive(keep=options.keep)
     single_kind(options)
@@ -115,7 +115,7 @@ def run(words: list[str], command: str) -> None:
         else:
             written = write_explanations(model, batches, out, kinds=kinds, keep=options.keep)
     if single == "picture" and len(paths) > BATCH:
-        say(f"the first {BATCH} of {len(paths)} images; a folder as --out takes all", file=sys.stderr)
+        say(f"showing the first {BATCH} of {len(paths)} images; give a folder as --out for all", file=sys.stderr)
     for kind, files in written.items():
         if len(files) > BATCH:
             say(f"{kind}: {files[0].parent}/ ({len(files)} files)")

@@ -33,7 +33,7 @@ def _say(line: str) -> None:
 
 
 def run(words: list[str], command: str) -> None:
-    """Write a network in some forms, each compared with it."""
+    """Write a network in some formats, each compared with the network."""
     options = parse(ExportOptions, words, command)
     check_positive(batch_size=options.batch_size)
     if options.limit is not None:
@@ -53,10 +53,10 @@ def run(words: list[str], command: str) -> None:
     images, reason = find_images(model, options.data, options.data_root, options.limit)
     if images is None and options.precision != "fp32":
         raise UsageError(
-            f"precision is {options.precision}, whose cost is measured on test images: {reason}; give --data."
+            f"precision is {options.precision}, which needs test images to measure its accuracy: {reason}; give --data."
         )
     if images is None:
-        _say(f"{reason}; comparing on random images alone")
+        _say(f"{reason}; comparing on random images only")
     check_outputs("out", output_files(options.to, options.precision, options.out), [weights_file(source)])
     exported = export_model(
         model, options.to, options.out, precision=options.precision, record=read_record(source), images=images, say=_say
@@ -73,7 +73,7 @@ def run(words: list[str], command: str) -> None:
 
 
 def _costs(model: Any, source: Path, exported: list["Exported"], test: Any, batch_size: int) -> list["Cost"]:
-    """The exported files beside the network itself: in torch, and in onnxruntime where ONNX was exported."""
+    """The exported files and the network itself to compare with: in torch, and in onnxruntime for ONNX."""
     import tempfile
 
     from mereo.export.cost import measure

@@ -103,7 +103,7 @@ LISTS: dict[str, Callable[[], Rows]] = {
 
 
 def matching(rows: Rows, pattern: str) -> Rows:
-    """Rows whose name matches a pattern, or in which a word without wildcards stands anywhere."""
+    """Rows whose name matches a pattern, or, for text without wildcards, rows that contain it."""
     if any(c in pattern for c in "*?["):
         return [row for row in rows if fnmatch.fnmatch(row["name"], pattern)]
     return [row for row in rows if pattern.lower() in " ".join(row.values()).lower()]
@@ -119,9 +119,10 @@ def run(words: list[str], command: str) -> None:
     if options.json:
         print(json.dumps(chosen, indent=2))
         return
-    print_table(list(chosen[0]), [list(row.values()) for row in chosen])
+    header = ["description" if name == "what" else name for name in chosen[0]]
+    print_table(header, [list(row.values()) for row in chosen])
     if command == "models" and options.pattern in {row["name"] for row in chosen}:
-        say(f"\narguments of {options.pattern}, for create_model(..., NAME=VALUE) and --model-args NAME=VALUE\n")
+        say(f"\narguments of {options.pattern}, set by create_model(..., NAME=VALUE) or --model-args NAME=VALUE\n")
         print_table(("argument", "default"), _arguments(options.pattern))
     if command == "mechanisms" and options.pattern in {row["name"] for row in chosen}:
         print()

@@ -57,9 +57,9 @@ class PredictOptions:
 class ExplainOptions:
     """Show which parts of an image a prediction rests on. Writes a folder.
 
-    The folder holds the scores of the classes and, where the network has them, the couplings drawn over the images, parse
-    trees (which part voted for which capsule) as pictures and as an HTML page, gradients with respect to the image, and
-    decoder reconstructions for a range of poses.
+    The folder holds the scores of the classes and gradients with respect to the image, and, where the network has them,
+    couplings drawn over the images, parse trees (which part voted for which capsule) as pictures and as an HTML page,
+    and decoder reconstructions for a range of poses.
 
     Examples:
       mereo explain photo.png --weights runs/mspcaps_tiny-digits

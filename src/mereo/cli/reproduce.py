@@ -34,7 +34,7 @@ def run(words: list[str], command: str) -> None:
     if name not in STUDIES and name not in EXPERIMENTS:
         raise unknown("study or experiment", options.study, STUDIES.keys() | EXPERIMENTS.keys())
     given = _given(options)
-    # The progress of trainings is not part of the document.
+    # Progress lines are not part of the JSON document.
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         found: Any
         if name in EXPERIMENTS:
@@ -56,7 +56,7 @@ def _list(experiments: Mapping[str, "Experiment"]) -> None:
 
 
 def _given(options: ReproduceOptions) -> dict[str, Any]:
-    """The options that a study or an experiment may or may not use, as far as they were given."""
+    """The given options of those that only some studies and experiments use."""
     values = {name: getattr(options, name) for name in (*STUDY_OPTIONS, "images")}
     given = {name: value for name, value in values.items() if value not in (None, ())}
     check_positive(**{k: given[k] for k in ("seeds", "epochs", "limit", "batch_size", "images") if k in given})
@@ -67,7 +67,7 @@ def _check_used(name: str, given: Mapping[str, Any], used: set[str]) -> None:
     for option, value in given.items():
         if option not in used:
             takes = ", ".join(f"--{u.replace('_', '-')}" for u in sorted(used)) or "none of these options"
-            raise UsageError(f"{option} is {value!r}, which {name} has no use for; leave it out. It takes {takes}.")
+            raise UsageError(f"{option} is {value!r}, which {name} does not use; leave it out. It takes {takes}.")
 
 
 def _run_experiment(name: str, experiment: "Experiment", given: Mapping[str, Any], output: Path) -> dict[str, Any]:

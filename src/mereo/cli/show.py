@@ -1,4 +1,4 @@
-"""What people read: lines and tables, drawn on a terminal, plain columns when piped, never what a terminal obeys."""
+"""Lines and tables for people: framed on a terminal, plain columns in a pipe, with control characters escaped."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -7,13 +7,13 @@ from typing import TextIO
 from mereo.escape import for_terminal
 
 WHOLE = 20
-"""Letters up to which a cell stays on one line however narrow the terminal is."""
+"""Longest cell, in characters, that is never wrapped, however narrow the terminal is."""
 FRAME = 3
-"""What a column takes beside its letters."""
+"""Width of a column's padding."""
 
 
 def say(text: object = "", *, file: TextIO | None = None) -> None:
-    """Print lines of text that may hold names of any origin; None for standard output."""
+    """Print lines of text with control characters escaped; None for standard output."""
     print(for_terminal(text, lines=True), file=sys.stdout if file is None else file, flush=True)
 
 
@@ -39,11 +39,11 @@ def _draw(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) ->
     console = Console()
     by_column = list(zip(columns, *cells, strict=True))
     most = [max(Text(cell).cell_len for cell in column) for column in by_column]
-    # The first column says what a row is of.
+    # The first column names the row.
     least = [most[0], *(_least(column) for column in by_column[1:])]
     least = [min(width, console.width // 2) for width in least]
     for number, places in enumerate(_parts(least, console.width)):
-        # Text stands as it is, where a string could hold markup: names of files and classes hold anything.
+        # Text is literal, where a string could be read as markup: names of files and classes may contain anything.
         table = Table(title=Text(title, "table.title") if title and not number else None, title_justify="left")
         widths = _widths([least[p] for p in places], [most[p] for p in places], console.width)
         for place, width in zip(places, widths, strict=True):
@@ -54,7 +54,7 @@ def _draw(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) ->
 
 
 def _least(column: Sequence[str]) -> int:
-    """Letters that a column needs: short cells stay whole, its header and long cells may break between words."""
+    """Width that a column needs: short cells are not wrapped; its header and long cells may break between words."""
     from rich.cells import cell_len
 
     whole = [cell for cell in column[1:] if cell_len(cell) <= WHOLE]
@@ -62,7 +62,7 @@ def _least(column: Sequence[str]) -> int:
 
 
 def _parts(least: Sequence[int], room: int) -> Iterator[list[int]]:
-    """The columns by number, the first and as many others as fit into the room at a time."""
+    """The columns by number, in groups of the first and as many others as fit."""
     part = [0]
     for place in range(1, len(least)):
         if len(part) > 1 and sum(least[p] + FRAME for p in (*part, place)) >= room:
@@ -73,7 +73,7 @@ def _parts(least: Sequence[int], room: int) -> Iterator[list[int]]:
 
 
 def _widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """The width of each column: the widest give way first, none below its least."""
+    """The width of each column: the widest shrink first, none below its minimum."""
     widths = list(most)
     while sum(width + FRAME for width in widths) >= room:
         loose = [place for place, width in enumerate(widths) if width > least[place]]

@@ -13,15 +13,15 @@ def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
     """The configuration that options on the command line change: a file, the run to resume, a recipe, or the defaults.
 
     Args:
-        first: the options as they parse on top of the defaults.
-        words: the words themselves, to see which options were given.
+        first: the options, parsed on top of the defaults.
+        words: the command line itself, which shows which options were given.
     """
     from mereo.training.run_folder import folder_to_resume
 
     if first.config is not None:
         path = first.config / "config.yaml" if first.config.is_dir() else first.config
         config = TrainConfig.from_yaml(path)
-        # The folder of a run names the run, which is resumed there.
+        # A run folder is the name of the run to resume.
         in_run_folder = first.resume and path.name == "config.yaml"
         return config.replace(name=path.parent.name, output=str(path.parent.parent)) if in_run_folder else config
     given = {word.split("=")[0] for word in words}
@@ -46,7 +46,7 @@ def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
 
 
 def options_from(words: list[str], command: str = "train") -> TrainConfig:
-    """The configuration of a command line, nothing resolved yet."""
+    """The configuration of a command line, not resolved yet."""
     first = parse(TrainOptions, words, command)
     base = start_from(first, words)
     given = {name: getattr(base, name) for name in FIELDS}
@@ -59,7 +59,7 @@ def options_from(words: list[str], command: str = "train") -> TrainConfig:
 
 
 def run(words: list[str], command: str) -> None:
-    """Train, or print what training would take."""
+    """Train, or print the cost of training."""
     config = options_from(words, command)
     from mereo.training.plan import make_plan
 

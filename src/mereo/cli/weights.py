@@ -1,4 +1,4 @@
-"""Which trained network a command uses."""
+"""The trained network that a command uses."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from mereo.models import VisionModel
 
 READY = "mspcaps_tiny.mnist"
-"""The network of the package that answers where nothing was trained yet."""
+"""The bundled weights used as long as there is no run."""
 
 
 def newest_run(output: Path = Path("runs")) -> Path:
-    """The run folder whose best weights were written last; UsageError if there is none."""
+    """The run folder with the newest best weights; UsageError if there is none."""
     runs = sorted(output.glob("*/weights/best.safetensors"), key=lambda p: p.stat().st_mtime)
     if not runs:
-        raise UsageError(f"weights is not given, and there is no run in {output}/; train one with `mereo train`.")
+        raise UsageError(f"weights is not given, and there is no run in {output}/; train a network with `mereo train`.")
     return runs[-1].parent.parent
 
 
@@ -24,7 +24,7 @@ def load_weights(weights: Path | None, device: str, *, ready: bool = False) -> t
     """A trained network and where it is from.
 
     Args:
-        ready: where no weights are given and there is no run, take `READY` instead of raising a UsageError.
+        ready: without given weights and without a run, use `READY` instead of raising a UsageError.
     """
     from mereo.models import load
     from mereo.runtime.device import choose_device

@@ -1,10 +1,10 @@
-"""Routing by agreement: the one text that every execution of it runs.
+"""Routing by agreement: the one loop that every implementation runs.
 
     V = 0;   `steps` times:   v = update(exchange(V)),   V <- V + v
 
-where exchange(V) = combine(couple(prior + agree(V))): what is combined after the senders have compared their votes with
-the sum of the receivers so far. As `agree` is linear, adding up receivers is adding up scores (arXiv:1710.09829,
-procedure 1), and nothing of the size of the scores lives from one pass to the next.
+where exchange(V) = combine(couple(prior + agree(V))): votes combined by their agreement with the sum of the receivers
+so far. As `agree` is linear, adding up receivers is adding up scores (arXiv:1710.09829,
+procedure 1), and nothing of the size of the scores is kept between passes.
 """
 
 from collections.abc import Callable
@@ -51,12 +51,12 @@ def route_by_agreement(
     """Routing by agreement, executed by the verbs themselves: `steps` evaluations of couplings and parents.
 
     Args:
-        votes: what each child says to each parent.
+        votes: of each child for each parent.
         coupling: normalises over the parents.
         scores: the logits to start from, (batch, heads, receivers, senders).
         steps: number of passes, at least 1.
         bias: added to each parent before squashing, broadcastable to (batch, heads, receivers, pose).
-        detach_routing: let gradients flow through the last pass alone.
+        detach_routing: let gradients flow through the last pass only.
 
     Shapes: -> (batch, heads, receivers, pose).
     """

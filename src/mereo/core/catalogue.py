@@ -1,6 +1,6 @@
 """The catalogue of mechanisms: each declares in one decorator what it is and what it promises.
 
-`tests/conformance` holds every entry to its promises; the documentation and `mereo mechanisms` show them.
+`tests/conformance` checks every promise; the documentation and `mereo mechanisms` show them.
 """
 
 import fnmatch
@@ -30,16 +30,16 @@ FAMILIES: dict[str, str] = {
     "technique": "technique",
     "intervention": "intervention",
 }
-"""Each family with the room that its files lie in."""
+"""Each family with the package of its files."""
 
 OVER = ("senders", "receivers", "both", "none")
 RECORDS = ("couplings", "gates", "states", "kept tokens", "nothing")
 
 PROMISES: dict[str, str] = {
     "normalised": "the recorded couplings sum to one along `over` (along both axes together for 'both')",
-    "masks": "takes mask, bool (batch, senders): a sender with False changes nothing, and with none left it is finite",
+    "masks": "takes mask, bool (batch, senders): senders with False change nothing; without any the output is finite",
     "any sender order": "permuting the senders changes nothing",
-    "any receiver order": "permuting the receivers permutes the output alike",
+    "any receiver order": "permuting the receivers permutes the output in the same way",
     "causal": "no output depends on a later sender",
     "streaming": "step(x, state) -> (y, state), called position by position, equals forward",
     "any length": "takes more and fewer senders than its example",
@@ -77,20 +77,20 @@ class Mechanism:
 
     Attributes:
         name: the file's name.
-        family: one of `FAMILIES`, which names the room of its file.
+        family: one of `FAMILIES`, which determines the package of its file.
         source: where it is published.
         target: the class; for a technique a function model -> model, for an intervention one model -> context manager.
         example: builds a small instance (for a function: a model to apply it to) and its inputs.
         over: the axis along which its couplings are normalised: "senders", "receivers", "both" together, or "none".
         steps: how often it records in one forward pass.
-        says: what a sender says: "a vote per pair" or "the same to all".
+        says: what a sender contributes: "a vote per pair" or "the same to all".
         update: what makes a receiver out of the combined votes.
-        records: what `record` shows of it: "couplings", "gates", "states", "kept tokens" or "nothing".
+        records: what `mereo.record` shows: "couplings", "gates", "states", "kept tokens" or "nothing".
         promises: the names in `PROMISES` that hold for it.
         lacks: those of `COMMON` that do not hold, each with the reason.
         zero_gradients: parameters whose gradient may be zero, each with the reason.
         sender_axes: the axis that counts senders, by input (its position, "0") and parameter (its name).
-        receiver_axes: the axis that counts receivers, likewise, and that of the "output".
+        receiver_axes: the axis that counts receivers, in the same form, and that of the "output".
         largest_input: inputs multiplied by up to this give finite outputs.
     """
 
@@ -118,7 +118,7 @@ class Mechanism:
 
     @property
     def room(self) -> str:
-        """The package that its file lies in."""
+        """The package of its file."""
         return FAMILIES[self.family]
 
     def facts(self) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Coupling: the one place where scores become couplings.
 
 Whether couplings sum to one over the senders (attention: each receiver divides its attention) or over the receivers
-(routing: each part divides its vote among wholes) is the argument `over`. Because every mechanism couples here, and
-combines nothing but what comes out here, `mereo.core.record` sees what acts and `mereo.core.intervene` changes it.
+(routing: each part divides its vote among wholes) is the argument `over`. Because every mechanism makes its couplings
+here and uses them unchanged, `mereo.core.record` sees what acts and `mereo.core.intervene` changes it.
 
 The one exception: the posterior shares of densities in `mereo.generative` (a mixture's responsibilities, Sinkhorn's
 assignments) are derived from a joint density together with its bound. Replacing them alone would leave a bound that
@@ -34,19 +34,19 @@ class Coupling(Observable):
 
     Args:
         over: the axis along which scores are normalised: "senders", "receivers", "both" together (all pairs of a head
-            share one sum), or "none", for the normalisers "sigmoid" and "none", which look at each score by itself.
+            share one sum), or "none", for the normalisers "sigmoid" and "none", which treat each score separately.
         normaliser: "softmax", "leaky_softmax", "sparsemax", "entmax15", "top_k", "sigmoid" or "none".
         temperature: divides the scores; above 0.
-        top_k: how many entries keep a coupling, for the normaliser "top_k" alone.
+        top_k: how many entries keep a coupling, only for the normaliser "top_k".
         dropout: probability with which a coupling is dropped in training (the others are scaled up).
-        topology: which pairs there are; every pair when None.
+        topology: which pairs exist; every pair when None.
 
     Attributes:
-        senders, receivers: where they sit on the image, set by the network that knows; None for those without a place.
+        senders, receivers: their positions on the image, set by the network; None without positions.
 
     Shapes:
         scores (batch, heads, receivers, senders); mask bool, offset and weight broadcastable to it -> couplings of the
-        shape of scores. `context` is handed to those who watch; it changes nothing.
+        shape of scores. `context` is passed to observers; it changes nothing.
 
     Reads as:
         couplings[b, h, r, s]: the share of sender s in what receiver r becomes. A pair that is masked out gets

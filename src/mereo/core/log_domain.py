@@ -1,4 +1,4 @@
-"""Sums of exponentials that neither overflow nor turn into NaN when nothing takes part."""
+"""Sums of exponentials that neither overflow nor become NaN when every entry is masked out."""
 
 import math
 

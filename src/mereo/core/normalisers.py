@@ -22,7 +22,7 @@ def softmax(scores: Tensor, dim: int) -> Tensor:
 
 
 def leaky_softmax(scores: Tensor, dim: int) -> Tensor:
-    """exp(s_i) / (1 + sum_j exp(s_j)): one more receiver, with score zero, takes what fits nobody."""
+    """exp(s_i) / (1 + sum_j exp(s_j)): one more receiver, with score zero, takes what fits no other."""
     orphan = torch.zeros_like(scores.narrow(dim, 0, 1))
     return torch.cat((orphan, scores), dim).softmax(dim).narrow(dim, 1, scores.shape[dim])
 
@@ -89,13 +89,13 @@ def entmax(scores: Tensor, dim: int, alpha: float) -> Tensor:
 
 
 def top_k_softmax(scores: Tensor, dim: int, k: int) -> Tensor:
-    """Softmax over the k largest scores, zero elsewhere; among equals the first found counts."""
+    """Softmax over the k largest scores, zero elsewhere; among equal scores the first counts."""
     values, indices = scores.topk(min(k, scores.shape[dim]), dim)
     return torch.zeros_like(scores).scatter(dim, indices, values.softmax(dim))
 
 
 def sigmoid(scores: Tensor, dim: int) -> Tensor:
-    """1 / (1 + exp(-s)): every pair for itself."""
+    """1 / (1 + exp(-s)), for each pair separately."""
     return scores.sigmoid()
 
 
@@ -112,7 +112,7 @@ NORMALISERS: dict[str, Normaliser] = {
     "sigmoid": sigmoid,
     "none": none,
 }
-"""The normalisers without an argument of their own; top_k takes k and is made in `Coupling`."""
+"""The normalisers without arguments; top_k takes k and is made in `Coupling`."""
 
 SUM_TO_ONE = frozenset({"softmax", "sparsemax", "entmax15", "top_k"})
 """The normalisers whose couplings sum to one along their axis."""

@@ -1,4 +1,4 @@
-"""What can be watched and changed in a running model: couplings, and signals such as gates, states and kept tokens."""
+"""What can be recorded and changed in a running model: couplings, and signals such as gates, states and kept tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,12 +24,12 @@ class Call:
         over: the axis along which they are normalised.
         mask: bool, broadcastable to the scores, True = takes part; None where every pair does.
         offset, weight: what the mechanism adds to the normalised scores, and then multiplies them by; or None.
-        topology: which pairs there are at all; None for every pair.
-        senders, receivers: where they sit on the image; None for those without a place.
-        context: what the mechanism and the caller of `intervene` say of this call: token types, positions, a cache.
+        topology: which pairs exist; None for every pair.
+        senders, receivers: their positions on the image; None without positions.
+        context: from the mechanism and the caller of `intervene`: token types, positions, a cache.
         name: of the coupling in the watched model.
-        step: how often this coupling was evaluated before, since the watching began.
-        number: how many couplings of the model were.
+        step: number of earlier evaluations of this coupling inside the block.
+        number: number of earlier evaluations of all couplings of the model.
     """
 
     scores: Tensor
@@ -64,7 +64,7 @@ class Observable(nn.Module):
 
     @property
     def watched(self) -> bool:
-        """Whether someone waits for the values, so that they must be made."""
+        """Whether an observer needs the values, so that they must be computed."""
         return bool(self.observers or self._forward_hooks or self._forward_pre_hooks)
 
 

@@ -1,8 +1,8 @@
 """Watch or change the couplings and signals of any model, by observers on `Coupling` and `Signal`.
 
-An observer added to a model that is already compiled would be ignored without a word, and a compiled model cannot hand
-couplings out. Both context managers therefore force eager execution while they are open, and fused paths step aside
-because their `Coupling` is watched.
+An observer added to a model that is already compiled would be silently ignored, and a compiled model cannot return its
+couplings. Both context managers therefore force eager execution while they are open, and fused paths are not used while
+their `Coupling` is observed.
 """
 
 import inspect
@@ -23,13 +23,13 @@ Change = Callable[..., Tensor]
 
 
 class Trace(Mapping[str, Tensor]):
-    """What a model's couplings and signals were while it was recorded, by the name of the module.
+    """The recorded couplings and signals of a model, by the name of the module.
 
-    `trace[name]` is what the module made last: couplings (batch, heads, receivers, senders) as they acted, or a gate, a
-    state, the kept tokens. `trace.steps(name)` is all it made, in order: an iterated routing couples once a pass.
+    `trace[name]` is the last value of the module: couplings (batch, heads, receivers, senders) as they acted, or a
+    gate, a state, the kept tokens. `trace.steps(name)` has all values in order: an iterated routing has one per pass.
 
     Attributes:
-        kinds: what each name stands for: "couplings", "gates", "states" or "kept tokens".
+        kinds: the kind of each name: "couplings", "gates", "states" or "kept tokens".
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Trace(Mapping[str, Tensor]):
             self._calls.setdefault(name, []).append(call)
 
     def steps(self, name: str) -> list[Tensor]:
-        """Every value that module `name` made."""
+        """Every value of module `name`."""
         if name not in self._values:
             raise unknown("coupling or signal", name, self._values)
         return self._values[name]
@@ -62,7 +62,7 @@ class Trace(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:
-            # A mapping raises this one, or `in` and `get` would not work.
+            # A mapping must raise KeyError, or `in` and `get` would not work.
             raise KeyError(str(unknown("coupling or signal", name, self._values)))
         return self._values[name][-1]
 
@@ -78,7 +78,7 @@ class Trace(Mapping[str, Tensor]):
 
 
 class _Watcher:
-    """Sees everything and changes nothing."""
+    """Observes everything and changes nothing."""
 
     def __init__(self, name: str) -> None:
         self.name, self.step = name, 0
@@ -202,13 +202,13 @@ def intervene(
     """Change couplings, signals or scores inside the block.
 
     Args:
-        changes: a function couplings -> couplings for each name of a `Trace`; of a signal, value -> value. What is
-            returned is what acts: with `torch.zeros_like` no sender has any influence.
+        changes: a function couplings -> couplings for each name of a `Trace`; of a signal, value -> value. The
+            result is what acts: with `torch.zeros_like` no sender has any influence.
         scores: a function scores -> scores for each name, applied before they are normalised.
-        context: handed on to the functions, beside what the mechanism itself says of a call.
+        context: passed to the functions, together with that of the mechanism.
 
-    A function with two positional parameters gets the `Call` as well: its number, step, mask, topology, where senders
-    and receivers sit, and the context.
+    A function with two positional parameters gets the `Call` as well: its number, step, mask, topology, the positions
+    of senders and receivers, and the context.
 
     with mereo.intervene(model, {"head.coupling": torch.zeros_like}):
         model(images)

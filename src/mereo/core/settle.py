@@ -1,4 +1,4 @@
-"""settle: the loop of all that iterates: routing, associative memories, top-down attention, predictive coding."""
+"""settle: the loop of every iteration: routing, associative memories, top-down attention, predictive coding."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
@@ -25,8 +25,8 @@ def settle(step: Callable[..., Any], state: Any, *, steps: int | Iterable[Any], 
 
     Args:
         step: one update. Where `steps` is a sequence, such as a schedule of temperatures, it gets an item as well.
-        state: where it starts; any value that `step` takes.
-        steps: how often at the most, 0 returns the state as it was; or a sequence with an item for each step.
+        state: the initial state, any value that `step` takes.
+        steps: largest number of updates, 0 returns the state unchanged; or a sequence with an item for each step.
         tolerance: stop once the largest change of any entry is at most this; the state is then a tensor. It reads the
             data, so leave it None under torch.compile and when exporting.
 

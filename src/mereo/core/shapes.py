@@ -1,4 +1,4 @@
-"""The legend of axes, and the shapes that travel between rooms.
+"""The legend of axes, and the shapes used throughout the library.
 
 Letter  axis        meaning
 B       batch       images of one step

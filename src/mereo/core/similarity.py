@@ -77,7 +77,7 @@ def inverse_manhattan(query: Tensor, memory: Tensor) -> Tensor:
 @_accumulating
 def inverse_euclidean(query: Tensor, memory: Tensor) -> Tensor:
     """1 / (sum_i (m_i - q_i)^2 + eps)."""
-    # By differences: near a pattern the expanded square has no digits left, and the reciprocal magnifies that.
+    # By differences: near a pattern the expanded square has no precision left, and the reciprocal magnifies the error.
     distance = torch.cdist(query, memory, compute_mode="donot_use_mm_for_euclid_dist")
     return 1 / (distance.square() + EPS)
 

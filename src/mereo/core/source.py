@@ -1,4 +1,4 @@
-"""Where a mechanism or a network comes from: an arXiv id, a DOI or a URL, with its link and its citation."""
+"""The source of a mechanism or network: an arXiv id, a DOI or a URL, with its link and citation."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _URL = re.compile(r"https?://[\w.-]+(?::\d+)?(?:/[^\s{}\\]*)?")
 
 @dataclass(frozen=True)
 class Source:
-    """A publication by the identifier that finds it.
+    """A publication by its identifier.
 
     Args:
         text: "arXiv:1710.09829", "doi:10.1109/5.771073" (or its https://doi.org/ form), or an http(s) URL.
@@ -63,7 +63,7 @@ class Source:
 
     @property
     def citation(self) -> str:
-        """A BibTeX entry that claims no more than the identifier: `eprint` for arXiv, `doi` for a DOI, a URL alone."""
+        """A BibTeX entry that states only the identifier: `eprint` for arXiv, `doi` for a DOI, a URL alone."""
         key = re.sub(r"\W+", "_", self.text.partition("//")[2] if self.kind == "URL" else self.label).strip("_").lower()
         fields = {
             "arXiv": {"eprint": self.identifier, "archivePrefix": "arXiv"},

@@ -1,4 +1,4 @@
-"""Who may talk to whom, and where senders and receivers sit: values made once, at construction."""
+"""Allowed pairs of senders and receivers, and their positions: values made once, at construction."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def grid_groups(fine: tuple[int, int], coarse: tuple[int, int]) -> Tensor:
 
 
 class Grid(NamedTuple):
-    """Where on the image the senders or receivers of a coupling sit: numbered by type, then row, then column.
+    """Positions of the senders or receivers of a coupling on the image, numbered by type, then row, then column.
 
     Attributes:
         rows, columns, types: there are types * rows * columns of them.
@@ -49,11 +49,11 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class Topology(ABC):
-    """Which senders each receiver can hear; where there is none, each hears all."""
+    """The senders that each receiver can attend to; without a topology, all of them."""
 
     @abstractmethod
     def allowed(self, receivers: int, senders: int, device: torch.device | None = None) -> Tensor:
-        """The pairs there are: bool (receivers, senders), True = takes part."""
+        """The existing pairs: bool (receivers, senders), True = takes part."""
 
     def restrict(self, mask: Tensor | None, receivers: int, senders: int, device: torch.device) -> Tensor:
         """A mask broadcastable to (batch, heads, receivers, senders), without the pairs that are not allowed."""
@@ -63,16 +63,16 @@ class Topology(ABC):
 
 @dataclass(frozen=True)
 class Causal(Topology):
-    """Each receiver hears itself and the senders before it.
+    """Each receiver attends to itself and the senders before it.
 
-    Receivers are the last of the senders: with S senders and R receivers, receiver r hears senders 0 to r + S - R. So
-    the newest token alone may ask the whole past, as in decoding with a cache.
+    Receivers are the last of the senders: with S senders and R receivers, receiver r attends to senders 0 to r + S - R.
+    So a single newest token attends to the complete past, as in decoding with a cache.
     """
 
     def allowed(self, receivers: int, senders: int, device: torch.device | None = None) -> Tensor:
         if senders < receivers:
             raise UsageError(
                 f"there are {senders} senders for {receivers} receivers; a causal exchange needs at least as many"
-                " senders as receivers, for the receivers are the last of them."
+                " senders as receivers, because the receivers are the last of them."
             )
         return torch.ones(receivers, senders, dtype=torch.bool, device=device).tril(senders - receivers)

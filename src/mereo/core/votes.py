@@ -1,6 +1,6 @@
-"""Votes: what every sender says to every receiver, as a lazy linear operator.
+"""Votes of every sender for every receiver, as a lazy linear operator.
 
-The tensor of votes (batch, heads, receivers, senders, pose) is large and rarely needed whole. What mechanisms need is
+The tensor of votes (batch, heads, receivers, senders, pose) is large and rarely needed as such. Mechanisms need
 
     combine(C)[b, h, r, :] = sum_s C[b, h, r, s] vote[b, h, r, s, :]         what the receivers become
     agree(P)[b, h, r, s]   = <P[b, h, r, :], vote[b, h, r, s, :]>            how well each vote fits its receiver
@@ -12,9 +12,9 @@ two linear maps that are adjoint to each other: <combine(C), P> = <C, agree(P)>.
     MatrixVotes   vote[r, s] = U[s] W[r, s]       poses and transforms are matrices (EM routing)
     SameVotes     vote[r, s] = value[s]           the same to all (attention)
 
-Making votes computes nothing. How the verbs are executed is the choice of `method`: "stored" makes the tensor of votes
-when it is first needed and keeps it, "streamed" never makes it (`mereo.core.kernels.votes`: compiled C++, or a tile of
-senders at a time). "auto" streams wherever an operator of our own may run and the tensor was not made already.
+Constructing votes computes nothing. `method` chooses how the verbs are executed: "stored" computes the tensor of votes
+when it is first needed and keeps it, "streamed" never computes it (`mereo.core.kernels.votes`: compiled C++, or a tile
+of senders at a time). "auto" streams wherever our own operators can run, unless the tensor already exists.
 """
 
 from abc import ABC, abstractmethod
@@ -57,7 +57,7 @@ class Votes(ABC):
 
 
 class _StoredVotes(Votes):
-    """Votes whose verbs are sums over the tensor of votes, which is made when it is first needed and then kept."""
+    """Votes whose verbs are sums over the tensor of votes, which is computed when first needed and then kept."""
 
     def __init__(self) -> None:
         self._stored: Tensor | None = None
@@ -68,7 +68,7 @@ class _StoredVotes(Votes):
         """The tensor of votes: (batch, heads, receivers, senders, pose)."""
 
     def dense(self) -> Tensor:
-        # Votes made under no_grad have no gradient, so they do not serve where one is asked for.
+        # Votes computed under no_grad have no gradient, so they cannot be used where one is needed.
         if self._stored is None or (torch.is_grad_enabled() and not self._with_gradient):
             self._stored, self._with_gradient = self._make(), torch.is_grad_enabled()
         return self._stored
@@ -190,7 +190,8 @@ class MatrixVotes(_StoredVotes):
 
     @staticmethod
     def _product(poses: Tensor, weight: Tensor) -> Tensor:
-        # As a sum over the inner index: one large product rounds otherwise for other batch sizes, and EM enlarges that.
+        # As a sum over the inner index: one large product rounds differently for other batch sizes, and EM magnifies
+        # that.
         product = poses[..., 0, None] * weight[..., 0, None, :]
         for k in range(1, poses.shape[-1]):
             product = product + poses[..., k, None] * weight[..., k, None, :]
@@ -219,7 +220,7 @@ class SameVotes(Votes):
         return receivers @ self.values.transpose(-1, -2)
 
     def dense(self) -> Tensor:
-        """(batch, heads, 1, senders, pose): the axis of receivers has one entry, for it is the same for all."""
+        """(batch, heads, 1, senders, pose): the axis of receivers has one entry, because votes are the same for all."""
         return self.values.unsqueeze(2)
 
     def select(self, samples: Tensor, receivers: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Data sets by name, image folders and tables of images, and augmentation of whole batches on the device.
 
-The register of data sets is imported alone, so that lists of them need no PyTorch; other names import what they need
-when they are first used.
+Only the registry of data sets is imported at once, so that listing them does not need PyTorch; other names import what
+they need when they are first used.
 """
 
 import sys

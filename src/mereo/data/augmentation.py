@@ -72,11 +72,11 @@ class Augmentation:
         return images
 
     def apply_batch(self, batch: Batch, parameters: Sequence[Tensor]) -> Batch:
-        """Apply all operations to the images and to what belongs to them: masks, boxes and targets."""
+        """Apply all operations to the images and to their masks, boxes and targets."""
         for operation, drawn in zip(self.operations, parameters, strict=True):
             batch = operation.apply_batch(batch, drawn)
         return batch
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw and apply."""
+        """Draw parameters and apply the operations."""
         return self.apply(images, self.draw(len(images), images.shape[-2], images.shape[-1], generator))

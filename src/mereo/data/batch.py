@@ -1,4 +1,4 @@
-"""The contents of one step: images, labels, and what else a task needs, all batched along the first axis."""
+"""The data of one step: images, labels and other fields that a task needs, all batched along the first axis."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from torch import Tensor
 from mereo.errors import UsageError
 
 _ABSENT: Any = None
-"""Typed as present: nearly every task has images and labels, and need not check. Sequences leave `images` out."""
+"""Typed as if present: nearly every task has images and labels and need not check. Sequences have no `images`."""
 
 
 class Batch(NamedTuple):
@@ -24,7 +24,7 @@ class Batch(NamedTuple):
         box_labels: int64 (batch, most); -1 where there is no box.
         tokens: int64 (batch, length).
         lengths: int64 (batch,), the number of tokens that are not padding.
-        pairs: int64 (batch,), a group number; samples of equal number belong together.
+        pairs: int64 (batch,), a group number; samples with the same number belong together.
     """
 
     images: Tensor = _ABSENT

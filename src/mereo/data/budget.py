@@ -1,4 +1,4 @@
-"""A limit on the memory that several threads take together."""
+"""A limit on the memory that several threads use together."""
 
 import os
 import threading
@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 
 class Budget:
-    """Lets work begin while the bytes of all that has begun stay within a limit.
+    """Lets work start only while the bytes of all work in progress stay within a limit.
 
-    Work that alone exceeds the limit waits until nothing else runs, and then runs by itself.
+    Work that exceeds the limit by itself waits until nothing else runs, and then runs alone.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._reset()
         if hasattr(os, "register_at_fork"):
-            # In the child no other thread exists that could release what it holds.
+            # After a fork no other thread exists in the child that could release its share.
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:

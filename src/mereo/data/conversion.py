@@ -19,8 +19,8 @@ def check_channels(native: int, wanted: int) -> None:
 def fit_box(height: int, width: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """The largest centred box with the proportions of `size`: (top, left, height, width).
 
-    Images keep their proportions: what exceeds the wanted shape is cut off evenly on both sides, as is usual for
-    photographs. An image that already has the wanted proportions is used whole.
+    Images keep their proportions: whatever exceeds the target shape is cut off evenly on both sides, as is usual
+    for photographs. An image that already has the target proportions is not cut.
     """
     box_height = min(height, max(round(width * size[0] / size[1]), 1))
     box_width = min(width, max(round(height * size[1] / size[0]), 1))
@@ -56,7 +56,7 @@ def change_size(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def convert_into(target: Tensor, images: Tensor, indices: Tensor) -> None:
-    """Write images[indices] into `target`, in its colours and at its size, a piece at a time.
+    """Write images[indices] into `target`, converted to its channels and size, a piece at a time.
 
     Shapes: target uint8 (n, channels, height, width), images uint8 (N, c, h, w), indices int64 (n,).
     """

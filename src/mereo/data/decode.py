@@ -13,17 +13,18 @@ if TYPE_CHECKING:
 
 GREY_MODES = ("1", "L", "LA", "La", "I", "F")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""Recognised by content, whatever the file is called. No others are read: for some, Pillow runs another program."""
+"""Formats that are read, recognised by content rather than by name. For some others Pillow would run another
+program."""
 
 _BAND = 2**18
 _BYTES_PER_PIXEL = 20
-"""Of an image and the copies that decoding makes of it, in the worst of the modes."""
+"""Bytes per pixel of an image and the copies made while decoding it, in the worst mode."""
 IN_FLIGHT = Budget(2**29)
-"""Memory of the images that the threads of a process decode at the same time."""
+"""Bytes of images that the threads of a process may decode at the same time."""
 
 
 def is_grey(mode: str) -> bool:
-    """Whether an image of this mode of Pillow has no colour."""
+    """Whether a Pillow mode is greyscale."""
     return mode in GREY_MODES or mode.startswith("I;16")
 
 
@@ -31,7 +32,7 @@ def _to_8_bit(image: "Image") -> "Image":
     """Grey of more than 8 bits: 0 .. 65535 for whole numbers; for floats 0 .. 1, or 0 .. 255 if any is above 1."""
     from PIL import Image
 
-    # A band of rows at a time: in double precision the whole would take many times the memory of the image.
+    # A band of rows at a time: in double precision the full image would take many times its memory.
     rows = max(_BAND // max(image.width, 1), 1)
     boxes = [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
 
@@ -53,18 +54,18 @@ def _to_mode(image: "Image", mode: str) -> "Image":
     if image.mode.startswith("I") or image.mode == "F":
         image = _to_8_bit(image)
     if image.mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in image.info:
-        # What lies under a transparent pixel is arbitrary; it becomes black, like the zeros that augmentation adds.
+        # The colour of a transparent pixel is arbitrary; it becomes black, like the zeros that augmentation adds.
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
-    # A palette goes through colour, as its own conversion to grey would.
+    # A palette is converted to colour first, as its own conversion to grey would do.
     return image if image.mode == mode else image.convert("RGB").convert(mode)
 
 
 def decode(stream: BinaryIO, size: tuple[int, int], channels: int, *, reduce: bool = False) -> npt.NDArray[np.uint8]:
-    """Read one image, turned as its EXIF tag says, cut as `fit_box` says, resized with antialiasing.
+    """Read one image, rotated by its EXIF tag, cut by `fit_box` and resized with antialiasing.
 
-    With `reduce` a large JPEG is decoded at a half, a quarter or an eighth of its sides, yet at least twice `size`.
-    Waits while the images that other threads decode take more memory than `IN_FLIGHT` allows.
+    With `reduce` a large JPEG is decoded at a half, a quarter or an eighth of its size, but at least twice `size`.
+    Waits while other threads decode images that take more memory than `IN_FLIGHT` allows.
 
     Shapes: -> uint8 (channels, *size), channels 1 or 3.
     """

@@ -15,11 +15,12 @@ from mereo.data.operation import Operation
 MAX_DEGREES, DEVIATION = 30.0, 0.33
 NARROWEST = 0.75
 ERASED, BORDER = 4, 4
-DARK = 0.5 / 255  # what would be stored as black; interpolation leaves traces below it
+DARK = 0.5 / 255  # values below are stored as black; interpolation leaves such traces
 
 
 def content_margins(images: Tensor) -> Tensor:
-    """Empty rows and columns around what is not black: (top, bottom, left, right). Black images count as full.
+    """Empty rows and columns around the pixels that are not black: (top, bottom, left, right). Black images count as
+    full.
 
     Shapes: (n, c, h, w) -> int64 (n, 4).
     """

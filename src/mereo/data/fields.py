@@ -1,4 +1,4 @@
-"""Fields that a stored set holds beside images and labels: masks, boxes, tokens, pairs."""
+"""Further fields of a stored set besides images and labels: masks, boxes, tokens, pairs."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from mereo.data.conversion import fit_box
 from mereo.data.motion import clip_boxes
 from mereo.errors import UsageError, unknown
 
-# Of each field: its kind of numbers, and the axes behind the first.
+# The type of each field, and its axes after the first.
 FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "masks": ("signed whole", ("height", "width")),
     "boxes": ("floating", ("most", "4")),
@@ -52,7 +52,7 @@ def check_fields(fields: Mapping[str, Tensor], count: int, size: tuple[int, int]
 def fit_fields(fields: Mapping[str, Tensor], native: tuple[int, int], size: tuple[int, int]) -> dict[str, Tensor]:
     """The fields of images of `native` size for images that `change_size` makes of them: cut, then resized.
 
-    Masks take the nearest pixel; boxes are clipped, and dropped where nothing is left.
+    Masks take the nearest pixel; boxes are clipped, and dropped if they become empty.
     """
     top, left, height, width = fit_box(*native, size)
     fitted = dict(fields)

@@ -32,7 +32,7 @@ def _name_all(tree: Tree, broken: Sequence[tuple[str, str]]) -> str:
 
 
 def _attempts(tree: Tree, size: tuple[int, int], channels: int) -> Callable[[Sequence[str]], list[Pixels | str]]:
-    """A function from file names to their pixels, or to the reason why there are none."""
+    """A function from a file name to its pixels, or to the reason why it cannot be read."""
 
     def attempt(file: str) -> Pixels | str:
         try:
@@ -66,9 +66,9 @@ class FileSplit(RawSplit):
         broken: list[tuple[str, str]] = []
         attempts = _attempts(self.tree, request.size, request.channels)
         with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
-            # Pillow only warns between one and two times its limit of pixels; here that file is refused as well.
+            # Between one and two times its pixel limit Pillow only warns; here such a file is refused as well.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            # In pieces, so that decoded images never pile up before a slow disk.
+            # In pieces, so that decoded images do not accumulate before a slow disk.
             for start in range(0, len(self), _CHUNK):
                 piece = self.files[start : start + _CHUNK]
                 tasks = [piece[first : first + _TASK] for first in range(0, len(piece), _TASK)]
@@ -88,7 +88,7 @@ class FileSplit(RawSplit):
             return
         line = _name_all(self.tree, broken)
         if strict or len(broken) == len(self):
-            raise MereoError(f"{line}. Remove or repair them{', or do without strict' if strict else ''}.")
+            raise MereoError(f"{line}. Remove or repair them{', or leave out --strict' if strict else ''}.")
         warnings.warn(f"{line}. Skipped.", UserWarning, stacklevel=4)
 
 

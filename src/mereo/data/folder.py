@@ -1,4 +1,4 @@
-"""Folders of images: {train, val, test}/<class>/*, or <class>/* alone; zip archives of that layout; tables of paths."""
+"""Folders of images: {train, val, test}/<class>/*, or just <class>/*; zip archives of that layout; tables of paths."""
 
 import warnings
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _LAYOUT = "it must hold train/<class>/<images>, and may hold val/ and test/ of t
 
 
 def _split_folders(tree: Tree) -> dict[str, str]:
-    """Which folder holds which split: those of a known name that themselves hold folders."""
+    """The folder of each split: those with a known name that contain folders."""
     parents = {folder.rpartition("/")[0] for folder in tree.folders}
     places = {}
     for split, names in _FOLDERS.items():
@@ -50,20 +50,22 @@ def _split(tree: Tree, place: str, names: Sequence[str]) -> FileSplit:
         raise UsageError(f"{tree.path}/{place} has the class {unknown[0]!r}, which the training images do not have.")
     files = [file for name in names for file in classes.get(name, [])]
     if not files:
-        raise UsageError(f"{tree.path}/{place} holds no files; fill it or remove it.")
+        raise UsageError(f"{tree.path}/{place} has no files; add some or remove it.")
     labels = [label for label, name in enumerate(names) for _ in classes.get(name, [])]
     return FileSplit(tree, files, torch.tensor(labels, dtype=torch.int64))
 
 
 def _named_classes(tree: Tree, place: str) -> tuple[str, ...]:
-    """The classes of the training images, sorted by name; their place is their label."""
+    """The classes of the training images, sorted by name; their position is their label."""
     classes = _classes(tree, place)
     where = tree.path / place
     if not any(classes.values()):
         raise UsageError(f"data is {str(tree.path)!r}, which has no images of any class: {_LAYOUT}.")
     empty = [name for name, files in sorted(classes.items()) if not files]
     if empty:
-        raise UsageError(f"{where} has {len(empty)} empty class folders, such as {empty[0]!r}; fill or remove them.")
+        raise UsageError(
+            f"{where} has {len(empty)} empty class folders, such as {empty[0]!r}; add images or remove them."
+        )
     if len(classes) < 2:
         raise UsageError(f"{where} has one class only, {next(iter(classes))!r}; a classifier needs at least two.")
     return tuple(sorted(classes))
@@ -84,10 +86,11 @@ def read_layout(path: Path) -> Layout:
 
 
 def finish_splits(path: Path, layout: Layout, in_chans: int | None = None) -> RawDataset:
-    """The splits for training: without a test split, validation stands in for it; without both, a fifth is carved out.
+    """The splits for training: without a test split, validation is used for testing; without both, a fifth is set
+    aside.
 
-    The carving is stratified and always the same, whatever the seed of a run. Channels that are known already are not
-    looked for again.
+    That choice is stratified and always the same, independent of the seed of a run. Known channels are not determined
+    again.
     """
     splits, names = layout
     channels = sniff(splits["train"].tree, splits["train"].files)[0] if in_chans is None else in_chans
@@ -98,7 +101,7 @@ def finish_splits(path: Path, layout: Layout, in_chans: int | None = None) -> Ra
         kept, held = hold_out(splits["train"].labels, TEST_FRACTION, TEST_SEED)
         if not len(held):
             raise UsageError(
-                f"data is {str(path)!r}, with one image a class; a test split cannot be carved out of that."
+                f"data is {str(path)!r}, with one image per class; a test split cannot be taken from that."
             )
         ready |= {"train": splits["train"].take(kept), "test": splits["train"].take(held)}
         warnings.warn(

@@ -40,14 +40,14 @@ def transform(
         matrices: M, acting on (x, y).
         offsets: o; zero when None.
         nearest: take the nearest pixel rather than interpolate.
-        outside: what lies beyond the border: zeros, or the pixel of the border.
+        outside: values beyond the border: zeros, or the pixels of the border.
 
     Shapes: images (n, c, h, w), matrices (n, 2, 2), offsets (n, 2) -> (n, c, h, w).
     """
     if not len(images):  # grid_sample refuses an empty batch
         return images
     height, width = images.shape[-2:]
-    # grid_sample counts in half sides, so that the off-diagonal entries carry the proportions of the image.
+    # grid_sample measures in half sides, so the off-diagonal entries include the proportions of the image.
     sides = torch.tensor([[1.0, height / width], [width / height, 1.0]], device=images.device)
     if offsets is None:
         column = torch.zeros_like(matrices[:, :, :1])

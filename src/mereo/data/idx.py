@@ -1,4 +1,4 @@
-"""The idx files of MNIST and its like: a magic number, sizes in 32 bits, big end first, then the values."""
+"""The idx files of MNIST and similar sets: a magic number, big-endian 32-bit sizes, then the values."""
 
 import gzip
 import math
@@ -16,7 +16,7 @@ from mereo.data.regular import open_regular
 _UINT8 = 8
 _PREFIXES = {"train": "train", "test": "t10k"}
 _LARGEST = 2**30
-"""Bytes of values: the largest published file of this kind, of EMNIST, has 0.6 GB."""
+"""Largest file in bytes of values; the largest published one, of EMNIST, has 0.6 GB."""
 
 
 def _candidates(folder: Path, prefix: str, kind: str) -> list[Path]:
@@ -43,7 +43,7 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
         size = math.prod(shape)
         if size > _LARGEST:
             raise ValueError(f"{path.name} claims {size} values, more than the limit of {_LARGEST}")
-        # Read in pieces, as far as there is content: the claim of a header takes no memory.
+        # Read in pieces up to the end of the file, so that a false header takes no memory.
         content = bytearray()
         while len(content) <= size and (piece := file.read(min(size + 1 - len(content), 2**24))):
             content += piece

@@ -1,4 +1,4 @@
-"""What training takes from data: batches, and the sets of images that serve them."""
+"""Sets of images that serve batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _CHUNK = 4096
 
 
 class Images(ABC):
-    """Anything that serves batches by index: a stored set, or one generated on the fly."""
+    """A set of images that serves batches by index, stored or generated on the fly."""
 
     class_names: tuple[str, ...]
     labels_per_image: int = 1
@@ -35,7 +35,7 @@ class Images(ABC):
     @property
     @abstractmethod
     def strata(self) -> Tensor:
-        """int64 (n,), the class of which each sample counts as one where every class gives its share."""
+        """int64 (n,), the class of each sample for stratified choices."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> Self:
@@ -67,8 +67,8 @@ class Images(ABC):
             crop: height and width to cut out, when less than the stored ones: at random with a generator (training),
                 in the centre without (evaluation).
             generator: on the CPU; one generator with the same seed in every process.
-            share: this process's part of the batch; the whole when None.
-            device: where to compute; where the images lie when None.
+            share: this process's part of the batch; all of it when None.
+            device: where to compute; that of the images when None.
         """
 
     def order(self, generator: torch.Generator) -> Tensor:
@@ -80,16 +80,16 @@ class Images(ABC):
         return torch.randperm(len(self), generator=generator)
 
     def prefetch(self, indices: Tensor) -> None:
-        """Announce which images this process asks for next, in order, so that a set that decodes them can begin.
+        """Announce which images this process will request next, in order, so that a set can decode them ahead.
 
         Args:
-            indices: int64 (n,), of this process's shares of the coming batches, one after the other.
+            indices: int64 (n,), of this process's shares of the next batches, concatenated.
         """
         return
 
 
 def check_draws(generator: torch.Generator | None, augmentation: Augmentation | None) -> None:
-    """Raise `UsageError` unless random parameters can be drawn repeatably."""
+    """Raise `UsageError` unless random parameters can be drawn reproducibly."""
     if generator is None and augmentation is not None and augmentation.operations:
         raise UsageError("generator is None; augmentation draws at random, so it needs a torch.Generator with a seed.")
     if generator is not None and generator.device.type != "cpu":
@@ -113,14 +113,14 @@ def crop_corners(
 
 @dataclass(frozen=True, eq=False)
 class ImageSet(Images):
-    """A split that is stored whole, in memory or in a memory-mapped file.
+    """A split that is stored completely, in memory or in a memory-mapped file.
 
     Args:
         images: pixels.
         labels: class numbers.
-        class_names: of the numbers.
+        class_names: by class number.
         fields: further fields of its batches by name, of `mereo.data.Batch`: masks, boxes with box_labels, tokens with
-            lengths, pairs. Boxes are in pixels of the stored images, with rows of 0 and the label -1 to fill up.
+            lengths, pairs. Boxes are in pixels of the stored images, padded with rows of 0 and the label -1.
 
     Shapes: images uint8 (n, channels, height, width), labels int64 (n,), on one device; fields as in `Batch`.
     """
@@ -137,7 +137,7 @@ class ImageSet(Images):
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
             given = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
             raise UsageError(f"labels is {given}; it must be torch.int64 of shape ({len(self.images)},).")
-        on_cpu = self.labels.device.type == "cpu"  # a look at a device's values would wait for it
+        on_cpu = self.labels.device.type == "cpu"  # reading values would wait for the device
         if (
             on_cpu
             and len(self.labels)
@@ -167,7 +167,7 @@ class ImageSet(Images):
         fields = {name: values[indices] for name, values in self.fields.items()}
         if self.images.device.type != "cpu":
             return ImageSet(self.images[indices], self.labels[indices], self.class_names, fields)
-        # The whole may be a mapped file larger than the memory, and so may its part.
+        # The set may be a mapped file larger than the memory, and so may its subset.
         part = Storage().allocate(len(indices), *self.image_shape)
         for start in range(0, len(indices), _CHUNK):
             part[start : start + _CHUNK] = self.images[indices[start : start + _CHUNK]]

@@ -1,4 +1,4 @@
-"""From a dataset's name or a folder's path to the splits that training needs."""
+"""Loads the splits for training from the name of a data set or the path of a folder."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +19,9 @@ from mereo.errors import MereoError, UsageError, check_choice, check_positive, c
 
 
 class Splits(NamedTuple):
-    """Images for training, for choosing (None when nothing is held out), and for the final test.
+    """Images for training, for choosing the epoch (None if nothing is held out), and for the final test.
 
-    `skipped` is how many files could not be read, all splits together.
+    `skipped` is the number of unreadable files of all splits.
     """
 
     train: Images
@@ -45,7 +45,7 @@ class _Counter:
 
 
 def load_size(img_size: tuple[int, int], crop_pct: float) -> tuple[int, int]:
-    """The stored (height, width) of which a crop of `img_size` is the share `crop_pct` of each side."""
+    """The stored (height, width) of which a crop of `img_size` is the fraction `crop_pct` of each side."""
     if not 0 < crop_pct <= 1:
         raise UsageError(f"crop_pct is {crop_pct}; it must be above 0 and at most 1.")
     height, width = image_size(img_size)
@@ -53,9 +53,9 @@ def load_size(img_size: tuple[int, int], crop_pct: float) -> tuple[int, int]:
 
 
 def _plan(splits: dict[str, RawSplit], validation_fraction: float, seed: int, limit: int | None) -> dict[str, RawSplit]:
-    """Which images go where, before any is decoded.
+    """The division of images into splits, before any is decoded.
 
-    The limit comes last: what is held out under it was held out without it too, and is never trained on.
+    The limit is applied last: images held out with it are also held out without it, and are never trained on.
     """
     plan = dict(splits)
     carved = "validation" not in plan and validation_fraction > 0
@@ -98,23 +98,24 @@ def load_splits(
     Args:
         data: a name of `list_datasets()`, or the path of an image folder, of a .zip archive of one, or of a .csv table
             with the columns path, label and maybe split.
-        root: where named datasets lie; the environment variable MEREO_DATA, else the folder data, when None.
+        root: folder of named data sets; when None, the environment variable MEREO_DATA or else the folder data.
         img_size: height and width that the model takes, or one number for both.
-        in_chans: colours of the images, 1 or 3; those of the dataset when None.
+        in_chans: channels of the images, 1 or 3; those of the data set when None.
         crop_pct: side of the model's image over side of the stored one; below 1 batches are cropped.
-        validation_fraction: of the training images, held out stratified; 0 holds out none. Data with both val
-            and test have their own.
-        seed: of the held-out choice and of the limit. Test images and their pairs do not depend on it.
+        validation_fraction: of the training images, held out with classes in proportion; 0 holds out none. Data with
+            both val and test is not divided further.
+        seed: of the choice of held-out images and of the limit. Test images and their pairs do not depend on it.
         strict: whether a file that cannot be read is an error, rather than skipped with a warning.
-        limit: at most so many training images, stratified, and held-out ones in proportion; others stay whole.
+        limit: largest number of training images, with classes in proportion; held-out images are reduced in proportion,
+            test images are not.
         pairs_per_image: for data sets made of stored images, such as multimnist, how many test samples start from each.
-        memory_budget: bytes of decoded images that may lie in memory; half of what is available when None. What does
-            not fit is memory-mapped.
+        memory_budget: bytes of decoded images kept in memory; half of the available memory when None. The rest is
+            memory-mapped.
         cache_dir: folder for memory-mapped images.
-        download: whether missing files of a named dataset may be fetched.
-        stream: whether images are decoded while they are used, rather than before, so that they need not fit in
-            memory; when None, those of tar files, tables and the Hugging Face hub are, and those of folders are not.
-        progress: called with (images done, images in all).
+        download: whether missing files of a named data set may be downloaded.
+        stream: whether images are decoded when they are used rather than in advance, so that they need not fit in
+            memory; when None, this is done for tar files, tables and the Hugging Face hub, but not for folders.
+        progress: called with (images done, images in total).
         info: of the same data, from `dataset_info`; then a folder is not scanned again.
     """
     dataset, channels, images, skipped = _read(
@@ -140,7 +141,7 @@ def load_split(
     limit: int | None = None,
     download: bool = True,
 ) -> Images:
-    """One of the splits of `load_splits`, "train", "validation" or "test"; of the others nothing is decoded."""
+    """One of the splits of `load_splits`: "train", "validation" or "test"; the others are not decoded."""
     check_choice("split", split, ("train", "validation", "test"))
     wanted = _Wanted(data, root, img_size, in_chans, crop_pct, validation_fraction, seed, strict, limit, download)
     return _read(wanted, only=split)[2][split]
@@ -212,7 +213,7 @@ def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, di
 
 
 def _check_classes(planned: RawSplit, read: Read, class_names: tuple[str, ...]) -> None:
-    """A class of which no file could be read would be trained on nothing."""
+    """Raise an error for a class without any readable training image."""
     lost = sorted(set(torch.unique(planned.labels).tolist()) - set(torch.unique(read.labels).tolist()))
     if lost:
         raise MereoError(f"none of the training images of class {class_names[lost[0]]!r} could be read; repair them.")

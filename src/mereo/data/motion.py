@@ -1,7 +1,7 @@
-"""Motions: what moves the pixels of an image moves the masks, boxes and targets that belong to it.
+"""Motions: geometric changes of an image together with its masks, boxes and targets.
 
-Boxes are corners in pixels, where pixel i covers [i, i + 1]. A moved box is the smallest upright one that holds the
-moved corners, clipped to the image; one of which nothing is left is dropped.
+Boxes are corners in pixels, where pixel i covers [i, i + 1]. A moved box is the smallest upright box around the
+moved corners, clipped to the image; an empty box is dropped.
 """
 
 from abc import ABC, abstractmethod
@@ -15,9 +15,9 @@ from mereo.data.batch import Batch
 from mereo.data.geometric import take_window, transform
 
 IGNORED = -1
-"""Of masks: the class of a pixel from outside of the image. Of box labels: no box."""
+"""In masks, the class of a pixel outside the image; in box labels, no box."""
 _EMPTY = 1e-3
-"""Pixels; a side below it is what rounding leaves of nothing."""
+"""Smallest side of a box in pixels; below it lies only rounding error."""
 
 
 def clip_boxes(boxes: Tensor, labels: Tensor | None, size: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
@@ -44,7 +44,7 @@ class Motion(ABC):
 
     @abstractmethod
     def masks(self, masks: Tensor) -> Tensor:
-        """int64 (n, h, w) -> (n, new h, new w); -1 where nothing of the image lies."""
+        """int64 (n, h, w) -> (n, new h, new w); -1 outside the image."""
 
     @abstractmethod
     def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
@@ -85,7 +85,7 @@ class Window(Motion):
 
 @dataclass(frozen=True)
 class Mirror(Motion):
-    """Left and right exchanged where `flipped`, bool (n,)."""
+    """A horizontal flip where `flipped`, bool (n,)."""
 
     flipped: Tensor
 

@@ -1,4 +1,4 @@
-"""Augmentations that move pixels, and with them masks and boxes: rotation, shift, crop, flip and zoom."""
+"""Augmentations that move pixels together with masks and boxes: rotation, shift, crop, flip and zoom."""
 
 import math
 from abc import abstractmethod
@@ -20,7 +20,7 @@ NARROWEST = 3 / 4
 
 @dataclass(frozen=True)
 class Move(Operation):
-    """An operation that one motion describes, for images and for what lies on them."""
+    """An operation described by one motion, for images and their masks and boxes."""
 
     @abstractmethod
     def motion(self, parameters: Tensor, height: int, width: int) -> Motion:
@@ -36,7 +36,7 @@ class Move(Operation):
 
 @dataclass(frozen=True)
 class Rotate(Move):
-    """Rotation by an angle uniform in +-degrees; zeros enter at the corners."""
+    """Rotation by an angle uniform in +-degrees; zeros fill the corners."""
 
     degrees: float
     name: ClassVar[str] = "rotate"
@@ -88,7 +88,7 @@ class Crop(Shift):
 
 @dataclass(frozen=True)
 class Flip(Move):
-    """Left and right exchanged, with probability one half."""
+    """A horizontal flip with probability one half."""
 
     name: ClassVar[str] = "flip"
     usage: ClassVar[str] = "flip"
@@ -102,7 +102,7 @@ class Flip(Move):
 
 @dataclass(frozen=True)
 class Zoom(Move):
-    """A part of the image enlarged to the whole: its share of the area uniform in [low, high), its sides' ratio
+    """A part of the image enlarged to its full size: its share of the area uniform in [low, high), its sides' ratio
     log-uniform in [3/4, 4/3], its place uniform (the random resized crop of Inception, arXiv 1409.4842).
 
     Deviates: a part that does not fit is shortened to the side of the image, where torchvision draws again.

@@ -1,4 +1,4 @@
-"""What every augmentation shares: parameters drawn on the CPU for the whole batch, then applied on the device."""
+"""Base of all augmentations: parameters are drawn on the CPU for the whole batch, then applied on the device."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
@@ -13,11 +13,11 @@ from mereo.errors import UsageError
 
 @dataclass(frozen=True)
 class Operation(ABC):
-    """One change of a batch. Subclasses are frozen dataclasses; their fields are what is written after `name=`.
+    """One change of a batch. Subclasses are frozen dataclasses; their fields are written after `name=`.
 
     Attributes:
-        name: what the command line calls it.
-        usage: an example of how it is written.
+        name: on the command line.
+        usage: an example of its written form.
     """
 
     name: ClassVar[str]
@@ -35,9 +35,9 @@ class Operation(ABC):
         """
 
     def apply_batch(self, batch: Batch, parameters: Tensor) -> Batch:
-        """A batch whose images are changed, and with them what belongs to them: masks, boxes and targets.
+        """A batch with changed images, and with correspondingly changed masks, boxes and targets.
 
-        An operation that leaves pixels in their places changes the images alone.
+        An operation that does not move pixels changes only the images.
         """
         return batch._replace(images=self.apply(batch.images, parameters))
 
@@ -54,7 +54,7 @@ class Operation(ABC):
             except ValueError:
                 pass  # not a number: the message below says how it is written
         written = cls.name if text is None else f"{cls.name}={text}"
-        raise UsageError(f"augmentation {written!r} cannot be read; write it like {cls.usage!r}.")
+        raise UsageError(f"augmentation {written!r} is invalid; write it like {cls.usage!r}.")
 
     def __str__(self) -> str:
         values = ":".join(f"{getattr(self, field.name):.12g}" for field in fields(self))

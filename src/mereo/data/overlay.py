@@ -1,7 +1,7 @@
-"""MultiMNIST (arXiv 1710.09829): two overlapping digits of different classes, made as they are needed.
+"""MultiMNIST (arXiv 1710.09829): two overlapping digits of different classes, generated on the fly.
 
     canvas = digit padded by `pad` on every side, then shifted by whole pixels uniform in +-max_shift, zeros entering
-    image = min(1, canvas of the first digit + canvas of the second), the second of another class, shifted on its own
+    image = min(1, canvas of the first digit + canvas of the second), the second of another class with its own shift
 
 Both canvases are the targets of reconstruction. Nothing is stored but the base digits.
 """
@@ -110,7 +110,7 @@ class OverlaidPairs(Images):
         share: slice | None = None,
         device: torch.device | str | None = None,
     ) -> Batch:
-        """See `Images.batch`. Augmentation changes each digit on its own, before it is shifted and overlaid."""
+        """See `Images.batch`. Each digit is augmented separately, before it is shifted and overlaid."""
         check_draws(generator, augmentation)
         share = slice(None) if share is None else share
         count, (_, height, width) = len(indices), self.base.image_shape

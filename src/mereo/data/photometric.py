@@ -1,4 +1,4 @@
-"""Augmentations that change the values of pixels and leave them where they are. Results are clipped to [0, 1]."""
+"""Augmentations that change the values of pixels without moving them. Results are clipped to [0, 1]."""
 
 import math
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def grey_of(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Saturation(Operation):
-    """g + f (x - g) with f uniform in [low, high) and g the luma of each pixel. Images without colour stay."""
+    """g + f (x - g) with f uniform in [low, high) and g the luma of each pixel. Grey images are unchanged."""
 
     low: float
     high: float
@@ -86,11 +86,11 @@ class Saturation(Operation):
 
 @dataclass(frozen=True)
 class Hue(Operation):
-    """The hue turned by an angle uniform in +-amount, in units of the full circle. Images without colour stay.
+    """The hue turned by an angle uniform in +-amount, in units of the full circle. Grey images are unchanged.
 
         v = max, s = max - min;  out_k = v - s max(0, min(t, 4 - t, 1)),  t = (k + 6 (hue + d)) mod 6,  k = 5, 3, 1
 
-    torchvision turns a batch by one angle; here every image has its own.
+    torchvision uses one angle for a batch; here every image has its own.
     """
 
     amount: float

@@ -1,4 +1,4 @@
-"""What the readers of published data sets share: missing files are downloaded, or named in one line."""
+"""Shared by the readers of published data sets: downloads missing files, or names them in one line."""
 
 import warnings
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from mereo.data.raw import ArraySplit, RawSplit
 from mereo.errors import MereoError, UsageError
 
-ROOT_REMEDY = "name the folder that has them with root or the environment variable MEREO_DATA"
+ROOT_REMEDY = "give their folder as root (--data-root) or in the environment variable MEREO_DATA"
 T = TypeVar("T")
 
 
@@ -28,7 +28,7 @@ def obtain(
     folder: Path,
     download: bool,
 ) -> T:
-    """What `read` returns, after `fetch` where the files are not present and may be downloaded.
+    """The result of `read`, after `fetch` if the files are missing and may be downloaded.
 
     Args:
         read: reads the files that are present.
@@ -60,7 +60,7 @@ def obtain(
             raise
         except Exception as error:  # a damaged file can make a reader raise nearly anything
             line = f"{name} cannot be read from {folder} ({_one_line(error)})"
-            raise MereoError(f"{line}; delete its files there and get them again.") from error
+            raise MereoError(f"{line}; delete its files there and download them again.") from error
 
 
 def download_published(kind: str, root: Path) -> None:

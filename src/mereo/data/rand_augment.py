@@ -27,7 +27,8 @@ _SHEAR, _SHIFT, _DEGREES, _FACTOR, _BITS = 0.3, 150 / 331, 30.0, 0.9, 4
 
 @dataclass(frozen=True)
 class RandAugment(Operation):
-    """`operations` changes one after the other, each drawn from fourteen, all of one magnitude in 0 .. 30.
+    """Apply `operations` changes one after the other, each drawn from fourteen kinds, all with one magnitude in 0 ..
+    30.
 
     The changes, their ranges and the arithmetic of those that keep pixels in their places are torchvision's.
 
@@ -61,7 +62,7 @@ class RandAugment(Operation):
             kinds, signs = parameters[:, 2 * column], parameters[:, 2 * column + 1]
             for kind, name in enumerate(KINDS[1:], start=1):
                 for sign in (0, 1):
-                    # Parameters lie on the CPU, so that no device is waited for.
+                    # Parameters are on the CPU, so that there is no waiting for a device.
                     places = ((kinds == kind) & (signs == sign)).nonzero()[:, 0].to(batch.images.device)
                     if len(places):
                         batch = _put(batch, places, self._change(batch.pick(places), name, 1 - 2 * sign))
@@ -101,7 +102,7 @@ def _move(name: str, strength: float, images: Tensor) -> Affine:
 
 
 def _changes(strength: float, sign: int) -> "dict[str, Callable[[Tensor], Tensor]]":
-    # Not at the top: torchvision takes a second to import, and most augmentations do without.
+    # Not at the top: torchvision takes a second to import, and most augmentations do not need it.
     from torchvision.transforms.v2 import functional
 
     factor = 1 + sign * strength * _FACTOR

@@ -23,7 +23,7 @@ class Request:
         size: height and width.
         channels: 1 or 3, or what the source has.
         storage: where they are stored.
-        strict: whether a file that cannot be read is an error, rather than left out with a warning.
+        strict: whether an unreadable file is an error, rather than skipped with a warning.
         advance: called with the number of images done since the last call.
     """
 
@@ -104,7 +104,7 @@ class ArraySplit(RawSplit):
 
 @dataclass(frozen=True)
 class RawDataset:
-    """What a source offers: splits "train", "test" and maybe "validation"; class names; channels of its images."""
+    """The contents of a source: splits "train", "test" and maybe "validation"; class names; channels of its images."""
 
     splits: dict[str, RawSplit]
     class_names: tuple[str, ...]

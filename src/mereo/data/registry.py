@@ -1,4 +1,4 @@
-"""The register of data sets: facts that are known before anything is read, and the function that reads."""
+"""The registry of data sets: facts that are known before anything is read, and the function that reads."""
 
 import fnmatch
 from collections.abc import Callable, Mapping
@@ -19,23 +19,23 @@ DEFAULT_AUGMENT = ("crop=4", "flip")
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set before it is read.
+    """Facts about a data set that are known before it is read.
 
     Attributes:
         name: as given to `load_splits`.
         summary: one line.
         source: where it is from.
-        num_classes, in_chans: of its images.
+        num_classes, in_chans: number of classes, and channels of its images.
         size: native (height, width); None if images differ.
-        splits: number of images of each split that the source itself has.
-        augment: operations that "auto" stands for; none when empty.
+        splits: number of images of each split that the source defines.
+        augment: operations that "auto" means; none when empty.
         labels_per_image: objects in each image.
         fields: names of the `Batch` fields that it serves.
-        files: patterns below the data root, any of which shows that the data set is there; empty for a data set that
-            is part of the package.
-        path: the folder or file that is read; None for a data set of the register.
+        files: patterns below the data root; a match shows that the data set is present. Empty for a data set in the
+            package.
+        path: the folder or file that is read; None for a registered data set.
         read: reads it from (data root, whether it may be downloaded); None for a path.
-        wrap: makes what is served of the stored images of a split, given how many samples start from each image.
+        wrap: makes the served set from the stored images of a split, given the number of samples per image.
         margin: pixels that `wrap` adds to the stored images on every side.
         layout: the files of each split and the class names of a folder, so that it need not be scanned again.
     """
@@ -78,7 +78,7 @@ def register_dataset(
     wrap: "Callable[[ImageSet, int], Images] | None" = None,
     margin: int = 0,
 ) -> DatasetInfo:
-    """Make a data set known by name to the library and the command line. The arguments are those of `DatasetInfo`.
+    """Register a data set by name for the library and the command line. The arguments are those of `DatasetInfo`.
 
     Raises:
         UsageError: for a name that is taken, or that could be a path.

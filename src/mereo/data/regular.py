@@ -1,4 +1,4 @@
-"""Paths from users, and regular files: nothing here waits for a pipe, opens a device or fails on a strange name."""
+"""Handles paths from users safely: never waits for a pipe, opens a device or fails on a strange name."""
 
 import os
 import stat
@@ -9,7 +9,7 @@ from mereo.errors import UsageError
 
 
 def user_path(argument: str, value: str | Path) -> Path:
-    """The path a user wrote, with ~ expanded.
+    """A path as the user gave it, with ~ expanded.
 
     Raises:
         UsageError: for ~ of an unknown user, for NUL, and for text that no file name can hold.
@@ -18,9 +18,9 @@ def user_path(argument: str, value: str | Path) -> Path:
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
-        raise UsageError(f"{argument} is {text!a}, which holds a lone surrogate; give the name of a file.") from None
+        raise UsageError(f"{argument} is {text!a}, which has a lone surrogate; give a valid file name.") from None
     if "\0" in text:
-        raise UsageError(f"{argument} is {text!a}, which holds a NUL; give the name of a file.")
+        raise UsageError(f"{argument} is {text!a}, which has a NUL; give a valid file name.")
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -28,7 +28,7 @@ def user_path(argument: str, value: str | Path) -> Path:
 
 
 def kind_of(path: Path) -> Literal["folder", "file", "other"] | None:
-    """What lies at a path, links followed; "other" is a pipe, a device or a socket, None is nothing.
+    """The kind of file at a path, links followed: "other" is a pipe, a device or a socket, None is nothing.
 
     Raises:
         UsageError: for a name that is too long, or a link that leads to itself.
@@ -48,7 +48,8 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: for a pipe, a device, a socket or a folder, without waiting; and for what cannot be opened.
     """
-    # Asked before it is opened, since opening alone can act on a device; and after it, since the path may have changed.
+    # Checked before opening, because opening can already act on a device, and again after it, because the path may
+    # change.
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("not a regular file")
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

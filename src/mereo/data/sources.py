@@ -1,4 +1,4 @@
-"""Data sets by name and by path: which there are, where they are read from, and what is known without reading."""
+"""Data sets by name and by path: which exist, where they are read from, and facts that need no reading."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ _SHOWN = 5
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Where data sets lie: `root`, else the environment variable MEREO_DATA, else the folder data."""
+    """The folder of data sets: `root`, else the environment variable MEREO_DATA, else the folder data."""
     if root:
         return user_path("data_root", root)
     return user_path("MEREO_DATA", os.environ.get("MEREO_DATA") or "data")
@@ -41,7 +41,8 @@ def _find_path(data: str | Path, root: str | Path | None) -> Path:
         )
     if os.sep in text or text.startswith((".", "~")) or path.suffix:
         raise UsageError(
-            f"data is {text!r}, and there is no such folder or file; name one, or one of {', '.join(sorted(DATASETS))}."
+            f"data is {text!r}, and there is no such folder or file; give an existing path, or one of"
+            f" {', '.join(sorted(DATASETS))}."
         )
     raise UsageError(f"{unknown('dataset', text, DATASETS)} There is no folder of that name either.")
 
@@ -65,7 +66,7 @@ def open_dataset(
 
 
 def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInfo:
-    """What is known of a data set, by name or by path; no image is decoded."""
+    """Facts about a data set, by name or by path; no image is decoded."""
     if str(data) in DATASETS:
         return DATASETS[str(data)]
     if is_stream(data, data_root(root)):

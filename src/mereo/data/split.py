@@ -1,4 +1,4 @@
-"""Stratified choices: every class gives its share, and the same seed always chooses the same images."""
+"""Stratified choices: classes in proportion, and the same images for the same seed."""
 
 import numpy as np
 import torch
@@ -8,13 +8,13 @@ from mereo.data.counter import uniform
 
 
 def stratified(labels: Tensor, count: int, seed: int, *, spare: int = 0) -> tuple[Tensor, Tensor]:
-    """Choose `count` of the images so that each class has its share (largest remainders).
+    """Choose `count` of the images with classes in proportion (largest remainders).
 
     Args:
         labels: int64 (n,).
-        count: how many to choose; fewer are chosen where the classes cannot give so many.
+        count: how many to choose; fewer if the classes have fewer.
         seed: of the choice.
-        spare: how many images of each class stay unchosen at least.
+        spare: least number of images of each class that are not chosen.
 
     Shapes: -> (the rest, the chosen), two sorted int64 index vectors that together are 0 .. n - 1.
     """
@@ -22,7 +22,7 @@ def stratified(labels: Tensor, count: int, seed: int, *, spare: int = 0) -> tupl
     available = np.maximum(sizes - spare, 0)
     ideal = sizes * min(count / max(len(labels), 1), 1.0)
     quota = np.minimum(np.floor(ideal).astype(np.int64), available)
-    # The classes with the largest remainders fill what rounding down left open.
+    # The classes with the largest remainders make up for rounding down.
     for place in np.argsort(quota - ideal, kind="stable"):
         if quota.sum() >= count:
             break
@@ -36,5 +36,5 @@ def stratified(labels: Tensor, count: int, seed: int, *, spare: int = 0) -> tupl
 
 
 def hold_out(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Carve a fraction out of a split, at least one image; each class keeps one. -> (kept, held out)."""
+    """Hold out a fraction of a split, at least one image; each class keeps one. -> (kept, held out)."""
     return stratified(labels, max(round(fraction * len(labels)), 1), seed, spare=1)

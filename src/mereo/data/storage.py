@@ -1,4 +1,4 @@
-"""Where decoded images lie: in memory while they fit the budget, else in a memory-mapped file."""
+"""Storage of decoded images: in memory while they fit the budget, else in a memory-mapped file."""
 
 import contextlib
 import math
@@ -16,12 +16,12 @@ from mereo.runtime.memory import available_memory
 
 
 class Storage:
-    """Gives out uint8 tensors, and counts what is left of the budget.
+    """Allocates uint8 tensors and keeps track of the remaining budget.
 
     Args:
-        memory_budget: bytes that may lie in memory, all tensors together; half of the available memory when None.
-        cache_dir: folder for what does not fit; it should be on a disk. The system's temporary folder when None.
-            The files are taken off the folder at once, so that nothing stays behind when the process ends.
+        memory_budget: bytes of all tensors in memory together; half of the available memory when None.
+        cache_dir: folder, on a disk, for tensors that do not fit; the system's temporary folder when None. The files
+            are unlinked at once, so that nothing is left when the process ends.
     """
 
     def __init__(self, memory_budget: int | None = None, cache_dir: str | Path | None = None) -> None:
@@ -41,12 +41,13 @@ class Storage:
     def _mapped(self, size: int) -> Tensor:
         try:
             self.cache_dir.mkdir(parents=True, exist_ok=True)
-            # A full disk would kill the process at a write into the map, so it is refused here.
+            # On a full disk, writing into the map would kill the process, so check first.
             free = shutil.disk_usage(self.cache_dir).free
             if free < size:
                 raise MereoError(
                     f"the decoded images take {size / 1e9:.1f} GB, more than the memory budget, and cache_dir "
-                    f"{self.cache_dir} has {free / 1e9:.1f} GB free; give a cache_dir with room, or a smaller img_size."
+                    f"{self.cache_dir} has {free / 1e9:.1f} GB free; give a cache_dir with more space, or a"
+                    " smaller img_size."
                 )
             handle, name = tempfile.mkstemp(prefix="mereo-images-", dir=self.cache_dir)
             os.close(handle)

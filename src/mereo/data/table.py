@@ -1,4 +1,4 @@
-"""Tables of images: a .csv file with the columns path and label, and maybe split."""
+"""Tables of images: a .csv file with the columns path, label and optionally split."""
 
 import csv
 from pathlib import Path
@@ -29,7 +29,7 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
     """(split, path, label) of every line."""
     rows = []
     try:
-        # A table has one line a sample, so it is read at once.
+        # A table has one line per sample, so it is read at once.
         with open_regular(path) as file:
             lines = file.read().decode("utf-8-sig").splitlines(keepends=True)
         reader = csv.DictReader(lines, strict=True)
@@ -38,7 +38,7 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
             columns = ", ".join(map(repr, reader.fieldnames or ())) or "none"
             raise UsageError(
                 f"{path} has no column {missing[0]!r} (its columns: {columns[:200]}); the first line must name path, "
-                "label and maybe split."
+                "label and optionally split."
             )
         for row in reader:
             split, image, label = row.get("split") or "train", row["path"], row["label"]
@@ -47,7 +47,9 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
                     f"{path}, line {reader.line_num}: split is {split[:80]!r}; it must be train, val or test."
                 )
             if not image or not label or "\0" in image or None in row:
-                raise UsageError(f"{path}, line {reader.line_num}: it must have one path, one label and maybe a split.")
+                raise UsageError(
+                    f"{path}, line {reader.line_num}: it must have one path, one label and optionally a split."
+                )
             rows.append((_SPLITS[split], image, label))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise MereoError(f"the table {path} cannot be read ({error}); it must be a .csv file in UTF-8.") from error
@@ -55,7 +57,7 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
 
 
 def _sorted_classes(labels: set[str]) -> tuple[str, ...]:
-    """By value where all are whole numbers, else by name."""
+    """Sorted by value if all are whole numbers, else by name."""
     if all(label.isascii() and label.isdigit() and len(label) < 20 for label in labels):
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
     return tuple(sorted(labels))

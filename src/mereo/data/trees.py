@@ -11,12 +11,12 @@ from mereo.errors import MereoError, UsageError
 
 _LARGEST_MEMBER = 2**30
 _LARGEST_DIRECTORY = 160 * 2**20
-"""Bytes of an archive's list of members, room for 1.5 million usual ones; each takes a kilobyte of memory."""
+"""Largest list of members of an archive in bytes, enough for 1.5 million; each takes a kilobyte of memory."""
 _DEEPEST, _LONGEST = 32, 1024
 
 
 class Tree(ABC):
-    """Files and folders by their path inside the tree, with "/" between the parts, sorted. Hidden ones are left out."""
+    """Files and folders by their path inside the tree, with "/" between the parts, sorted. Hidden ones are skipped."""
 
     path: Path
     files: list[str]
@@ -30,8 +30,8 @@ class Tree(ABC):
 class FolderTree(Tree):
     """A folder on disk.
 
-    Every file and folder is listed once, so that no image serves twice and no loop of links is followed: under its own
-    path, or under the first link to it where it is hidden.
+    Every file and folder is listed once, under its own path, or under the first link to it if it is hidden. So no image
+    is used twice and no loop of links is followed.
 
     Raises:
         UsageError: for a link to something outside of the folder.
@@ -120,8 +120,8 @@ class ZipTree(Tree):
                 size = end[5] if end else 0
             if size <= _LARGEST_DIRECTORY:
                 self._archive = zipfile.ZipFile(path)
-        except Exception as error:  # a damaged list of members makes zipfile raise nearly anything
-            raise MereoError(f"the archive {path} cannot be read ({error}); get it again.") from error
+        except Exception as error:  # zipfile raises nearly any exception for a damaged list of members
+            raise MereoError(f"the archive {path} cannot be read ({error}); download or create it again.") from error
         if size > _LARGEST_DIRECTORY:
             raise self._excess(f"a list of members of {size:,} bytes", f"{_LARGEST_DIRECTORY:,}")
         members = self._archive.namelist()

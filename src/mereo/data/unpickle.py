@@ -1,7 +1,7 @@
-"""Pickles of plain arrays, read without the power of pickle to call anything.
+"""Reads pickles of plain arrays without letting pickle call anything.
 
-CIFAR is published as pickles. The reader below resolves the few names that rebuild an array, to classes of its own,
-and refuses every other one, so that no file can run code. Numbers, texts, lists and dictionaries need no names at all.
+CIFAR is published as pickles. The reader resolves the few names that rebuild an array to classes of its own and refuses
+all others, so that no file can run code. Numbers, text, lists and dictionaries need no names.
 """
 
 import io
@@ -15,11 +15,11 @@ import numpy.typing as npt
 from mereo.data.regular import open_regular
 
 _LARGEST = 2**28
-"""Bytes of a file: a batch of CIFAR-10 has 31 MB, CIFAR-100's training file 155 MB."""
+"""Largest file in bytes; a batch of CIFAR-10 has 31 MB, CIFAR-100's training file 155 MB."""
 
 
 class _Type:
-    """Stands for the element type of an array while its pickle is read."""
+    """Replaces the element type of an array while its pickle is read."""
 
     def __init__(self, letters: str = "", *flags: object) -> None:
         if letters not in ("u1", "i4", "i8"):
@@ -31,7 +31,7 @@ class _Type:
 
 
 class _Array:
-    """Stands for an array; numpy's own class is never called with arguments from a file."""
+    """Replaces an array, so that numpy's class is never called with arguments from a file."""
 
     def __init__(self, *protocol: object) -> None:
         self.values: npt.NDArray[Any] = np.empty(0, dtype=np.uint8)
@@ -44,7 +44,7 @@ class _Array:
 
 
 class _Name:
-    """Stands for `numpy.ndarray`, an argument that nothing uses."""
+    """Replaces `numpy.ndarray`, an argument that is not used."""
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -82,8 +82,8 @@ def load_arrays(path: Path) -> dict[str, Any]:
         value = _Unpickler(io.BytesIO(content), encoding="latin1").load()
     except MemoryError:
         raise
-    except Exception as error:  # a damaged pickle can make its reader raise nearly anything
+    except Exception as error:  # a damaged pickle can raise nearly any exception
         raise ValueError(f"{path.name} is not a pickle of plain arrays: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} holds no dictionary but a value of type {type(value).__name__}")
+        raise ValueError(f"{path.name} holds a value of type {type(value).__name__}")
     return {str(key): entry.values if isinstance(entry, _Array) else entry for key, entry in value.items()}

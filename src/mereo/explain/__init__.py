@@ -1,4 +1,4 @@
-"""Pictures of what a network saw, and the numbers behind them."""
+"""Explanations of predictions, as numbers and as pictures."""
 
 from mereo.explain.contributions import vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps

@@ -3,7 +3,8 @@
     contribution_s = c_s <vote_s, v> / |v|,      sum_s contribution_s = <s, v> / |v| = |s|
 
 where s = sum_s c_s vote_s is the capsule before it is squashed to v. A squash keeps the direction, so the sum is the
-length before the squash; a negative contribution is a vote against. A learned bias is no sender's and is left out.
+length before the squash; a negative contribution is a vote against. A learned bias belongs to no sender and is left
+out.
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def vote_contributions(observation: Observation, classes: Tensor | None = None) 
         observation: what the model did, from `observe`.
         classes: which class to explain for each image, (batch,); the predicted one when None.
 
-    Shapes: -> (batch, senders), or None when the class routing is of a kind whose votes are not known here.
+    Shapes: -> (batch, senders), or None if the class routing does not give its votes.
     """
     chosen = chosen_classes(observation.scores, classes)
     exchange = observation.exchanges.get(observation.class_coupling)

@@ -7,10 +7,10 @@ how much the class relied on r:
     map_s = sum_r w_r c_rs,   sum_r w_r = 1
 
     dynamic           w_r ~ c_class,r: the share of its vote that capsule r gave to the class
-    cross-agreement   w_r ~ sum of c_class,k over the coarse capsules k for which r was the witness, that is the fine
-                      capsule whose vote agreed best with the vote of k and so alone set the score of k
+    cross-agreement   w_r ~ sum of c_class,k over the coarse capsules k for which r was the witness, the fine capsule
+                      whose vote agreed best with the vote of k and which therefore set the score of k
 
-A plain mean over r is no use where couplings sum to one over the receivers: it is the same everywhere.
+A plain mean over r would be constant where couplings sum to one over the receivers.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class CouplingMap:
         receiver: the class explained, int64 (batch,).
         cells: the map on the grid of the senders, mean over their types, (batch, rows, columns).
         heat: the same over the image, (batch, height, width).
-        grid: where the senders sit.
+        grid: positions of the senders.
         num_receivers: how many capsules the coupling leads to.
         over: what its couplings sum to one over: "receivers" (each part divides its vote) or "senders".
     """

@@ -29,7 +29,7 @@ KINDS = ("picture", "gradients", "page", "trees", "sweeps")
 Batches = Iterable[tuple[Sequence[str], Tensor]]
 """Names of images and the images themselves, (batch, channels, height, width) in [0, 1], at most 12 at a time."""
 LONGEST = 120
-"""Bytes that the file of an image keeps of the image's own name."""
+"""Longest part of an image's name in the name of its file, in bytes."""
 
 
 def why_not(model: VisionModel) -> dict[str, str]:
@@ -40,7 +40,7 @@ def why_not(model: VisionModel) -> dict[str, str]:
 
 def file_name(number: int, name: str) -> str:
     """A name for the files of one image: its number, which makes it unique, and the safe characters of its own name."""
-    # An accent may follow its letter as a character of its own, which is no word character.
+    # An accent may be a separate character after its letter, which is not a word character.
     stem = re.sub(r"[^\w-]+", "_", unicodedata.normalize("NFC", Path(name).stem))
     return f"{number:04d}-{stem.encode()[:LONGEST].decode(errors='ignore')}"
 
@@ -129,20 +129,20 @@ def write_explanations(
         kinds: what to write: "picture", "gradients", "page", "trees", "sweeps".
         keep: votes shown for each capsule of a tree.
 
-    The files written come back, by kind.
+    Returns the written files by kind.
     """
     reasons, folder, done = why_not(model), Path(folder), 0
     for kind in kinds:
         check_choice("kinds", kind, KINDS)
         if kind in reasons:
-            raise UsageError(f"kinds has {kind!r}, which cannot be made: {reasons[kind]}.")
+            raise UsageError(f"kinds has {kind!r}, which this network does not support: {reasons[kind]}.")
     written: dict[str, list[Path]] = {kind: [] for kind in KINDS if kind in kinds}
     with ExitStack() as stack:
         page = folder / "trees.html"
         add = stack.enter_context(explanation_page(page, _heading(model))) if "page" in kinds else None
         for number, (names, images) in enumerate(batches, start=1):
             if len(images) > MOST_ROWS:
-                raise UsageError(f"batches has one of {len(images)} images; at most {MOST_ROWS} stand on a picture.")
+                raise UsageError(f"batches has one of {len(images)} images; a picture shows at most {MOST_ROWS}.")
             for kind, draw in (("picture", draw_explanation), ("gradients", draw_gradients)):
                 if kind in kinds:
                     path = batch_file(folder, kind, number)
@@ -187,4 +187,4 @@ def _write_each(
 
 def _heading(model: VisionModel) -> str:
     model = getattr(model, "_orig_mod", model)
-    return f"What {getattr(model, 'config', {}).get('model', type(model).__name__)} saw"
+    return f"Explanations of {getattr(model, 'config', {}).get('model', type(model).__name__)}"

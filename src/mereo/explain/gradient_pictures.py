@@ -18,7 +18,7 @@ from mereo.models import VisionModel
 from mereo.pictures import save_figure
 
 BRIGHTEST = 0.995
-"""Quantile of the pixels at which the colours end: otherwise single pixels would make the others pale."""
+"""Quantile of the pixels that gets the strongest colour: otherwise single pixels would make the others pale."""
 
 
 def draw_gradients(

@@ -26,13 +26,13 @@ def draw_image(axes: Any, image: Tensor) -> None:
 
 
 def short(name: str, longest: int = LONGEST_NAME) -> str:
-    """A name cut to the room there is, by default beside the bars: names often differ at their ends."""
+    """A name shortened in the middle to fit, by default next to the bars: names often differ at their ends."""
     head = longest * 5 // 12
     return name if len(name) <= longest else f"{name[:head]}…{name[head - longest + 1 :]}"
 
 
 def printable(text: str) -> str:
-    """A text with a question mark for each character that the font lacks: file names hold any."""
+    """Text with a question mark for each character missing from the font: file names may contain any."""
     from matplotlib.font_manager import findfont, get_font
 
     font = get_font(findfont("DejaVu Sans"))
@@ -40,7 +40,7 @@ def printable(text: str) -> str:
 
 
 def draw_title(axes: Any, title: str) -> None:
-    """A line above an image, cut to its room."""
+    """A title above an image, shortened to fit."""
     axes.set_title(printable(short(title, LONGEST_TITLE)), fontsize=7.5, color=INK, pad=3, parse_math=False)
 
 
@@ -154,7 +154,7 @@ def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: Grid, 
 
 
 def _edge() -> list[Any]:
-    """A dark edge that keeps white letters readable on any colour."""
+    """A dark outline that keeps white letters readable on any colour."""
     from matplotlib.patheffects import withStroke
 
     return [withStroke(linewidth=1.8, foreground="#00000099")]

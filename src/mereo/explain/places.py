@@ -1,4 +1,4 @@
-"""Where the senders of a model's couplings sit on the image, and how their values become a map over it."""
+"""Positions of the senders of a model's couplings on the image, and maps of their values."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What the dimensions of a class capsule mean: each is moved in steps, and the pose is decoded."""
+"""What the dimensions of a class capsule mean: each is changed in steps, and the pose is decoded."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -68,5 +68,5 @@ def pose_sweeps(
             swept.append(decoded.unflatten(0, (len(poses), len(offsets))))
     images = torch.stack(swept, 1)
     if not bool(images.isfinite().all()):
-        raise MereoError("the decoder's images are not finite: the network's weights are bad.")
+        raise MereoError("the decoder's images are not finite: the network's weights are damaged.")
     return PoseSweep(chosen, offsets, images)

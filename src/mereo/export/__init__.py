@@ -1,4 +1,4 @@
-"""Taking a trained network away: folders for the hub and timm, ONNX, programs of torch.export."""
+"""Exports trained networks: folders for the hub and timm, ONNX, programs of torch.export."""
 
 from mereo.export.folder import save_pretrained
 from mereo.export.forms import FORMS, Exported

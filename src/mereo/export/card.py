@@ -1,4 +1,4 @@
-"""The page that goes with a network: what it is, what was measured, how to use it."""
+"""The model card of a network: what it is, its measurements, how to use it."""
 
 import json
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ NOT_MEASURED = "These weights came without the results of a run; no measurements
 
 
 def chosen(results: Mapping[str, Any]) -> str:
-    """Which epoch the weights are of, and what chose it."""
+    """The epoch of the weights, and how it was chosen."""
     if results["which"] == "last" or results["chosen_on"] == "last epoch":
         return f"the last of {results['epochs']} epochs"
-    on = "held-out validation images" if results["chosen_on"] == "validation" else "the TEST images, as the papers do"
+    on = "held-out validation images" if results["chosen_on"] == "validation" else "the TEST images, as in the papers"
     return f"epoch {results['best_epoch']} of {results['epochs']}, chosen on {on}"
 
 
@@ -66,7 +66,7 @@ def _what(model: VisionModel) -> str:
 
 
 def _licence(name: str | None) -> str:
-    return f"The weights are under {for_markdown(name)}." if name else "No licence was named for these weights."
+    return f"The weights are under {for_markdown(name)}." if name else "These weights have no stated licence."
 
 
 def _measured(model: VisionModel, record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -116,7 +116,7 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Text as it stands in Python."""
+    """Text as a Python literal."""
     return json.dumps(text)
 
 

@@ -34,7 +34,7 @@ def _shown(row: Row, value: float) -> str:
 
 
 def count(number: float) -> str:
-    """A large number as a person reads it: 950, 344 k, 8.2 M, 1.3 G."""
+    """A large number with a unit: 950, 344 k, 8.2 M, 1.3 G."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             shown = number / size
@@ -52,7 +52,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def notes(rows: Sequence[Row], protocol: str) -> list[str]:
-    """What one must know to read the table."""
+    """Notes on the columns of the table."""
     chosen = sorted({row.chosen_on for row in rows})
     which = " or ".join("the best on validation" if c == "validation" else "those of the last epoch" for c in chosen)
     return [
@@ -92,7 +92,7 @@ def _csv(rows: Sequence[Row]) -> str:
 
 
 def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
-    """A panel a quantity, a bar a network, dots for the seeds."""
+    """One panel per quantity, one bar per network, dots for the seeds."""
     from matplotlib.ticker import MaxNLocator
 
     rows = ranked(rows)

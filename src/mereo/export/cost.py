@@ -1,4 +1,4 @@
-"""What a lower precision costs in accuracy and gains in speed."""
+"""The change in accuracy and speed with a lower precision."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

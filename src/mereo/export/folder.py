@@ -1,8 +1,8 @@
 """A network as a folder: config.json, model.safetensors, README.md.
 
-The layout is that of the Hugging Face hub. config.json carries timm's fields (architecture, model_args, pretrained_cfg,
-label_names) and, beside them, the arguments of the constructor at the top, where `PyTorchModelHubMixin` looks for them.
-Nothing is unpickled: other files of weights are not opened.
+The layout is that of the Hugging Face hub. config.json has timm's fields (architecture, model_args, pretrained_cfg,
+label_names) and, at the top level, the arguments of the constructor, where `PyTorchModelHubMixin` expects them. Nothing
+is unpickled: other weight files are not opened.
 """
 
 import json
@@ -64,7 +64,7 @@ def save_pretrained(
         card: whether README.md is written too.
     """
     if not hasattr(model, "config"):
-        raise UsageError(f"this {type(model).__name__} does not know its arguments; make it with create_model.")
+        raise UsageError(f"this {type(model).__name__} has no record of its arguments; create it with create_model.")
     folder = Path(folder)
     known = known_record(model, record)
     content = json.dumps(network_config(model, known), indent=2) + "\n"
@@ -95,14 +95,14 @@ def _read_config(path: Path) -> dict[str, Any]:
 def load_folder(folder: Path, device: str = "cpu") -> VisionModel:
     """The network of a folder written by `save_pretrained`, in eval mode.
 
-    The weights' file says what the network is, and config.json must agree; labels and preprocessing are those of
-    config.json, where they may be edited.
+    The weight file defines the network, and config.json must agree; labels and preprocessing are read from config.json
+    and may be edited there.
     """
     config_path, weights = folder / CONFIG, folder / WEIGHTS
     if not weights.is_file():
         pickled = sorted(p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
         others = f" Pickled weights ({', '.join(pickled)}) are not opened." if pickled else ""
-        raise UsageError(f"{folder} holds no {WEIGHTS}.{others}")
+        raise UsageError(f"{folder} has no {WEIGHTS}.{others}")
     content = _read_config(config_path)
     get_model_entry(content["architecture"])
     metadata = read_metadata(weights)

@@ -1,4 +1,4 @@
-"""The forms in which a network leaves: what each needs, what passes, and what is known of one that was written."""
+"""The export formats: what each needs, its tolerance, and the facts about a written one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from mereo.export.libraries import require
 from mereo.export.programs import Scorer
 
 BATCHES = (1, 2, 7)
-"""Batch sizes that every form is tried with."""
+"""Batch sizes that every format is tested with."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Form:
 
     Attributes:
         libraries: that it needs, and the extra of the package that brings them.
-        limit: largest difference of a score from the network's own that passes in float32.
+        limit: largest allowed difference of a score from the network's in float32.
         precisions: that it can hold.
     """
 
@@ -48,7 +48,7 @@ class Exported:
         files: all of its files.
         difference: the largest of a score from the float32 network's.
         batches: batch sizes tried.
-        images: what was shown to both, in words.
+        images: a description of the test inputs.
         score: the function read back from the file.
     """
 
@@ -76,14 +76,16 @@ class Exported:
 
 
 def check_forms(forms: Sequence[str], precision: str) -> None:
-    """UsageError for a form that cannot be written here, before anything is."""
+    """UsageError for a format that cannot be written here, before any is written."""
     if not forms:
         raise UsageError(f"to is empty; it must name some of {', '.join(FORMS)}.")
     for form in forms:
         check_choice("to", form, FORMS)
         if precision not in FORMS[form].precisions:
             able = ", ".join(name for name, each in FORMS.items() if precision in each.precisions)
-            raise UsageError(f"precision is {precision!r}, which --to {form} cannot hold; it goes into {able}.")
+            raise UsageError(
+                f"precision is {precision!r}, which --to {form} does not support; it is available for {able}."
+            )
         require(f"--to {form}", FORMS[form].libraries, FORMS[form].extra)
 
 
@@ -98,7 +100,7 @@ def output_files(forms: Sequence[str], precision: str, folder: Path) -> list[Pat
 
 
 def file_name(form: str, precision: str) -> str:
-    """Where a form lies in its folder."""
+    """The path of a format in its folder."""
     suffix = {"onnx": "onnx", "torch": "pt2"}.get(form)
     if suffix is None:
         return WEIGHTS

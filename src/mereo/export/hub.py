@@ -27,7 +27,7 @@ def from_pretrained(
 
     Args:
         source: a folder, or owner/name of a repository.
-        device: where the network shall be.
+        device: of the network.
         revision: branch, tag or commit of the repository.
         download: further arguments of `huggingface_hub.hf_hub_download`, such as token, cache_dir, local_files_only.
     """
@@ -56,7 +56,7 @@ def push_to_hub(
     message: str = "Add network",
     record: Mapping[str, Any] | None = None,
 ) -> str:
-    """Upload what `save_pretrained` writes to a repository of the Hugging Face hub, made where it is not there.
+    """Upload what `save_pretrained` writes to a repository of the Hugging Face hub, which is created if missing.
 
     Returns:
         The address of the commit.

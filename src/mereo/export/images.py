@@ -1,4 +1,4 @@
-"""The images that an exported network is tried on: random ones, and test images where the data is at hand."""
+"""The images that an exported network is tested on: random ones, and test images if the data is available."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from mereo.inference.predict import task_of
 from mereo.models import VisionModel
 
 CALIBRATION = 256
-"""Training images from which the ranges of activations are taken."""
+"""Number of training images for the ranges of activations."""
 
 
 class AtHand(NamedTuple):
@@ -67,18 +67,18 @@ def find_images(model: VisionModel, data: str | None, root: str | None, limit: i
     """The images of the data set given, which must be there, or of the network's own, which may be; or why there are
     none.
 
-    What a weight file says of its data is followed only where it is the name of a data set: a path would let the
-    file choose which folders of this machine are read.
+    The data stated in a weight file is used only if it is the name of a data set: a path would let the file choose
+    which folders of this machine are read.
     """
     if data is not None:
         return read_images(model, data, root, limit), ""
     own = model.metadata.get("data")
     if not isinstance(own, str):
-        return None, "the weights do not say which data they were trained on"
+        return None, "the weights do not state the data they were trained on"
     if own not in DATASETS:
         return (
             None,
-            f"the weights were trained on {cut(own, 100)!r}, not a data set of the catalogue; name it with --data",
+            f"the weights were trained on {cut(own, 100)!r}, which is not a registered data set; give it with --data",
         )
     try:
         return read_images(model, own, root, limit), ""

@@ -1,4 +1,4 @@
-"""Optional libraries, asked for by name before any work is done."""
+"""Optional libraries, checked by name before any work is done."""
 
 import sys
 from importlib.util import find_spec
@@ -14,11 +14,11 @@ def is_installed(name: str) -> bool:
 
 
 def require(what: str, names: tuple[str, ...], extra: str) -> None:
-    """UsageError that says what to install, unless all libraries are there.
+    """UsageError that names what to install, unless all libraries are installed.
 
     Args:
-        what: that needs them, as a person wrote it.
-        extra: of the package, that brings them.
+        what: needs them, as the user wrote it.
+        extra: of the package, which installs them.
     """
     missing = [name for name in names if not is_installed(name)]
     if missing:

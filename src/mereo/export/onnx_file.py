@@ -36,7 +36,7 @@ def _quiet() -> Iterator[None]:
 def write_onnx(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None:
     """Trace a network with a free batch size: images (batch, channels, height, width) -> scores (batch, classes).
 
-    `notes` lie in the file's metadata under "mereo".
+    `notes` are stored in the file's metadata under "mereo".
     """
     images = torch.rand(EXAMPLES, *model.image_shape)
     content = io.BytesIO()

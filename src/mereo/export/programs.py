@@ -1,6 +1,6 @@
 """A network as a program of torch.export (.pt2), in float32, bfloat16 or with integer weights.
 
-A program takes normalised float32 images (batch, channels, height, width), any batch, and gives float32 scores.
+A program takes normalised float32 images (batch, channels, height, width) of any batch size and returns float32 scores.
 """
 
 import copy
@@ -66,9 +66,9 @@ def lower(model: VisionModel, precision: str) -> nn.Module:
 
 
 def write_program(model: nn.Module, image_shape: tuple[int, ...], path: Path, notes: Mapping[str, Any]) -> None:
-    """Trace a network with a free batch size and write the program; `notes` lie in it as mereo.json."""
+    """Trace a network with a free batch size and write the program; `notes` are stored in it as mereo.json."""
     images = torch.rand(EXAMPLES, *image_shape)
-    # The format of programs takes weights in the ordinary layout for complete, and warns of others.
+    # The format accepts weights only in the ordinary layout, and warns about others.
     model = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
     content = io.BytesIO()
@@ -77,7 +77,7 @@ def write_program(model: nn.Module, image_shape: tuple[int, ...], path: Path, no
 
 
 def open_program(path: Path) -> Scorer:
-    """The function of a program. Open only what you wrote yourself: parts of the format can be pickled."""
+    """The function of a program. Load only programs that you trust: the format can contain pickles."""
     return scorer(torch.export.load(path).module())
 
 

@@ -1,4 +1,4 @@
-"""What is known of a run: its measured results, data, seed, and the command that repeats it."""
+"""The record of a run: its measured results, data, seed, and the command that repeats it."""
 
 import shlex
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def run_of(weights: Path) -> RunFolder | None:
 
 
 def read_record(weights: Path) -> dict[str, Any]:
-    """What the run of some weights measured and how it was started; empty where they belong to no finished run."""
+    """The results of the run of some weights and its command; empty if they belong to no finished run."""
     folder = run_of(weights)
     if folder is None or not folder.results.is_file():
         return {}
@@ -41,10 +41,10 @@ def read_record(weights: Path) -> dict[str, Any]:
 
 
 def _still_filled_in(given: Mapping[str, Any], base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
-    """The fields that a run would not settle as they are by itself."""
+    """The fields that a run would resolve to other values by itself."""
     from mereo.training.plan import resolve
 
-    # A configuration may come from anywhere, so its data is looked at only where it is a data set of the catalogue.
+    # A configuration may come from anywhere, so its data is inspected only if it is a registered data set.
     if config.data not in DATASETS:
         return dict(given)
     try:

@@ -1,7 +1,7 @@
-"""Several networks under one protocol: what each reaches over several seeds, and what it costs.
+"""Compares several networks under one protocol: accuracy over several seeds, and cost.
 
-The comparison is a study made on the spot: its runs lie in <output>/compare-<data>, those that are finished are not run
-again.
+The comparison is a study created from its arguments: its runs are in <output>/compare-<data>, and finished runs are
+reused.
 """
 
 import statistics
@@ -32,7 +32,7 @@ class Row:
     """One network of a comparison.
 
     Attributes:
-        model: as it was named.
+        model: as given on the command line.
         parameters: of the network, decoder included.
         macs: multiply-adds of one image forward.
         memory: bytes that a training step takes, estimated.
@@ -87,9 +87,9 @@ def run_comparison(
     recipe: str | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Row]:
-    """Train what is still to be trained, and return a row a network.
+    """Train what is not finished, and return one row per network.
 
-    Every network is built and its memory estimated before anything is trained, so that a wrong argument shows at once.
+    Every network is built and its memory estimated before anything is trained, so that a wrong argument fails at once.
 
     Args:
         texts: networks and recipes, see `parse_variant`.

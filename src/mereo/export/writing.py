@@ -1,4 +1,4 @@
-"""Writing a network in its forms: each is opened again, compared, and only then put in its place."""
+"""Writes a network in its formats: each is loaded again and compared before it replaces an older file."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +55,7 @@ def export_model(
     Args:
         model: on the CPU, in eval mode.
         forms: of `FORMS`.
-        out: folder; what lies there under other names stays.
+        out: folder; other files in it are kept.
         precision: arithmetic of the files.
         record: of the run that made the weights, see `save_pretrained`.
         images: of its data; int8 ONNX needs them.
@@ -77,7 +77,7 @@ def export_model(
     except OSError as error:
         raise cannot_write(out, error) from error
     found = []
-    # What is not checked yet lies apart, under the name that the folder will have.
+    # Files that are not checked yet are kept apart, under the final name of the folder.
     with tempfile.TemporaryDirectory(dir=out, prefix=".unchecked-") as apart:
         folder = Path(apart) / out.resolve().name
         for place, form in enumerate(forms, start=1):
@@ -119,7 +119,7 @@ def _write(
         write_onnx(model, path, notes)
         if precision == "int8" and images is not None:
             quantise_onnx(path, path, images.training)
-            limit = float("inf")  # what it costs is measured on the test images
+            limit = float("inf")  # its cost is measured on the test images
         score = open_onnx(path)
     else:
         files = (CONFIG, WEIGHTS, CARD) if form == "hub" else (CONFIG, WEIGHTS)

@@ -103,7 +103,9 @@ class CapsuleMixture:
             raise UsageError("predictions has values that are infinite or NaN; they must be finite.")
         prior = _spread("log_prior", 0.0 if log_prior is None else log_prior, predictions, shape)
         if prior.isnan().any() or (prior == torch.inf).any() or (prior == -torch.inf).all(-1).any():
-            raise UsageError("log_prior is NaN, +inf, or -inf for all parents of a child; one parent must be there.")
+            raise UsageError(
+                "log_prior is NaN, +inf, or -inf for all parents of a child; at least one parent must be possible."
+            )
         self.log_prior = prior.log_softmax(-1)
         self._present = self.log_prior > -torch.inf
         self._directions, self._directed = unit(predictions)
@@ -113,7 +115,7 @@ class CapsuleMixture:
         return directions_given or self.mixing == "constant"
 
     def log_mixing(self, directions: Tensor) -> Tensor:
-        """log pi: who may have caused a child, judged by its direction alone.
+        """log pi: which parent may have caused a child, from its direction only.
 
         Shapes: directions (..., m, d), of length 1, or 0 where there is none -> (..., m, n).
         """
@@ -145,7 +147,7 @@ class CapsuleMixture:
 
         Args:
             directions: D, of length 1; the poses' own when None, see `normalised`.
-            mask: bool, True = the child is there; the others get 0.
+            mask: bool, True = the child is present; the others get 0.
 
         Shapes: poses, directions (..., m, d), mask (..., m) -> (..., m).
         """

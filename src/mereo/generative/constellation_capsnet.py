@@ -23,7 +23,7 @@ CLUTTER_SIGMA = 3**-0.5
 
 
 class Explanation(NamedTuple):
-    """What a network says of some images.
+    """The explanation of some images by a network.
 
     Attributes:
         responsibilities (images, slots, parts), with one more column for clutter; rows of absent points are 0.
@@ -45,7 +45,7 @@ class Explanation(NamedTuple):
 
 @dataclass(frozen=True)
 class ConstellationCapsNet:
-    """Points as parts of objects with unknown poses, each point for itself: a capsule mixture without directions.
+    """Points as independent parts of objects with unknown poses: a capsule mixture without directions.
 
     z_i ~ uniform over the parts,   y_k ~ N(0, I),   x_i | z_i = n ~ N(F(p_n) y_owner(n), sigma^2 I)
 

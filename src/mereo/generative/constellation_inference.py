@@ -50,20 +50,20 @@ def infer_constellations(
     restarts: int = 5,
     updates: int = 500,
 ) -> ConstellationInference:
-    """Who is whose part in every image: of several chains from random responsibilities, the one with the largest bound.
+    """Assign points to objects in each image: of several chains from random responsibilities, take the largest bound.
 
     A chain that settles doubles its precision, and it has finished when it settles above `max_precision`. With
-    `doubly_stochastic`, one that explains a single point by an object of its own starts anew when it settles. Chains
+    `doubly_stochastic`, one that explains a single point by a separate object restarts when it settles. Chains
     that finished come before those that ran out of updates, whose bound is of another precision.
 
     Args:
-        model: what the objects are.
-        points, mask: where the points are, and which slots have one.
+        model: of the objects.
+        points, mask: the points, and which slots have one.
         generator: of the random numbers of the starts.
         precision: of the points around their places, at first.
         max_precision: doublings end above it; None: the precision stays as it is.
         restarts: chains of an image.
-        updates: of a chain at most, those before it started anew included.
+        updates: largest number per chain, including those before a restart.
 
     Shapes: points (images, slots, 2), mask (images, slots); see `ConstellationInference`.
 

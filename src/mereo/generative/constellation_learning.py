@@ -21,7 +21,7 @@ SWEEPS = 10
 
 
 class Learned(NamedTuple):
-    """A network, the bound of an image after every epoch (epochs,), and what it says of the images it learned from."""
+    """A network, the bound of an image after every epoch (epochs,), and its explanations of the training images."""
 
     network: ConstellationCapsNet
     elbo: Tensor
@@ -91,7 +91,7 @@ def _epochs(
     epochs: int,
     learn_sigma: bool,
 ) -> Learned:
-    """Explain every image anew and from where it was, keep the better, fit the network to it; and so on."""
+    """Repeatedly explain every image from its last state and from a new start, keep the better, and fit the network."""
     trace = []
     for _ in range(epochs):
         fresh = network.random_start(mask, generator)
@@ -120,20 +120,20 @@ def learn_constellations(
     epochs: int = 40,
     say: Callable[[str], None] | None = None,
 ) -> Learned:
-    """Learn what objects there are from images whose points have no labels.
+    """Learn objects from images whose points have no labels.
 
     Several candidates start from points of random images and learn their templates for an eighth of the epochs; the one
-    with the largest bound goes on. Sigma stays broad for the first half and is learned in the second. In each epoch
-    every image is explained from where it was and from a new random start, so that the bound never falls.
+    with the largest bound continues. Sigma stays broad for the first half and is learned in the second. In each epoch
+    every image is explained from its last state and from a new random start, so that the bound never falls.
 
     Args:
-        points, mask: where the points are, and which slots have one.
+        points, mask: the points, and which slots have one.
         generator: of all random numbers.
         objects, parts: how many objects, and parts of each; a shape with fewer points leaves parts that coincide.
         transform: what a pose is, "similarity" or "affine".
         clutter: whether points may belong to no object.
         candidates: how many are started.
-        epochs: of the one that goes on, at least 4.
+        epochs: of the best candidate, at least 4.
         say: called with a line of progress now and then.
 
     Shapes: points (images, slots, 2), mask (images, slots).

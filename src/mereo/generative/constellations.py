@@ -1,4 +1,5 @@
-"""Constellations: points of a few templates, each moved, turned and scaled at random; which point is whose is hidden.
+"""Constellations: points of a few templates, each translated, rotated and scaled at random; the object of each point is
+hidden.
 
 Source: Kosiorek et al. 2019, arXiv:1906.06818; made here as in Nazabal, Williams 2021, arXiv:2103.06676.
 """
@@ -50,7 +51,7 @@ class Constellations(NamedTuple):
 def make_templates(shapes: Sequence[str] = CLASSIC) -> Templates:
     """The named shapes, each centred and scaled so that the squares of its coordinates sum to its number of points."""
     if not shapes:
-        raise UsageError("shapes is empty; name one at least, of " + ", ".join(SHAPES) + ".")
+        raise UsageError("shapes is empty; give at least one of " + ", ".join(SHAPES) + ".")
     points, owner = [], []
     for number, name in enumerate(shapes):
         if name not in SHAPES:

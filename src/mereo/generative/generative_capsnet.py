@@ -17,11 +17,11 @@ FIELD, STRIDE = 9, 2
 
 
 class Explained(NamedTuple):
-    """What `GenerativeCapsNet.explain` finds.
+    """The result of `GenerativeCapsNet.explain`.
 
     Attributes:
         parts: the capsules of the encoder, (batch, children, child_dim).
-        inversion: who explains them; `inversion.mean` (batch, parents, parent_dim) are the parents.
+        inversion: which parents explain them; `inversion.mean` (batch, parents, parent_dim) are the parents.
         predicted: the parts as the parents would have them, (batch, children, child_dim).
         rebuilt: the image that the decoder makes of those, (batch, channels, height, width).
     """
@@ -38,8 +38,9 @@ class GenerativeCapsNet(nn.Module):
     encoder: conv 5x5, ReLU, conv 5x5 stride 2, squash; decoder: the same backwards, sigmoid; between them
     `GenerativeCapsules`.
 
-    It is trained in two steps, both without labels: `rebuild_loss`, the parts as an autoencoder, and then, the parts
-    held, `elbo` of the parents. Trained at once the parts would vanish, for parts that are all zero are explained best.
+    It is trained in two steps, both without labels: `rebuild_loss`, the parts as an autoencoder, and then, with the
+    parts fixed, `elbo` of the parents. Trained together the parts would vanish, because parts that are all zero are
+    explained best.
 
     Args:
         parents, parent_dim: how many wholes, and the size of their poses.
@@ -131,5 +132,5 @@ class GenerativeCapsNet(nn.Module):
 
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Images from the top: parents from their prior, parts, pixels. (count, channels, height, width)."""
+        """Sample images: parents from their prior, then parts, then pixels. (count, channels, height, width)."""
         return self.decode(self.capsules.sample(count, generator).poses)

@@ -1,4 +1,5 @@
-"""The generative capsule model: which part of which object each point is, and the pose of each object, by closed forms.
+"""The generative capsule model: assigns each point to a part of an object and infers the pose of each object, in closed
+form.
 
 Source: Nazabal, Williams 2021, arXiv:2103.06676 and the authors' code.
 Cost: of an update, slots * parts distances and one inverse a chain and object; all images and restarts together.
@@ -87,7 +88,7 @@ class GenerativeCapsuleModel:
 
     @property
     def columns(self) -> int:
-        """What a point may be: one of the parts, or clutter."""
+        """The possible assignments of a point: one of the parts, or clutter."""
         exclusive = self.assignment == "doubly_stochastic"
         return len(self.owner) + (self.clutter if exclusive else min(self.clutter, 1))
 
@@ -97,7 +98,7 @@ class GenerativeCapsuleModel:
         return members.T @ x
 
     def poses(self, points: Tensor, responsibilities: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        """q(y_k), given who is who.
+        """q(y_k), given the assignments.
 
         Shapes: points (chains, slots, 2), responsibilities (chains, slots, columns), precision (chains,)
             -> mean (chains, objects, pose), precision (chains, objects, pose, pose).
@@ -165,7 +166,7 @@ class GenerativeCapsuleModel:
         return Update(r, mean, total, (r * log_density).sum((1, 2)) + poses + divergence)
 
     def single_point(self, responsibilities: Tensor) -> Tensor:
-        """Whether some object is there for the sake of one point alone: (chains,)."""
+        """Whether some object explains only a single point: (chains,)."""
         r = responsibilities[..., : len(self.owner)].transpose(1, 2)
         sure = self._of_object((r.amax(-1, keepdim=True) > 0.9).to(r.dtype)) > 0
         return (sure & (self._of_object(r.sum(-1, keepdim=True)) < 2)).any(1).squeeze(-1)

@@ -15,7 +15,7 @@ from mereo.generative.inversion.problem import Children, Mixture
 
 
 class Drawn(NamedTuple):
-    """Children drawn from the top.
+    """Sampled children.
 
     Attributes:
         parents: v, (count, parents, parent_dim).

@@ -1,1 +1,1 @@
-"""Predictions of trained networks, and figures of merit."""
+"""Predictions of trained networks, and metrics."""

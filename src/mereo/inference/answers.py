@@ -1,4 +1,4 @@
-"""The scores of a network for every image of a split, from which all figures follow."""
+"""The scores of a network for every image of a split, from which all metrics follow."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -68,8 +68,8 @@ def collect_answers(
     Args:
         model: any classifier; it runs in eval mode and is left as it was.
         split: images of one label each, or of several.
-        batch_size: images worked on at once.
-        change: what happens to the images before the network sees them.
+        batch_size: images per forward pass.
+        change: applied to the images before the network.
         progress: called with the number of images done since the last call.
     """
     check_positive(batch_size=batch_size)

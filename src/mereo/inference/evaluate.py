@@ -1,4 +1,4 @@
-"""The figures of a model on one split."""
+"""Evaluates a model on one split."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,11 +44,11 @@ def entries(batch: Batch) -> int:
 
 @dataclass(frozen=True)
 class Scores:
-    """The figures of a model on one split.
+    """The metrics of a model on one split.
 
     Attributes:
         count: entries of the split.
-        loss: mean of the loss, 0 where none was asked for.
+        loss: mean of the loss, 0 if none was requested.
         values: the metrics of the task by name.
     """
 
@@ -110,7 +110,7 @@ def evaluate(
 
     Args:
         task: classification by default.
-        loss: of outputs and a prepared batch, where it is wanted.
+        loss: of outputs and a prepared batch; optional.
         rank, processes: this process's share; `reduce` then sums the totals over the processes.
         autocast: makes the context in which the model runs.
     """

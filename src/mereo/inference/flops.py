@@ -17,7 +17,7 @@ def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> 
         inputs: what the model takes.
         backward: count the gradients of the trained parameters too, in the mode that the model is in.
     """
-    # The counter knows the operations of PyTorch alone, and while a model is recorded, no operator of ours runs.
+    # The counter only knows PyTorch's operations; while a model is recorded, none of our own operators run.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if backward and trained:
         with record(model), torch.enable_grad(), FlopCounterMode(display=False) as counter:

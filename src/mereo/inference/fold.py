@@ -1,4 +1,4 @@
-"""A network made ready to answer: batch normalisation folded into the convolutions, in the faster memory layout."""
+"""Prepares a network for inference: folds batch normalisation into convolutions, in the faster memory layout."""
 
 import copy
 
@@ -14,9 +14,9 @@ def folded(model: VisionModel) -> VisionModel:
 
     norm(conv(x; W, b); m, v, g, c) = conv(x; W h, (b - m) h + c),   h = g / sqrt(v + eps)
 
-    Every batch normalisation that stands right after a convolution in a sequence is folded into it, and the copy is in
-    channels-last memory where the network says that it is faster. Its weights are no longer those of the architecture,
-    so that it cannot be saved; keep the model itself for that.
+    Every batch normalisation directly after a convolution in a sequence is folded into it, and the copy is in
+    channels-last memory if the network declares that to be faster. Its weights no longer match the architecture, so it
+    cannot be saved; keep the model itself for that.
 
     Args:
         model: as trained; it stays as it is.

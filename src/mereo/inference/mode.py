@@ -1,4 +1,4 @@
-"""The state in which a trained network is evaluated."""
+"""Evaluation mode without gradients, restored afterwards."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""From image files to predictions of a trained network."""
+"""Predictions of a trained network for image files."""
 
 import glob
 import warnings
@@ -50,14 +50,14 @@ class Prediction:
 
 
 def find_images(patterns: Sequence[str | Path]) -> list[Path]:
-    """The files that paths, folders (searched whole, for image suffixes) and globs name, each once, in order."""
+    """The files of paths, folders (searched at any depth for image suffixes) and globs, each once, in order."""
     listed: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
         if path.is_dir():
             files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
             if not files:
-                raise UsageError(f"{path} holds no image ({', '.join(sorted(SUFFIXES))}).")
+                raise UsageError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}).")
         elif path.is_file():
             files = [path]
         else:
@@ -66,14 +66,14 @@ def find_images(patterns: Sequence[str | Path]) -> list[Path]:
                 raise UsageError(f"{pattern} is not a file, not a folder, and as a pattern matches nothing.")
         listed.update(dict.fromkeys(files))
     if not listed:
-        raise UsageError("no image is given; name files, folders or patterns.")
+        raise UsageError("no image is given; give files, folders or patterns.")
     return list(listed)
 
 
 def read_images(paths: Iterable[Path], model: VisionModel, *, strict: bool = False) -> tuple[list[Path], Tensor]:
     """Images as a model was trained to see them, before normalisation.
 
-    Files that cannot be read are named in a warning and left out; `strict` makes the first of them an error.
+    Unreadable files are named in a warning and skipped; `strict` makes the first of them an error.
 
     Shapes: -> the paths read, and (images, channels, height, width) in [0, 1].
     """
@@ -98,13 +98,13 @@ def read_images(paths: Iterable[Path], model: VisionModel, *, strict: bool = Fal
             )
             broken.append(f"{path} ({reason})")
             if strict:
-                raise MereoError(f"cannot read {broken[0]}; repair it, or do without strict.") from error
+                raise MereoError(f"cannot read {broken[0]}; repair it, or leave out --strict.") from error
     if broken:
         shown = "; ".join(broken[:10]) + (f"; and {len(broken) - 10} more" if len(broken) > 10 else "")
         if not good:
             raise MereoError(f"none of {len(broken)} files could be read as an image: {shown}.")
         count = "1 file" if len(broken) == 1 else f"{len(broken)} files"
-        warnings.warn(f"{count} could not be read as images: {shown}. Left out.", stacklevel=2)
+        warnings.warn(f"{count} could not be read as images and were skipped: {shown}.", stacklevel=2)
     stored = ImageSet(torch.stack(pixels), torch.zeros(len(good), dtype=torch.int64), ("",))
     return good, stored.batch(torch.arange(len(good)), crop=(height, width)).images
 
@@ -129,7 +129,7 @@ def predict(
 ) -> Iterator[Prediction]:
     """Predictions for image files, in their order, a batch at a time.
 
-    The task is the one that the model was trained for; classification where its weights name none.
+    The task is the one that the model was trained for; classification if its weights name none.
     """
     task, cfg = task_of(model), model.pretrained_cfg
     device = next(model.parameters()).device

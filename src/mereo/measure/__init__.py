@@ -1,4 +1,4 @@
-"""Measuring trained networks: accuracy, calibration, corruption, adversarial attacks, equivariance of capsules."""
+"""Measures trained networks: accuracy, calibration, corruptions, adversarial attacks, equivariance of capsules."""
 
 from mereo.measure.attacks.attack import ATTACKS, attack
 from mereo.measure.attacks.masking import MaskingCheck, look_for_masking

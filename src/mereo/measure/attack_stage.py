@@ -66,7 +66,7 @@ def measure_attacks(
 
 
 def written(name: str) -> str:
-    """An attack's name as people write it."""
+    """The usual spelling of an attack's name."""
     return "Square" if name == "square" else name.upper()
 
 

@@ -1,8 +1,8 @@
 """Corruptions of growing severity: rotation, translation, occlusion, noise, blur.
 
 Every random choice is a pure function of the seed and the image's place in its split: all networks get the same
-corrupted images, whatever the batch size, and an image is turned in the same direction at every severity. Lengths
-are in percent of the image's side, so that images of different sizes compare.
+corrupted images, whatever the batch size, and an image is rotated in the same direction at every severity. Lengths
+are in percent of the image's side, so that images of different sizes are comparable.
 """
 
 import math
@@ -58,13 +58,13 @@ class Corruption:
 
 
 def rotate(images: Tensor, degrees: float, draws: Tensor) -> Tensor:
-    """Turned by the angle, to the one side or the other; zeros enter at the corners."""
+    """Rotated by the angle in a random direction; zeros fill the corners."""
     signs = torch.where(draws[:, 0] < 0.5, -1.0, 1.0)
     return transform(images, rotation(signs * math.radians(degrees)))
 
 
 def translate(images: Tensor, percent: float, draws: Tensor) -> Tensor:
-    """Shifted that far in a random direction, by whole pixels; zeros enter."""
+    """Shifted by that distance in a random direction, by whole pixels; zeros fill the border."""
     height, width = images.shape[-2:]
     angle = 2 * math.pi * draws[:, 0]
     corners = torch.stack([height * angle.sin(), width * angle.cos()], 1) * (percent / 100)
@@ -72,7 +72,7 @@ def translate(images: Tensor, percent: float, draws: Tensor) -> Tensor:
 
 
 def occlude(images: Tensor, percent: float, draws: Tensor) -> Tensor:
-    """A grey rectangle of that share of both sides, at a random place inside the image."""
+    """A grey rectangle of that fraction of both sides, at a random position inside the image."""
     covered = []
     for axis, side in enumerate(images.shape[-2:]):
         size = min(round(side * percent / 100), side)

@@ -12,13 +12,13 @@ from mereo.measure.style import FAINT, INK, RIGHT, WRONG, colour, marker, quiet
 from mereo.pictures import displayable, new_figure, save_figure
 
 AMPLIFIED = 0.5
-"""Grey level of no change in the picture of a perturbation."""
+"""Grey level of an unchanged pixel in the picture of a perturbation."""
 TITLE_LETTERS = 11
 """Of a title, to the inch."""
 
 
 def draw_curves(panels: Mapping[str, tuple[str, Mapping[str, Sequence[Point]]]], path: Path, chance: float) -> None:
-    """Accuracy curves with their 95 % intervals: one panel a corruption or attack, one line a network.
+    """Accuracy curves with their 95 % intervals: one panel per corruption or attack, one line per network.
 
     Args:
         panels: title -> (label of the x axis, {network: points}).
@@ -61,7 +61,7 @@ def draw_attacked(
     title: str,
     path: Path,
 ) -> None:
-    """Images before and after an attack: a row an image, two columns an epsilon (image, change enlarged).
+    """Images before and after an attack: one row per image, two columns per epsilon (image, magnified change).
 
     Args:
         clean: in [0, 1].

@@ -1,10 +1,10 @@
-"""Equivariance of class capsules: does turning the input move the pose by a rule, and keep its length?
+"""Equivariance of class capsules: does rotating the input change the pose by a rule, and keep its length?
 
 A pose that ignores rotation is invariant; one that moves by a rule is equivariant. For a transform g and the capsule of
-the true class, three fits of the pose of g(x) are compared on images that took no part in the fit:
+the true class, three fits of the pose of g(x) are compared on images held out of the fit:
 
     linear     pose(g(x)) ~ A pose(x) + b, A and b fitted for each class: the share of the variance that a rule explains
-    unmoved    pose(g(x)) ~ pose(x): the share explained if nothing moved (may be far below 0)
+    unmoved    pose(g(x)) ~ pose(x): the share explained if nothing changed (may be far below 0)
     permuted   as linear, with the pairs of x and g(x) shuffled within the class: the control
 
 A high "linear" over a low "unmoved" is equivariance; both high is invariance; "linear" near "permuted" is neither.
@@ -29,7 +29,7 @@ from mereo.models import CapsuleClassifier
 
 FOLDS = 5
 FEWEST = 2 * FOLDS
-"""Images of a class that a fit takes."""
+"""Fewest images of a class for a fit."""
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 ANGLES = (-60.0, -45.0, -30.0, -15.0, 0.0, 15.0, 30.0, 45.0, 60.0)
 SHIFTS = (-20.0, -15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0, 20.0)
@@ -61,12 +61,12 @@ class PoseChange(NamedTuple):
 
 
 def turn(images: Tensor, amount: float) -> Tensor:
-    """All images turned by the same angle in degrees, zeros entering."""
+    """All images rotated by the same angle in degrees; zeros fill the corners."""
     return transform(images, rotation(torch.full((len(images),), math.radians(amount), device=images.device)))
 
 
 def shift(images: Tensor, amount: float) -> Tensor:
-    """All images shifted to the right by the same percentage of the width, in whole pixels, zeros entering."""
+    """All images shifted to the right by the same percentage of the width, in whole pixels; zeros fill the border."""
     height, width = images.shape[-2:]
     corners = torch.tensor([[0, -round(width * amount / 100)]]).expand(len(images), 2)
     return take_window(images, corners, (height, width))
@@ -139,7 +139,7 @@ def compare_poses(amount: float, before: Tensor, after: Tensor, labels: Tensor, 
 
 
 def why_no_fit(moved: Sequence[PoseChange], labels: Tensor) -> str | None:
-    """Why no rule was fitted to any of the poses; None if one was."""
+    """The reason why no rule could be fitted; None if one was."""
     if any(m.by_class for m in moved):
         return None
     most = int(labels.unique(return_counts=True)[1].max()) if len(labels) else 0
@@ -186,7 +186,7 @@ def equivariance(
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[list[PoseChange], Tensor, Tensor]:
-    """How the capsules of the true classes move as the images are turned or shifted.
+    """How the capsules of the true classes change as the images are rotated or shifted.
 
     Args:
         name: "rotation" or "shift".

@@ -1,4 +1,4 @@
-"""A picture of how class capsules move when the input is turned or shifted."""
+"""A picture of how class capsules change when the input is rotated or shifted."""
 
 import math
 import textwrap
@@ -25,7 +25,8 @@ FITS = (
 def draw_equivariance(
     results: Mapping[str, tuple[list[PoseChange], Tensor, Tensor]], names: tuple[str, ...], title: str, path: Path
 ) -> None:
-    """A row a transform: what explains the moved poses, length and turn of the capsule, and tracks of single poses.
+    """One row per transform: the variance explained by each fit, change of length and direction, tracks of single
+    poses.
 
     Args:
         results: those of `equivariance`, by the name of the transform.

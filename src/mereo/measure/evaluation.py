@@ -1,4 +1,4 @@
-"""The whole evaluation of one network or several: all numbers as plain values, all pictures as files."""
+"""The complete evaluation of one or several networks: all numbers as plain values, all pictures as files."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Metrics of images of several objects: which of their classes are among the longest capsules.
 
-An image counts as correct when all of its objects are predicted. Calibration and confusion are defined for one label an
-image and are left out.
+An image counts as correct when all of its objects are predicted. Calibration and confusion are defined for one label
+per image and are left out.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ def object_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def overview_objects(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """One row a network: accuracy, objects predicted, and the worst class."""
+    """One row per network: accuracy, objects predicted, and the worst class."""
     columns = ["network", "accuracy", "95 % interval", "objects predicted", "at least one", "worst class"]
     rows = []
     for name, m in models.items():

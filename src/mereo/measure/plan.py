@@ -1,4 +1,4 @@
-"""What an evaluation measures, and on which images."""
+"""The measurements of an evaluation and their images."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,14 +17,14 @@ class Plan:
 
     Attributes:
         corruptions: whether accuracy under corruption is measured.
-        equivariance: whether the poses of turned and shifted images are followed.
+        equivariance: whether the poses of rotated and shifted images are measured.
         attacks: names of attacks.
         epsilons: at which to attack; 0 is added.
-        loss: raised by attacks.
+        loss: maximised by attacks.
         steps: of the gradient attacks.
         queries: of the square attack.
-        restarts: tries of each attack.
-        attack_limit: attack at most so many images, every class in its share; all when None.
+        restarts: number of runs of each attack.
+        attack_limit: largest number of images to attack, with classes in proportion; all when None.
         masking_images: number of images of the checks for gradient masking; 0 for no checks.
         batch_size: images worked on at once.
         seed: of every random choice.
@@ -48,14 +48,14 @@ class Plan:
         return {"fgsm": 1, "square": self.queries}.get(name, self.steps)
 
     def attack_options(self, name: str) -> dict[str, Any]:
-        """The arguments of `attack` that the plan decides."""
+        """The arguments of `attack` that follow from the plan."""
         return {"steps": self.steps_of(name), "restarts": self.restarts, "loss": self.loss, "seed": self.seed}
 
 
 def part_of(
     model: TrainedModel, answers: Answers, limit: int | None, seed: int, only: Tensor | None = None
 ) -> TrainedModel:
-    """The model with at most `limit` of its images, every class in its share; of those in `only`, bool (n,)."""
+    """The model with at most `limit` of its images, classes in proportion; of those in `only`, bool (n,)."""
     places = torch.arange(len(answers.labels)) if only is None else only.nonzero().flatten()
     if limit is not None and limit < len(places):
         places = places[stratified(answers.labels[places], limit, seed)[1]]

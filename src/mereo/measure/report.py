@@ -87,7 +87,7 @@ def attacked(models: dict[str, dict[str, Any]]) -> int:
 
 
 def curve_rows(models: dict[str, dict[str, Any]], kind: str, name: str) -> tuple[list[str], list[list[str]]]:
-    """Accuracy by amount of one corruption or attack, a row a network."""
+    """Accuracy by amount of one corruption or attack, one row per network."""
     amounts = [p["amount"] for p in next(iter(models.values()))[kind][name]]
     columns = [name, *[f"{a:g}" for a in amounts]]
     return columns, [[model, *[f"{100 * p['accuracy']:.1f} %" for p in m[kind][name]]] for model, m in models.items()]

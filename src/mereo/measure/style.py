@@ -1,4 +1,4 @@
-"""How the pictures of an evaluation look: one palette, quiet axes."""
+"""The style of the pictures of an evaluation."""
 
 from typing import Any
 
@@ -22,10 +22,10 @@ def quiet(axes: Any, title: str, x: str, y: str, grid: str = "both") -> None:
 
 
 def colour(place: int) -> str:
-    """The colour of the model at that place."""
+    """The colour of the model at that position."""
     return MODELS[place % len(MODELS)]
 
 
 def marker(place: int) -> str:
-    """The marker of the model at that place."""
+    """The marker of the model at that position."""
     return MARKERS[place % len(MARKERS)]

@@ -48,14 +48,14 @@ class TrainedModel:
 
 
 def run_config(source: Path) -> TrainConfig | None:
-    """The configuration of the run that wrote the weights; None where it is not beside them."""
+    """The configuration of the run that wrote the weights; None if there is none next to them."""
     folder = source if source.is_dir() else source.parent.parent
     path = folder / "config.yaml"
     return TrainConfig.from_yaml(path) if path.is_file() else None
 
 
 def short_names(sources: Sequence[Path]) -> list[str]:
-    """Unique names: of the run's folder, else of the file or the weights; numbered where several are equal."""
+    """Unique names: of the run's folder, else of the file or the weights; numbered if several are equal."""
     stems = []
     for source in sources:
         path = source.resolve()
@@ -74,8 +74,8 @@ def short_names(sources: Sequence[Path]) -> list[str]:
 def choose_data(models: Sequence[VisionModel], configs: Sequence[TrainConfig | None], data: str | None) -> str:
     """The data set to evaluate on: the one given, else the one that all were trained on.
 
-    What weights say of their data is followed only where it is the name of a data set: a path would let a file choose
-    which folders of this machine are read.
+    The data stated in a weight file is used only if it is the name of a data set: a path would let a file choose which
+    folders of this machine are read.
     """
     if data is not None:
         return data
@@ -91,8 +91,8 @@ def choose_data(models: Sequence[VisionModel], configs: Sequence[TrainConfig | N
         raise UsageError(f"data is not given, and the networks were trained on {listed}; name one with --data.")
     if kinds[0] not in DATASETS:
         raise UsageError(
-            f"data is not given, and the weights were trained on {cut(kinds[0], 100)!r}, which is not a data set of the"
-            " catalogue; if you trust it, name it with --data."
+            f"data is not given, and the weights were trained on {cut(kinds[0], 100)!r}, which is not a registered"
+            " data set; if you trust it, give it with --data."
         )
     return kinds[0]
 
@@ -106,7 +106,7 @@ def match_classes(split: Images, model: VisionModel, data: str) -> Images:
         foreign = ", ".join([name for name in given if name not in known][:5]) if known else f"{len(given)} classes"
         listed = f" ({', '.join(known[:5])}{' ...' if len(known) > 5 else ''})" if known else ""
         raise UsageError(
-            f"data is {data!r}, with {foreign}, which the model of {model.num_classes} classes does not know"
+            f"data is {data!r}, with {foreign}, which the model of {model.num_classes} classes does not have"
             f"{listed}; give data of its classes."
         )
     if given == known:
@@ -155,7 +155,7 @@ def load_trained_models(
         data: name or folder of the data; the data they were trained on when None.
         data_root: folder of the data sets; that of the run, MEREO_DATA or ./data when None.
         split: "test", "validation" or "train".
-        limit: evaluate at most so many images, every class in its share.
+        limit: largest number of images, with classes in proportion.
         device: of the networks.
         seed: of the choice of images.
     """

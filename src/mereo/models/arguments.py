@@ -7,7 +7,7 @@ from mereo.errors import UsageError
 
 _LARGEST = 2**31
 _MOST = {"num_classes": 2**20, "in_chans": 2**12}
-"""Bounds on arguments of which lists are made, such as the mean of every channel."""
+"""Largest values of arguments that determine the length of lists, such as the mean of every channel."""
 _LONGEST_LIST = 100
 
 

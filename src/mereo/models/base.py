@@ -1,4 +1,4 @@
-"""What every vision network shares: timm's protocol, maps that can be taken out, parameter groups by layer."""
+"""The base of vision networks: timm's protocol, intermediate maps, parameter groups by layer."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -37,9 +37,9 @@ class VisionModel(nn.Module):
         config: {"model": name, "args": arguments}, set by `create_model`.
         pretrained_cfg: preprocessing and provenance under timm's field names, set by `create_model`.
         class_names: of the scores, in order, set by `load`.
-        metadata: all that was saved beside the weights, set by `load`.
+        metadata: everything saved with the weights, set by `load`.
         first_conv, classifier: names of the modules that depend on in_chans and num_classes.
-        classifier_parts: names of the attributes that `reset_classifier` makes anew.
+        classifier_parts: names of the attributes that `reset_classifier` replaces.
         fixed_input_size: whether images must have the height and width of `image_shape`.
         channels_last: whether its convolutions train faster on a CPU in channels-last memory; `create_model` gives
             them that layout, in which they also keep the maps, whatever the layout of the images.
@@ -184,7 +184,7 @@ class VisionModel(nn.Module):
         """Stages from 0, as `forward_intermediates` and `out_indices` name them; UsageError if there is no such one."""
         count = len(self.feature_info)
         if count == 0:
-            raise UsageError(f"{type(self).__name__} has no stages whose maps could be taken out.")
+            raise UsageError(f"{type(self).__name__} has no stages, so it has no intermediate maps.")
         if indices is None or isinstance(indices, int):
             last = count if indices is None else indices
             if not 1 <= last <= count:
@@ -195,7 +195,7 @@ class VisionModel(nn.Module):
         return [index % count for index in indices]
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Start the head anew, for another number of classes; 0 removes it.
+        """Replace the head by a new one for another number of classes; 0 removes it.
 
         `global_pool` is part of timm's call. No network here has more than one way to pool: None or "" alone are
         accepted.
@@ -226,7 +226,7 @@ class VisionModel(nn.Module):
         return self.head
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade time for memory in training: keep the maps between stages alone, and compute the rest again."""
+        """Trade time for memory in training: keep only the maps between stages and recompute the rest."""
         if enable and not self.feature_info:
             raise UsageError(f"{type(self).__name__} has no stages to compute again.")
         self.grad_checkpointing = enable

@@ -67,18 +67,18 @@ def create_model(
     out_indices: int | Sequence[int] | None = None,
     **kwargs: Any,
 ) -> VisionModel | FeatureMaps:
-    """Make a published network.
+    """Create a published network.
 
-    Where timm has a model of the same name, this makes mereo's; in timm it is called "mereo_" and the name.
+    If timm has a model of the same name, this creates mereo's; in timm that is called "mereo_" and the name.
 
     Args:
         name: one of `list_models()`, or of `list_models(pretrained=True)`, whose weights it then gets.
-        pretrained: start with weights that come with the package: the data set they were trained on, such as "mnist",
+        pretrained: start with bundled weights: the data set they were trained on, such as "mnist",
             or True for the one whose images are the preset's, or the only one. Other numbers of classes and colours
-            may be asked for: the head is then new, the first convolution folded. All else is as it was trained.
+            may be given: the head is then new and the first convolution adapted. All else is as trained.
         num_classes: how many classes; 0 gives the features instead of scores.
-        in_chans: colour channels of the images.
-        img_size: their side, or (height, width).
+        in_chans: channels of the images.
+        img_size: side of the images, or (height, width).
         checkpoint_path: weights saved by mereo for the same architecture.
         features_only: return a backbone that gives the maps of its stages, see `FeatureMaps`.
         out_indices: the stages whose maps a backbone gives; all by default.

@@ -76,13 +76,15 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
     if number > FORMAT:
         raise UsageError(f"{path} has format {number}, and this version reads up to {FORMAT}; install a newer mereo.")
     if not {"model", "args"} <= metadata.keys() or not isinstance(metadata["model"], str):
-        raise UsageError(f"{path} does not say which model it is for; it is not a weight file written by mereo.")
+        raise UsageError(f"{path} does not name its model; it is not a weight file written by mereo.")
     if not is_model(metadata["model"]):
         raise UsageError(f"{path}: {unknown('model', metadata['model'], MODELS)}")
     arguments = _plain(metadata, "args", path)
     foreign = sorted(arguments.keys() - get_model_entry(metadata["model"]).defaults.keys())
     if foreign:
-        raise UsageError(f"{path} is for {metadata['model']} with {foreign[0]!r}, which that network has no use for.")
+        raise UsageError(
+            f"{path} is for {metadata['model']} with {foreign[0]!r}, which is not an argument of that network."
+        )
     names = metadata.get("class_names", [])
     if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= LONGEST_TEXT for name in names):
         raise UsageError(f"class_names of {path} must be a list of names.")

@@ -1,4 +1,4 @@
-"""Weights that come with the package: small networks, ready without training and without a download.
+"""Weights bundled with the package: small networks, ready without training or a download.
 
 Each is a file <model>.<data set>.safetensors in the folder `pretrained_weights`, with a card of the same name that
 states how it was trained and its metrics. `tools/keep_weights.py` makes both from a finished run.
@@ -45,7 +45,7 @@ def description_of(name: str) -> dict[str, Any]:
 
 
 def default_tag(model: str) -> str | None:
-    """The data set that `pretrained=True` means: the only one, or the only one whose images are the preset's."""
+    """The data set that `pretrained=True` means: the only one, or the only one whose images have the preset's size."""
     tags, preset = tags_of(model), get_model_entry(model).defaults
     if len(tags) > 1:
         args = {tag: description_of(f"{model}.{tag}")["args"] for tag in tags}
@@ -59,7 +59,7 @@ def choose_tag(model: str, pretrained: bool | str) -> str:
     tags = tags_of(model)
     if not tags:
         raise UsageError(
-            f"pretrained is {pretrained!r}, but no weights of {model!r} come with mereo; there are"
+            f"pretrained is {pretrained!r}, but there are no bundled weights of {model!r}; there are"
             f" {', '.join(list_pretrained()) or 'none'}. Train them with `mereo train --model {model}` and pass"
             " checkpoint_path=, or use mereo.load(path)."
         )
@@ -100,9 +100,9 @@ def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any
     faults += [name for name in own.keys() & adapted.keys() if adapted[name].shape != own[name].shape]
     if faults:
         raise UsageError(
-            f"the weights of {source} do not fit these arguments: {faults[0]} is another one. They were trained"
+            f"the weights of {source} do not fit these arguments: {faults[0]} differs. They were trained"
             f" with {', '.join(f'{k}={v}' for k, v in metadata['args'].items() if k in ('img_size', 'in_chans'))} and"
-            " the preset's other arguments; num_classes and in_chans alone may differ."
+            " the preset's other arguments; only num_classes and in_chans may differ."
         )
     model.load_state_dict(adapted)
     return sorted({name.partition(".")[0] for name in kept})

@@ -1,6 +1,6 @@
 """Cross-agreement routing: fine capsules say how much the coarse capsule above them counts.
 
-Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. No code of the authors was found.
+Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. The authors have not published code, as far as we know.
 Cost: one pass. The agreement uses <W^T u, V> = <u, W V>, so votes of the fine capsules are never made; with shared
 weights one product W V per coarse capsule serves all the fine capsules under it. The streamed form makes no votes at
 all (`mereo.core.kernels.cross_agreement`): its memory is that of capsules, couplings and one tile.
@@ -63,9 +63,10 @@ class CrossAgreementRouting(nn.Module):
 
     Reads as: couplings[b, 0, j, k] is how much of coarse capsule k's vote goes into parent j.
 
-    Deviates: Kaiming normal for the routing weights is the paper's word; the fan-in is ours: coarse * coarse_dim,
-        all that a parent sums over. With coarse_dim alone capsules start long for every class, and training spends
-        its first epochs on making them short again. Over senders the deviation is coarse / receivers times as large:
+    Deviates: the paper states Kaiming normal for the routing weights; the fan-in is ours: coarse * coarse_dim, the
+    number of
+        terms that a parent sums over. With only coarse_dim, capsules start long for every class, and the first epochs
+        of training shorten them again. Over senders the deviation is coarse / receivers times as large:
         couplings are 1 / coarse there at first, not 1 / receivers, and so parents start as long as over receivers.
 
     Reference: arXiv:2508.16922
@@ -110,7 +111,7 @@ class CrossAgreementRouting(nn.Module):
         self.coupling = Coupling(over, dropout=dropout)
 
     def votes(self, fine: Tensor, coarse: Tensor) -> DenseVotes:
-        """What each coarse capsule says to each parent; the fine ones decide how far it counts."""
+        """The votes of each coarse capsule for each parent; the fine capsules decide their weight."""
         return DenseVotes(coarse, self.weight)
 
     def _members(self, fine: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Dynamic routing by agreement: children are shared out among the parents that agree with their votes.
+"""Dynamic routing by agreement: children are divided among the parents that agree with their votes.
 
 Source: Sabour, Frosst, Hinton 2017, arXiv:1710.09829, procedure 1. The variant without routing: arXiv:2209.02567.
 Cost: votes 2 S R d D FLOPs an image, each pass 2 S R D more, twice. Without stored votes, see `dynamic_routing`, they
@@ -30,8 +30,8 @@ def dynamic_routing(
         steps: evaluations of the couplings, at least 1. Gradients flow through all of them.
         method: "plain" keeps the votes (batch, receivers, senders, d_out) and can be differentiated in every way;
             "streamed" (PyTorch), "fused" (compiled, CPU) and "triton" (CUDA) never make them: their memory is that of
-            children, parents and one tile. "auto" takes the fastest that can run; `mereo.core.kernels.backends()` says
-            which are there. One asked for by name that cannot run is a UsageError.
+            children, parents and one tile. "auto" takes the fastest that can run; `mereo.core.kernels.backends()` lists
+            those available. Requesting one that cannot run is a UsageError.
         tile: how many children "streamed" looks at together; None chooses it from the sizes.
 
     Shapes: children (batch, senders, d_in), weight (receivers, senders, d_in, d_out) -> (batch, receivers, d_out).
@@ -74,7 +74,7 @@ class DynamicRouting(nn.Module):
         leaky: softmax over the parents and one more that takes the votes which fit none.
         learned_prior: start from a learned b, (receivers, senders), instead of 0.
         bias: add a learned bias to each parent before squashing.
-        detach_routing: gradients through the last pass alone. Not the paper's, and not the true gradient.
+        detach_routing: gradients flow through the last pass only, unlike in the paper; not the true gradient.
 
     Shapes: children (batch, senders, sender_dim), mask (batch, senders) -> (batch, receivers, receiver_dim).
 
@@ -124,7 +124,7 @@ class DynamicRouting(nn.Module):
         self.coupling = Coupling("receivers", normaliser)
 
     def votes(self, children: Tensor, mask: Tensor | None = None) -> DenseVotes:
-        """What each child says to each parent."""
+        """The votes of each child for each parent."""
         if mask is not None:
             children = children.masked_fill(~mask.unsqueeze(-1), 0)
         return DenseVotes(children, self.weight)

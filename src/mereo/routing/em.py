@@ -100,7 +100,7 @@ class EMRouting(nn.Module):
         senders, receivers: how many children and parents.
         side: poses are `side` x `side` matrices.
         steps: how often parents are fitted, at least 1. Gradients flow through all of them.
-        inverse_temperature: what that of the activations grows to, see `inverse_temperatures`.
+        inverse_temperature: final value of that of the activations, see `inverse_temperatures`.
         variance_floor: added to every variance: a parent with one child has none of its own.
 
     Shapes: poses (batch, senders, side * side), matrices row by row; activation (batch, senders) in [0, 1]; mask

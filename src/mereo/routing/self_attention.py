@@ -1,4 +1,5 @@
-"""Self-attention routing: one pass; a child counts for a parent as its vote agrees with the sum of all votes.
+"""Self-attention routing: one pass; a child's weight for a parent is the agreement of its vote with the sum of all
+votes.
 
 Source: Mazzia, Salvetti, Chiaberge 2021, arXiv:2101.12491 and the authors' code.
 Cost: votes 2 S R d D FLOPs an image, agreement and combination 4 S R D: the Gram matrix of votes is never made.
@@ -59,8 +60,8 @@ class SelfAttentionRouting(nn.Module):
         nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
 
     def votes(self, children: Tensor) -> DenseVotes:
-        """What each child says to each parent."""
-        # They are asked three times, which costs more than keeping them.
+        """The votes of each child for each parent."""
+        # They are used three times, so storing them is cheaper.
         return DenseVotes(children, self.weight, method="stored")
 
     def forward(self, children: Tensor) -> Tensor:

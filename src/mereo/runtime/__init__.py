@@ -1,1 +1,1 @@
-"""What everything that runs for a while needs: devices, free memory, progress, and numbers as text."""
+"""Devices, free memory, progress, and numbers as text."""

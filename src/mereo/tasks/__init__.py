@@ -1,4 +1,4 @@
-"""Tasks: what a batch holds, what is minimised, what is measured, and what a prediction looks like."""
+"""Tasks: the contents of a batch, the loss, the metrics and the form of a prediction."""
 
 from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tasks, register_task
 from mereo.tasks.classification import Classification

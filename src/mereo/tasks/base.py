@@ -1,10 +1,10 @@
-"""What a task is: everything about a training that depends on what is predicted.
+"""The base class of tasks: everything about a training that depends on the kind of prediction.
 
-The engine, dry runs, evaluation and prediction know `Task` alone. A task is one file with one `register_task` line.
+The engine, dry runs, evaluation and prediction use only `Task`. A task is one file with one `register_task` line.
 
 `Metrics` are not torchmetrics': importing `torchmetrics.classification` takes 2.5 s and loads 2,100 modules beyond
 PyTorch's, on every `mereo train`, and its metrics synchronise processes themselves, one collective per state, where the
-engine sums one vector of everything.
+engine sums a single vector.
 """
 
 from abc import ABC, abstractmethod
@@ -54,11 +54,11 @@ class Objective(nn.Module, ABC):
         """The loss that is reported on held-out data, (): of outputs alone, without regularisation."""
 
     def at_step(self, step: int, steps: int) -> None:
-        """Set what is a function of the step, such as a margin; `step` counts from 0, and there are `steps` in all."""
+        """Set what depends on the step, such as a margin; `step` counts from 0 to `steps` - 1."""
 
 
 class Metrics(ABC):
-    """Figures of a split, accumulated batch by batch in one vector that may be summed over processes.
+    """Metrics of a split, accumulated batch by batch in one vector that can be summed over processes.
 
     Args:
         size: length of the vector.
@@ -74,11 +74,11 @@ class Metrics(ABC):
 
     @abstractmethod
     def update(self, outputs: Any, batch: Batch) -> None:
-        """Take in the outputs for one batch."""
+        """Update with the outputs for one batch."""
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """The figures by name; for no data finite as well."""
+        """The metrics by name; finite even without data."""
 
 
 class Task(ABC):
@@ -109,7 +109,7 @@ class Task(ABC):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs, which are saved with the weights; none where they are no classes."""
+        """Names of the classes, which are saved with the weights; empty if the outputs are not classes."""
         return ()
 
     @property
@@ -141,7 +141,7 @@ class Task(ABC):
 
     @abstractmethod
     def objective(self, model: nn.Module, settings: Settings) -> Objective:
-        """What one training step minimises."""
+        """The model with its training loss."""
 
     @abstractmethod
     def metrics(self) -> Metrics:
@@ -149,7 +149,7 @@ class Task(ABC):
 
     @abstractmethod
     def batch_metric(self, outputs: Any, batch: Batch) -> Tensor:
-        """The metric that chooses, of one training batch alone: (), on the device of the outputs."""
+        """The choosing metric of a single training batch: (), on the device of the outputs."""
 
     @abstractmethod
     def predict(self, outputs: Any, top: int = 3) -> list[dict[str, Any]]:
@@ -160,30 +160,30 @@ class Task(ABC):
         """A prepared batch of random values with the shapes of a training batch, for dry runs."""
 
     def titles(self, batch: Batch) -> list[str]:
-        """A line above each image of a picture of training data."""
+        """A title for each image in a picture of training data."""
         return [""] * len(batch.images)
 
     @abstractmethod
     def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:
-        """A picture of predictions for a batch: as data serves it, and as the model takes it."""
+        """A picture of predictions for a batch, given as loaded and as prepared for the model."""
 
     def show(self, value: float) -> str:
-        """A value of the metric that chooses, for a reader."""
+        """A value of the choosing metric as text."""
         return f"{100 * value:.2f} %" if self.is_share else f"{value:.4f}"
 
     def summary(self, figures: Mapping[str, Any], chosen: str) -> list[tuple[str, str]]:
         """The rows of the closing table that show test figures, as (name, value).
 
         Args:
-            figures: of the chosen epoch on the test data.
-            chosen: what it was chosen by.
+            figures: metrics of the chosen epoch on the test data.
+            chosen: how the epoch was chosen.
         """
         metric = self.chooses[0]
         return [(f"test {metric}", f"{self.show(figures[metric])} ({chosen})")]
 
 
 def precise(device: torch.device) -> torch.dtype:
-    """The widest float of a device, in which sums are kept."""
+    """The widest floating-point type of a device, used for sums."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

@@ -21,12 +21,12 @@ _DRAWN = 8
 
 
 def hits(scores: Tensor, labels: Tensor) -> Tensor:
-    """Which objects of an image are among its highest scores: (batch, objects) of bool.
+    """Whether each object of an image is among its highest scores: bool (batch, objects).
 
     As many scores are taken as there are objects.
 
-    Shapes: scores (batch, classes); labels int64 (batch,) or (batch, objects), or soft float (batch, classes), of which
-    the heaviest class counts.
+    Shapes: scores (batch, classes); labels int64 (batch,) or (batch, objects), or soft float (batch, classes), where
+    the class with the largest weight counts.
     """
     if labels.is_floating_point():
         labels = labels.argmax(1)
@@ -36,7 +36,7 @@ def hits(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def accuracy_figures(correct: float, count: int) -> dict[str, float]:
-    """The accuracy and Wilson's 95 % interval of it."""
+    """The accuracy and its 95 % Wilson interval."""
     accuracy = correct / max(count, 1)
     low, high = wilson_interval(min(accuracy, 1.0), count)
     return {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high}
@@ -54,7 +54,7 @@ class ClassificationObjective(Objective):
     Shapes:
         batch: images (batch, channels, height, width), normalised; labels int64 (batch,) or (batch, objects), or soft
         float (batch, classes); targets (batch, channels, height, width) or (batch, objects, channels, height, width) in
-        [0, 1], what the decoder should rebuild -> loss (), scores (batch, classes).
+        [0, 1], what the decoder should reconstruct -> loss (), scores (batch, classes).
     """
 
     margin: Tensor
@@ -108,7 +108,8 @@ class ClassificationObjective(Objective):
 
 
 class ClassificationMetrics(Metrics):
-    """Accuracy with its interval; for images of several objects also the mean share of objects that are hit."""
+    """Accuracy with its interval; for images of several objects also the mean fraction of objects that are
+    predicted."""
 
     def __init__(self) -> None:
         super().__init__(4)
@@ -130,7 +131,7 @@ class ClassificationMetrics(Metrics):
 
 @register_task
 class Classification(Task):
-    """Scores for classes. An image of several objects is correct when all of them are hit."""
+    """Scores for classes. An image of several objects is correct if all of them are predicted."""
 
     name = "classification"
     requires = ("images", "labels")
@@ -158,7 +159,7 @@ class Classification(Task):
         if mixed and objective.rebuilds:
             raise UsageError(
                 f"reconstruction_weight is {settings.reconstruction_weight}, and mixed images have no single class to"
-                " rebuild; set it to 0, or leave mixup and cutmix out."
+                " reconstruct; set it to 0, or leave mixup and cutmix out."
             )
         return objective
 
@@ -196,7 +197,8 @@ class Classification(Task):
 
     @torch.inference_mode()
     def draw(self, model: Any, batch: Batch, prepared: Batch, path: Path) -> None:
-        """Images with the predicted class, misclassified ones in red with the true one, and what a decoder rebuilds."""
+        """Images with the predicted class, misclassified ones in red with the true class, and the decoder's
+        reconstructions."""
         capsules = model.capsules(prepared.images) if isinstance(model, CapsuleClassifier) else None
         scores = self.apply(model, prepared) if capsules is None else capsules.activation
         true = batch.labels.reshape(len(batch.labels), -1)
@@ -208,7 +210,7 @@ class Classification(Task):
         ]
         images = batch.images
         if capsules is not None and model.decoder is not None:
-            # Each row of images above the row of what the decoder makes of their longest capsule.
+            # Each row of images is above the row of reconstructions from their longest capsules.
             rebuilt = model.reconstruct(capsules).to(images)
             pairs = list(zip(images.split(_DRAWN), rebuilt.split(_DRAWN), strict=True))
             images = torch.cat([part for pair in pairs for part in pair])
@@ -223,5 +225,5 @@ class Classification(Task):
         rows = super().summary(figures, f"{chosen}; 95 % interval {low} to {high}")
         if "mean_hits" in figures:
             share, some = self.show(figures["mean_hits"]), self.show(figures["any_hit"])
-            rows.append(("objects hit", f"{share} of all, at least one in {some} of the images"))
+            rows.append(("objects hit", f"{share} of all objects; at least one in {some} of the images"))
         return rows

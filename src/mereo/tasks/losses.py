@@ -20,7 +20,7 @@ def many_hot(labels: Tensor, num_classes: int) -> Tensor:
 def margin_loss(
     lengths: Tensor, targets: Tensor, *, positive: float = 0.9, negative: float = 0.1, down_weight: float = 0.5
 ) -> Tensor:
-    """Present classes long, absent ones short.
+    """Margin loss: capsules of present classes should be long, those of absent classes short.
 
     L = mean_b sum_j  T_j max(0, m+ - |v_j|)^2 + lambda (1 - T_j) max(0, |v_j| - m-)^2
 
@@ -34,7 +34,7 @@ def margin_loss(
 
 
 def spread_loss(scores: Tensor, labels: Tensor, margin: float | Tensor) -> Tensor:
-    """The true class ahead of every other one by a margin.
+    """Spread loss: the score of the true class should exceed every other one by a margin.
 
     L = mean_b sum_{j != t} max(0, m - (a_t - a_j))^2
 

@@ -10,7 +10,7 @@ from mereo.pictures import displayable, new_figure, save_figure
 def draw_images(
     images: Tensor, titles: list[str], path: Path, columns: int = 8, wrong: list[bool] | None = None
 ) -> None:
-    """A grid of images (batch, channels, height, width) in [0, 1] with a line above each, red where it is wrong."""
+    """A grid of images (batch, channels, height, width) in [0, 1] with a title above each, red if it is wrong."""
     rows = -(-len(images) // columns)
     figure = new_figure(1.15 * columns, 1.35 * rows)
     for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):

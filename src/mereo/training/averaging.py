@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def _sharded_as(whole: Tensor, tensor: Tensor) -> Tensor:
-    """A whole tensor as another one lies: sharded among processes, or as it is."""
+    """A complete tensor, sharded among processes in the same way as another one."""
     if not hasattr(tensor, "device_mesh"):
         return whole
     from torch.distributed.tensor import distribute_tensor
@@ -18,9 +18,9 @@ def _sharded_as(whole: Tensor, tensor: Tensor) -> Tensor:
 
 
 class WeightAverage:
-    """average <- decay average + (1 - decay) weights after every step; buffers are taken as they are.
+    """average <- decay average + (1 - decay) weights after every step; buffers are copied.
 
-    The decay grows from (1 + n) / (10 + n) to its value, so that the start is forgotten.
+    The decay grows from (1 + n) / (10 + n) to its value, so that the initial weights lose their influence.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -29,17 +29,17 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after step number `step`, counted from 0."""
+        """Update with the weights after step number `step`, counted from 0."""
         decay = min(self.decay, (1 + step) / (10 + step))
         weights = [p.detach() for _, p in self.model.named_parameters()]
         torch._foreach_lerp_(list(self.average.values()), weights, 1 - decay)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights of the averaged model under the names of the model."""
+        """The averaged weights, under the names of the model."""
         return {**self.model.state_dict(), **self.average}
 
     def load_average(self, average: Mapping[str, Tensor]) -> None:
-        """Take back what `average` held."""
+        """Restore the values that `average` returned."""
         for name, tensor in self.average.items():
             whole = average[name].to(tensor.device)
             tensor.copy_(_sharded_as(whole, tensor))

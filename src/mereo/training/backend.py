@@ -1,4 +1,4 @@
-"""What a run runs on: the accelerator, the optimiser, determinism."""
+"""The accelerator, the optimiser and determinism of a run."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ def make_accelerator(config: TrainConfig, device: torch.device) -> Any:
     from accelerate.state import AcceleratorState
 
     if AcceleratorState._shared_state:
-        # Accelerate keeps one state a process and refuses another precision; each run here has its own.
+        # Accelerate keeps one state per process and refuses a second precision; reset it, because each run has its own.
         AcceleratorState._reset_state(reset_partial_state=True)
     if device.index is not None:
         os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
@@ -34,7 +34,7 @@ def make_accelerator(config: TrainConfig, device: torch.device) -> Any:
 
 @contextmanager
 def deterministic_on(device: torch.device) -> Iterator[None]:
-    """Deterministic algorithms on a CPU; elsewhere they would cost speed and are left as they were."""
+    """Deterministic algorithms on a CPU; elsewhere they would cost speed, so the setting is unchanged."""
     before = torch.are_deterministic_algorithms_enabled()
     memory: Any = torch.utils.deterministic
     filling = memory.fill_uninitialized_memory

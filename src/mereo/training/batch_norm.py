@@ -1,6 +1,6 @@
 """Batch statistics shared among the processes of a training, on CPUs as on CUDA devices.
 
-PyTorch's `SyncBatchNorm` needs an accelerator, so on a CPU its place is taken by `SharedBatchNorm`.
+PyTorch's `SyncBatchNorm` needs an accelerator, so `SharedBatchNorm` replaces it on a CPU.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ class NormaliseShared(torch.autograd.Function):
         count: numbers of a channel in all processes together.
         reduce: sums over the processes, for the backward pass.
 
-    The gradient is exact, through the statistics too. Those of weight and bias are this process's share, as those of
-    any parameter are before gradients are averaged.
+    The gradient is exact, including that through the statistics. Gradients of weight and bias are those of this
+    process, as for any parameter before gradients are averaged.
     """
 
     @staticmethod
@@ -64,12 +64,12 @@ class NormaliseShared(torch.autograd.Function):
 
 
 def _axes(inputs: Tensor) -> list[int]:
-    """All axes but that of the channels."""
+    """All axes except the channels."""
     return [axis for axis in range(inputs.dim()) if axis != 1]
 
 
 def _shape(inputs: Tensor) -> list[int]:
-    """The shape in which a value for each channel meets the inputs."""
+    """The shape in which one value per channel broadcasts over the inputs."""
     return [1, -1] + [1] * (inputs.dim() - 2)
 
 
@@ -78,7 +78,7 @@ def shared_statistics(inputs: Tensor, reduce: Reduce) -> tuple[Tensor, Tensor, f
     """Mean and biased variance of each channel over the images of all processes, and how many numbers each has.
 
     Sums of mean and variance are taken in float64 where the device has it, after each process has subtracted its own
-    mean, so that large means cost no digits.
+    mean, so that large means lose no precision.
     """
     axes = _axes(inputs)
     wide = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
@@ -94,7 +94,7 @@ def shared_statistics(inputs: Tensor, reduce: Reduce) -> tuple[Tensor, Tensor, f
 
 
 class SharedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """A batch norm whose statistics in training are those of all processes; elsewhere it is the plain one.
+    """A batch norm with statistics over all processes in training; in evaluation an ordinary batch norm.
 
     Names and values of its state are those of the batch norm it replaces.
     """
@@ -134,7 +134,7 @@ _SHARED: tuple[type, ...] = (SharedBatchNorm, nn.SyncBatchNorm)
 
 
 def _replace(model: nn.Module, kinds: tuple[type, ...], make: Callable[[Any], nn.Module]) -> None:
-    """Put another module in the place of every one of these very types, wherever in `model` it is held."""
+    """Replace every module of exactly these types in `model`."""
     made: dict[nn.Module, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
@@ -155,7 +155,8 @@ def _twin(norm: Any, kind: type) -> Any:
 def share_batch_statistics(model: nn.Module, device: torch.device) -> None:
     """Let every batch norm inside `model` share its statistics with the other processes, until they are restored.
 
-    A subclass of PyTorch's batch norms is left alone, because its forward pass is its own; `statistics_note` names it.
+    A subclass of PyTorch's batch norms is not replaced, because it has its own forward pass; `statistics_note` names
+    it.
     """
     kind: type = SharedBatchNorm if device.type == "cpu" else nn.SyncBatchNorm
 
@@ -173,10 +174,10 @@ def restore_batch_norms(model: nn.Module) -> None:
 
 
 def statistics_note(model: nn.Module, *, processes: int, parts: int, batch_size: int) -> str | None:
-    """Which images the batch statistics of a training are of, where these are not the whole batch; else None.
+    """A note on the images that batch statistics are computed over, if that is not the whole batch; otherwise None.
 
     Args:
-        processes, parts: among which, and into which, each batch is divided.
+        processes, parts: numbers of processes and of accumulated parts that divide each batch.
         batch_size: images of an optimiser step.
     """
     norms = {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}

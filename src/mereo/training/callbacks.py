@@ -1,4 +1,4 @@
-"""What runs at the start and the end of each epoch, by name."""
+"""Callbacks at the start and the end of each epoch, by name."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,19 +9,19 @@ from mereo.errors import UsageError, unknown
 class Callback(Protocol):
     """Runs between epochs. It may replace `trainer.sampler`, `trainer.splits`, or the values of parameters.
 
-    `state` and `restore` make a resumed run exact: the state is saved with every checkpoint, and `restore` has to bring
-    back whatever the callback has changed beyond weights and optimiser. `on_epoch_start` is not called again for an
-    epoch that is resumed in its middle.
+    `state` and `restore` make a resumed run exact: the state is saved with every checkpoint, and `restore` has to
+    restore everything the callback has changed beyond weights and optimiser. `on_epoch_start` is not called again for
+    an epoch that is resumed in the middle.
     """
 
     def on_epoch_start(self, trainer: Any, epoch: int) -> None:
-        """Epoch number `epoch`, counted from 0, is about to begin."""
+        """Called before epoch number `epoch`, counted from 0."""
 
     def on_epoch_end(self, trainer: Any, epoch: int, row: dict[str, Any]) -> None:
-        """An epoch is over; `row` holds its figures. Its checkpoint is written afterwards."""
+        """Called after an epoch with its metrics `row`, before its checkpoint is written."""
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs, as JSON values."""
+        """The state that a resumed run needs, as JSON values."""
 
     def restore(self, trainer: Any, state: dict[str, Any]) -> None:
         """Continue from a saved state."""

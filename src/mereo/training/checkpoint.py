@@ -30,7 +30,7 @@ _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be sharded; a collective call if it is."""
+    """The complete tensor of one that may be sharded; a collective call if it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -116,7 +116,7 @@ def load_state(
             raise ValueError(f"{name} has values that are not finite")
         restore_model(objective, model)
         for name, tensor in moments.items():
-            # The optimiser accepts any shape, and fails only at its first step.
+            # The optimiser would accept any shape and fail at its first step.
             owner = name.rpartition("/")[0].removeprefix("model.")
             if tensor.dim() and tensor.shape != model[owner].shape:
                 raise ValueError(f"{name} is {tuple(tensor.shape)}, not {tuple(model[owner].shape)}")
@@ -133,14 +133,14 @@ def fitting(path: Path) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise UsageError(f"{path} does not fit this run ({reason}); remove it to start again.") from error
+        raise UsageError(f"{path} does not fit this run ({reason}); remove it to start from the beginning.") from error
 
 
 def check_progress(path: Path, progress: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> None:
     """UsageError unless progress is valid: epoch and step, one row per finished epoch, and the best epoch."""
     kinds = {"epoch": int, "step": int, "partial": list, "history": list, "seconds": int | float, "best": dict | None}
     if not all(isinstance(progress.get(name), kind) for name, kind in kinds.items()):
-        raise UsageError(f"{path} has no valid progress; remove it to start again.")
+        raise UsageError(f"{path} has no valid progress; remove it to start from the beginning.")
     history, best = progress["history"], progress["best"] or {}
     rows = [row for row in [*history, best] if isinstance(row, dict)]
     numbers = [*progress["partial"], *(number for row in rows for number in row.values())]
@@ -152,4 +152,4 @@ def check_progress(path: Path, progress: Mapping[str, Any], columns: Sequence[st
         and all(number is None or (isinstance(number, int | float) and abs(number) < math.inf) for number in numbers)
     )
     if not fits:
-        raise UsageError(f"{path} has inconsistent progress; remove it to start again.")
+        raise UsageError(f"{path} has inconsistent progress; remove it to start from the beginning.")

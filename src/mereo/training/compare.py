@@ -1,7 +1,7 @@
-"""Studies of networks named on the command line, and how networks are timed.
+"""Studies of networks given on the command line, and their timing.
 
-A network is named `capsnet`, `capsnet:routing_steps=1,decoder=false`, or by a recipe, which brings its own network and
-optimiser.
+A network is given as `capsnet`, as `capsnet:routing_steps=1,decoder=false`, or as a recipe, which includes a network
+and an optimiser.
 """
 
 import re
@@ -24,7 +24,7 @@ def parse_variant(text: str, recipe: str | None = None) -> tuple[str, Variant]:
 
     Args:
         text: a network or a recipe, with arguments of the network after a colon.
-        recipe: what a network that brings none is trained by; the defaults of `mereo train` when None.
+        recipe: for networks that are not given as recipes; the defaults of `mereo train` when None.
     """
     from mereo.models import MODELS, get_model_entry
 
@@ -49,14 +49,14 @@ def parse_variant(text: str, recipe: str | None = None) -> tuple[str, Variant]:
 def make_study(texts: Sequence[str], recipe: str | None = None) -> Study:
     """The study that compares the named networks."""
     if not texts:
-        raise UsageError("no network is given; name some, such as mspcaps_tiny capsnet:routing_steps=1.")
+        raise UsageError("models is empty; give some, such as mspcaps_tiny capsnet:routing_steps=1.")
     if recipe is not None and recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
     variants: dict[str, Variant] = {}
     for text in texts:
         label, variant = parse_variant(text, recipe)
         if folder_name(label) in map(folder_name, variants):
-            raise UsageError(f"{label} is named twice; name each network once.")
+            raise UsageError(f"{label} is given twice; give each network once.")
         variants[label] = variant
     return Study("Which network, at what cost?", "ours", recipe, variants)
 
@@ -64,9 +64,9 @@ def make_study(texts: Sequence[str], recipe: str | None = None) -> Study:
 def images_per_second(
     runs: Mapping[str, Callable[[], object]], images: int, settle: Callable[[], None] | None = None
 ) -> dict[str, float]:
-    """The median speed of functions that work on `images` images each.
+    """The median speed of functions that each process `images` images.
 
-    They take turns, so that a machine that is busy for a while slows them alike; `settle` waits for a device.
+    They are timed in turn, so that a temporarily busy machine slows all of them; `settle` waits for a device.
     """
 
     def once(run: Callable[[], object]) -> float:
@@ -86,5 +86,5 @@ def images_per_second(
 
 
 def comparison_folder(data: str, output: str) -> Path:
-    """Where a comparison lies."""
+    """The folder of a comparison."""
     return Path(output) / f"compare-{Path(data).name}"

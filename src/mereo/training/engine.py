@@ -1,8 +1,8 @@
 """The training engine: one loop for a CPU, one accelerator or several, on Hugging Face Accelerate.
 
 Every random choice is a function of (seed, epoch, step) and the learning rate is a function of the step, so the state
-of a run is its weights, its optimiser and a step number. A run that was killed and resumed computes what an
-uninterrupted one computes, bit for bit on a CPU. What is predicted, minimised and measured is the task's.
+of a run is its weights, its optimiser and a step number. A killed and resumed run computes the same as an
+uninterrupted one, bit for bit on a CPU. The task defines predictions, loss and metrics.
 """
 
 import os
@@ -54,7 +54,7 @@ from mereo.training.setup import Setup, describe_images, prepare
 from mereo.training.step import descend
 
 FEW_STEPS = 100
-"""In a whole training; with fewer a network hardly moves from where it started."""
+"""Fewest steps of a useful training; with fewer a network hardly changes."""
 
 FINITE_CHECK_STEPS = {"cpu": 1}
 """Steps between checks of the loss, by device: reading it synchronises other devices, so it is checked less often."""
@@ -65,7 +65,7 @@ class Trainer:
 
     Attributes:
         sampler: the order in which an epoch visits the images; callbacks may replace it.
-        splits: the data; callbacks may replace it by as many images.
+        splits: the data; callbacks may replace it by one with the same number of images.
     """
 
     def __init__(self, setup: Setup, folder: RunFolder, report: Report) -> None:
@@ -132,7 +132,7 @@ class Trainer:
         )  # fmt: skip
 
     def optimise(self, epoch: int, step: int, order: Tensor) -> tuple[Tensor, Tensor, float]:
-        """One optimiser step: mean loss, mean metric, and the seconds spent on making the batch."""
+        """One optimiser step: mean loss, mean metric, and the seconds spent on loading the batch."""
         config, number = self.config, epoch * self.steps + step
         self.plain_objective.at_step(number, config.epochs * self.steps)
         torch.manual_seed(derived_seed(config.seed, "dropout", number, self.rank))
@@ -145,7 +145,7 @@ class Trainer:
                 batch = prepare_batch(self.batch(epoch, step, order, part), self.cfg, self.memory_format)
                 self.task.check(batch)
                 loading[0] += time.perf_counter() - began
-                # Gradients are exchanged with the last part alone.
+                # Gradients are exchanged with the last part only.
                 with nullcontext() if part == parts - 1 else self.accelerator.no_sync(self.objective):
                     loss, outputs = self.step_module(batch)
                     yield loss
@@ -181,7 +181,7 @@ class Trainer:
         )
 
     def fit(self) -> None:
-        """All epochs that are still to be done."""
+        """Train all remaining epochs."""
         epoch, first = self._resume()
         wanted = self.config.tensorboard and self.main
         events = open_events(self.folder, wanted, epoch + 1, self.report, self.task.columns)
@@ -225,7 +225,7 @@ class Trainer:
                 shown, pending = loss.item(), []
             rate = done * self.batch_size / max(time.monotonic() - began, 1e-9)
             self.report.step(epoch + 1, self.config.epochs, rate, shown)
-            # Several processes would have to agree on the moment; they save at the end of an epoch alone.
+            # Several processes would have to agree on the moment, so they save only at the end of an epoch.
             late = self.processes == 1 and time.monotonic() - saved > self.config.checkpoint_seconds
             if late and step < self.steps - 1 and not pending:
                 self._save_state(epoch, step + 1, sums.tolist(), began)
@@ -280,18 +280,18 @@ class Trainer:
         return row
 
     def evaluated_state(self) -> dict[str, Tensor]:
-        """The weights that are evaluated and saved: the average where there is one, else the model's own."""
+        """The weights that are evaluated and saved: the average if there is one, otherwise the model's."""
         state = model_state(self.objective)
         if self.average is not None:
             state |= {name: full_tensor(tensor).cpu() for name, tensor in self.average.average.items()}
         return state
 
     def evaluate(self, split: Images) -> Scores:
-        """Scores of the weights that count, on every image of a split, shared among the processes."""
+        """Evaluate those weights on every image of a split, divided among the processes."""
         return evaluate_run(self.plain_objective, split, self.task, self.average, self.accelerator, self.batch_size)
 
     def _save_weights(self, path: Path, state: dict[str, Tensor]) -> None:
-        # Weights without a task are of a classifier, as all were once.
+        # Weights that name no task are those of a classifier, as in earlier versions.
         kind = {} if self.task.name == "classification" else {"task": self.task.name}
         save_weights(
             path, self.model, class_names=self.task.output_names, state=state,
@@ -312,11 +312,13 @@ class Trainer:
         if not (self.config.resume and self.folder.state.exists()):
             return 0, 0
         if self.callbacks:
-            # Before the optimiser is restored, for they may have regrouped what it trains.
+            # Before the optimiser is restored, because callbacks may have regrouped its parameters.
             saved = load_tensors(self.folder.state)[1].get("progress")
             states = saved.get("callbacks") if isinstance(saved, dict) else None
             if not isinstance(states, dict) or not self.callbacks.keys() <= states.keys():
-                raise UsageError(f"{self.folder.state} has no state of the callbacks; remove it to begin anew.")
+                raise UsageError(
+                    f"{self.folder.state} has no state of the callbacks; remove it to start from the beginning."
+                )
             for name, callback in self.callbacks.items():
                 callback.restore(self, states[name])
         progress = load_state(self.folder.state, self.objective, self.optimizer, self.average)
@@ -378,7 +380,7 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report) -> RunResult:
         trainer = Trainer(setup, folder, report)
         steps = trainer.steps * setup.config.epochs
         if steps < FEW_STEPS:
-            report.say(f"{steps} steps are few to learn in; a smaller --batch-size or more --epochs would give more")
+            report.say(f"{steps} steps are too few for good results; use a smaller --batch-size or more --epochs")
         note = statistics_note(
             setup.model, processes=trainer.processes, parts=setup.config.accumulate, batch_size=trainer.batch_size
         )

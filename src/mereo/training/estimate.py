@@ -24,7 +24,7 @@ PROBE = 4
 """Images of the small batch from which memory is extrapolated."""
 
 TIMING_SECONDS = 3.0
-"""Approximate time spent on timing a step; it bounds the size of the batch that is timed."""
+"""Approximate seconds spent on timing a step, which limit the size of the timed batch."""
 
 WORKSPACE = 128 * 2**20
 """Bytes for buffers of libraries. This, and gradients of activations as large as the stored activations, were fitted to
@@ -74,7 +74,7 @@ def stored_bytes(objective: nn.Module, batch: Batch) -> int:
 
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        # Kept alive, so that no address is reused.
+        # Kept alive so that no address is reused.
         kept.append(objective(batch))
     return sum(seen.values())
 
@@ -101,7 +101,7 @@ def estimate(
     Args:
         config: of the training.
         measure: time some steps on random images, for a few seconds, and leave unreadable files out of the count.
-        before_timing: called with the estimate as it is before the timing begins.
+        before_timing: called with the estimate before the timing starts.
     """
     plan = as_plan(config)
     config, device, info, task = plan.config, plan.device, plan.info, plan.task()

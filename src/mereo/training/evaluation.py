@@ -1,4 +1,4 @@
-"""Evaluation during a run: of the averaged weights where there are some, shared among processes."""
+"""Evaluation during a run: of the averaged weights if there are any, divided among processes."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ def _put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def averaged(model: nn.Module, average: WeightAverage | None) -> Iterator[None]:
-    """The model with its averaged weights, where there is an average; its own are put back afterwards."""
+    """The model with its averaged weights, if there are any; its own weights are restored afterwards."""
     if average is None:
         yield
         return
@@ -39,7 +39,7 @@ def averaged(model: nn.Module, average: WeightAverage | None) -> Iterator[None]:
 def evaluate_run(
     objective: Objective, split: Images, task: Task, average: WeightAverage | None, accelerator: Any, batch_size: int
 ) -> Scores:
-    """Scores of the weights that count, on every image of a split."""
+    """Metrics of the averaged weights, if there are any, on every image of a split."""
     processes = accelerator.num_processes
     with averaged(objective.model, average):
         return evaluate(

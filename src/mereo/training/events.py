@@ -1,4 +1,4 @@
-"""Figures of a run as events for TensorBoard, written at once, so that a full disk is an error here and not later."""
+"""Metrics of a run as TensorBoard events, written unbuffered, so that a full disk fails here and not later."""
 
 import errno
 import io
@@ -29,7 +29,7 @@ class EventFile:
         self.path = folder.tensorboard / f"events.out.tfevents.{time.time():.6f}.{platform.node()}.{os.getpid()}"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Without a buffer, so that nothing is left to be written when the file is closed.
+            # Unbuffered, so that nothing remains to be written when the file is closed.
             self._file = self.path.open("wb", buffering=0)
         except OSError as error:
             raise cannot_write(self.path, error) from error
@@ -48,25 +48,25 @@ class EventFile:
             raise cannot_write(self.path, error) from error
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """The figures of one epoch as scalars."""
+        """Write the metrics of one epoch as scalars."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=row[name]) for name in self.columns if row[name] is not None]
         self._write(step=row["epoch"], summary=Summary(value=values))
 
     def close(self) -> None:
-        """No more epochs."""
+        """Close the file."""
         self._file.close()
 
 
 def open_events(
     folder: RunFolder, wanted: bool, first_epoch: int, report: Report, columns: Sequence[str] = COLUMNS
 ) -> EventFile | None:
-    """A file of events, or None; reports when TensorBoard is wanted and not installed."""
+    """A file of events, or None; reports if TensorBoard is requested but not installed."""
     if not wanted:
         return None
     try:
         return EventFile(folder, first_epoch, columns)
     except ImportError:
-        report.say("TensorBoard is not installed; pip install 'mereo[tensorboard]' to have events written.")
+        report.say("TensorBoard is not installed, so no events are written; pip install 'mereo[tensorboard]'.")
         return None

@@ -1,4 +1,4 @@
-"""results.json of a finished run, read back: it may come from anywhere, so values of another kind are refused."""
+"""Reads results.json of a finished run. The file may come from anywhere, so values of the wrong type are refused."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def read_results(path: Path, task: str = "classification") -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is not what a run writes ({cut(str(error), 200)}); remove it to train again."
+            f"{path} is not a valid results.json ({cut(str(error), 200)}); remove it to train again."
         ) from error
     check_kinds(results, _KINDS, str(path))
     for name in ("test_best", "test_last"):

@@ -1,4 +1,4 @@
-"""Which parameters are trained, at which share of the learning rate, and which decay."""
+"""Which parameters are trained, with which factor of the learning rate, and with or without weight decay."""
 
 import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
         for name in chosen:
             named[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in named.values()):
-        raise UsageError(f"freeze is {', '.join(patterns)}, which is every parameter; leave some to train.")
+        raise UsageError(f"freeze is {', '.join(patterns)}, which matches every parameter; leave some to train.")
     return [module for module in model.modules() if isinstance(module, _BatchNorm) and _is_frozen(module)]
 
 
@@ -46,7 +46,7 @@ def parameter_groups(config: TrainConfig, objective: nn.Module, model: VisionMod
     """The trained parameters of an objective for an optimiser, in groups where the configuration asks for them.
 
     Args:
-        config: its weight_decay, weight_decay_norm and layer_decay count.
+        config: weight_decay, weight_decay_norm and layer_decay are used.
         objective: the model and what else is trained.
         model: the network, which knows its layers.
     """

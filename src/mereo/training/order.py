@@ -29,8 +29,8 @@ def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
 def balanced_order(seed: int, epoch: int, labels: Tensor) -> Tensor:
     """An epoch of as many images as there are, in which every class occurs equally often, to within one.
 
-    Every class is permuted and repeated, permuted anew each time, so that images of a class differ in frequency by at
-    most one.
+    Every class is repeated, with a new permutation each time, so that the frequencies of images of one class differ by
+    at most one.
 
     Shapes: labels int64 (images,) -> int64 (images,).
     """
@@ -42,7 +42,7 @@ def balanced_order(seed: int, epoch: int, labels: Tensor) -> Tensor:
         rounds = -(-share // len(images))
         repeated = torch.cat([images[torch.randperm(len(images), generator=random)] for _ in range(rounds)])
         drawn.append(repeated[:share])
-    # One of each class in turn: what is left over at the end is one image of some classes.
+    # One image of each class in turn; the last round may have only some of the classes.
     in_turn = torch.stack(drawn, dim=1).flatten()[:count]
     return in_turn[torch.randperm(count, generator=random)]
 

@@ -1,4 +1,4 @@
-"""From options to one resolved plan: what is trained on what, with nothing left open.
+"""Resolves options to a plan, which fixes network, data, task and every setting of a training.
 
 A plan is made once, by `make_plan`, and the image folder is scanned once for it. Training, dry runs, comparisons and
 studies all take plans.
@@ -25,11 +25,11 @@ from mereo.training.start import follow_weights
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration with nothing left open, and what it names.
+    """A fully resolved configuration and the objects it names.
 
     Attributes:
-        config: every field resolved.
-        task: what is predicted.
+        config: with every field resolved.
+        task: the kind of prediction.
         info: of the data.
         augmentation: of training images; None for none.
         arguments: of the network, beyond its name.
@@ -61,7 +61,7 @@ class Plan:
         """The network, initialised from the seed.
 
         Args:
-            num_classes: of the data, where reading it gave another number than `info`.
+            num_classes: of the data, if reading it gave another number than `info`.
         """
         config = self.config
         arguments = dict(self.arguments)
@@ -75,7 +75,7 @@ class Plan:
 
 
 def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
-    """Resolve a configuration: the network, the weights it starts from and the data decide what it leaves open.
+    """Resolve a configuration: the network, its initial weights and the data decide what is not set.
 
     Args:
         config: of the command line, a file or a recipe.
@@ -120,7 +120,7 @@ def as_plan(config: TrainConfig | Plan) -> Plan:
 
 
 def resolve(config: TrainConfig) -> TrainConfig:
-    """The configuration with nothing left open."""
+    """The configuration with every field resolved."""
     return make_plan(config).config
 
 
@@ -133,7 +133,7 @@ def _check_arguments(config: TrainConfig, known: Mapping[str, Any]) -> None:
 
 
 def _check_memory(name: str, arguments: Mapping[str, Any]) -> None:
-    """UsageError for a network whose weights alone do not fit, before memory is taken for them."""
+    """UsageError for a network whose weights do not fit in memory, before any is allocated."""
     size = sum(p.numel() * p.element_size() for p in outline(name, **arguments).parameters())
     if size > (free := available_memory()):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What the processes of one launch share before the training itself begins."""
+"""What the processes of one launch share before training starts."""
 
 import os
 
@@ -6,11 +6,11 @@ import torch
 
 
 def share_text(text: str, device: torch.device) -> str:
-    """The text of the first process, in every process; each must call this. Alone, a process keeps its own.
+    """The text of the first process, in every process; each must call this. A single process keeps its own.
 
     Args:
-        text: what the first process shares; what the others give is ignored.
-        device: the kind of device that the run trains on, which decides how the processes talk.
+        text: of the first process; that of the others is ignored.
+        device: the kind of device that the run trains on, which decides the communication backend.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return text

@@ -1,10 +1,10 @@
-"""What a run was trained on and with, kept in its checkpoint, so that a resumed run notices what changed.
+"""The data and environment of a run, kept in its checkpoint, so that a resumed run detects changes.
 
 The data are described by class names, labels and sums of pixels with random signs,
 
     s[class, k] = sum over images i of the class, sum over pixels p of  a[i, k] b[p, k] x[i, p],   a, b in {-1, 1}
 
-which any image that is replaced or moved changes, and by far more than the rounding of another processor does.
+which change if any image is replaced or moved, by far more than rounding on another processor does.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ SIGNATURES = 8
 """Sums for each class."""
 
 MOST_SUMS = 256
-"""Beyond so many classes, several share their sums."""
+"""With more classes than this, several classes share their sums."""
 
 MOST_VALUES = 2**28
 """Pixels of a split that are summed, all channels counted; of a larger split, images spread evenly over it."""
@@ -85,7 +85,7 @@ def _signs(count: int, seed: int) -> Tensor:
 
 
 def describe_environment(device: torch.device, processes: int, sync_batchnorm: bool) -> dict[str, Any]:
-    """What, beside configuration and data, decides the bits of a result."""
+    """Whatever affects the exact bits of a result besides configuration and data."""
     return {
         "processes": processes,
         "threads": torch.get_num_threads(),
@@ -106,7 +106,7 @@ def compare_with_saved(folder: Path, saved: Mapping[str, Any], now: Mapping[str,
     Raises UsageError for data that changed.
     """
     if "data" not in saved or "environment" not in saved:
-        return ["warning: this checkpoint does not record its data, so it is not known whether they changed since"]
+        return ["warning: this checkpoint does not record its data, so changes since then cannot be detected"]
     try:
         environment = saved["environment"]
         changes, rounding = data_changes(saved["data"], now["data"])
@@ -120,17 +120,18 @@ def compare_with_saved(folder: Path, saved: Mapping[str, Any], now: Mapping[str,
     changed = ", ".join(f"{name} {was!s:.40} (now {now['environment'][name]})" for name, was in differing.items())
     if changes:
         more = f"; and {len(changes) - 4} more" if len(changes) > 4 else ""
-        reader = f" The run began with {changed}." if {"torch", "Pillow"} & differing.keys() else ""
+        reader = f" The run started with {changed}." if {"torch", "Pillow"} & differing.keys() else ""
         raise UsageError(
-            f"the data changed since {folder} began: {'; '.join(changes[:4])}{more}.{reader} Restore them, or start a"
+            f"the data changed since {folder} was started: {'; '.join(changes[:4])}{more}.{reader} Restore them,"
+            " or start a"
             f" new run from its weights: without --resume, with --weights {folder} and another --name."
         )
     warnings = []
     if rounding:
-        warnings.append("warning: the images are the same but for rounding; results differ in their last digits")
+        warnings.append("warning: the images differ by rounding only; results differ in their last digits")
     differing.pop("Pillow", None)
     if differing:
-        warnings.append(f"warning: the run began with {changed}; results differ from those of an uninterrupted run")
+        warnings.append(f"warning: the run started with {changed}; results differ from those of an uninterrupted run")
     return warnings
 
 

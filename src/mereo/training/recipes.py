@@ -1,7 +1,7 @@
-"""Published recipes as data: how a paper trains its network, to be run and overridden.
+"""Published training recipes as data, to be run as they are or with changes.
 
-A recipe changes fields of `TrainConfig`; `by_data` holds what a paper does differently on one data set. The first
-network named is the one it was published for. This module imports no torch.
+A recipe changes fields of `TrainConfig`; `by_data` holds the differences for single data sets. The first
+network is the one it was published for. This module imports no torch.
 """
 
 import fnmatch
@@ -52,7 +52,7 @@ RECIPES: dict[str, Recipe] = {
         {"mnist": 99.69, "svhn": 95.79, "cifar10": 88.71},
     ),
     "mspcaps_short": Recipe(
-        "MSPCaps in an evening on a CPU: a higher rate, fewer epochs, the last epoch's weights.",
+        "MSPCaps in a few hours on a CPU: a higher rate, fewer epochs, the last epoch's weights.",
         "ours",
         {
             "model": "mspcaps_tiny", "data": "mnist", "epochs": 20, "batch_size": 128, "optimizer": "adamw",
@@ -77,11 +77,12 @@ RECIPES: dict[str, Recipe] = {
         {"mnist": 99.75},
     ),
     "kiefer": Recipe(
-        "CapsNet with and without routing, 13 epochs of Adam; the decoder weighs next to nothing.",
+        "CapsNet with and without routing, 13 epochs of Adam; the reconstruction loss has almost no weight.",
         "arXiv:2209.02567, appendix A, and the authors' code",
         # Both their losses are means, over classes and over pixels, and ours are sums. This is ten times their
-        # objective, which Adam does not feel. They have no warm-up; without it the first steps of Adam make the primary
-        # capsules of an unrouted network as long as can be, and it reads nothing for hundreds of steps.
+        # objective, which does not matter to Adam. They have no warm-up; without it the first steps of Adam make the
+        # primary
+        # capsules of an unrouted network saturate, and it learns nothing for hundreds of steps.
         {
             "model": "capsnet", "data": "mnist", "epochs": 13, "batch_size": 128, "optimizer": "adam", "lr": 1e-3,
             "weight_decay": 0.0, "schedule": "constant", "warmup_epochs": 1.0, "augment": ("crop=2",),
@@ -100,7 +101,7 @@ RECIPES: dict[str, Recipe] = {
         },
     ),
     "capsnet_multimnist": Recipe(
-        "CapsNet on two overlaid digits; both are rebuilt.",
+        "CapsNet on two overlaid digits; both are reconstructed.",
         "arXiv:1710.09829, section 6",
         {
             "model": "capsnet_multimnist", "data": "multimnist", "epochs": 640, "batch_size": 128,
@@ -111,7 +112,7 @@ RECIPES: dict[str, Recipe] = {
         reported={"multimnist": 94.8},
     ),
     "efficient_capsnet_mnist": Recipe(
-        "Efficient-CapsNet as published on MNIST: Adam, 0.97 an epoch, its own augmentation.",
+        "Efficient-CapsNet as published on MNIST: Adam, rate times 0.97 per epoch, its own augmentation.",
         "arXiv:2101.12491 and the authors' code",
         {
             "model": "efficient_capsnet", "data": "mnist", "epochs": 150, "batch_size": 16, "optimizer": "adam",
@@ -121,7 +122,7 @@ RECIPES: dict[str, Recipe] = {
         reported={"mnist": 99.74},
     ),
     "efficient_capsnet_multimnist": Recipe(
-        "Efficient-CapsNet on two overlaid digits; 0.196 of a mean squared error for each.",
+        "Efficient-CapsNet on two overlaid digits; reconstruction weight 0.196 for each.",
         "arXiv:2101.12491 and the authors' code",
         {
             "model": "efficient_capsnet_multimnist", "data": "multimnist", "epochs": 150, "batch_size": 64,
@@ -142,7 +143,7 @@ RECIPES: dict[str, Recipe] = {
         reported={"smallnorb": 97.46},
     ),
     "digits_demo": Recipe(
-        "The demonstration: MSPCaps-T on 1,797 handwritten digits, two minutes on two CPU cores.",
+        "The demonstration: MSPCaps-T on 1,797 handwritten digits, in two minutes on two CPU cores.",
         "ours",
         {
             "model": "mspcaps_tiny", "data": "digits", "epochs": 30, "batch_size": 64, "optimizer": "adamw",

@@ -1,4 +1,4 @@
-"""What a training prints while it runs, and the history of its epochs as CSV."""
+"""The progress lines of a training, and the history of its epochs as CSV."""
 
 import csv
 import io
@@ -13,21 +13,21 @@ from mereo.runtime.text import duration
 from mereo.tasks import Task
 
 COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
-"""Of the history of a classifier; those of any task are its `columns`."""
+"""Columns of the history of a classifier; for any task they are its `columns`."""
 
 
 class Report(Reporter):
-    """Shows how a training goes. Silent in every process but the first.
+    """Shows the progress of a training, in the first process only.
 
     Args:
-        silent: print nothing (the files are written all the same).
+        silent: print nothing; files are still written.
     """
 
     def __init__(self, *, silent: bool = False) -> None:
         super().__init__(silent=silent, output="stdout")
 
     def start(self, steps: int, done: int) -> None:
-        """The run begins: `steps` optimiser steps in all, `done` of them before this start."""
+        """The run starts: `steps` optimiser steps in total, `done` of them already done."""
         self.begin("training", steps, done)
 
     def step(self, epoch: int, epochs: int, rate: float, loss: float | None) -> None:
@@ -50,12 +50,12 @@ class Report(Reporter):
 
 
 def reading_progress(report: Report) -> Callable[[int, int], None]:
-    """A callback (done, total) that shows how far the reading of images is, every ten seconds without a terminal."""
+    """A callback (done, total) that shows the progress of reading images, every ten seconds without a terminal."""
     return partial(Reporter(silent=report.silent, output="stdout", patience=10.0).reach, "reading images")
 
 
 def write_history(path: Path, history: list[dict[str, Any]], columns: Sequence[str] = COLUMNS) -> None:
-    """All epochs as CSV, written anew each time, so that a resumed run leaves no doubled line."""
+    """Write all epochs as CSV, replacing the file, so that a resumed run leaves no duplicate lines."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()

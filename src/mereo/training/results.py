@@ -22,7 +22,7 @@ class RunResult:
     """The result of a finished run.
 
     Attributes:
-        folder: of its files.
+        folder: with its files.
         test_best: scores of the weights of the best epoch.
         test_last: scores of the weights of the last epoch.
         results: the content of results.json.
@@ -64,9 +64,9 @@ def run_results(trainer: "Trainer", test_best: Scores, test_last: Scores) -> dic
 
 
 def summary(result: RunResult, picture: Path | None = None) -> None:
-    """Print the table at the end of a run: test figures, size, speed, and where everything is."""
+    """Print the table at the end of a run: test figures, size, speed and the paths of all files."""
     r, task = result.results, result.task
-    chosen = {"validation": "best on validation", "test": "best on TEST, the papers' protocol"}
+    chosen = {"validation": "best on validation", "test": "best on TEST images, as in the papers"}
     rows = task.summary(r["test_best"], f"{chosen.get(r['chosen_on'], 'last epoch')}, epoch {r['best_epoch']}")
     if r["chosen_on"] != "last epoch":
         rows.insert(1, ("at the last epoch", task.show(r["test_last"][task.chooses[0]])))
@@ -77,7 +77,7 @@ def summary(result: RunResult, picture: Path | None = None) -> None:
         ("run folder", str(result.folder.path)),
     ]
     if picture is not None:
-        rows.append(("what it saw", str(picture)))
+        rows.append(("samples", str(picture)))
     width = max(len(name) for name, _ in rows)
     print()
     for name, value in rows:

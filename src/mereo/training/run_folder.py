@@ -1,4 +1,4 @@
-"""The folder of a run: its files, its name, and the claim that keeps every other training out of it."""
+"""The folder of a run: its files, its name, and its lock against other trainings."""
 
 import json
 import os
@@ -17,7 +17,7 @@ IDENTITY = {
     "device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root", "sync_batchnorm",
     "stream",
 }  # fmt: skip
-"""Fields that may differ when a run is resumed: they change nothing in one process, and several are reported."""
+"""Fields that may differ when a run is resumed, because results in one process do not depend on them."""
 
 
 class RunFolder:
@@ -30,7 +30,7 @@ class RunFolder:
     results.json           final metrics
     curves.png, samples_train.png, samples_test.png
     tensorboard/           events
-    run.lock               there while a process trains; names it
+    run.lock               exists while a process trains, and names it
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ def resumed(folder: RunFolder) -> str | None:
     if not folder.config.exists():
         return f"no run of that name in {folder.path.parent}; starting {folder.path}"
     if folder.state.exists() and folder.results.exists():
-        return f"{folder.path} was finished already; its results are in {folder.results}, and it is evaluated again"
+        return f"{folder.path} is already finished, with results in {folder.results}; evaluating it again"
     return None
 
 
@@ -149,14 +149,14 @@ def _claim(config: TrainConfig) -> tuple[RunFolder, RunLock]:
         except (FileExistsError, LockedError) as error:
             if config.name is not None:
                 raise UsageError(
-                    f"{Path(config.output) / config.name} is there already; give --resume to go on with it, or another"
+                    f"{Path(config.output) / config.name} already exists; give --resume to continue it, or another"
                     " --name."
                 ) from error
             number += 1
 
 
 def _make_and_lock(folder: RunFolder, *, new: bool) -> RunLock:
-    """Make a folder and lock it; FileExistsError if `new` and it is there already."""
+    """Make a folder and lock it; FileExistsError if `new` and it already exists."""
     try:
         folder.path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -187,13 +187,13 @@ def _check_resumed(config: TrainConfig, folder: RunFolder) -> None:
 
 
 def differences(saved: TrainConfig, given: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Fields that differ between two configurations and change what they compute, with both values."""
+    """Fields that differ between two configurations and affect results, with both values."""
     a, b = saved.to_dict(), given.to_dict()
     return {name: (a[name], b[name]) for name in a if name not in IDENTITY and a[name] != b[name]}
 
 
 def check_same(saved: TrainConfig, given: TrainConfig, folder: RunFolder) -> None:
-    """UsageError unless two configurations compute the same."""
+    """UsageError unless two configurations give the same results."""
     differing = differences(saved, given)
     if differing:
         parts = ", ".join(f"{name} was {was} and is {now}" for name, (was, now) in list(differing.items())[:4])

@@ -1,8 +1,8 @@
-"""A lock that keeps a second training out of a run folder, and that ends with the process that holds it.
+"""A lock that prevents a second training in a run folder, released when the process that holds it ends.
 
-The lock is the operating system's (`flock`, on Windows `msvcrt.locking`) on a file in the folder, so a process that was
-killed leaves nothing that blocks. Linux passes it on to NFS servers, and it holds between machines there; where a file
-system has no locks, a warning says so. The content of the file only names the holder.
+It is a lock of the operating system (`flock`, on Windows `msvcrt.locking`) on a file in the folder, so a killed process
+leaves no lock behind. Linux passes it on to NFS servers, where it works across machines; a warning is printed if the
+file system has no locks. The file itself only names the holder.
 """
 
 import json
@@ -22,7 +22,7 @@ _held: set[int] = set()
 
 
 class LockedError(UsageError):
-    """Another process trains in the folder."""
+    """Another process is training in the folder."""
 
 
 class NoLocksError(OSError):
@@ -53,7 +53,7 @@ else:
         return True
 
     def _close_in_child() -> None:
-        # A child that outlives its parent would go on holding the lock.
+        # A child process that outlives its parent would keep the lock.
         for descriptor in _held:
             os.close(descriptor)
         _held.clear()
@@ -64,7 +64,7 @@ else:
 class RunLock:
     """The lock of one run folder, which must exist.
 
-    Raises `LockedError` with process, host and time of the holder where there is one.
+    Raises `LockedError` with process, host and time of the holder if it is locked.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,7 +91,9 @@ class RunLock:
             if not locked:
                 held_by = _holder(descriptor)
                 os.close(descriptor)
-                raise LockedError(f"{self.path.parent} is being trained {held_by}; wait for it, or give another name.")
+                raise LockedError(
+                    f"{self.path.parent} is being trained {held_by}; wait for it to end, or choose another --name."
+                )
             # The last holder may have removed the file after it was opened here.
             if _same(self.path, descriptor):
                 return descriptor
@@ -115,7 +117,7 @@ def _same(path: Path, descriptor: int) -> bool:
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds the lock, as far as the file says."""
+    """The holder of the lock as named in the file."""
     try:
         content = json.loads(os.read(descriptor, 1000))
         return f"by process {content['process']} on {content['host']} since {content['since']}"

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, so that a resumed run needs no state of it."""
+"""The learning rate as a pure function of the step, so that a resumed run needs no saved state."""
 
 import math
 
@@ -9,7 +9,7 @@ def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float
     """Rate of one step (counted from 0): a linear warm-up, then the schedule, never below `min_lr`.
 
     cosine       min + (lr - min) (1 + cos(pi t)) / 2, t from 0 after the warm-up to 1 after decay_steps, or at the end
-    exponential  lr rate^(step / decay_steps), or lr rate^epoch where decay_steps is not given
+    exponential  lr rate^(step / decay_steps), or lr rate^epoch without decay_steps
     constant     lr
     """
     warmup = round(config.warmup_epochs * steps_per_epoch) if config.warmup_steps is None else config.warmup_steps

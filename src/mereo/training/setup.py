@@ -1,4 +1,4 @@
-"""From a plan to the network and the data in memory."""
+"""Builds the network of a plan and loads its data."""
 
 import math
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class Setup:
     """Everything a run needs.
 
     Attributes:
-        plan: what was resolved.
+        plan: the resolved configuration and what it names.
         task: with the names of the classes.
         model: the network, on the CPU.
         splits: the data.
-        device: where it is trained.
-        crop: height and width that the network takes.
-        start: from which weights the network starts; None where it starts from its seed, or is resumed.
+        device: to train on.
+        crop: height and width of the network's input.
+        start: a description of the initial weights; None for random weights or a resumed run.
     """
 
     plan: Plan
@@ -46,7 +46,7 @@ class Setup:
 
 
 def place(images: Images, device: torch.device) -> Images:
-    """Images in the memory of an accelerator where they take at most a quarter of what is free, else where they are."""
+    """Move images to an accelerator if they take at most a quarter of its free memory."""
     if device.type != "cuda":
         return images
     free, _ = torch.cuda.mem_get_info(device)
@@ -59,8 +59,8 @@ def prepare(
 ) -> Setup:
     """Build what a configuration names and load its data.
 
-    The model is built before the data, so that a wrong argument shows before minutes of reading. Where a run is resumed
-    from its state, the weights that it once started from are not looked for.
+    The model is built before the data is read, so that a wrong argument fails at once. A resumed run does not need the
+    weights it was started from.
     """
     plan = as_plan(config)
     config, device = plan.config, plan.device
@@ -92,7 +92,7 @@ def prepare(
 
 
 def describe_images(setup: Setup) -> str:
-    """How many images serve for what, in a line."""
+    """One line with the number of images for training, choosing the epoch and testing."""
     splits = setup.splits
     parts = [f"{len(splits.train):,} images to train on"]
     if splits.validation is not None:
@@ -100,7 +100,7 @@ def describe_images(setup: Setup) -> str:
     parts.append(f"{len(splits.test):,} to test on")
     has = setup.plan.info.splits
     if "validation" in has and "test" not in has:
-        parts[-1] += " (the val folder, for there is no test folder)"
+        parts[-1] += " (from the val folder, because there is no test folder)"
     return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Weights that a training starts from: those of a file, a run or the package, for other classes and colours too."""
+"""Initial weights of a training, from a file, a run or the package, also for other classes and channels."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from mereo.training.config import TrainConfig, parse_size
 
 
 def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
-    """Fill in what the weights of a configuration decide where it leaves that open.
+    """Fill in the settings that follow from the initial weights and are not set.
 
-    The arguments of the network are theirs, and so is the normalisation where images have as many colours. Their path
-    becomes one that holds wherever the saved configuration is repeated. A resumed run has all that already, and
-    may have outlived them.
+    The arguments of the network come from the weights, and so does the normalisation if the number of channels is the
+    same. Their path is made absolute, so that the saved configuration can be repeated from any folder. A resumed run
+    has all this already, and its initial weights may no longer exist.
     """
     weights = str(config.weights)
     try:
@@ -49,7 +49,7 @@ def start_from(model: VisionModel, weights: str) -> str:
     """Give a network the weights that a training starts from, and return a line on what is new."""
     source = load(weights)
     new = fill(model, source.state_dict(), {**source.metadata, **source.config}, weights)
-    # The classes are those of the data that follow, even where they are as many.
+    # The classes are those of the new data, even if their number is the same.
     model.class_names = ()
     parts = [f"starting from {weights}"]
     if new:

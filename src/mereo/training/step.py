@@ -17,12 +17,12 @@ def descend(
     backward: Callable[[Tensor], None] = Tensor.backward,
     clip: Callable[[], object] | None = None,
 ) -> None:
-    """Follow the gradient of the mean of some losses.
+    """One optimiser step on the mean of some losses.
 
     Args:
         optimizer: its gradients are empty before and after.
-        rate: learning rate; a group takes its own share of it.
-        losses: of the parts of a batch, each computed when its turn comes, so that one graph exists at a time.
+        rate: learning rate; each group multiplies it by its own factor.
+        losses: of the parts of a batch, computed one at a time, so that only one graph exists.
         parts: how many there are.
         backward: computes the gradients of a loss.
         clip: called before the step.

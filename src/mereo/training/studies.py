@@ -1,8 +1,8 @@
 """Studies: variants of one training under one protocol, several seeds each, a table at the end.
 
 A study is data: the base configuration, and for each variant the fields that differ and what its source reports. The
-runs lie in <output>/<study>-<data>/<variant>-seed<n>; finished ones are not run again, so a stopped study
-continues. `mereo compare` makes its study from the command line and runs it by the same functions.
+runs are in <output>/<study>-<data>/<variant>-seed<n>; finished runs are reused, so an interrupted study
+can be continued. `mereo compare` makes its study from the command line and runs it by the same functions.
 """
 
 import re
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Variant:
     """One row of a study: fields that differ, arguments of the network that differ, and the reported accuracy in %.
 
-    `recipe` takes the place of the study's own.
+    `recipe` replaces that of the study.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Study:
-    """One study: what it asks, the recipe its variants change (None: the defaults), and the variants by name."""
+    """One study: its question, the recipe that its variants change (None: the defaults), and the variants by name."""
 
     question: str
     source: str
@@ -53,13 +53,13 @@ def _mnist(reported: float, **model_args: Any) -> Variant:
 
 _LARGE = {"model": "mspcaps_large"}
 _MIDDLE = {"model": "capsnet_middle"}
-# The authors' three iterations are updates: four weighted sums, from logits that are learned.
+# The authors count three updates, so there are four weighted sums; the initial logits are learned.
 _ROUTED = {"routing_steps": 4, "learned_prior": True}
 _UNROUTED = {"routing_steps": 0}
 
 STUDIES: dict[str, Study] = {
     "coupling_axis": Study(
-        "Which axis does the softmax of cross-agreement run over? The paper does not say.",
+        "Over which axis is the softmax of cross-agreement taken? The paper does not state it.",
         "arXiv:2508.16922",
         "mspcaps_paper",
         {
@@ -68,7 +68,7 @@ STUDIES: dict[str, Study] = {
         },
     ),
     "mspcaps_ablation": Study(
-        "What do scales, sharing, patch size and routing matter in MSPCaps-T?",
+        "How much do scales, weight sharing, patch size and routing matter in MSPCaps-T?",
         "arXiv:2508.16922",
         "mspcaps_paper",
         {
@@ -84,7 +84,7 @@ STUDIES: dict[str, Study] = {
         },
     ),
     "mspcaps_large_ablation": Study(
-        "What do sharing, patch size and routing matter in MSPCaps-L?",
+        "How much do weight sharing, patch size and routing matter in MSPCaps-L?",
         "arXiv:2508.16922",
         "mspcaps_paper",
         {
@@ -100,7 +100,7 @@ STUDIES: dict[str, Study] = {
         },
     ),
     "kiefer_routing": Study(
-        "Does CapsNet need its routing, or its decoder, to be right and to be sparse?",
+        "Does CapsNet need routing or a decoder to be accurate and sparse?",
         "arXiv:2209.02567",
         "kiefer",
         {
@@ -137,7 +137,7 @@ def plan_runs(
     study: Study, name: str, seeds: int, output: str, overrides: Mapping[str, Any], only: Sequence[str] = ()
 ) -> dict[tuple[str, int], TrainConfig]:
     """The configuration of every run, by (variant, seed); seeds alternate variants, so that each round of seeds is a
-    whole comparison."""
+    complete comparison."""
     chosen = {label: row for label, row in study.variants.items() if not only or label in only}
     planned = {}
     for seed in range(seeds):
@@ -161,7 +161,7 @@ def folder_name(label: str) -> str:
 
 
 def make_plans(configs: Mapping[tuple[str, int], "TrainConfig | Plan"]) -> dict[tuple[str, int], "Plan"]:
-    """The plans of several runs; data that they share is looked at once."""
+    """The plans of several runs; shared data is inspected once."""
     from mereo.data import DatasetInfo, dataset_info
     from mereo.training.plan import Plan, make_plan
 
@@ -181,7 +181,7 @@ def make_plans(configs: Mapping[tuple[str, int], "TrainConfig | Plan"]) -> dict[
 def finish_runs(
     configs: Mapping[tuple[str, int], "TrainConfig | Plan"], say: Callable[[str], None] = print
 ) -> dict[str, list[dict[str, Any]]]:
-    """Run what is still to be run, and return the results of all runs by variant, in the order of seeds.
+    """Run what is not finished, and return the results of all runs by variant, in the order of seeds.
 
     UsageError for a finished run of another configuration: it does not belong to this table.
     """
@@ -197,13 +197,13 @@ def finish_runs(
             if differing:
                 begun = ", ".join(f"{name} {was}" for name, (was, _) in differing.items())
                 raise UsageError(
-                    f"{folder.path.parent} was begun with {begun}; give the same again, or another --output."
+                    f"{folder.path.parent} was started with {begun}; use the same settings, or another --output."
                 )
     results: dict[str, list[dict[str, Any]]] = {}
     for number, ((label, seed), plan) in enumerate(plans.items(), start=1):
         finished = folders[label, seed].results
         if finished.exists():
-            say(f"{number}/{len(configs)} {label}, seed {seed}: finished before")
+            say(f"{number}/{len(configs)} {label}, seed {seed}: already finished")
         else:
             say(f"{number}/{len(configs)} {label}, seed {seed}")
             train(plan)
@@ -219,7 +219,7 @@ def run_study(
     only: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
-    """Run what is still to be run of a published study, and return its table, a row a variant."""
+    """Run what is not finished of a published study, and return its table with one row per variant."""
     results = finish_runs(configurations(name, seeds, output, overrides, only), say)
     return [_row(get_study(name).variants[label], label, rows) for label, rows in results.items()]
 

@@ -1,4 +1,4 @@
-"""Files of an image folder that cannot be read, looked for before a training, as long as that is quick."""
+"""Searches an image folder for unreadable files before a training, as long as that is quick."""
 
 import time
 from dataclasses import replace
@@ -10,12 +10,12 @@ from mereo.data.folder import read_layout
 from mereo.data.raw import Request
 
 SECONDS = 3.0
-"""Spent on looking; of a larger folder only the first files are looked at."""
+"""Seconds spent on the search; in a larger folder only the first files are checked."""
 _PART = 64
 
 
 def without_unread(info: DatasetInfo, *, strict: bool = False) -> DatasetInfo:
-    """The same data without unreadable files; they are named as the run will name them."""
+    """The same data without unreadable files, which are named in a warning as in the run itself."""
     if info.path is None:
         return info
     end, counts = time.monotonic() + SECONDS, dict(info.splits)

@@ -1,4 +1,4 @@
-"""Multi-head attention: every receiver asks all senders, each head by a comparison of its own.
+"""Multi-head attention: every receiver attends to all senders, with separate scores in each head.
 
 Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
 Cost: projections 4 N D^2 multiplications an image (N tokens of D), scores and combination 2 N S D.
@@ -48,7 +48,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     example=_example,
 )
 class MultiHeadAttention(nn.Module):
-    """Let each token become a weighted sum of what all tokens, or those of a context, say.
+    """Replace each token by a weighted sum of the values of all tokens, or of those of a context.
 
     q = W_q x,  k = W_k y,  v = W_v y   for each head;   out = W_o [softmax(q k^T / sqrt(D / heads)) v, ...] + b
 
@@ -59,7 +59,7 @@ class MultiHeadAttention(nn.Module):
         qkv_bias: biases of the three projections.
         over: the axis of the normaliser. "receivers" makes the senders divide themselves among the receivers.
         normaliser: see `Coupling`.
-        causal: each token hears itself and those before it; see `mereo.core.Causal` for contexts of other lengths.
+        causal: each token attends to itself and those before it; see `mereo.core.Causal` for contexts of other lengths.
         attn_drop: dropout of the couplings.
         proj_drop: dropout of the output.
 
@@ -68,7 +68,7 @@ class MultiHeadAttention(nn.Module):
         mask bool (batch, senders), (batch, tokens, senders) or (batch, heads, tokens, senders), True = takes part
         -> (batch, tokens, dim). A token with every sender masked out gets the bias of the output projection.
 
-    Reads as: couplings[b, h, r, s] is the share of sender s in what head h tells token r.
+    Reads as: couplings[b, h, r, s] is the share of sender s in the output of head h for token r.
 
     Deviates: Xavier uniform for each projection by itself and biases of zero; the paper does not state its start.
 

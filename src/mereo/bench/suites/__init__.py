@@ -1,4 +1,4 @@
-"""The suites that come with the library, and those of others by `module:name`."""
+"""The suites of the library, and external ones by `module:name`."""
 
 from mereo.bench.case import Suite
 from mereo.bench.contenders import load_object

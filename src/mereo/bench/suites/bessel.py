@@ -99,7 +99,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 BESSEL = Suite(
     "bessel",
-    "log C_d and A_d of von Mises and Fisher, with and without gradients, from a thousand to a million numbers",
+    "log C_d and A_d of the von Mises-Fisher density, with and without gradients, from a thousand to a million numbers",
     TAKES,
     {"numbers": 100_000, "dimension": 16},
     inputs,

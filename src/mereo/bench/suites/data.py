@@ -1,7 +1,7 @@
 """Loading images: streamed from a folder, tar files and Parquet, and from memory, beside timm's loader.
 
-Every contender decodes the same made JPEGs of side 256 in order, cuts out the centre of 224, and yields float32 in
-[0, 1]; compared are the means of the images. One call is a pass over all of them, so that no loader works ahead while
+Every contender decodes the same generated JPEGs of side 256 in order, cuts out the centre of 224, and yields float32 in
+[0, 1]; the means of the images are compared. One call is a pass over all of them, so that no loader works ahead while
 another is timed, and the size `batch` is the number of images of a pass: the column of rates is images a second.
 """
 
@@ -234,7 +234,7 @@ def _step_batches(folder: Path, setting: Setting) -> dict[str, Iterator[tuple[Te
 
 DATA = Suite(
     "data",
-    "loading JPEGs from a folder, shards, Parquet and memory beside timm's loader; what a training step waits for them",
+    "loading JPEGs from a folder, shards, Parquet and memory beside timm's loader, and the wait of a training step",
     TAKES,
     {"batch": 2000, "side": 256, "crop": 224, "step": 128},
     lambda setting, mode: (made_images(setting.size("batch"), setting.size("side")),),

@@ -1,6 +1,6 @@
 """Inversion of the capsule mixture: one sweep of each family, and dynamic routing of the same sizes.
 
-The honest baseline is written here: predictions stored, an einsum for each sum, T^T T whole and made anew.
+The baseline is written here: predictions stored, an einsum for each sum, the full T^T T recomputed.
 """
 
 import math

@@ -107,7 +107,7 @@ def _convolutions(setting: Setting) -> Contender:
 
 CAPSNET = Suite(
     "capsnet",
-    "CapsNet for MNIST at batch 128: the whole step beside that without Adam and its convolutions, inference likewise",
+    "CapsNet for MNIST at batch 128: the whole step, without Adam, and its convolutions alone; the same for inference",
     TAKES,
     {"batch": 128, "model": "capsnet"},
     _inputs,
@@ -229,7 +229,7 @@ CAPSNET_224 = Suite(
 )
 MODELS = Suite(
     "models",
-    "every registered model: images a second of inference and of a training step",
+    "every registered model: images per second in inference and in training",
     TAKES,
     {"batch": 32, "model": "capsnet"},
     _inputs,

@@ -1,6 +1,6 @@
 """Dynamic routing: at CapsNet's size, along its sizes, and the memory it takes.
 
-The honest baseline is written here: votes stored, an einsum for each sum and agreement, gradients by autograd.
+The baseline is written here: votes stored, an einsum for each sum and agreement, gradients by autograd.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How the verbs are executed: one function for each, and a table of predicates that chooses the way."""
+"""How the verbs are executed: one function for each, and a table of predicates that chooses the implementation."""
 
 
 def backends() -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""The library that the build of mereo compiled from the C++ files of this folder: loaded, or why there is none.
+"""Loads the library compiled from the C++ files of this folder when mereo was built, or gives the reason if missing.
 
 It is plain C: no header of torch, no compiler at run time. Installing mereo builds it where a C++ compiler is found;
-where none is, the reason lies in a text file beside it and `missing` holds it.
+otherwise the reason is in a text file in its place, and in `missing`.
 """
 
 import ctypes
@@ -60,7 +60,7 @@ class Entry:
         if self._function(*values):
             pairs = zip(values, self._arguments, strict=True)
             sizes = " x ".join(str(value) for value, kind in pairs if kind is ctypes.c_int64)
-            raise MemoryError(f"{self._name} found no memory to work in; its sizes are {sizes}.")
+            raise MemoryError(f"{self._name} could not allocate working memory; its sizes are {sizes}.")
 
 
 def entry(name: str, *arguments: type) -> Entry | None:

@@ -27,7 +27,7 @@ def _needs_couplings(call: Routing) -> str | None:
     """Why the couplings of this call, or its votes, must exist as tensors; None if they need not."""
     coupling = call.coupling
     if coupling.watched:
-        return "the couplings are watched"
+        return "the couplings are observed"
     if (reason := steps_aside()) is not None:
         return reason
     if 0 in call.votes.senders.shape or 0 in call.votes.weight.shape:
@@ -44,7 +44,7 @@ def _needs_couplings(call: Routing) -> str | None:
         or coupling.dropout
         or (coupling.topology is not None)
     ):
-        return f"it does not know {coupling}"
+        return f"it does not support {coupling}"
     return None
 
 

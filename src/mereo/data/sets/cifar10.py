@@ -13,7 +13,7 @@ TRAIN, TEST, NAMES = tuple(f"data_batch_{number}" for number in range(1, 6)), ("
 
 
 def read(root: Path, download: bool) -> "RawDataset":
-    """From the published batches, or the unpacked folder cifar10, or an archive cifar10*.zip: whichever is there."""
+    """From the published batches, or the unpacked folder cifar10, or an archive cifar10*.zip, whichever exists."""
     from mereo.data.folder import read_folder
     from mereo.data.published import download_published, obtain
     from mereo.data.raw import RawDataset

@@ -1,4 +1,4 @@
-"""MultiMNIST: pairs of MNIST's digits, overlaid as they are needed."""
+"""MultiMNIST: pairs of MNIST's digits, overlaid on the fly."""
 
 from typing import TYPE_CHECKING
 

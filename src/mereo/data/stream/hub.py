@@ -18,7 +18,7 @@ _NAME, _LONGEST = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASC
 
 
 class HubStore(Store):
-    """The rows of one split, which `datasets` maps from its cache."""
+    """The rows of one split, memory-mapped by `datasets` from its cache."""
 
     def __init__(self, rows: Any, image: str, what: str) -> None:
         self._rows, self._image, self._what = rows, image, what
@@ -43,7 +43,7 @@ def open_hub(data: str) -> RawDataset:
         raise MereoError(f"data is {data!r}, which needs datasets: pip install 'mereo[stream]'") from None
     try:
         splits = datasets.load_dataset(name, configuration or None)
-    except Exception as error:  # no network, no such name, a gate: every layer below raises its own kind
+    except Exception as error:  # no network, unknown name, gated access: every layer below raises its own type
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")
         raise MereoError(
             f"data is {data!r}, which could not be loaded ({reason}); check the name and the network, or give the"
@@ -53,7 +53,7 @@ def open_hub(data: str) -> RawDataset:
 
 
 def from_splits(splits: Any, data: str) -> RawDataset:
-    """From a `datasets.DatasetDict` to the splits of a training."""
+    """The splits for training from a `datasets.DatasetDict`."""
     from datasets import ClassLabel, Image
 
     parts: dict[str, Part] = {}

@@ -1,4 +1,4 @@
-"""From labels as files give them, numbers or names, to classes; and from parts to the splits of a training."""
+"""Maps labels of files, numbers or names, to classes, and parts of a data set to the splits for training."""
 
 import re
 import warnings
@@ -31,7 +31,7 @@ LONGEST_LABEL = 256
 
 
 class Part(NamedTuple):
-    """One split as it lies in its store. Shapes: numbers int64 (n,), labels int64 or str (n,)."""
+    """One split as positions in its store. Shapes: numbers int64 (n,), labels int64 or str (n,)."""
 
     store: Store
     numbers: Tensor
@@ -39,18 +39,18 @@ class Part(NamedTuple):
 
 
 def split_name(path: Path) -> str:
-    """The split that a file belongs to, by a word of its name or by its folder; "train" where neither names one."""
+    """The split of a file, from a word in its name or from its folder; "train" if neither names one."""
     words = [word for word in re.split(r"[^a-z]+", path.name.lower()) if word in _SPLITS]
     return _SPLITS.get((words or [path.parent.name.lower()])[0], "train")
 
 
 def split_of_word(word: str) -> str | None:
-    """The split that a name such as "val" stands for."""
+    """The split that a name such as "val" means."""
     return _SPLITS.get(word.lower())
 
 
 def join_labels(labels: Sequence[Labels]) -> Labels:
-    """One array of the labels of several files; numbers become text where another file has text."""
+    """One array of the labels of several files; numbers become text if another file has text."""
     if any(part.dtype.kind == "U" for part in labels):
         return np.concatenate([part.astype(np.str_) for part in labels])
     return np.concatenate(labels)
@@ -59,7 +59,7 @@ def join_labels(labels: Sequence[Labels]) -> Labels:
 def _to_classes(
     parts: Mapping[str, Part], names: Sequence[str] | None, data: str
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Labels of every split as places in the class names, which are sorted where they are not given."""
+    """Labels of every split as positions in the class names, which are sorted if not given."""
     lacking = "training images" if names is None else "class names"
     numeric = all(part.labels.dtype.kind == "i" for part in parts.values())
     labels = {split: part.labels if numeric else part.labels.astype(np.str_) for split, part in parts.items()}
@@ -81,10 +81,10 @@ def _to_classes(
 
 
 class _Some(Tree):
-    """A few images of a store as a tree, for a look at their headers."""
+    """A few images of a store as a tree, for reading their headers."""
 
     def __init__(self, part: Part) -> None:
-        near = part.store.sequential  # far apart they would be read with all of their neighbours
+        near = part.store.sequential  # reading distant ones would read all of their neighbours too
         step = 1 if near else max(len(part.numbers) // _SNIFFED, 1)
         self.store, self.path, self.folders = part.store, Path(), []
         self.files = [str(number) for number in part.numbers[::step][:_SNIFFED].tolist()]
@@ -94,12 +94,12 @@ class _Some(Tree):
 
 
 def make_dataset(parts: Mapping[str, Part], names: Sequence[str] | None, data: str) -> RawDataset:
-    """A dataset of the parts: without test images those for validation stand in; without both, a fifth is carved out.
+    """A dataset of the parts: without test images, validation is used for testing; without both, a fifth is set aside.
 
     Args:
         parts: "train", and maybe "validation" and "test".
-        names: of the classes, where the source has them.
-        data: what the user named, for messages.
+        names: of the classes, if the source has them.
+        data: as given by the user, for messages.
     """
     # Published test splits often come without labels, written as -1.
     parts = {
@@ -119,7 +119,7 @@ def make_dataset(parts: Mapping[str, Part], names: Sequence[str] | None, data: s
     elif "test" not in splits:
         kept, held = hold_out(splits["train"].labels, TEST_FRACTION, TEST_SEED)
         if not len(held):
-            raise UsageError(f"data is {data!r}, with one image a class; a test split cannot be carved out of that.")
+            raise UsageError(f"data is {data!r}, with one image per class; a test split cannot be taken from that.")
         count = len(splits["train"])
         splits |= {"train": splits["train"].take(kept), "test": splits["train"].take(held)}
         warnings.warn(

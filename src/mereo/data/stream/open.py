@@ -1,4 +1,4 @@
-"""From what the user names to a dataset whose images are read one by one."""
+"""Opens data sets whose images are read one by one."""
 
 import glob
 import itertools
@@ -74,7 +74,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _files(data: str, root: Path) -> list[Path]:
-    """The files that a path or pattern names, taken from here or else from the root; none for an image folder."""
+    """The files of a path or pattern, relative to the working folder or else to the root; none for an image folder."""
     path = user_path("data", data)
     for base in (path, root / path):
         kind = kind_of(base)
@@ -95,7 +95,7 @@ def _files(data: str, root: Path) -> list[Path]:
 
 
 def is_stream(data: str | Path, root: Path) -> bool:
-    """Whether a dataset is named that `open_stream` reads: on the hub, tar files or tables."""
+    """Whether `open_stream` reads this data: from the hub, tar files or tables."""
     text = str(data)
     if text.startswith(PREFIX) or _files(text, root):
         return True
@@ -105,15 +105,15 @@ def is_stream(data: str | Path, root: Path) -> bool:
 
 
 def open_stream(data: str | Path, root: Path) -> RawDataset:
-    """The splits of a dataset whose images are read one by one, and need not fit in memory.
+    """The splits of a data set whose images are read one by one and need not fit in memory.
 
-    A file belongs to the split that a word of its name, or its folder, names: train, val, validation or test; else it
-    is for training.
+    The split of a file is a word in its name or the name of its folder: train, val, validation or test; other files are
+    for training.
 
     Args:
         data: `hf:owner/name` of the Hugging Face hub; a folder of tar files (WebDataset shards) or of Parquet or Arrow
             files; one such file, or a pattern of them, such as `shards/{train,val}-*.tar` or `s-{0000..0099}.tar`.
-        root: where relative paths are looked for when they are not here.
+        root: base of relative paths that do not exist in the working folder.
     """
     text = str(data)
     if text.startswith(PREFIX):
@@ -121,13 +121,13 @@ def open_stream(data: str | Path, root: Path) -> RawDataset:
     files = _files(text, root)
     kinds = {file.suffix for file in files}
     if not files:
-        raise UsageError(f"data is {text!r}, and there is no such file; name a folder, a file or a pattern of them.")
+        raise UsageError(f"data is {text!r}, and there is no such file; give a folder, a file or a pattern.")
     if kinds <= set(TAR):
         return _open_files(files, text, _tars)
     if kinds <= set(TABLES):
         return _open_files(files, text, _tables)
     raise UsageError(
-        f"data is {text!r}, files of kind {', '.join(sorted(kinds))}; they must be of one kind, or tables."
+        f"data is {text!r}, with files of type {', '.join(sorted(kinds))}; all must be of one type, or tables."
     )
 
 

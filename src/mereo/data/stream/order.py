@@ -1,4 +1,4 @@
-"""In which order an epoch visits images that lie in files of many."""
+"""The order in which an epoch visits images stored many to a file."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ ORDERS = ("random", "shards")
 
 
 def window_order(groups: Tensor, window: int, generator: torch.Generator) -> Tensor:
-    """Files in random order, their images shuffled among near ones: a pure function of the generator's seed.
+    """Files in random order, with images shuffled within a window: a pure function of the generator's seed.
 
     With positions p in the concatenation of the shuffled files and u uniform in [0, 1), images are visited by
     ascending p + window u, so that each moves by less than `window` places and only the files in the window are read.
 
     Args:
         groups: the file of each image.
-        window: images among which is shuffled.
+        window: number of images within which images are shuffled.
         generator: on the CPU.
 
     Shapes: groups int64 (n,) -> int64 (n,), a permutation of 0 .. n - 1.

@@ -1,7 +1,7 @@
-"""Threads that decode what will be asked for next, into blocks of memory that are used again.
+"""Threads that decode the images requested next, into reusable blocks of memory.
 
-Pillow lets go of the interpreter while it decodes and resizes, so threads use all cores, start at once and share their
-results without copies between processes.
+Pillow releases the interpreter lock while it decodes and resizes, so threads use all cores, start at once and need no
+copies between processes.
 """
 
 import os
@@ -36,16 +36,16 @@ class _Block(NamedTuple):
 
 
 class ReadAhead:
-    """Decodes images by index, those that are expected ahead of time.
+    """Decodes images by index, and announced ones ahead of time.
 
-    Arrays of NumPy, since a tensor made in PyTorch's inference mode could not be written to by the threads. What `take`
-    returns depends on its indices alone; what was expected decides only when it was decoded.
+    It uses NumPy arrays, because threads cannot write to a tensor made in PyTorch's inference mode. The result of
+    `take` depends only on its indices; announcements decide only when an image is decoded.
 
     Args:
         decode: (index, out) -> whether the image could be read; writes its pixels to `out`, from any thread.
         shape: (channels, height, width) of every image.
-        ahead: how many decoded images may wait.
-        workers: threads.
+        ahead: largest number of decoded images kept ready.
+        workers: number of threads.
     """
 
     def __init__(self, decode: Decode, shape: tuple[int, int, int], *, ahead: int, workers: int) -> None:
@@ -58,9 +58,10 @@ class ReadAhead:
         self._taken = self._scheduled = self._used = 0
 
     def expect(self, indices: Indices) -> None:
-        """From now on the images at `indices`, int64 (n,), are asked for in this order; replaces what was expected."""
+        """Announce that the images at `indices`, int64 (n,), are requested next in this order; replaces earlier
+        ones."""
         begun = self._expected[self._taken : self._scheduled]
-        if np.array_equal(begun, indices[: len(begun)]):  # what is decoded already is still what comes next
+        if np.array_equal(begun, indices[: len(begun)]):  # images that are already decoded still come next
             self._scheduled = len(begun)
         else:
             for task, block, _ in self._pending:

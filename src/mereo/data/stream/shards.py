@@ -1,4 +1,4 @@
-"""Writing shards: the images of a folder packed into tar files that can be read one by one, and in sequence."""
+"""Writes shards: packs the images of a folder into tar files, to be read one by one or in sequence."""
 
 import io
 import tarfile
@@ -21,11 +21,11 @@ _RECORD = 512
 def write_shards(
     folder: str | Path, target: str | Path, *, shard_bytes: int = SHARD_BYTES, seed: int = 0
 ) -> list[Path]:
-    """Pack an image folder or a .zip of one into `target`/<split>-000000.tar and following, with an index beside each.
+    """Pack an image folder or a .zip of one into `target`/<split>-000000.tar and following, each with an index file.
 
-    Files are packed as they are, in an order shuffled once, so that every shard holds images of all classes; a member
-    is `<number>.<suffix>` with its label in `<number>.cls`, and classes.txt holds the class names. An interrupted call
-    can be repeated; it writes the same files.
+    Files are packed unchanged, in an order shuffled once, so that every shard has images of all classes. A member is
+    `<number>.<suffix>` with its label in `<number>.cls`; classes.txt has the class names. An interrupted call can be
+    repeated and writes the same files.
 
     Args:
         folder: {train, val, test}/<class>/*, or <class>/* alone.
@@ -40,7 +40,7 @@ def write_shards(
     splits, names = read_layout(Path(folder))
     target = Path(target)
     if target.is_dir() and any(file.suffix == ".tar" and not _ours(file, tuple(splits)) for file in target.iterdir()):
-        raise UsageError(f"target is {str(target)!r}, which holds other tar files; name a new folder.")
+        raise UsageError(f"target is {str(target)!r}, which has other tar files; give a new folder.")
     written = []
     write_atomically(target / "classes.txt", "".join(f"{name}\n" for name in names))
     for split, part in splits.items():

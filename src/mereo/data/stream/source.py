@@ -17,11 +17,10 @@ _CHUNK = 512
 
 
 class Store(ABC):
-    """Encoded images by number, wherever they lie.
+    """Encoded images by number, from any source.
 
     Attributes:
-        sequential: whether neighbours are read together, so that a fully random order would read everything many
-            times over.
+        sequential: whether neighbours are read together, so that a fully random order would read everything many times.
     """
 
     sequential = False
@@ -32,10 +31,10 @@ class Store(ABC):
 
     @abstractmethod
     def name(self, number: int) -> str:
-        """What messages call the image."""
+        """The name of the image in messages."""
 
     def groups(self, numbers: Tensor) -> Tensor:
-        """Which file, or part of a file that is read whole, holds each image: int64 (n,) -> int64 (n,)."""
+        """The file, or part of a file that is read at once, of each image: int64 (n,) -> int64 (n,)."""
         return torch.zeros_like(numbers)
 
 
@@ -70,7 +69,7 @@ class Source(RawSplit):
         return self.store.open(int(self.numbers[index]))
 
     def name(self, index: int) -> str:
-        """What messages call the image."""
+        """The name of the image in messages."""
         return self.store.name(int(self.numbers[index]))
 
     @property

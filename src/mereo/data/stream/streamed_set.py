@@ -1,4 +1,4 @@
-"""A split that is decoded while it is used: only what is read ahead lies in memory."""
+"""A split that is decoded when it is used: only images read ahead are in memory."""
 
 import math
 import warnings
@@ -24,27 +24,27 @@ WINDOW = 4096
 
 
 class StreamedSet(Images):
-    """Images of a source, decoded by threads as they are asked for, or ahead of that after `prefetch`.
+    """Images of a source, decoded by threads on request, or in advance after `prefetch`.
 
-    A batch is the same whatever the number of threads and however far was read ahead. An image that cannot be read is
-    left out of a batch for evaluation; in a batch for training (one with a generator) the next readable one of the
-    source stands in for it, so that the batch keeps its size.
+    A batch does not depend on the number of threads or on how far was read ahead. An unreadable image is left out of a
+    batch for evaluation; in a batch for training (with a generator) the next readable one of the source replaces it, so
+    that the batch keeps its size.
 
     Args:
         source: where the encoded images come from.
         class_names: a name for every label.
-        size: height and width to which images are brought.
+        size: height and width that images are resized to.
         channels: 1 or 3.
-        strict: whether an image that cannot be read is an error, rather than replaced with a warning.
+        strict: whether an unreadable image is an error, rather than replaced with a warning.
         order: "random": every epoch visits the images in any order; "shards": files in random order and their images
             shuffled among the nearest `window`, for media that are slow unless read in sequence; "auto": "shards" for
             sources that are read in groups, else "random".
-        window: images among which "shards" shuffles.
+        window: number of images within which "shards" shuffles.
         workers: threads that decode; this process's share of the cores when None.
-        read_ahead: decoded images that may wait; as many as take 256 MiB, at most 2048, when None.
+        read_ahead: largest number of decoded images kept ready; when None as many as take 256 MiB, at most 2048.
         reduce: whether a JPEG more than four times too large may be decoded at a half, a quarter or an eighth of its
-            sides, yet at least twice those wanted; its pixels then differ by rounding from those decoded whole.
-        device: where batches lie by default.
+            size, but at least twice the target; its pixels then differ by rounding from those of a full decode.
+        device: of batches by default.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class StreamedSet(Images):
 
     @property
     def skipped(self) -> int:
-        """How many images could not be read so far."""
+        """Number of unreadable images so far."""
         return len(self._broken)
 
     @property
@@ -143,7 +143,7 @@ class StreamedSet(Images):
             if corners is not None:
                 (top, left), (height, width) = corners[0].tolist(), crop
                 pixels = pixels[:, :, top : top + height, left : left + width]
-        # The decoded part as a set of its own: drawing for the whole batch, cropping and augmenting are done there.
+        # The decoded part as a stored set, which draws for the whole batch, crops and augments.
         places = torch.zeros(len(indices), dtype=torch.int64)
         places[slice(None) if share is None else share] = torch.arange(len(labels))
         return ImageSet(pixels, labels, self.class_names).batch(
@@ -189,17 +189,17 @@ class StreamedSet(Images):
     def _report(self, indices: Tensor) -> None:
         if self.strict:
             raise MereoError(
-                f"{self._reason(int(indices[0]))} could not be read; remove or repair it, or do without strict."
+                f"{self._reason(int(indices[0]))} could not be read; remove or repair it, or leave out --strict."
             )
         new = [index for index in indices.tolist() if index not in self._reported][: _NAMED - len(self._reported)]
         if new:
             self._reported.update(new)
-            end = "; no more are named" if len(self._reported) == _NAMED else ""
+            end = "; further ones are not named" if len(self._reported) == _NAMED else ""
             names = "; ".join(map(self._reason, new))
-            warnings.warn(f"images that cannot be read: {names}. Skipped{end}.", UserWarning, stacklevel=4)
+            warnings.warn(f"skipped unreadable images: {names}{end}.", UserWarning, stacklevel=4)
 
     def _stand_in(self, index: int, out: Tensor) -> int:
-        """Put the next readable image after an unreadable one in its place and return its index."""
+        """Replace an unreadable image by the next readable one and return its index."""
         for step in range(1, min(_IN_A_ROW, len(self))):
             other = (index + step) % len(self)
             if self._decode_one(other, out.numpy()):

@@ -1,6 +1,7 @@
 """Images in the rows of Parquet and Arrow files, as Hugging Face `datasets` writes them.
 
-Arrow files are mapped, so that any row is near. Parquet is read in groups of rows, of which the last few are kept.
+Arrow files are memory-mapped, so any row is quickly read. Parquet is read in groups of rows, of which the last few are
+kept.
 """
 
 import importlib.util
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "picture")
 LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "fine_label")
 _KEPT_BYTES = 2**29
-"""Of row groups of Parquet, in each process."""
+"""Number of Parquet row groups that each process keeps."""
 
 
 def find_column(columns: Sequence[str], known: Sequence[str], what: str, where: object) -> str:
-    """The column of a usual name; UsageError where there is none."""
+    """The column with a usual name; UsageError if there is none."""
     for name in known:
         if name in columns:
             return name
     raise UsageError(
-        f"{where} has no column of {what}; it has {', '.join(columns)}. Name that column {known[0]!r} (or"
+        f"{where} has no column of {what}; it has {', '.join(columns)}. Rename that column to {known[0]!r} (or"
         f" {', '.join(map(repr, known[1:]))})."
     )
 
@@ -72,7 +73,7 @@ class _File(ABC):
         """The image of a row, as Arrow gives it to Python; may be called from several threads."""
 
     def group(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Which part that is read whole holds each row."""
+        """The part that is read at once for each row."""
         return np.zeros_like(rows)
 
 
@@ -162,7 +163,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise MereoError(f"the table {path} cannot be read ({reason}); get it again.") from error
+        raise MereoError(f"the table {path} cannot be read ({reason}); download or create it again.") from error
 
 
 def read_labels(file: _File) -> Labels:

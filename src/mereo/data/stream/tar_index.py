@@ -1,7 +1,7 @@
-"""Where the samples of a tar file lie: a table made once and kept, so that any image is read by one seek.
+"""An index of the samples in a tar file, made once and kept, so that any image is read with one seek.
 
 A sample is the members of one key, the path up to the first dot of the file's name: `key.jpg` with `key.cls` or
-`key.json`, as in WebDataset. The `webdataset` library reads such files in sequence alone, so it is not used here.
+`key.json`, as in WebDataset. The `webdataset` library only reads such files in sequence, so it is not used here.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ class TarIndex(NamedTuple):
 
 
 def _cache_path(tar: Path) -> Path:
-    """In the user's cache, for this state of the file."""
+    """The path of the index in the user's cache, for this version of the file."""
     state = tar.stat()
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     key = hashlib.sha256(f"{tar.resolve()}\n{state.st_size}\n{state.st_mtime_ns}".encode()).hexdigest()
@@ -77,7 +77,7 @@ def _cache_path(tar: Path) -> Path:
 
 
 def index_path(tar: Path) -> Path:
-    """Beside the file, where `write_shards` leaves it."""
+    """The path of the index next to the file, where `write_shards` writes it."""
     return tar.with_name(f"{tar.name}.index.npz")
 
 
@@ -89,7 +89,7 @@ def pack(index: TarIndex, size: int) -> bytes:
 
 
 def _unpack(path: Path, size: int) -> TarIndex | None:
-    """What `pack` gave; None where it is missing, damaged or of another file."""
+    """The index that `pack` wrote; None if it is missing, damaged or of another file."""
     try:
         content = io.BytesIO(path.read_bytes())
         with zipfile.ZipFile(content) as archive:
@@ -114,7 +114,7 @@ def _unpack(path: Path, size: int) -> TarIndex | None:
 
 
 def read_index(tar: Path) -> TarIndex:
-    """The index beside a tar file or in the user's cache, else made by reading the file's headers, and kept."""
+    """The index beside a tar file or in the user's cache, else made from the file's headers and kept."""
     size = tar.stat().st_size
     cached = _cache_path(tar)
     for path in (index_path(tar), cached):
@@ -122,7 +122,7 @@ def read_index(tar: Path) -> TarIndex:
         if index is not None:
             return index
     index = make_index(tar)
-    with contextlib.suppress(MereoError):  # without a cache it is made again next time
+    with contextlib.suppress(MereoError):  # without a cache the index is made again next time
         write_atomically(cached, pack(index, size))
     return index
 
@@ -141,7 +141,7 @@ def make_index(tar: Path) -> TarIndex:
                     continue
                 if extension in IMAGES and member.size <= _LARGEST_IMAGE:
                     if key in images:
-                        raise MereoError(f"{tar} has two images of the key {key!r}; give each a key of its own.")
+                        raise MereoError(f"{tar} has two images with the key {key!r}; give each its own key.")
                     images[key] = member.offset_data, member.size
                 elif extension in LABELS and key not in labels and member.size <= _LARGEST_LABEL:
                     content = archive.extractfile(member)
@@ -151,11 +151,11 @@ def make_index(tar: Path) -> TarIndex:
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
-        remedy = "unpack its compression" if tar.suffix != ".tar" else "get it again"
+        remedy = "decompress it" if tar.suffix != ".tar" else "download or create it again"
         raise MereoError(f"the tar file {tar} cannot be read ({error}); {remedy}.") from error
     bare = [key for key in images if key not in labels]
     if bare or not images:
-        what = f"no .cls or .json beside the image {bare[0]!r}" if bare else f"no image ({', '.join(IMAGES)})"
+        what = f"no .cls or .json for the image {bare[0]!r}" if bare else f"no image ({', '.join(IMAGES)})"
         raise UsageError(f"{tar} holds {what}; a sample is key.jpg with key.cls or key.json.")
     values = [labels[key] for key in images]
     numeric = all(isinstance(value, int) for value in values)
@@ -174,7 +174,7 @@ def _label(tar: Path, member: str, extension: str, content: bytes) -> int | str:
     except (ValueError, StopIteration, RecursionError):
         value = None
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise UsageError(f"{member} in {tar} holds no label; it must be a number or a name.")
+        raise UsageError(f"{member} in {tar} has no label; it must be a number or a name.")
     if isinstance(value, int) and abs(value) >= 2**31:
         raise UsageError(f"{member} in {tar} holds the label {str(value)[:20]}, which is too large.")
     if isinstance(value, str) and len(value) > LONGEST_LABEL:

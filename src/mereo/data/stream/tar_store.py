@@ -15,7 +15,7 @@ from mereo.data.stream.source import Store
 from mereo.data.stream.tar_index import TarIndex
 
 _HANDLES = 16
-"""Files that each thread keeps open."""
+"""Number of files that each thread keeps open."""
 
 
 class _Opened:
@@ -58,7 +58,7 @@ class TarStore(Store):
         return int(np.searchsorted(self._starts, number, side="right")) - 1
 
     def _handle(self, shard: int) -> BinaryIO:
-        """The open file, of this thread alone, so that nobody else moves its position."""
+        """The open file of this thread, so that no other thread moves its position."""
         handles: OrderedDict[int, _Opened] = self._local.__dict__.setdefault("handles", OrderedDict())
         if shard not in handles:
             if len(handles) >= _HANDLES:

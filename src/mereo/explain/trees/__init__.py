@@ -1,1 +1,1 @@
-"""Parse trees: which parts a class capsule was made of, grown from one forward pass, in words, pictures and pages."""
+"""Parse trees: the parts that a class capsule is made of, from one forward pass, as text, pictures and HTML pages."""

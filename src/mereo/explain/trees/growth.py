@@ -1,4 +1,4 @@
-"""Grow parse trees from the classes down, out of one recorded pass of a model."""
+"""Builds parse trees from the classes down, from one recorded pass of a model."""
 
 from dataclasses import replace
 from typing import Literal
@@ -37,7 +37,7 @@ def parse_trees(
         observation: from `observe`.
         classes: which class to explain for each image, int64 (batch,); the predicted one when None.
         keep: votes kept for each capsule, the strongest in absolute value; votes of strength 0 are never kept.
-        rivals: how many of the next longest classes stand beside the one explained.
+        rivals: number of next longest classes shown next to the explained one.
 
     observation = mereo.explain.observe(model, images)
     tree = mereo.explain.parse_trees(observation)[0]

@@ -1,7 +1,7 @@
 """Parse trees of many images as one HTML page that needs no network and no other file.
 
-Everything stands in the file: styles, script, and the images as data. It is written while the images come, so that
-memory does not grow with them. Names of files and classes are not trusted: they are escaped wherever they stand.
+The file contains styles, script, and the images as data. It is written image by image, so that memory does not grow.
+Names of files and classes are not trusted and always escaped.
 """
 
 import base64
@@ -99,7 +99,7 @@ def _part(name: str) -> str:
 def _opening(title: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        # Should a name ever slip through the escaping, the browser still loads nothing and sends nothing.
+        # If a name ever got past the escaping, the browser would still load and send nothing.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
         " style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
         '<meta name="generator" content="mereo">\n'

@@ -1,1 +1,1 @@
-"""Attacks in the maximum norm, and the search for gradients that are hidden rather than withstood."""
+"""Attacks in the maximum norm, and checks for gradient masking."""

@@ -1,4 +1,4 @@
-"""One call for every attack: it checks the arguments, restarts, and keeps the best try of each image."""
+"""One call for every attack: it checks the arguments, restarts, and keeps the best run for each image."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,7 +20,7 @@ Method = Callable[[Target, Tensor, Tensor, Tensor, Budget], Tensor]
 
 
 class Attack(NamedTuple):
-    """One attack: its function on a batch, a summary, its source, whether the first try starts at a random point."""
+    """One attack: its function on a batch, a summary, its source, whether the first run starts at a random point."""
 
     method: Method
     summary: str
@@ -33,7 +33,7 @@ ATTACKS: dict[str, Attack] = {
     "fgsm": Attack(fgsm, "one step along the sign of the gradient", "arXiv:1412.6572", random=False, steps=1),
     "bim": Attack(bim, "small steps from the image", "arXiv:1607.02533", random=False),
     "pgd": Attack(pgd, "steps from a random point", "arXiv:1706.06083", random=True),
-    "apgd": Attack(apgd, "momentum and self-made step sizes", "arXiv:2003.01690", random=True),
+    "apgd": Attack(apgd, "momentum and adaptive step sizes", "arXiv:2003.01690", random=True),
     "square": Attack(square, "random squares, without gradients", "arXiv:1912.00049", random=True, steps=500),
 }
 """The attacks by name."""
@@ -70,8 +70,8 @@ def attack(
 
     max_{|x' - x|_inf <= epsilon, x' in [0, 1]} L(model(x'), label)
 
-    Each restart attacks the images still classified correctly, from a random point. Of two tries the one that is
-    misclassified is kept, otherwise the one of higher loss. The model is attacked in eval mode and left unchanged.
+    Each restart attacks the images still classified correctly, from a random point. Of two runs the misclassified
+    image is kept, otherwise the one with the higher loss. The model is attacked in eval mode and left unchanged.
 
     Args:
         name: "fgsm", "bim", "pgd", "apgd" or "square".
