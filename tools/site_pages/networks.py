@@ -10,7 +10,7 @@ import yaml
 
 import mereo
 from mereo.mechanisms import MECHANISMS
-from mereo.models import MODELS, CapsuleClassifier, ModelEntry
+from mereo.models import MODELS, ModelEntry, VisionModel
 from mereo.training.recipes import RECIPES
 from site_pages.docstrings import markdown, prose
 from site_pages.tables import arguments, table
@@ -32,7 +32,7 @@ def families() -> dict[str, list[ModelEntry]]:
     return by_file
 
 
-def build(entry: ModelEntry) -> CapsuleClassifier:
+def build(entry: ModelEntry) -> VisionModel:
     """The network without numbers in it: shapes alone, so that counting is quick."""
     with torch.device("meta"):
         return mereo.create_model(entry.name)
