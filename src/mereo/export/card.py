@@ -71,7 +71,7 @@ def _measured(model: CapsuleClassifier, record: Mapping[str, Any]) -> list[tuple
         rows.append(("test accuracy", f"{percent(test['accuracy'])} (95 % interval {low} to {high})"))
         rows.append(("test images", f"{test['count']:,}"))
         if "mean_hits" in test:
-            rows.append(("objects found", f"{percent(test['mean_hits'])} of all"))
+            rows.append(("objects predicted", f"{percent(test['mean_hits'])} of all"))
         rows.append(("weights", chosen(results)))
     rows.append(("parameters", f"{sum(p.numel() for p in model.parameters()):,}"))
     rows.append(("FLOPs of one image", f"{forward_flops(model):,} (a multiply-add is two)"))

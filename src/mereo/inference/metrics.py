@@ -14,7 +14,7 @@ __all__ = [
 
 
 class ClassScores(NamedTuple):
-    """Figures of one class: images of it (support), images predicted as it (said), and three ratios (0 for 0 / 0)."""
+    """Metrics of one class: images of it (support), predictions of it (said), and three ratios (0 for 0 / 0)."""
 
     support: int
     said: int
