@@ -24,7 +24,7 @@ def test_entries_are_listed_by_pattern_and_family() -> None:
     assert list_mechanisms(family="memory") == ["hopfield"]
     entry = get_mechanism("multi_head")
     assert entry.target is MultiHeadAttention and (entry.family, entry.room) == ("dense attention", "attention.dense")
-    assert entry.summary.startswith("Let each token")
+    assert entry.summary.startswith("Replace each token")
     assert get_mechanism("hopfield").target is HopfieldAttention
 
 

@@ -230,5 +230,5 @@ def test_refusals(make: Make, some_images: MakeImages) -> None:
         parse_trees(observation)
     broken = make("three scales")
     nn.init.constant_(broken.head.weight, float("nan"))
-    with pytest.raises(MereoError, match="weights are bad"):
+    with pytest.raises(MereoError, match="weights are damaged"):
         observe(broken, images)
