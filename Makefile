@@ -25,22 +25,22 @@ $(VENV)/.dev: pyproject.toml $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@ $(VENV)/.base
 
-install: $(VENV)/.dev  ## make the environment with everything that development needs
+install: $(VENV)/.dev  ## create the environment for development
 
-demo: $(VENV)/.base  ## train on 1,797 digits, measure, and draw what the network saw (about two minutes)
+demo: $(VENV)/.base  ## train on 1,797 digits, evaluate, and draw an explanation (about two minutes)
 	$(BIN)/mereo demo
 
-test: $(VENV)/.dev lint types imports docs  ## all that CI runs: style, types, layering, documentation, tests
+test: $(VENV)/.dev lint types imports docs  ## everything that CI runs: style, types, layering, documentation, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not long" $(TESTS)
 
 test-fast: $(VENV)/.dev  ## the tests without the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not long" $(TESTS)
 
-test-all: test  ## every test, and 10,000 hostile tries of all areas (tools/try_hostile.py repeats one alone)
+test-all: test  ## every test, and 10,000 random hostile inputs (tools/try_hostile.py repeats a single one)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m long $(TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/try_hostile.py --tries $(TRIES)
 
-test-oracles: $(VENV)/.dev  ## our attacks against those of torchattacks too, which pins old libraries that it does not need
+test-oracles: $(VENV)/.dev  ## also compare our attacks with those of torchattacks, which pins old libraries
 	$(BIN)/python -m pip install --quiet --no-deps 'torchattacks>=3.5.1'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/measure/attacks/test_oracles.py
 
@@ -51,27 +51,27 @@ lint: $(VENV)/.dev  ## ruff, for style and format
 types: $(VENV)/.dev  ## mypy
 	$(BIN)/mypy
 
-imports: $(VENV)/.dev  ## import-linter: data and imports flow one way
+imports: $(VENV)/.dev  ## import-linter: imports between packages go one way
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.dev  ## build the documentation into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-docs-serve: $(VENV)/.dev  ## show the documentation in a browser, made anew as you write
+docs-serve: $(VENV)/.dev  ## show the documentation in a browser, rebuilt as you edit
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 tutorials: $(VENV)/.dev  ## run the tutorials and keep their output for the documentation
 	$(BIN)/python tools/run_tutorials.py
 
-format: $(VENV)/.dev  ## write the code as ruff wants it
+format: $(VENV)/.dev  ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-freeze: $(VENV)/.dev  ## write the frozen public names and options anew (say so in CHANGELOG.md)
+freeze: $(VENV)/.dev  ## update the frozen public names and options (add a line to CHANGELOG.md)
 	MEREO_FREEZE=1 $(BIN)/python -m pytest tests/test_api.py tests/cli/test_cli.py -k frozen
 
-digits: $(VENV)/.dev  ## make the embedded digits anew from scikit-learn
+digits: $(VENV)/.dev  ## regenerate the packaged digits from scikit-learn
 	$(BIN)/python tools/make_digits.py
 
-clean:  ## remove the environment and what tools leave behind (runs stay)
+clean:  ## remove the environment and files left by tools (runs are kept)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site

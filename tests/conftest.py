@@ -28,7 +28,7 @@ def frozen():
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
         assert path.read_text() == text, (
-            f"{name} changed: if that is meant, run `make freeze` and say so in CHANGELOG.md"
+            f"{name} changed: if this is intended, run `make freeze` and add a line to CHANGELOG.md"
         )
 
     return compare

@@ -24,10 +24,10 @@ _inputs: ContextVar[frozenset[tuple[int, int]]] = ContextVar("inputs", default=f
 def _identity(path: Path) -> tuple[int, int] | None:
     """Device and inode of a file, the same for all of its names; None if there is no file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 @contextlib.contextmanager

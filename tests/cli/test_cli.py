@@ -276,7 +276,7 @@ def test_lists_are_searchable_and_have_sources(call, command):
 def test_demo_ends_with_a_table_and_a_picture(call):
     code, out, err = call("demo", "--epochs", "1", "--device", "cpu")
     assert code == 0, err
-    assert "test accuracy" in out and "what it saw" in out
-    path = out.split("what it saw")[1].split()[0]
+    assert "test accuracy" in out and "explanation" in out
+    path = out.split("explanation")[1].split()[0]
     with Image.open(path) as picture:
         assert picture.width > 600

@@ -24,7 +24,7 @@ def test_entries_are_listed_by_pattern_and_family() -> None:
     assert "hopfield" in list_mechanisms(family="memory") and "multi_head" not in list_mechanisms(family="memory")
     entry = get_mechanism("multi_head")
     assert entry.target is MultiHeadAttention and (entry.family, entry.room) == ("dense attention", "attention.dense")
-    assert entry.summary.startswith("Let each token")
+    assert entry.summary.startswith("Replace each token")
     assert get_mechanism("hopfield").target is HopfieldAttention
 
 

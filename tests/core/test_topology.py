@@ -24,7 +24,7 @@ def test_groups_equal_loops(fine: tuple[int, int], coarse: tuple[int, int]) -> N
 
 @pytest.mark.parametrize(("fine", "coarse"), [((2, 4), (4, 4)), ((4, 2), (4, 4))])
 def test_a_coarse_grid_larger_than_the_fine(fine: tuple[int, int], coarse: tuple[int, int]) -> None:
-    with pytest.raises(UsageError, match="cannot lie under"):
+    with pytest.raises(UsageError, match="coarse grid"):
         grid_groups(fine, coarse)
 
 

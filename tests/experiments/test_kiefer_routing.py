@@ -52,7 +52,7 @@ def test_tables_pictures_and_resuming(settings):
 
     lines.clear()
     assert EXPERIMENTS["kiefer_routing"].run(settings) == found
-    assert len(lines) == 2 and all("finished before" in line for line in lines)
+    assert len(lines) == 2 and all("already finished" in line for line in lines)
 
 
 def test_sparsity_is_that_of_the_last_weights(settings):

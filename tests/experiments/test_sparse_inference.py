@@ -56,7 +56,7 @@ def test_tables_and_pictures(run, tmp_path):
 
     run.lines.clear()
     assert run(**SHORT)["tables"] == found["tables"]
-    assert sum("finished before" in line for line in run.lines) == 2
+    assert sum("already finished" in line for line in run.lines) == 2
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def test_the_card_holds_the_numbers_of_the_run(run, which):
     epoch = f"epoch {results['best_epoch']} of 3, chosen on held-out validation images"
     assert (epoch if which == "best" else "the last of 3 epochs") in card
     assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in card and "1 x 16 x 16" in card and "[0.5]" in card
-    assert "No licence was named" in card and "eprint = {2508.16922}" in card and f"# {'my_net'}\n" in card
+    assert "no stated licence" in card and "eprint = {2508.16922}" in card and f"# {'my_net'}\n" in card
 
 
 def test_the_hub_reads_the_front_matter(run):

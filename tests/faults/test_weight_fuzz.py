@@ -134,9 +134,9 @@ def put(*keys, value):
 WORDS = {
     "an unknown network": (put("model", value="mspcaps_huge"), "did you mean"),
     "a module path": (put("model", value="os.system"), "unknown model"),
-    "a list for a name": (put("model", value=["mspcaps_tiny"]), "which model it is for"),
-    "another network": (put("model", value="capsnet"), "has no use for"),
-    "no arguments": (lambda m: m.pop("args"), "which model it is for"),
+    "a list for a name": (put("model", value=["mspcaps_tiny"]), "does not name its model"),
+    "another network": (put("model", value="capsnet"), "not an argument"),
+    "no arguments": (lambda m: m.pop("args"), "does not name its model"),
     "a list of arguments": (put("args", value=[1, 2]), "args of"),
     "code for an argument": (put("args", "__class__", value="os.system"), "'__class__', which that network"),
     "another file": (put("args", "checkpoint_path", value="/etc/passwd"), "'checkpoint_path', which that network"),
@@ -175,7 +175,7 @@ WORDS = {
     "classes without end": (put("args", "num_classes", value=2**31 - 1), "num_classes is"),
     "a list without end": (put("args", "scales", value=[0] * 10**5), "100,000 entries"),
     "preprocessing in a list": (put("pretrained_cfg", value=[]), "pretrained_cfg of"),
-    "nothing": (lambda m: m.clear(), "which model it is for"),
+    "nothing": (lambda m: m.clear(), "does not name its model"),
 }
 
 

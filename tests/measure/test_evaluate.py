@@ -252,7 +252,7 @@ WRONG = [
     (["{w}", "--device", "cuda:77"], "cpu"),
     (["{w}", "{other}"], "name one with --data"),
     (["{bare}"], "give --data"),
-    (["{foreign}", "--data", "digits"], "does not know"),
+    (["{foreign}", "--data", "digits"], "does not have"),
     (["{w}", "--out", "{w}"], "a file"),
     (["{few}", "--data", "pets", "--attack", "apgd", "--attack-loss", "dlr"], "three classes"),
     ([], "mereo train"),

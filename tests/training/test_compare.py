@@ -45,7 +45,7 @@ def test_wrong_names_are_refused(text, told):
 
 
 def test_a_network_is_named_once():
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="given twice"):
         make_study(["capsnet:routing_steps=1,decoder=false", "capsnet:decoder=false,routing_steps=1"])
     with pytest.raises(UsageError, match="no network"):
         make_study([])

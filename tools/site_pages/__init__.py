@@ -1,1 +1,1 @@
-"""What makes pages of the documentation out of the code, a file for each kind of page."""
+"""Generates pages of the documentation from the code, one file for each kind of page."""

@@ -12,7 +12,7 @@ from site_pages.docstrings import markdown
 
 INTRODUCTION = """# API
 
-The names that each room of the package makes public. [How mereo is built](../architecture.md) says what a room holds.
+The public names of each package. [How mereo is built](../architecture.md) describes the packages.
 
 """
 

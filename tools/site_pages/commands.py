@@ -14,8 +14,8 @@ from site_pages.tables import table
 
 INTRODUCTION = """# Commands
 
-`mereo --help` lists the commands and `mereo COMMAND --help` the options of one. Exit codes: 0 done, 1 failed, 2 wrong
-use.
+`mereo --help` lists the commands and `mereo COMMAND --help` the options of one. Exit codes: 0 done, 1 failed, 2 invalid
+usage.
 
 """
 WIDE = "400"

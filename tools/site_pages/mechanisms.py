@@ -16,8 +16,8 @@ INTRODUCTION = """# Mechanisms
 
 Every mechanism moves messages from senders to receivers in three steps: *agree* (how well does what a sender says fit a
 receiver?), *couple* (who listens to whom?) and *combine* (what does a receiver become?). Gates, scans, mixers and token
-selection have no couplings; they record what they have instead. `mereo mechanisms` prints these tables too, and
-[How mereo is built](../architecture.md) explains their columns.
+selection have no couplings; they record gates, states or kept tokens instead. `mereo mechanisms` prints these tables
+too, and [How mereo is built](../architecture.md) explains their columns.
 
 """
 MEANINGS = "## What a promise means\n\nEach is tested for every mechanism that makes it.\n"

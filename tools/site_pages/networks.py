@@ -17,8 +17,8 @@ from site_pages.tables import arguments, table
 
 INTRODUCTION = """# Networks
 
-Every network takes any number of classes and colour channels, and any image size that its arithmetic allows.
-`mereo models` prints this table too; `mereo train --dry-run --model NAME` also says what a training step takes.
+Every network takes any number of classes and channels, and any image size that its architecture allows. `mereo models`
+prints this table too; `mereo train --dry-run --model NAME` also prints the time and memory of a training step.
 
 """
 ROW = ("input", "classes", "parameters", "source", "what")

@@ -6,8 +6,8 @@ from site_pages.tables import table
 
 INTRODUCTION = """# Suites
 
-What `mereo bench` can measure. `--sizes` changes the sizes; a contender from outside is given the inputs, and returns
-what stands after the arrow.
+The suites of `mereo bench`. `--sizes` changes the sizes; your own contender takes the inputs before the arrow and
+returns the result after it.
 
 """
 

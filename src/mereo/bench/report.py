@@ -188,7 +188,8 @@ LEGEND = (
     "Medians and quartiles of interleaved rounds; CPU time is that of all threads, and numbers by it are in brackets."
     " Errors are the largest relative"
     " difference to the reference; a contender above {tolerance:g} is WRONG and has no speed-up. The bound is the"
-    " task's; a formulation that must move more has a bound of its own; a share above 100 % shows that the probes of"
+    " task's; an implementation that must move more data has its own bound; a share above 100 % shows that the"
+    " probes of"
     " the machine were disturbed. Peak memory is resident memory above inputs and weights, in a separate process (a"
     " second figure is PyTorch's allocator on an accelerator); the next column is the whole process with libraries."
 )

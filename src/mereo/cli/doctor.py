@@ -39,14 +39,16 @@ def devices() -> Section:
 
     from mereo.bench.machine import processor
 
-    found: Section = {"cpu": processor()}
+    section: Section = {"cpu": processor()}
     for i in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(i)
-        found[f"cuda:{i}"] = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
+        section[f"cuda:{i}"] = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
     if not torch.cuda.is_available():
-        found["cuda"] = f"none (torch is built {'for CUDA ' + torch.version.cuda if torch.version.cuda else 'without'})"
-    found["mps"] = "available" if torch.backends.mps.is_available() else "none"
-    return found
+        section["cuda"] = (
+            f"none (torch is built {'for CUDA ' + torch.version.cuda if torch.version.cuda else 'without'})"
+        )
+    section["mps"] = "available" if torch.backends.mps.is_available() else "none"
+    return section
 
 
 def compute() -> Section:
@@ -87,21 +89,21 @@ def data(root: str | None) -> Section:
     from mereo.data.sources import data_root
 
     folder = data_root(root)
-    found: Section = {"root": f"{folder}" if folder.is_dir() else f"{folder} (no such folder)"}
+    section: Section = {"root": f"{folder}" if folder.is_dir() else f"{folder} (no such folder)"}
     for name, info in DATASETS.items():
         there = sorted(path for pattern in info.files for path in folder.glob(pattern))
-        found[name] = str(there[0]) if there else "not found" if info.files else "part of the package"
-    return found
+        section[name] = str(there[0]) if there else "not section" if info.files else "part of the package"
+    return section
 
 
 def extras() -> Section:
     """Which optional parts are installed."""
-    found: Section = {}
+    section: Section = {}
     for extra, packages in EXTRAS.items():
         missing = [p for p in packages if importlib.util.find_spec(p) is None]
         lacking = f"lacks {', '.join(missing)}: pip install 'mereo[{extra}]'"
-        found[extra] = lacking if missing else ", ".join(f"{p} {_version(p)}" for p in packages)
-    return found
+        section[extra] = lacking if missing else ", ".join(f"{p} {_version(p)}" for p in packages)
+    return section
 
 
 def examine(root: str | None = None) -> dict[str, Section]:
@@ -119,11 +121,11 @@ def examine(root: str | None = None) -> dict[str, Section]:
 def run(words: list[str], command: str) -> None:
     """Print what is installed and what is missing."""
     options = parse(DoctorOptions, words, command)
-    found = examine(options.data_root and str(Path(options.data_root)))
+    report = examine(options.data_root and str(Path(options.data_root)))
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return
-    for number, (section, facts) in enumerate(found.items()):
+    for number, (section, facts) in enumerate(report.items()):
         say(("\n" if number else "") + section)
         width = max(map(len, facts))
         for name, fact in facts.items():

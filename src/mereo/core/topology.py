@@ -23,7 +23,7 @@ def grid_groups(fine: tuple[int, int], coarse: tuple[int, int]) -> Tensor:
     """
     q, p = fine[0] // coarse[0], fine[1] // coarse[1]
     if q < 1 or p < 1:
-        raise UsageError(f"a fine grid of {fine} cannot lie under a coarse grid of {coarse}; it needs larger sides.")
+        raise UsageError(f"a fine grid of {fine} does not fit under a coarse grid of {coarse}; it needs larger sides.")
     index = torch.arange(fine[0] * fine[1]).view(fine)[: q * coarse[0], : p * coarse[1]]
     return index.view(coarse[0], q, coarse[1], p).transpose(1, 2).reshape(coarse[0] * coarse[1], q * p)
 

@@ -1,4 +1,4 @@
-"""Fits of what has no recipe: the engine's order, learning rate and optimiser step for any loss of a batch."""
+"""Fits without a recipe: the engine's order, learning rate and optimiser step for any loss of a batch."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ def fit(
     """Minimise `loss` over the images with Adam; the mean loss of each epoch.
 
     The rate falls to a tenth along a cosine. Order and pairs are functions of (seed, epoch, step), as in training. The
-    last batch of an epoch holds what is left.
+    last batch of an epoch has the remaining images.
     """
     config = TrainConfig(epochs=epochs, lr=lr, min_lr=lr / 10, warmup_epochs=0.0, seed=seed)
     optimizer = torch.optim.Adam(list(parameters), lr=lr)

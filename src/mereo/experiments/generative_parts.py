@@ -1,4 +1,4 @@
-"""A generative capsule network on the parts of digits: what its parents know after training without labels.
+"""A generative capsule network on the parts of digits: what its parents represent after training without labels.
 
 Parts are learned as an autoencoder, then the parents by their bound. A linear classifier of the poses of the parents is
 compared with one of the parts themselves, and with a CapsNet of the same parts and size that was trained with labels;
@@ -89,15 +89,15 @@ def run(settings: Settings) -> dict[str, Any]:
     ]
     learned = {
         "noise of a part's coordinate": model.capsules.sigma.item(),
-        "rebuilt from parts, squared error": rebuilding[-1],
-        "rebuilt from parents, squared error": _top_down_error(model, test, size, device),
+        "reconstruction from parts, squared error": rebuilding[-1],
+        "reconstruction from parents, squared error": _top_down_error(model, test, size, device),
         "bound a coordinate, first epoch": -bounds[0],
         "bound a coordinate, last epoch": -bounds[-1],
     }
     return {
         "tables": {
             f"Accuracy on {len(test):,} test images under an occluding square": rows,
-            "What was learned": [{"quantity": name, "value": value} for name, value in learned.items()],
+            "Learned parameters and errors": [{"quantity": name, "value": value} for name, value in learned.items()],
         },
         "notes": NOTES,
         "pictures": list(PICTURES),

@@ -12,7 +12,7 @@ from mereo.models import VisionModel
 def take_test_images(
     model: VisionModel, data: str, data_root: str | None, count: int | None, device: torch.device
 ) -> Batch:
-    """At most `count` images of the test split, every class in its share, normalised and on the device."""
+    """At most `count` images of the test split, classes in proportion, normalised and on the device."""
     test = load_split(
         data, root=data_root, img_size=model.image_shape[1:], in_chans=model.image_shape[0],
         crop_pct=model.pretrained_cfg["crop_pct"],

@@ -48,7 +48,7 @@ def _strongest(model: GenerativeCapsNet, responsibilities: Tensor) -> Tensor:
 
 
 def draw_samples(model: GenerativeCapsNet, image: Tensor, path: Path) -> None:
-    """Images drawn from the top; below them, an image whose strongest parents are moved along an axis of their pose.
+    """Samples from the prior; below them, an image whose strongest parents are changed along an axis of their pose.
 
     The responsibilities stay those of the image: only the pose changes.
 

@@ -31,9 +31,9 @@ BETAS = {"1/sqrt(d)": None, "1": 1.0, "16": 16.0}
 EPOCHS = {"digits": 30}
 PICTURES = ("assignments.png", "entropy.png")
 NOTES = [
-    "Right: share of parts given to the digit that has more ink in the middle of their field, where there is a"
+    "Right: share of parts assigned to the digit with more ink in the middle of their field, where there is a"
     " difference; chance is 50 %. Weighted: each part counts by its length.",
-    "Entropy: of the shares that a part gives to the two predicted digits; 1 is an even share.",
+    "Entropy: of a part's couplings over the two predicted digits; 1 is an even division.",
     "Routing: the couplings of the network's own dynamic routing, restricted to the two digits.",
 ]
 
@@ -121,7 +121,7 @@ def _measure(
     rows = [_row(key, right[key] / weight, curves.get(key)) for key in right]
     settings.say(f"both digits predicted: {both} of {images}")
     return {
-        "tables": {f"Parts of {images} overlays given to two digits": rows},
+        "tables": {f"Parts of {images} overlays assigned to two digits": rows},
         "both_named": both / images,
         "entropy": {_title(key): value for key, value in curves.items()},
         "notes": [f"Both digits are predicted in {100 * both / images:.1f} % of the overlays.", *NOTES],

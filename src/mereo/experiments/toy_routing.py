@@ -37,7 +37,7 @@ def run(settings: Settings) -> dict[str, Any]:
     return {
         "tables": {f"Where {STEPS} steps end": rows},
         "notes": [
-            "Only the output's energy alone with an L1 penalty leaves one unit: the largest input wins.",
+            "Only the energy of the output with an L1 penalty leaves one unit: the largest input wins.",
             f"It does not break a tie: from (1, 1, 1) all three units end at {tied.x[0].item():.4f}.",
         ],
         "pictures": [PICTURE],

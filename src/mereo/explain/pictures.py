@@ -63,7 +63,7 @@ def _true_classes(true_labels: Tensor | Sequence[int] | None, count: int, num_cl
     labels = torch.as_tensor(true_labels)
     if labels.dim() not in {1, 2} or len(labels) < count or labels.is_floating_point():
         raise UsageError(
-            f"true_labels is of shape {tuple(labels.shape)}; it must be whole numbers, one or several an image."
+            f"true_labels is of shape {tuple(labels.shape)}; it must be whole numbers, one or several per image."
         )
     rows = [set(row) for row in labels.reshape(len(labels), -1)[:count].tolist()]
     if not all(0 <= c < num_classes for row in rows for c in row):

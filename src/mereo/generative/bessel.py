@@ -136,8 +136,8 @@ def _growth_and_ratio(
     expansion = _expansion(order, level)
     _, _, terms, steps, top, stirling, _ = expansion
     if compiled.runs(k):
-        found = compiled.evaluate(k, expansion, *(("g", "q") if growth else ("q",)))
-        return found[0] if growth else None, found[-1]
+        results = compiled.evaluate(k, expansion, *(("g", "q") if growth else ("q",)))
+        return results[0] if growth else None, results[-1]
     below, _, rest = _leading(top, k, terms)
     q = (1 + rest).mul_(2 * (top + 1)).div_(below)
     one, factor = torch.ones_like(k), k.clamp(min=1)  # which keeps the product of all q near 1
@@ -210,8 +210,8 @@ def _normaliser_and_slope(kappa: Tensor, dimension: int) -> tuple[Tensor, Tensor
     """log C_d and A_d / kappa, which have no derivative here."""
     wide, level = (torch.float32, _SINGLE) if kappa.dtype == torch.float32 else (torch.float64, _EXACT)
     blocks = _blocks(kappa.to(wide).flatten())
-    found = [_growth_and_ratio(dimension / 2 - 1, block, growth=True, level=level) for block in blocks]
-    g, q = (_joined(cast(tuple[Tensor, ...], parts)) for parts in zip(*found, strict=True))
+    results = [_growth_and_ratio(dimension / 2 - 1, block, growth=True, level=level) for block in blocks]
+    g, q = (_joined(cast(tuple[Tensor, ...], parts)) for parts in zip(*results, strict=True))
     both = g.neg_().add_(_log_uniform(dimension)), q.div_(dimension)
     return both[0].reshape(kappa.shape).to(kappa.dtype), both[1].reshape(kappa.shape).to(kappa.dtype)
 

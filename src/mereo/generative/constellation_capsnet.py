@@ -103,11 +103,13 @@ class ConstellationCapsNet:
             owner = torch.cat((owner, owner.new_tensor([self.objects])))
             spread = torch.cat((spread, spread.new_tensor([CLUTTER_SIGMA])))
         start = start.masked_fill(~mask.unsqueeze(-1), 1 / start.shape[-1])
-        found = invert(points, basis, sigma=spread, owner=owner, mask=mask, start=start, sweeps=sweeps)
+        inversion = invert(points, basis, sigma=spread, owner=owner, mask=mask, start=start, sweeps=sweeps)
         # Its bound counts a direction of every point, uniform on the circle; points have none.
-        elbo = found.elbo + mask.sum(1) * math.log(2 * math.pi)
+        elbo = inversion.elbo + mask.sum(1) * math.log(2 * math.pi)
         objects = slice(self.objects)
-        return Explanation(found.responsibilities, found.mean[:, objects], found.covariance[:, objects], elbo)
+        return Explanation(
+            inversion.responsibilities, inversion.mean[:, objects], inversion.covariance[:, objects], elbo
+        )
 
     def explain(
         self, points: Tensor, mask: Tensor, generator: torch.Generator, *, starts: int = 5, sweeps: int = 20
@@ -122,8 +124,8 @@ class ConstellationCapsNet:
             r = self.random_start(mask, generator)
             if self.sigma < BROAD:
                 r = self.settle(points, mask, r, sigma=BROAD, sweeps=sweeps).responsibilities
-            found = self.settle(points, mask, r, sigma=self.sigma, sweeps=sweeps)
-            best = found if best is None else best.or_better(found)
+            explanation = self.settle(points, mask, r, sigma=self.sigma, sweeps=sweeps)
+            best = explanation if best is None else best.or_better(explanation)
         assert best is not None
         return best
 

@@ -90,14 +90,14 @@ def infer_constellations(
         for old, new in zip(state, after, strict=True):
             old[i] = new
         trace.append(state.bound.clone())
-        anew = i[settled & model.single_point(after.responsibilities) & exclusive]
-        state.responsibilities[anew] = start(mask[anew])
+        restarted = i[settled & model.single_point(after.responsibilities) & exclusive]
+        state.responsibilities[restarted] = start(mask[restarted])
         double = i[settled & (now[i] <= last)]
         ended = i[settled & (now[i] > last)]
         now[double] *= 2
-        now[anew] = precision
+        now[restarted] = precision
         running[ended] = False
-        running[anew] = True
+        running[restarted] = True
     return _best(model, state, now, torch.stack(trace, -1), ~running, restarts)
 
 

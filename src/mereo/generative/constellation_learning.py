@@ -28,7 +28,7 @@ class Learned(NamedTuple):
     explanation: Explanation
 
 
-def fit_templates(network: ConstellationCapsNet, points: Tensor, found: Explanation) -> ConstellationCapsNet:
+def fit_templates(network: ConstellationCapsNet, points: Tensor, explanation: Explanation) -> ConstellationCapsNet:
     """The templates at which the bound is the largest for these beliefs.
 
     x = G_0 y + p_x G_x y + p_y G_y y is linear in the template p of a part, so that the best is a weighted least
@@ -39,11 +39,11 @@ def fit_templates(network: ConstellationCapsNet, points: Tensor, found: Explanat
     corners = torch.cat((points.new_zeros(1, 2), torch.eye(2, dtype=points.dtype, device=points.device)))
     basis = BASES[network.transform](corners)
     still, moving = basis[0], basis[1:] - basis[0]
-    r, owner = found.responsibilities[..., : len(network.owner)], network.owner
-    squares = (found.covariance + found.mean.unsqueeze(-1) * found.mean.unsqueeze(-2))[:, owner]
+    r, owner = explanation.responsibilities[..., : len(network.owner)], network.owner
+    squares = (explanation.covariance + explanation.mean.unsqueeze(-1) * explanation.mean.unsqueeze(-2))[:, owner]
     squares = torch.einsum("bn,bnef->nef", r.sum(1), squares)
     system = torch.einsum("cxe,dxf,nef->ncd", moving, moving, squares)
-    seen = torch.einsum("bmn,bmx,cxe,bne->nc", r, points, moving, found.mean[:, owner])
+    seen = torch.einsum("bmn,bmx,cxe,bne->nc", r, points, moving, explanation.mean[:, owner])
     right = seen - torch.einsum("xe,cxf,nef->nc", still, moving, squares)
     used = r.sum((0, 1)) > 1e-3
     system = torch.where(used[:, None, None], system, torch.eye(2, dtype=points.dtype, device=points.device))
@@ -51,14 +51,14 @@ def fit_templates(network: ConstellationCapsNet, points: Tensor, found: Explanat
     return replace(network, templates=torch.where(used.unsqueeze(-1), fitted, network.templates))
 
 
-def fit_sigma(network: ConstellationCapsNet, points: Tensor, found: Explanation) -> ConstellationCapsNet:
+def fit_sigma(network: ConstellationCapsNet, points: Tensor, explanation: Explanation) -> ConstellationCapsNet:
     """The sigma at which the bound is the largest: sigma^2 = sum r E|x - F y|^2 / (2 sum r), at least 0.02.
 
     Shapes: points (images, slots, 2).
     """
-    r, owner, basis = found.responsibilities[..., : len(network.owner)], network.owner, network.basis
-    places = (basis @ found.mean[:, owner].unsqueeze(-1)).squeeze(-1)
-    spread = torch.einsum("nde,bnef,ndf->bn", basis, found.covariance[:, owner], basis)
+    r, owner, basis = explanation.responsibilities[..., : len(network.owner)], network.owner, network.basis
+    places = (basis @ explanation.mean[:, owner].unsqueeze(-1)).squeeze(-1)
+    spread = torch.einsum("nde,bnef,ndf->bn", basis, explanation.covariance[:, owner], basis)
     errors = (points.unsqueeze(2) - places.unsqueeze(1)).square().sum(-1) + spread.unsqueeze(1)
     variance = (r * errors).sum() / (2 * r.sum())
     return replace(network, sigma=max(variance.sqrt().item(), SMALLEST_SIGMA))
@@ -95,14 +95,14 @@ def _epochs(
     trace = []
     for _ in range(epochs):
         fresh = network.random_start(mask, generator)
-        found = network.settle(points, mask, fresh, sigma=network.sigma, sweeps=SWEEPS)
+        explanation = network.settle(points, mask, fresh, sigma=network.sigma, sweeps=SWEEPS)
         if before is not None:
             again = network.settle(points, mask, before.responsibilities, sigma=network.sigma, sweeps=SWEEPS)
-            found = again.or_better(found)
-        network, before = fit_templates(network, points, found), found
+            explanation = again.or_better(explanation)
+        network, before = fit_templates(network, points, explanation), explanation
         if learn_sigma:
-            network = fit_sigma(network, points, found)
-        trace.append(found.elbo.mean())
+            network = fit_sigma(network, points, explanation)
+        trace.append(explanation.elbo.mean())
     assert before is not None
     return Learned(network, torch.stack(trace), before)
 
@@ -148,9 +148,9 @@ def learn_constellations(
     best: Learned | None = None
     for number in range(candidates):
         network = _start(points, mask, generator, objects, parts, transform, clutter)
-        found = _epochs(network, points, mask, generator, None, early, learn_sigma=False)
-        tell(f"candidate {number + 1} of {candidates}: bound {found.elbo[-1]:.3f} after {early} epochs")
-        best = found if best is None or found.elbo[-1] > best.elbo[-1] else best
+        explanation = _epochs(network, points, mask, generator, None, early, learn_sigma=False)
+        tell(f"candidate {number + 1} of {candidates}: bound {explanation.elbo[-1]:.3f} after {early} epochs")
+        best = explanation if best is None or explanation.elbo[-1] > best.elbo[-1] else best
     assert best is not None
     for count, learn_sigma in ((epochs // 2 - early, False), (epochs - epochs // 2, True)):
         more = _epochs(best.network, points, mask, generator, best.explanation, count, learn_sigma)

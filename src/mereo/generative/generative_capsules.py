@@ -93,7 +93,7 @@ class GenerativeCapsules(nn.Module):
         )
 
     def elbo(self, poses: Tensor, inversion: Inversion, mask: Tensor | None = None) -> Tensor:
-        """The bound at what was found, differentiable in all that is learned: (batch,)."""
+        """The bound at the result of the inversion, differentiable in all learned parameters: (batch,)."""
         beliefs = inversion.parents
         assert isinstance(beliefs, FreeParents)
         weight = self.weight.transpose(0, 1)

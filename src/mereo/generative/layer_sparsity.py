@@ -35,7 +35,7 @@ def layer_sparsity(model: VisionModel, images: Tensor) -> dict[str, dict[str, fl
             poses = {"middle": features, "classes": model.route(features)}
         for layer, coupling in couplings.items():
             length = lengths(poses[layer])
-            found = (winner_share(length), hoyer_sparsity(length), coupling_entropy(trace[coupling]).mean((1, 2)))
-            sums[layer] += torch.stack([values.double().sum() for values in found]).cpu()
+            measures = (winner_share(length), hoyer_sparsity(length), coupling_entropy(trace[coupling]).mean((1, 2)))
+            sums[layer] += torch.stack([values.double().sum() for values in measures]).cpu()
     model.train(was_training)
     return {layer: dict(zip(MEASURES, (total / len(images)).tolist(), strict=True)) for layer, total in sums.items()}

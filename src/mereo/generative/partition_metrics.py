@@ -1,8 +1,8 @@
 """How similar two partitions of the same points are: segmentation accuracy, adjusted Rand index, variation of
 information. The names of groups do not matter to any of them.
 
-The best assignment is found here for a batch of tables at once; `scipy.optimize.linear_sum_assignment` takes one table
-at a time, and SciPy is no dependency otherwise.
+The best assignment is computed here for a batch of tables at once; `scipy.optimize.linear_sum_assignment` takes one
+table at a time, and SciPy is no dependency otherwise.
 """
 
 import torch
@@ -35,7 +35,10 @@ def contingency(predicted: Tensor, true: Tensor, mask: Tensor | None = None) -> 
     both = []
     for name, labels in (("predicted", predicted), ("true", true)):
         if labels.is_floating_point() or labels.masked_fill(~mask, 0).min() < 0:
-            raise UsageError(f"{name} is {labels.dtype} with a least entry {labels.min()}; labels are whole and >= 0.")
+            raise UsageError(
+                f"{name} is {labels.dtype} with a least entry {labels.min()}; labels must be whole numbers of"
+                f" at least 0."
+            )
         both.append(labels.masked_fill(~mask, 0).long())
     groups = 1 + int(torch.stack(both).max())
     here, there = (torch.nn.functional.one_hot(labels, groups).double() for labels in both)
@@ -67,7 +70,7 @@ def segmentation_accuracy(
     Args:
         predicted, true, mask: see `contingency`; at most 12 labels.
         slots: count as many points an image, and those that are absent as right: the way in which the constellations
-            of stacked capsule autoencoders are judged. None: the points that are there.
+            of stacked capsule autoencoders are evaluated. None: the points that are there.
 
     Shapes: predicted, true, mask (..., points) -> (...), float64.
 
@@ -113,7 +116,7 @@ def adjusted_rand_index(predicted: Tensor, true: Tensor, mask: Tensor | None = N
 
 
 def variation_of_information(predicted: Tensor, true: Tensor, mask: Tensor | None = None) -> Tensor:
-    """What each of two partitions does not tell about the other, in nats: 0 equal; a metric between partitions.
+    """Variation of information between two partitions, in nats: 0 if equal; a metric.
 
     VI = - sum_ij (n_ij / n) [log(n_ij / n_i) + log(n_ij / n_j)]
 

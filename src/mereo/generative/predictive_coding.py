@@ -1,7 +1,7 @@
 """Sparse iterative inference in a CapsNet without routing: clamp image and label, and let the layers settle.
 
 Source: Kiefer, Millidge, Tschantz, Buckley 2022, arXiv:2209.02567, section 3.1 and appendix C.
-Cost: a step is a forward and a backward pass, but for the first convolution, which is computed once.
+Cost: a step is a forward and a backward pass, except for the first convolution, which is computed once.
 """
 
 import math
@@ -107,7 +107,7 @@ def infer(
     network = _checked(model, images)
     _check_labels(labels, len(images), network.num_classes)
     parts = _descents(network, images, labels.unsqueeze(1), how, progress)
-    return Inference(*(torch.cat(found) for found in zip(*parts, strict=True)))
+    return Inference(*(torch.cat(results) for results in zip(*parts, strict=True)))
 
 
 def label_energies(
@@ -137,7 +137,7 @@ def label_energies(
 
     Raises: as `infer`.
 
-    Reference: ours; the paper clamps the true label alone.
+    Reference: ours; the paper clamps only the true label.
     """
     how = Descent(steps, lr, penalty, method, free, rectify)
     network = _checked(model, images)
@@ -163,7 +163,7 @@ def _descents(
     with evaluating(network):
         for part, clamped in zip(images.split(together), labels.split(together), strict=True):
             with torch.no_grad():
-                # The same in every step, for the image is clamped.
+                # The same in every step, because the image is clamped.
                 hidden = network.conv(part)
                 hidden = (hidden.relu() if how.rectify else hidden).repeat_interleave(several, 0)
             yield _descend(network, hidden, clamped.flatten().to(hidden.device), how, tell)
@@ -208,12 +208,12 @@ def _descend(network: CapsNet, hidden: Tensor, labels: Tensor, how: Descent, tel
     state = settle(descend, [hidden, primary, classes], steps=how.steps)
     with torch.no_grad():
         energies(state)
-    found = torch.stack(trace, 1)
+    course = torch.stack(trace, 1)
     # Capsules that sgd cannot bring to rest may raise the energy a little; that alone is no divergence.
-    if not found.isfinite().all() or (found[:, -1] > found[:, 0] + 1).any():
+    if not course.isfinite().all() or (course[:, -1] > course[:, 0] + 1).any():
         raise MereoError(f"the descent diverged with lr {how.lr}; try a smaller one.")
     a1, a2, a3 = (a.detach() for a in state)
-    return Inference(a1, a2, a3, a3.norm(dim=-1), found)
+    return Inference(a1, a2, a3, a3.norm(dim=-1), course)
 
 
 def _shorten(poses: Tensor, amount: float) -> Tensor:
@@ -242,7 +242,7 @@ def _checked(model: VisionModel, images: Tensor) -> CapsNet:
 
 def _check_labels(labels: Tensor, count: int, classes: int) -> None:
     if labels.dtype != torch.int64 or labels.shape != (count,):
-        found = f"{labels.dtype} of shape {tuple(labels.shape)}"
-        raise UsageError(f"labels is {found}; it must be torch.int64 of shape ({count},), one label an image.")
+        given = f"{labels.dtype} of shape {tuple(labels.shape)}"
+        raise UsageError(f"labels is {given}; it must be torch.int64 of shape ({count},), one label per image.")
     if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise UsageError(f"labels has values outside 0 .. {classes - 1}.")

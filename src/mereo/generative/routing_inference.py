@@ -22,7 +22,7 @@ from mereo.routing.em import fit_clusters, inverse_temperatures, vote_scores
 
 
 class PoseVotes(NamedTuple):
-    """What the children of some images say, for every hypothesis.
+    """Predictions of the children of some images, for every hypothesis.
 
     Attributes:
         votes (images, hypotheses, children, pose).
@@ -102,7 +102,7 @@ def _em(given: PoseVotes, scores: Tensor, coupling: Coupling, steps: int) -> Ten
 
 
 ROUTINGS: dict[str, Callable[[PoseVotes, Tensor, Coupling, int], Tensor]] = {"dynamic": _dynamic, "em": _em}
-"""How the couplings of children and hypotheses, (images, 1, hypotheses, children), are found."""
+"""How the couplings of children and hypotheses, (images, 1, hypotheses, children), are computed."""
 
 
 def route_constellations(

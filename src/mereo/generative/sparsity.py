@@ -13,7 +13,7 @@ from mereo.errors import UsageError
 def winner_share(lengths: Tensor) -> Tensor:
     """Share of the longest capsule in the length of all: max_j l_j / sum_j l_j.
 
-    1 where one capsule alone is active, 1 / capsules where all are alike, also where all are zero.
+    1 if only one capsule is active, 1 / capsules where all are alike, also where all are zero.
 
     Shapes: lengths (..., capsules), at least 0 -> (...).
     """
@@ -24,7 +24,7 @@ def winner_share(lengths: Tensor) -> Tensor:
 def hoyer_sparsity(lengths: Tensor) -> Tensor:
     """Hoyer's sparsity: (sqrt(n) - |l|_1 / |l|_2) / (sqrt(n) - 1), for n capsules.
 
-    1 where one capsule alone is active, 0 where all are alike, also where all are zero.
+    1 if only one capsule is active, 0 where all are alike, also where all are zero.
 
     Shapes: lengths (..., capsules), at least 0 -> (...).
 

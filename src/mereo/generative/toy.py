@@ -99,7 +99,7 @@ def toy_routing(
     energy = (path.sum(1) - target).square() + strength * _penalty(path, penalty)
     if not output_only:
         energy = energy + (path - a).square().sum(1)
-    # Steps along a subgradient may raise the energy a little for ever; that alone is no divergence.
+    # Steps along a subgradient may raise the energy a little for ever; that is not divergence.
     if not energy.isfinite().all() or energy[-1] > 2 * energy[0] + 1:
         raise MereoError(f"the descent diverged with lr {lr}; try a smaller one.")
     return ToyRouting(x, path, energy)
@@ -107,12 +107,12 @@ def toy_routing(
 
 def _vector(argument: str, values: Sequence[float]) -> Tensor:
     try:
-        found = torch.as_tensor(values, dtype=torch.float64)
+        vector = torch.as_tensor(values, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        found = torch.empty(0)
-    if found.dim() != 1 or not len(found) or not found.isfinite().all():
+        vector = torch.empty(0)
+    if vector.dim() != 1 or not len(vector) or not vector.isfinite().all():
         raise UsageError(f"{argument} is {values!r}; it must be a list of finite numbers.")
-    return found
+    return vector
 
 
 def _penalty(x: Tensor, kind: str) -> Tensor:

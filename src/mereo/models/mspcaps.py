@@ -1,6 +1,6 @@
 """MSPCaps: capsules from patches of three resolutions, fused from fine to coarse by cross-agreement routing.
 
-Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. No code of the authors was found.
+Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. The authors have not published code, as far as we know.
 Cost at 32x32: about 0.07 GMAC an image for the tiny network, 1.5 for the large one, nearly all in the convolutions.
 """
 

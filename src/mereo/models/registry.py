@@ -1,4 +1,4 @@
-"""The catalogue of models: a name, a class, the arguments that make the published network, and where it is from."""
+"""The catalogue of models: a name, a class, the arguments that make the published network, and its source."""
 
 import inspect
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from mereo.models.base import VisionModel
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 CROP_MODES = ("center", "squash", "border")
-"""Of timm: cut the centre out, resize without regard to the ratio of the sides, or fill the border up."""
+"""timm's crop modes: crop the centre, resize without keeping proportions, or pad the border."""
 
 PerChannel = float | tuple[float, ...]
 
@@ -25,12 +25,12 @@ class ModelEntry:
     """One published network.
 
     Attributes:
-        name: what `create_model` takes.
+        name: for `create_model`.
         module: the class.
         summary: one sentence.
-        arguments: what the preset gives to the constructor, beyond its defaults.
-        source: where it is from: an arXiv id, a DOI or a URL.
-        parameters: how many the preset has, decoder included.
+        arguments: of the constructor, where the preset differs from the defaults.
+        source: an arXiv id, a DOI or a URL.
+        parameters: number of parameters of the preset, decoder included.
         family: networks of one kind, which share a tiny preset; the name of the file by default.
         mean, std: normalisation of inputs in [0, 1]: a number, or one for each channel.
         interpolation: how images are resized: one of INTERPOLATIONS.
@@ -39,7 +39,7 @@ class ModelEntry:
         recipe: the published training recipe, a name of `mereo recipes`.
         tiny: arguments that make the smallest network of the family, on which compilers and exporters are tested;
             None for presets other than the first of a family.
-        variants: changes of the tiny network that compute something else and are tested as it is, by a short name.
+        variants: changes of the tiny network that are tested as well, by a short name.
     """
 
     name: str
@@ -151,7 +151,7 @@ def families() -> dict[str, ModelEntry]:
 
 
 def is_model(name: str) -> bool:
-    """Whether `create_model` knows the name."""
+    """Whether `create_model` has a network of that name."""
     return name in MODELS
 
 
@@ -190,7 +190,7 @@ def lay_out(model: nn.Module, memory_format: torch.memory_format = torch.channel
 
 
 def outline(name: str, **arguments: Any) -> VisionModel:
-    """The network that `build` would make, with shapes and no numbers: it takes no memory, whatever its size."""
+    """The network that `build` would make, on the meta device: shapes without values, which take no memory."""
     try:
         with torch.device("meta"):
             return build(name, **arguments)

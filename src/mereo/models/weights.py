@@ -128,7 +128,7 @@ def save_weights(
 
 
 def load_state(model: VisionModel, path: str | Path) -> None:
-    """Put the weights of a file into a model of the same architecture; UsageError says what does not fit."""
+    """Put the weights of a file into a model of the same architecture; UsageError names what does not fit."""
     with _opened(Path(path)) as (file, _):
         tensors = _fitting(model, file, Path(path))
     model.load_state_dict(tensors)

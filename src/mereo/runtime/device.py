@@ -1,4 +1,4 @@
-"""Which device computes."""
+"""The choice of the device."""
 
 import torch
 

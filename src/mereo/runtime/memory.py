@@ -1,4 +1,4 @@
-"""How much memory there is. psutil knows the machine; the limit of a container is read here, for psutil ignores it."""
+"""Total and free memory. psutil reports the machine; the limit of a container is read here, as psutil ignores it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ def total_memory() -> int:
 
 
 def available_memory() -> int:
-    """Bytes of memory that this process may still take: of the machine, or of its control group if that is less."""
+    """Bytes of memory available to this process: of the machine, or of its control group if that is less."""
     import psutil
 
     available = int(psutil.virtual_memory().available)

@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal, elsewhere a line once a minute has passed without one."""
+"""Progress of long work: a bar on a terminal, otherwise a line whenever a minute has passed without one."""
 
 import sys
 import time
@@ -10,12 +10,12 @@ from mereo.runtime.text import duration
 
 
 class Reporter:
-    """Shows the progress of one piece of work after the other.
+    """Shows the progress of successive pieces of work.
 
     Args:
         silent: print nothing.
         output: where lines and the bar go: "stderr", so that results can be piped, or "stdout".
-        patience: without a terminal, so many seconds pass between two lines of progress.
+        patience: without a terminal, seconds between two lines of progress.
     """
 
     def __init__(self, *, silent: bool = False, output: str = "stderr", patience: float = 60.0) -> None:
@@ -28,7 +28,7 @@ class Reporter:
 
     @property
     def _stream(self) -> TextIO:
-        # Looked up each time, for the streams may be replaced while a reporter lives.
+        # Looked up each time, because the streams may be replaced while a reporter exists.
         return sys.stdout if self.output == "stdout" else sys.stderr
 
     def say(self, line: str) -> None:
@@ -42,7 +42,7 @@ class Reporter:
         self._last_line = time.monotonic()
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
-        """Begin work of `total` parts, of which `done` were finished earlier."""
+        """Start work of `total` parts, of which `done` were finished earlier."""
         self.stop()
         self._title, self._total, self._done, self._first = title, total, done, done
         self._began = self._last_line = time.monotonic()

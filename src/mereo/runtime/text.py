@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Numbers formatted for people."""
 
 
 def percent(share: float, digits: int = 2) -> str:

@@ -1,1 +1,1 @@
-"""Token selection: which tokens go on, one file a mechanism."""
+"""Token selection: which tokens are kept, one file per mechanism."""

@@ -77,7 +77,7 @@ def summary(result: RunResult, picture: Path | None = None) -> None:
         ("run folder", str(result.folder.path)),
     ]
     if picture is not None:
-        rows.append(("samples", str(picture)))
+        rows.append(("explanation", str(picture)))
     width = max(len(name) for name, _ in rows)
     print()
     for name, value in rows:

@@ -195,9 +195,9 @@ def finish_runs(
         if folder.config.exists():
             differing = differences(TrainConfig.from_yaml(folder.config), plans[key].config)
             if differing:
-                begun = ", ".join(f"{name} {was}" for name, (was, _) in differing.items())
+                former = ", ".join(f"{name} {was}" for name, (was, _) in differing.items())
                 raise UsageError(
-                    f"{folder.path.parent} was started with {begun}; use the same settings, or another --output."
+                    f"{folder.path.parent} was started with {former}; use the same settings, or another --output."
                 )
     results: dict[str, list[dict[str, Any]]] = {}
     for number, ((label, seed), plan) in enumerate(plans.items(), start=1):

@@ -105,7 +105,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start anew: Xavier uniform weights, biases of zero."""
+        """Initialise: Xavier uniform weights, biases of zero."""
         for linear in (self.query, self.key, self.value, self.proj):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:

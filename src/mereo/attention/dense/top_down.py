@@ -128,7 +128,7 @@ class TopDownAttention(nn.Module):
 
     U_ij = T_ij v_j,    w_i = softmax_j(beta <V_i, U_ij>),    V_i <- sum_j w_ij U_ij
 
-    The parents are the senders here, for it is they who speak. Each child divides itself among parents, which is the
+    The parents are the senders here, because they predict. Each child divides itself among parents, which is the
     single-parent constraint of routing; attention bottom-up would divide each parent among children.
 
     Args:
@@ -173,7 +173,7 @@ class TopDownAttention(nn.Module):
         return DenseVotes(parents, self.weight).dense().squeeze(1)
 
     def forward(self, parents: Tensor, children: Tensor, mask: Tensor | None = None) -> Tensor:
-        # Predictions are the same in every iteration and asked twice in each: keeping them is cheaper.
+        # Predictions are the same in every iteration and used twice in each, so storing them is cheaper.
         votes = DenseVotes(parents, self.weight, method="stored")
         return _explain(votes, children, self.coupling, self.iterations, self.beta, self.accumulate, mask)[0]
 

@@ -95,8 +95,8 @@ class HopfieldAttention(MultiHeadAttention):
         )
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        def read(state: Tensor, said: Tensor) -> Tensor:
-            return attend(state, k, said, self.coupling, mask=mask, scale=self.beta)
+        def read(state: Tensor, values: Tensor) -> Tensor:
+            return attend(state, k, values, self.coupling, mask=mask, scale=self.beta)
 
         return read(settle(lambda state: read(state, k), q, steps=self.steps - 1), v)
 

@@ -204,7 +204,7 @@ def waiting(setting: Setting, quick: bool) -> list[Table]:
             (name, f"{1e3 * wait:.1f}", f"{1e3 * whole:.1f}", f"{100 * sum(waits[1:]) / sum(wholes[1:]):.1f} %")
         )
     title = f"waiting in a training step of {STEP_MODEL} at {STEP_SIDE}x{STEP_SIDE}, batch {STEP_BATCH}"
-    notes = ("CPU times above are this process's alone; the workers of timm and of `folder, processes` are others",)
+    notes = ("CPU times above are of this process only; the workers of timm and of `folder, processes` are separate",)
     return [Table(title, ("loader", "wait ms (median)", "step ms (median)", "share of time"), tuple(rows), notes)]
 
 

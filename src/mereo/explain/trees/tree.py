@@ -1,12 +1,12 @@
 """Parse trees: which part voted for which whole, from a class down to the patches of the image.
 
-A tree grows from a class capsule. Below a capsule stand the senders of its routing with the strongest votes, by
+A tree starts at a class capsule. Below a capsule are the senders of its routing with the strongest votes, by
 
     strength_s = c_s <vote_s, v> / |v|        coupling times vote along the capsule: what it adds to the length
 
 In cross-agreement routing the coupling of a sender is set by another capsule, the fine one that agreed best with its
-vote; this witness stands below the sender. A capsule that an earlier routing made is followed further down. A sender
-of two capsules stands below each of them.
+vote; this witness is placed below the sender. Capsules made by an earlier routing are expanded further. A sender of
+two capsules appears below each of them.
 """
 
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ class Node:
     """A capsule of a parse tree.
 
     Attributes:
-        kind: "class", "capsule" (it has no place of its own) or "patch" (it has one on the image).
-        name: in words; rows and columns count from 0.
+        kind: "class", "capsule" (without a position on the image) or "patch" (with one).
+        name: a description; rows and columns count from 0.
         number: of the class, of the capsule among those that its routing reads, or of the cell row by row.
         level: 0 for a class, and one more for each step away from it.
         box: its place on the image; None unless it is a patch.
@@ -68,7 +68,7 @@ class ParseTree:
     Attributes:
         nodes: a parent before its children; the class explained is first.
         edges: one to every node that is no class, in the same order.
-        keep: how many votes were kept for a capsule at most.
+        keep: largest number of votes kept for a capsule.
     """
 
     nodes: tuple[Node, ...]

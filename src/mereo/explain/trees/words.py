@@ -30,7 +30,7 @@ def edge_number(edge: Edge) -> str:
 
 
 def carried(node: Node, kept: int, *, whole: bool) -> str:
-    """The share of the drawn votes in all votes for a node; empty where there are no votes for it."""
+    """The share of the drawn votes in all votes for a node; empty if it has no votes."""
     if not node.senders:
         return ""
     return f"{kept} of {node.senders} votes, {node.carried:.0%}" if whole else f"{node.carried:.0%}"
@@ -39,7 +39,7 @@ def carried(node: Node, kept: int, *, whole: bool) -> str:
 def caption(tree: ParseTree) -> list[str]:
     """How to read a tree, line by line."""
     lines = [
-        f"The strongest votes for each capsule, at most {tree.keep}; beside it, their share of all its votes.",
+        f"The strongest votes for each capsule, at most {tree.keep}; next to it, their share of all its votes.",
         "A number is what a vote adds to the length of the capsule above (red) or subtracts from it (blue).",
     ]
     if any(edge.kind == "agreement" for edge in tree.edges):
@@ -81,6 +81,6 @@ def describe(tree: ParseTree, place: int) -> str:
             sentences.append(f"Coupled to {parent} with {edge.coupling:.3f}")
     if node.senders:
         sentences.append(
-            f"{len(tree.below(place))} of its {node.senders} votes are drawn, with {node.carried:.0%} of the whole"
+            f"{len(tree.below(place))} of its {node.senders} votes are drawn, with {node.carried:.0%} of the total"
         )
     return ". ".join(sentences) + "."

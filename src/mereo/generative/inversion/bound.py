@@ -17,10 +17,10 @@ def bound(
 
     Shapes: responsibilities (batch, components, children) -> (batch,).
     """
-    found = parents.statistics(mixture, children)
+    statistics = parents.statistics(mixture, children)
     # The root has no derivative at 0, where the normaliser has none either.
-    concentration = mixture.kappa * found.squares.clamp(min=eps).sqrt()
-    evidence = mixture.evidence(children, found, log_vmf_normaliser(mixture.dimension, concentration))
+    concentration = mixture.kappa * statistics.squares.clamp(min=eps).sqrt()
+    evidence = mixture.evidence(children, statistics, log_vmf_normaliser(mixture.dimension, concentration))
     evidence = evidence.masked_fill(responsibilities == 0, 0)
     terms = responsibilities * evidence - torch.special.xlogy(responsibilities, responsibilities)
     return terms.sum((1, 2)) - parents.divergence()

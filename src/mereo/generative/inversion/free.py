@@ -71,7 +71,7 @@ class FreeParents:
         return self.covariance + self.mean.unsqueeze(-1) * self.mean.unsqueeze(-2)
 
     def statistics(self, mixture: Mixture, children: Children) -> Statistics:
-        """What these beliefs say about the children."""
+        """Statistics of the children under these beliefs."""
         poses, directions = mixture.agreements(children, self.mean)
         moments = mixture.of_components(_pack(self.second_moment(), 2.0))
         if self.gram.dim() == 2:
@@ -79,9 +79,9 @@ class FreeParents:
         squares = torch.einsum("brk,rsk->brs", moments, self.gram)
         return Statistics(poses, directions, squares.clamp(min=0))
 
-    def log_normaliser(self, mixture: Mixture, found: Statistics) -> tuple[Tensor, Tensor]:
+    def log_normaliser(self, mixture: Mixture, statistics: Statistics) -> tuple[Tensor, Tensor]:
         """log C_d(xi), and A(xi) / xi for the update: (batch, components, children) each."""
-        xi = mixture.kappa * found.squares.sqrt()
+        xi = mixture.kappa * statistics.squares.sqrt()
         return log_vmf_normaliser_and_slope(mixture.dimension, xi)
 
     def update(self, mixture: Mixture, children: Children, responsibilities: Tensor, slope: Tensor) -> "FreeParents":

@@ -20,7 +20,7 @@ LEARNABLE = ("sigma", "kappa", "log_prior")
 
 
 class Inversion(NamedTuple):
-    """What `invert` found.
+    """The result of `invert`.
 
     Attributes:
         responsibilities: r, the share of child i that component j explains, (..., m, n); 0 for an absent child.
@@ -98,15 +98,15 @@ def invert(
         generator: for the random starts.
 
     Shapes: poses, directions (..., m, d); transforms (m, n, d, e) or (n, d, e); sigma and kappa broadcastable to
-        (m, n); log_prior likewise; owner (n,) below the number of parents; mask (..., m); prior broadcastable to
-        (parents, e); prior_precision (), (parents,) or (parents, e, e); start (..., m, n); start_parents
-        (..., parents, e) and (..., parents, e, e).
+        (m, n); log_prior of the same shape; owner (n,) below the number of parents; mask (..., m); prior broadcastable
+        to (parents, e); prior_precision (), (parents,) or (parents, e, e); start (..., m, n); start_parents (...,
+        parents, e) and (..., parents, e, e).
 
     Raises UsageError for arguments that do not fit or lie outside of their range, and MereoError where the type of
     `poses` does not hold the bound; half precision is computed in float32.
 
     The mean field is surer of its assignment than the exact posterior, and may end in a local optimum: give `starts`.
-    Nothing here is differentiated: gradients for other parameters come from `elbo` at what was found.
+    Nothing here is differentiated: gradients for other parameters come from `elbo` at the result.
 
     Reference: arXiv:2209.02567, equations 7 and 8; the inversion is ours, docs/generative.md.
     """
@@ -122,7 +122,7 @@ def invert(
     for name in learn:
         check_choice("learn", name, LEARNABLE)
     if starts > 1 and (start is not None or start_parents is not None):
-        raise UsageError(f"starts is {starts} beside a start that is given; leave one of them out.")
+        raise UsageError(f"starts is {starts} and start is given; leave one of them out.")
     limits = (largest_kappa, smallest_sigma)
     with torch.no_grad():
         problem = prepare(
@@ -134,10 +134,10 @@ def invert(
             begin = problem.start if number == 0 else problem.random_start(generator)
             parents = problem.parents
             try:
-                found = _ascend(problem.children, problem.mixture, parents, begin, sweeps, learn, limits)
+                result = _ascend(problem.children, problem.mixture, parents, begin, sweeps, learn, limits)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 raise _overflow(problem.children) from None
-            best = found if best is None else best.or_better(found, whole=bool(learn))
+            best = result if best is None else best.or_better(result, whole=bool(learn))
         assert best is not None
         if not (best.trace.isfinite().all() and best.parents.mean.isfinite().all()):
             raise _overflow(problem.children)
@@ -159,7 +159,7 @@ class _Found(NamedTuple):
     mixture: Mixture
 
     def or_better(self, other: "_Found", *, whole: bool) -> "_Found":
-        """For each element of the batch, or as a whole, what has the higher bound."""
+        """The result with the higher bound, for each element of the batch or for the complete batch."""
         mine, others = self.trace[-1], other.trace[-1]
         if whole:
             return other if others.sum() > mine.sum() else self
@@ -247,14 +247,14 @@ def _ascend(
 
 
 def assign(
-    mixture: Mixture, children: Children, parents: FreeParents | SphereParents, found: Statistics
+    mixture: Mixture, children: Children, parents: FreeParents | SphereParents, statistics: Statistics
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The best responsibilities for these beliefs, the ELBO there, and the tangent's slope for the next beliefs.
 
     Shapes: (batch, components, children), (batch,), (batch, components, children) or None.
     """
-    log_normaliser, slope = parents.log_normaliser(mixture, found)
-    scores = mixture.evidence(children, found, log_normaliser)
+    log_normaliser, slope = parents.log_normaliser(mixture, statistics)
+    scores = mixture.evidence(children, statistics, log_normaliser)
     totals = scores.logsumexp(1)
     responsibilities = scores.softmax(1)  # and not by the totals, whose rounding is large where scores are
     if children.mask is not None:

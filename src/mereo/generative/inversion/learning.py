@@ -18,7 +18,7 @@ _ITERATIONS = 40
 def learn_parameters(
     mixture: Mixture,
     children: Children,
-    found: Statistics,
+    statistics: Statistics,
     responsibilities: Tensor,
     parents: FreeParents | SphereParents,
     learn: Sequence[str],
@@ -35,7 +35,7 @@ def learn_parameters(
     if "log_prior" in learn:
         changed["log_prior"] = _log_prior(responsibilities, mixture.log_prior)
     if "sigma" in learn:
-        distance = (children.squares - 2 * found.poses + found.squares).clamp(min=0)
+        distance = (children.squares - 2 * statistics.poses + statistics.squares).clamp(min=0)
         spread = _sum_like(responsibilities * distance, mixture.sigma)
         weight = _sum_like(responsibilities, mixture.sigma)
         sigma = (spread / (mixture.dimension * weight).clamp(min=1e-30)).sqrt().clamp(min=smallest)
@@ -43,13 +43,13 @@ def learn_parameters(
     if "kappa" in learn:
         directed = responsibilities * children.directed
         if isinstance(parents, SphereParents):
-            length = _sum_like(directed * found.directions, mixture.kappa)
+            length = _sum_like(directed * statistics.directions, mixture.kappa)
             weight = _sum_like(directed, mixture.kappa)
             share = (length / weight.clamp(min=1e-30)).clamp(0, 1)
             kappa = concentration(mixture.dimension, share, largest=largest)
             changed["kappa"] = torch.where(weight > 0, kappa, mixture.kappa)
         else:
-            changed["kappa"] = _root(directed, found, mixture, largest)
+            changed["kappa"] = _root(directed, statistics, mixture, largest)
     return replace(mixture, **changed)
 
 
@@ -69,7 +69,7 @@ def _log_prior(responsibilities: Tensor, old: Tensor) -> Tensor:
 def _root(weights: Tensor, says: Statistics, mixture: Mixture, largest: float) -> Tensor:
     """Where the falling function h(kappa) = sum r (<D, m> - s A(kappa s)) is 0, by bisection on log(1 + kappa).
 
-    What is returned lies on the near side of the root, so that the bound never falls.
+    The result is on the near side of the root, so that the bound never falls.
     """
     lengths = says.squares.sqrt()
     seen = _sum_like(weights * says.directions, mixture.kappa)
@@ -88,5 +88,5 @@ def _root(weights: Tensor, says: Statistics, mixture: Mixture, largest: float) -
         up = above(middle) > 0
         low, high = torch.where(up, middle, low), torch.where(up, high, middle)
     near = torch.where(rising, low, high)
-    found = torch.where(capped, torch.full_like(near, largest), near)
-    return torch.where(_sum_like(weights, mixture.kappa) > 0, found, mixture.kappa)
+    root = torch.where(capped, torch.full_like(near, largest), near)
+    return torch.where(_sum_like(weights, mixture.kappa) > 0, root, mixture.kappa)

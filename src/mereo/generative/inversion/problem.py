@@ -13,11 +13,11 @@ from mereo.generative.capsule_mixture import unit
 
 
 class Statistics(NamedTuple):
-    """What the parents as believed in say about every child.
+    """Statistics of every child under the beliefs about parents.
 
     Attributes:
         poses: E <V_i, U_ij>, (batch, components, children).
-        directions: E <D_i, U_ij>, likewise.
+        directions: E <D_i, U_ij>, of the same shape.
         squares: E |U_ij|^2, broadcastable to that.
     """
 
@@ -50,7 +50,7 @@ class Children:
 
     @classmethod
     def observe(cls, poses: Tensor, directions: Tensor | None, mask: Tensor | None) -> "Children":
-        """From poses (batch, children, d), directions likewise or None, mask (batch, children) or None."""
+        """From poses (batch, children, d), directions of the same shape or None, mask (batch, children) or None."""
         own, directed = unit(poses)
         squares = poses.square().sum(-1)
         inverse = torch.where(directed, squares.clamp(min=1e-30).rsqrt(), torch.zeros_like(squares))
@@ -120,12 +120,12 @@ class Mixture:
             return self.of_parents(pulled(by_pose + by_direction * children.inverse_lengths, children.poses))
         return self.of_parents(pulled(by_pose, children.poses) + pulled(by_direction, children.directions))
 
-    def evidence(self, children: Children, found: Statistics, log_normaliser: Tensor) -> Tensor:
+    def evidence(self, children: Children, statistics: Statistics, log_normaliser: Tensor) -> Tensor:
         """log rho_ij + E log N_ij + E log vMF_ij, with the bound's log C: (batch, components, children)."""
         d, variance = self.dimension, self.sigma**2
         constant = self.log_prior - d / 2 * (2 * math.pi * variance).log()
-        distance = children.squares - 2 * found.poses + found.squares
-        direction = self.kappa * found.directions + log_normaliser
+        distance = children.squares - 2 * statistics.poses + statistics.squares
+        direction = self.kappa * statistics.directions + log_normaliser
         if children.some_undirected:
             uniform = log_vmf_normaliser(d, torch.zeros((), dtype=direction.dtype, device=direction.device))
             direction = torch.where(children.directed, direction, uniform)

@@ -43,11 +43,11 @@ class SphereParents:
         return across * eye + (along - across) * (direction @ direction.mT)
 
     def statistics(self, mixture: Mixture, children: Children) -> Statistics:
-        """What these beliefs say about the children."""
+        """Statistics of the children under these beliefs."""
         poses, directions = mixture.agreements(children, self.mean)
         return Statistics(poses, directions, torch.ones((), dtype=poses.dtype, device=poses.device))
 
-    def log_normaliser(self, mixture: Mixture, found: Statistics) -> tuple[Tensor, Tensor | None]:
+    def log_normaliser(self, mixture: Mixture, statistics: Statistics) -> tuple[Tensor, Tensor | None]:
         """log C_d(kappa_ij), and nothing that the update needs."""
         return log_vmf_normaliser(mixture.dimension, mixture.kappa), None
 
