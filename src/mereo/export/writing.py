@@ -24,6 +24,9 @@ def open_timm(folder: Path) -> Scorer:
     """The function of the network that timm makes of a folder."""
     import timm
 
+    from mereo.models.timm_entrypoints import register
+
+    register()  # a network may have been added to mereo's catalogue after timm was imported
     return scorer(timm.create_model(f"local-dir:{folder}", pretrained=True).eval())
 
 
