@@ -9,6 +9,7 @@ import torch
 
 from mereo.data import DATASETS, Images, ImageSet, load_split
 from mereo.data.split import stratified
+from mereo.data.stream.hub import PREFIX
 from mereo.errors import UsageError
 from mereo.escape import cut
 from mereo.inference.predict import task_of
@@ -71,11 +72,20 @@ def short_names(sources: Sequence[Path]) -> list[str]:
     return named
 
 
+def _may_hold_images(data: str) -> bool:
+    """Whether a path may be read because the configuration of a run names it: not a whole disk, nor a folder that
+    holds the working folder or the home folder."""
+    if data.startswith(PREFIX):
+        return True
+    path = Path(data).resolve()
+    return not any(place.resolve().is_relative_to(path) for place in (Path.cwd(), Path.home())) and not path.is_mount()
+
+
 def choose_data(models: Sequence[VisionModel], configs: Sequence[TrainConfig | None], data: str | None) -> str:
     """The data set to evaluate on: the one given, else the one that all were trained on.
 
     The data stated in a weight file is used only if it is the name of a data set: a path would let a file choose which
-    folders of this machine are read.
+    folders of this machine are read. The configuration of a run folder may name a folder or file of images.
     """
     if data is not None:
         return data
@@ -89,7 +99,8 @@ def choose_data(models: Sequence[VisionModel], configs: Sequence[TrainConfig | N
     if len(kinds) > 1:
         listed = cut(" and ".join(kinds), 200)
         raise UsageError(f"data is not given, and the networks were trained on {listed}; name one with --data.")
-    if kinds[0] not in DATASETS:
+    of_runs = all(config is not None and config.data == kinds[0] for config in configs)
+    if kinds[0] not in DATASETS and not (of_runs and _may_hold_images(kinds[0])):
         raise UsageError(
             f"data is not given, and the weights were trained on {cut(kinds[0], 100)!r}, which is not a registered"
             " data set; if you trust it, give it with --data."
