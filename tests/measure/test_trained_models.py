@@ -20,9 +20,9 @@ def test_a_run_folder_names_its_own_images(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     assert choose_data([stated("photos")], [TrainConfig(data="photos")], None) == "photos"
-    with pytest.raises(UsageError, match="photos.*--data"):
+    with pytest.raises(UsageError, match=r"photos.*--data"):
         choose_data([stated("photos")], [None], None)
-    with pytest.raises(UsageError, match="photos.*--data"):
+    with pytest.raises(UsageError, match=r"photos.*--data"):
         choose_data([stated("photos")], [TrainConfig(data="digits")], None)
 
 
