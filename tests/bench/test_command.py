@@ -152,7 +152,7 @@ def test_doctor_finds_data_and_what_is_missing(call):
     found = json.loads(out)
     assert code == 0
     assert found["data"]["root"] == "sets" and found["data"]["mnist"] == str(folder / "train-images-idx3-ubyte")
-    assert found["data"]["multimnist"] == found["data"]["mnist"] and found["data"]["svhn"] == "not there"
+    assert found["data"]["multimnist"] == found["data"]["mnist"] and found["data"]["svhn"] == "not found"
     assert found["kernels"]["routing, plain"] == "available"
     compiled = "compiled" if missing is None else f"PyTorch: {missing}"
     assert found["kernels"]["agree and combine"] == found["kernels"]["Bessel functions"] == compiled
