@@ -92,7 +92,7 @@ def data(root: str | None) -> Section:
     section: Section = {"root": f"{folder}" if folder.is_dir() else f"{folder} (no such folder)"}
     for name, info in DATASETS.items():
         there = sorted(path for pattern in info.files for path in folder.glob(pattern))
-        section[name] = str(there[0]) if there else "not section" if info.files else "part of the package"
+        section[name] = str(there[0]) if there else "not found" if info.files else "part of the package"
     return section
 
 
