@@ -48,15 +48,15 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     return {name: places.setdefault(name.partition(".")[0], len(places)) for name, _ in model.named_parameters()}
 
 
-def _by_depth(model: nn.Module, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
+def _by_depth(model: nn.Module, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
     """timm's groups for a network that has no `parameter_groups` of its own."""
     layers = layer_numbers(model)
     last = max(layers.values(), default=0)
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         decays = parameter.dim() > 1 and not name.endswith(".bias")
-        layer = layers[name] if layer_decay is not None else 0
-        scale = 1.0 if layer_decay is None else layer_decay ** (last - layer)
+        layer = layers[name] if layer_decay != 1 else 0
+        scale = layer_decay ** (last - layer)
         group = {"params": [], "weight_decay": weight_decay if decays else 0.0, LR_SCALE: scale}
         groups.setdefault((layer, decays), group)["params"].append(parameter)
     return list(groups.values())
@@ -74,7 +74,8 @@ def parameter_groups(config: TrainConfig, objective: nn.Module, model: nn.Module
         return _trained(objective.parameters())
     own = getattr(model, "parameter_groups", None)
     make = partial(_by_depth, model) if own is None else own
-    groups = [dict(group) for group in make(weight_decay=config.weight_decay, layer_decay=config.layer_decay)]
+    decay = 1.0 if config.layer_decay is None else config.layer_decay
+    groups = [dict(group) for group in make(weight_decay=config.weight_decay, layer_decay=decay)]
     covered = {parameter for group in groups for parameter in group["params"]}
     rest = [parameter for parameter in objective.parameters() if parameter not in covered]
     groups.append({"params": rest, "weight_decay": config.weight_decay, LR_SCALE: 1.0})
