@@ -87,4 +87,4 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
                 f"{type(self).__name__} cannot take {given}: {_mismatch(self, named)} ({first_line(error)[:300]})"
             ) from error
 
-    module_class.forward = checked  # type: ignore[method-assign]
+    module_class.forward = checked
