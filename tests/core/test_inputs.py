@@ -15,7 +15,7 @@ CLASSES = sorted(name for name, entry in MECHANISMS.items() if inspect.isclass(e
 ODD = {
     "fewer axes": lambda x: x[0], "more axes": lambda x: x.unsqueeze(0), "a number": lambda x: 3,
     "integers": lambda x: x.long(), "booleans": lambda x: x > 0, "complex": lambda x: x.to(torch.complex64),
-    "sparse": lambda x: x.to_sparse(),
+    "sparse": lambda x: x.to_sparse(), "meta": lambda x: x.to("meta"),
 }  # fmt: skip
 
 
@@ -80,7 +80,8 @@ def test_an_error_of_the_callers_own_is_left_alone():
 @pytest.mark.parametrize(
     "change",
     [torch.Tensor.double, torch.Tensor.half, torch.Tensor.byte, lambda x: x[0], lambda x: x > 0,
-     lambda x: x.to(torch.complex64), lambda x: x[:, :0], lambda x: x.unsqueeze(0), lambda x: x.to_sparse()],
+     lambda x: x.to(torch.complex64), lambda x: x[:, :0], lambda x: x.unsqueeze(0), lambda x: x.to_sparse(),
+     lambda x: x.to("meta")],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["mspcaps_tiny", "capsnet", "efficient_capsnet"])
 def test_a_network_refuses_images_of_another_kind(name, change):

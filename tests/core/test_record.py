@@ -1,11 +1,14 @@
 """record and intervene: what they see and change, through compilation too, and that they leave nothing behind."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mereo.attention import MultiHeadAttention
 from mereo.core import Call, Coupling, Grid, Signal, intervene, record
+from mereo.core.record import Change
 from mereo.errors import UsageError
 from mereo.mechanisms import MECHANISMS
 from mereo.routing import DynamicRouting
@@ -216,3 +219,33 @@ def test_signals_are_recorded_and_changed() -> None:
         pass
     with pytest.raises(UsageError, match="kind is 'gate'"):
         Signal("gate")
+
+
+WRONG = {
+    "nothing": lambda c: None, "a number": lambda c: 1.0, "double": lambda c: c.double(), "bool": lambda c: c > 0.5,
+    "complex": lambda c: c * 1j, "NaN": lambda c: c * float("nan"), "fewer": lambda c: c[..., :-1],
+    "the sum": lambda c: c.sum(), "one of the batch": lambda c: c[:1], "more axes": lambda c: c.unsqueeze(0),
+    "sparse": lambda c: c.to_sparse(), "meta": lambda c: c.to("meta"), "a list": lambda c: c.tolist(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["changes", "scores"])
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_a_change_that_cannot_act_is_refused(model: Model, change: Change, where: str) -> None:
+    given: dict[str, Any] = {where: {"attention.coupling": change}}
+    with intervene(model, **given), pytest.raises(UsageError, match=r"attention\.coupling"):
+        model(torch.randn(2, 5, 8))
+    assert observers(model) == 0
+
+
+def test_couplings_and_scores_that_are_not_finite(model: Model) -> None:
+    x = torch.randn(2, 5, 8)
+    with intervene(model, {"attention.coupling": lambda c: c / 0}), pytest.raises(UsageError, match="finite"):
+        model(x)
+    # Minus infinity masks a sender; masking all of them leaves nothing to normalise.
+    first = torch.arange(5) == 0
+    with intervene(model, scores={"attention.coupling": lambda s: s.masked_fill(first, -torch.inf)}):
+        assert model(x).isfinite().all()
+    whole = {"attention.coupling": lambda s: s * 0 - torch.inf}
+    with intervene(model, scores=whole), pytest.raises(UsageError, match="no finite score"):
+        model(x)

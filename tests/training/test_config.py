@@ -55,7 +55,8 @@ def test_wrong_files_are_told_in_one_line(tmp_path, text, match):
     [
         {"epochs": 0}, {"batch_size": -1}, {"lr": 0.0}, {"accumulate": 3}, {"validation_fraction": 1.0},
         {"ema_decay": 1.5}, {"mean": (0.5,)}, {"name": "a/b"}, {"seed": -1}, {"weight_decay": -1.0}, {"img_size": 0},
-        {"mean": (0.5,), "std": (0.0,)}, {"min_lr": float("nan")},
+        {"mean": (0.5,), "std": (0.0,)}, {"min_lr": float("nan")}, {"mixup": 5e-324}, {"cutmix": 1e-9},
+        {"img_size": [float("inf")]}, {"img_size": [float("nan")]}, {"mean": [10**400], "std": [1.0]},
     ],
 )  # fmt: skip
 def test_values_that_cannot_be_meant(change):

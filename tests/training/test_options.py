@@ -327,3 +327,9 @@ def test_soft_labels_count_for_their_heaviest_class():
 def test_invalid_options_are_named(small_config, changes, fact):
     with pytest.raises(UsageError, match=fact):
         train(small_config(**changes), Report(silent=True))
+
+
+def test_a_network_with_groups_of_its_own_is_trained_without_a_factor_by_layer():
+    model = create_model("mspcaps_tiny")
+    groups = list(parameter_groups(TrainConfig(weight_decay=0.1, weight_decay_norm=False), model, model))
+    assert {group["lr_scale"] for group in groups} == {1.0} and {g["weight_decay"] for g in groups} == {0.0, 0.1}

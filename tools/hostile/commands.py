@@ -103,3 +103,33 @@ def draw(random: Random) -> Try:
     words = [word for _ in range(random.randint(1, 2)) for word in option(random, getattr(options, declared))]
     first = name not in STOPPED and random.random() < 0.5
     return command([name, *(begin + words if first else words + begin)])
+
+
+TRAINED: dict[str, list[str]] = {
+    "--task": ["classification", "clasification", "", "detection", "os.system", "\0", "x" * 5000],
+    "--freeze": ["[", "(", "*" * 500, "stem", "nope", "**", "", ".", "*.weight", "\\", "[!a]*", "*bias", "\0"],
+    "--callbacks": ["nope", "os:system", "", "../x", "\0", "x" * 5000],
+    "--sampler": ["shuffle", "balanced", "balance", ""],
+    "--mixup": REAL, "--cutmix": REAL, "--label-smoothing": REAL, "--layer-decay": REAL, "--ema-decay": REAL,
+    "--lr": REAL, "--weight-decay": REAL, "--clip-norm": REAL, "--warmup-epochs": REAL, "--decay-rate": REAL,
+    "--min-lr": REAL, "--warmup-steps": [*WHOLE, *HUGE], "--decay-steps": [*WHOLE, *HUGE], "--accumulate": WHOLE,
+    "--loss": ["auto", "margin", "spread", "cross_entropy", "", "cross-entropy"],
+    "--validation-fraction": REAL, "--reconstruction-weight": REAL, "--schedule": ["cosine", "exponential", "constant"],
+    "--optimizer": ["sgd", "adam", "adamw"], "--weight-decay-norm": [""], "--no-weight-decay-norm": [""],
+    "--batch-size": ["1", "7", "1000"], "--precision": ["bf16", "fp16"], "--limit": ["1", "2", "3", "11"],
+    "--data": ["digits", "photos", "photos.zip"], "--model": ["capsnet", "mspcaps_tiny"],
+}  # fmt: skip
+
+
+def trainings(random: Random) -> Try:
+    """Short trainings with options of the task, the loss, the optimiser, the sampler and callbacks, odd and at once."""
+    words = ["train", "--limit", "16", "--epochs", "1", "--batch-size", "8", "--img-size", "16", "--no-tensorboard"]
+    model = SMALL
+    for name in random.sample(sorted(TRAINED), random.randint(1, 4)):
+        value = random.choice(TRAINED[name])
+        words += [name] if name.endswith("-norm") and "clip" not in name else [name, value]
+        if value == "capsnet":
+            model = ["--img-size", "28", "--model-args", "channels=8", "types=2"]
+        if value == "1000":
+            words += ["--accumulate", "1"]
+    return command([*words, "--device", "cpu", *model])

@@ -63,8 +63,8 @@ def mechanisms(random: Random) -> Try:
         entry = MECHANISMS[drawn.choice(sorted(MECHANISMS))]
         module, inputs = entry.example()
         changed = [x if drawn.random() < 0.3 else drawn.choice(CHANGES)(x) for x in inputs]
-        top = entry.largest_input
-        changed = [x.clamp(-top, top) if x.is_floating_point() and not x.is_sparse else x for x in changed]
+        tops = [min(entry.largest_input, torch.finfo(x.dtype).max) if x.is_floating_point() else 0 for x in changed]
+        changed = [x.clamp(-top, top) if top and not x.is_sparse else x for x, top in zip(changed, tops, strict=True)]
         fits = [(x.dim(), x.is_floating_point()) for x in changed] == [(x.dim(), True) for x in inputs]
         try:
             out = module(*changed)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from hostile import commands, files, mathematics, streams
+from hostile import behaviour, commands, files, mathematics, streams
 from hostile.ground import Done, Try, lay_out
 
 AREAS: dict[str, Callable[[Random], Try]] = {
@@ -23,7 +23,8 @@ AREAS: dict[str, Callable[[Random], Try]] = {
     "configurations": files.configurations, "results": files.results, "states": files.states,
     "shapes": mathematics.shapes, "mechanisms": mathematics.mechanisms, "models": mathematics.models,
     "names": mathematics.names, "tars": streams.tars, "tables": streams.tables, "lists": streams.lists,
-    "patterns": streams.patterns,
+    "patterns": streams.patterns, "trainings": commands.trainings, "interventions": behaviour.interventions,
+    "transforms": behaviour.transforms, "empty": behaviour.empty, "kernels": behaviour.kernels,
 }  # fmt: skip
 SECONDS = 60.0
 MEMORY = 2 * 2**30

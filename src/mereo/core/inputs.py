@@ -18,7 +18,7 @@ Expected = tuple[tuple[int, bool], ...]
 """Of each positional input, how many axes it has and whether it is floating point."""
 
 
-def _misfit(name: str, value: Any, axes: int, floating: bool) -> str | None:
+def _misfit(name: str, value: Any, axes: int, floating: bool, like: Tensor | None) -> str | None:
     """What is wrong with one input by itself."""
     if not isinstance(value, Tensor):
         return f"{name} is a {type(value).__name__}; give a tensor with {axes} axes."
@@ -28,6 +28,9 @@ def _misfit(name: str, value: Any, axes: int, floating: bool) -> str | None:
         return f"{name} is {value.dtype}; convert it to floating point, for example with .float()."
     if value.layout != torch.strided:
         return f"{name} is {value.layout}; convert it with .to_dense()."
+    # PyTorch computes with a meta tensor and weights that are none, and returns memory as it lies.
+    if like is not None and value.device != like.device:
+        return f"{name} is on {value.device} and the weights are on {like.device}; move one of them."
     return None
 
 
@@ -35,11 +38,10 @@ def _mismatch(module: nn.Module, named: dict[str, Any]) -> str:
     """What is wrong between the inputs and the weights, once an operation has failed."""
     like = next((p for p in module.parameters() if p.is_floating_point()), None)
     for name, value in named.items():
-        if isinstance(value, Tensor) and like is not None:
-            if value.device != like.device:
-                return f"{name} is on {value.device} and the weights are on {like.device}; move one of them."
-            if value.is_floating_point() and value.dtype != like.dtype:
-                return f"{name} is {value.dtype} and the weights are {like.dtype}; convert one of them with .to(dtype)."
+        if not isinstance(value, Tensor) or like is None:
+            continue
+        if value.is_floating_point() and value.dtype != like.dtype:
+            return f"{name} is {value.dtype} and the weights are {like.dtype}; convert one of them with .to(dtype)."
     return "types or sizes do not fit; its docstring gives the shapes."
 
 
@@ -70,8 +72,9 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
     def checked(self: nn.Module, *inputs: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or transformed():
             return forward(self, *inputs, **options)
+        like = next(self.parameters(), None)
         for name, value, (axes, floating) in zip(names, inputs, expected(), strict=False):
-            if value is not None and (reason := _misfit(name, value, axes, floating)) is not None:
+            if value is not None and (reason := _misfit(name, value, axes, floating, like)) is not None:
                 raise UsageError(f"{type(self).__name__}: {reason}")
         try:
             return forward(self, *inputs, **options)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core.coupling import Coupling
+from mereo.core.kernels.transforms import transformed
 from mereo.core.observe import Call, Observable, Observer
-from mereo.errors import unknown
+from mereo.errors import UsageError, unknown
 
 Change = Callable[..., Tensor]
 """(couplings) or (couplings, call) -> couplings."""
@@ -136,25 +137,53 @@ class _Changer(_Watcher):
         super().__init__(name)
         self.change_scores, self.change, self.context, self.count = scores, couplings, context, count
 
-    def _apply(self, change: Change | None, value: Tensor, call: Call) -> Tensor:
+    def _apply(self, change: Change | None, value: Tensor, call: Call, what: str) -> Tensor:
         if change is None:
             return value
         if not _takes_call(change):
-            return change(value)
+            return self._checked(change(value), value, what)
         context = {**self.context, **call.context}
-        return change(value, replace(call, name=self.name, step=self.step, number=self.count[0], context=context))
+        given = replace(call, name=self.name, step=self.step, number=self.count[0], context=context)
+        return self._checked(change(value, given), value, what)
+
+    def _checked(self, changed: Any, before: Tensor, what: str) -> Tensor:
+        """What a function returned; UsageError unless it can stand for what it was given."""
+        kind = type(changed).__name__
+        if not isinstance(changed, Tensor):
+            raise UsageError(f"the function for the {what} of {self.name!r} returned {kind}; it must return a tensor.")
+        for fact in ("shape", "dtype", "device", "layout"):
+            now, needed = getattr(changed, fact), getattr(before, fact)
+            if now != needed:
+                now, needed = (tuple(x) if fact == "shape" else x for x in (now, needed))
+                raise UsageError(
+                    f"the function for the {what} of {self.name!r} returned the {fact} {now}; it must be {needed}."
+                )
+        if changed.is_floating_point() and not transformed():
+            # Scores of minus infinity are a way to mask.
+            wrong = changed.isnan() if what == "scores" else ~changed.isfinite()
+            if wrong.any():
+                raise UsageError(
+                    f"the function for the {what} of {self.name!r} returned {int(wrong.sum())} values that are not"
+                    " finite; they would spread to every output."
+                )
+        return changed
 
     def scores(self, call: Call) -> Tensor:
-        return self._apply(self.change_scores, call.scores, call)
+        return self._apply(self.change_scores, call.scores, call, "scores")
 
     def couplings(self, call: Call) -> Tensor:
         assert call.couplings is not None
-        changed = self._apply(self.change, call.couplings, call)
+        if self.change_scores is not None and not transformed() and call.couplings.isnan().any():
+            raise UsageError(
+                f"the function for the scores of {self.name!r} left an entry with no finite score along the axis that"
+                " is normalised; keep one, or mask with a large negative number."
+            )
+        changed = self._apply(self.change, call.couplings, call, "couplings")
         self.step, self.count[0] = self.step + 1, self.count[0] + 1
         return changed
 
     def signal(self, value: Tensor, kind: str) -> Tensor:
-        return value if self.change is None else self.change(value)
+        return value if self.change is None else self._checked(self.change(value), value, kind)
 
 
 def _observables(model: nn.Module) -> dict[str, Observable]:
@@ -206,6 +235,10 @@ def intervene(
             result is what acts: with `torch.zeros_like` no sender has any influence.
         scores: a function scores -> scores for each name, applied before they are normalised.
         context: passed to the functions, together with that of the mechanism.
+
+    Raises:
+        UsageError: for an unknown name; inside the block, for a function that returns anything but a tensor of the
+            same shape, type and device, or values that are not finite (minus infinity is, of scores).
 
     A function with two positional parameters gets the `Call` as well: its number, step, mask, topology, the positions
     of senders and receivers, and the context.

@@ -265,6 +265,8 @@ class VisionModel(nn.Module):
         if images.layout != torch.strided:
             raise UsageError(f"images are {images.layout}; this model takes dense tensors: images.to_dense().")
         weights = next(self.parameters(), images)
+        if images.device != weights.device:
+            raise UsageError(f"images are on {images.device} and the weights on {weights.device}; move one of them.")
         if images.dtype != weights.dtype and not torch.is_autocast_enabled(images.device.type):
             raise UsageError(
                 f"images are {images.dtype} and the weights {weights.dtype}; convert one with .to(dtype), or run the"

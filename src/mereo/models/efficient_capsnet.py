@@ -6,6 +6,7 @@ Cost at 28x28: 30 M multiply-adds an image against 201 M for CapsNet.
 
 from math import prod
 
+import torch
 from torch import Tensor, nn
 
 from mereo.capsules import DepthwisePrimaryCapsules, FullyConnectedDecoder, UpsamplingDecoder
@@ -22,6 +23,15 @@ MULTIMNIST_STEM: Stem = ((5, 32, 1), (3, 64, 1), (3, 64, 2), (3, 128, 2))
 SMALLNORB_STEM: Stem = ((7, 32, 2), (3, 64, 1), (3, 64, 1), (3, 128, 2))
 STEM_STEP = 3
 """Modules of a convolution of the stem: itself, its norm and its activation."""
+
+
+class _InstanceNorm(nn.InstanceNorm2d):
+    """PyTorch's, which fails for an empty batch."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and not len(inputs):
+            return inputs * self.weight[:, None, None] + self.bias[:, None, None]
+        return super().forward(inputs)
 
 
 class EfficientCapsNet(CapsuleClassifier):
@@ -126,7 +136,7 @@ class EfficientCapsNet(CapsuleClassifier):
             normaliser: nn.Module = (
                 nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
                 if norm == "batch"
-                else nn.InstanceNorm2d(channels, eps=1e-3, affine=True)
+                else _InstanceNorm(channels, eps=1e-3, affine=True)
             )
             layers += [conv, normaliser, activation] if norm_first else [conv, activation, normaliser]
             in_chans = channels

@@ -20,6 +20,8 @@ SCHEDULES = ("cosine", "exponential", "constant")
 SAMPLERS = ("shuffle", "balanced")
 _LONGEST_FILE = 2**20
 _LARGEST_NUMBER, _LARGEST_SETTING = 2**63, 1e6
+_LEAST_MIXING = 1e-3
+"""Of a Beta distribution's parameters: it is a coin by then, and smaller ones cannot be drawn from in float32."""
 
 
 _PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")
@@ -92,7 +94,7 @@ def parse_size(value: Any) -> int | tuple[int, int] | None:
     try:
         numbers = [int(side) for side in sides]
         whole = all(isinstance(side, int | str) and not isinstance(side, bool) for side in sides)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         numbers, whole = [], False
     if not whole or len(numbers) not in (1, 2) or min(numbers) < 1:
         raise UsageError(f"img_size is {value!r}; it must be a whole number above 0 or height x width, such as 64x48.")
@@ -271,6 +273,9 @@ class TrainConfig:
         for name in ("lr", *not_negative):
             if getattr(self, name) > _LARGEST_SETTING:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at most {_LARGEST_SETTING:g}.")
+        for name in ("mixup", "cutmix"):
+            if 0 < getattr(self, name) < _LEAST_MIXING:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be 0, or at least {_LEAST_MIXING}.")
         if self.decay_rate > 1:
             raise UsageError(f"decay_rate is {self.decay_rate}; it must be above 0 and at most 1.")
         for name in ("in_chans", "clip_norm", "limit", "decay_steps"):
@@ -355,7 +360,7 @@ def _coerce(name: str, value: Any) -> Any:
         try:
             entries: Any = value
             return tuple(element(entry) for entry in entries)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"{name} is {value!r}; its entries must be numbers.") from error
     if base == "float" and isinstance(value, str):
         try:

@@ -111,6 +111,22 @@ def test_class_names_that_are_not_text_are_refused(tmp_path):
         open_stream(tmp_path, tmp_path)
 
 
+@pytest.mark.parametrize("names", ["", "one\n"])
+def test_class_names_that_are_too_few_are_refused(tmp_path, names):
+    keep(tmp_path / "train-0.tar", shard())
+    keep(tmp_path / "classes.txt", names.encode())
+    with pytest.raises(UsageError, match="class names"):
+        open_stream(tmp_path, tmp_path)
+
+
+def test_metadata_of_any_depth_are_no_class_names(tmp_path):
+    path = tmp_path / "train.arrow"
+    table = pa.table({"image": [b"image"] * 8, "label": [0, 1] * 4})
+    save_table(path, table.replace_schema_metadata({"huggingface": b"[" * 10**5}))
+    with pytest.warns(UserWarning, match="no test split"):
+        assert open_stream(path, tmp_path).class_names == ("0", "1")
+
+
 def save_table(path, table):
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.core.coupling import Coupling
+from mereo.core.kernels.transforms import transformed
 from mereo.core.topology import Causal
 from mereo.core.votes import SameVotes
 from mereo.errors import UsageError, check_choice
@@ -31,7 +32,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, coupling: Coupling, mask: Tensor | No
 
 
 def _sdpa_can_run(coupling: Coupling) -> bool:
-    return coupling.is_plain_softmax and not coupling.watched and not torch.onnx.is_in_onnx_export()
+    # PyTorch's fused attention has no forward-mode derivative.
+    return coupling.is_plain_softmax and not (coupling.watched or torch.onnx.is_in_onnx_export() or transformed())
 
 
 METHODS: dict[str, tuple[Callable[..., Tensor], Callable[[Coupling], bool]]] = {
@@ -57,7 +59,8 @@ def attend(
         coupling: makes the couplings; while it is watched, the plain path runs.
         mask: bool, broadcastable to (batch, heads, receivers, senders), True = takes part.
         scale: factor of the scores; 1 / sqrt(dim of the keys) by default.
-        method: "auto", "sdpa" or "plain".
+        method: "auto", "sdpa" or "plain". On a CPU PyTorch's "sdpa" has no second derivatives; where those are needed,
+            "plain" does, and so does everything under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
 
     Shapes: q (batch, heads, receivers, dim), k (batch, heads, senders, dim), v (batch, heads, senders, pose)
         -> (batch, heads, receivers, pose).

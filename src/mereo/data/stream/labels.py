@@ -108,6 +108,8 @@ def make_dataset(parts: Mapping[str, Part], names: Sequence[str] | None, data: s
     }  # fmt: skip
     if "train" not in parts:
         raise UsageError(f"data is {data!r}, which has {', '.join(parts) or 'nothing'} but no training images.")
+    if names is not None and len(names) < 2:
+        raise UsageError(f"data is {data!r}, with {len(names)} class names; a classifier needs at least two.")
     labels, classes = _to_classes(parts, names, data)
     if len(classes) < 2:
         raise UsageError(f"data is {data!r}, with one class only, {classes[0]!r}; a classifier needs at least two.")

@@ -192,7 +192,7 @@ def class_names(file: _File) -> list[str] | None:
     try:
         features = json.loads((file.schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = features[file.label]["names"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
     return [str(name) for name in names] if isinstance(names, list) else None
 

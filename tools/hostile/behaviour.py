@@ -1,0 +1,283 @@
+"""Every mechanism and network: interventions of any kind, transforms, empty batches; every kernel against plain."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from hostile.ground import Done, Try
+
+SIZES = [0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17]
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "same": lambda c: c, "zeros": lambda c: c * 0, "nothing": lambda c: None, "a number": lambda c: 1.0,
+    "double": lambda c: c.double(), "half": lambda c: c.half(), "bool": lambda c: c > 0.5, "long": lambda c: c.long(),
+    "complex": lambda c: c * 1j, "NaN": lambda c: c * float("nan"), "infinite": lambda c: c - float("inf"),
+    "one NaN": lambda c: c.index_fill(0, c.new_zeros(1).long(), float("nan")), "sum": lambda c: c.sum(),
+    "fewer": lambda c: c[..., :-1], "transposed": lambda c: c.transpose(-1, -2), "first": lambda c: c[:1],
+    "more axes": lambda c: c.unsqueeze(0), "sparse": lambda c: c.to_sparse(), "meta": lambda c: c.to("meta"),
+    "huge": lambda c: c * 1e30, "list": lambda c: c.tolist(), "masked": lambda c: c.masked_fill(c < 0, -float("inf")),
+}  # fmt: skip
+HARMLESS = {"same", "zeros", "huge", "masked"}
+"""What may act; everything else must be refused unless it changes nothing."""
+
+
+def _finite(output: Any) -> bool:
+    return all(bool(x.isfinite().all()) for x in (output if isinstance(output, tuple) else (output,)))
+
+
+def _entry(random: Random) -> Any:
+    import torch
+
+    from mereo.mechanisms import MECHANISMS
+
+    torch.manual_seed(random.getrandbits(30))
+    return MECHANISMS[random.choice(sorted(MECHANISMS))]
+
+
+def interventions(random: Random) -> Try:
+    """Functions of `intervene` that return something else than they were given."""
+    seed, which, where = random.getrandbits(32), random.choice(sorted(CHANGES)), random.choice(["changes", "scores"])
+
+    def work() -> Done:
+        import mereo
+        from mereo.errors import UsageError
+
+        module, inputs = (entry := _entry(Random(seed))).example()
+        with mereo.record(module) as trace:
+            module(*inputs)
+        if not trace:
+            return Done(0)
+        name = Random(seed).choice(sorted(trace))
+        try:
+            with mereo.intervene(module, **{where: {name: CHANGES[which]}}), mereo.record(module) as acted:
+                output = module(*inputs)
+        except UsageError as error:
+            assert name in str(error) or entry.records != "couplings", error
+            return Done(2)
+        assert _finite(output), f"{which} of {name} of {entry.name} gives values that are not finite"
+        shapes = [value.shape for value in acted.steps(name)] == [value.shape for value in trace.steps(name)]
+        assert shapes and (which in HARMLESS or where == "scores" or acted[name].shape == trace[name].shape)
+        return Done(0)
+
+    return Try(f"intervene with {where}, {which}, seed {seed}", work)
+
+
+def transforms(random: Random) -> Try:
+    """jvp, vmap, jacobians and second derivatives of a mechanism, against reverse mode and loops."""
+    seed, kind = (
+        random.getrandbits(32),
+        random.choice(["jvp", "vmap", "jacrev", "jacfwd", "dual", "grad of grad", "vmap of grad"]),
+    )
+
+    def work() -> Done:
+        import torch
+        from torch.autograd import forward_ad
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        module, inputs = (entry := _entry(Random(seed))).example()
+        module = module.double().eval()
+        inputs = tuple(x.double().requires_grad_() for x in inputs)
+
+        def f(*given: Any) -> Any:
+            output = module(*given)
+            return output[0] if isinstance(output, tuple) else output
+
+        tangents = tuple(torch.randn_like(x) for x in inputs)
+        output = f(*inputs)
+        weight = torch.randn_like(output)
+
+        def scalar(*given: Any) -> Any:
+            return (f(*given) * weight).sum()
+
+        gradients = torch.autograd.grad(scalar(*inputs), inputs)
+        along = sum((g * t).sum() for g, t in zip(gradients, tangents, strict=True))
+        detached = tuple(x.detach() for x in inputs)
+        if kind == "jvp":
+            value, tangent = torch.func.jvp(f, detached, tangents)
+            pairs = [(value, output), ((tangent * weight).sum(), along)]
+        elif kind == "dual":
+            with forward_ad.dual_level():
+                dual = f(*(forward_ad.make_dual(x, t) for x, t in zip(detached, tangents, strict=True)))
+                tangent = forward_ad.unpack_dual(dual).tangent
+                assert tangent is not None, f"the tangent of {entry.name} is dropped"
+                pairs = [((tangent * weight).sum(), along)]
+        elif kind == "vmap":
+            many = tuple(torch.stack([x, -x, 2 * x]) for x in detached)
+            if entry.name == "em":  # activations are probabilities
+                many = (many[0], many[1].clamp(0, 1))
+            pairs = [(torch.func.vmap(f)(*many), torch.stack([f(*(x[n] for x in many)) for n in range(3)]))]
+        elif kind == "vmap of grad":
+            many = tuple(torch.stack([x, x * 0.5]) for x in detached)
+            got = torch.func.vmap(torch.func.grad(scalar))(*many)
+            pairs = [(got[n], torch.func.grad(scalar)(*(x[n] for x in many))) for n in range(2)]
+            pairs.append((torch.func.grad(scalar)(*detached), gradients[0]))
+        elif kind == "grad of grad":
+            with sdpa_kernel(SDPBackend.MATH):  # the fused attention of PyTorch has no second derivatives
+                first = torch.autograd.grad(scalar(*inputs), inputs, create_graph=True)
+                second = torch.autograd.grad(sum((g * t).sum() for g, t in zip(first, tangents, strict=True)), inputs)
+            step = 1e-5
+
+            def slope(sign: int) -> Any:
+                moved = tuple(
+                    (x + sign * step * t).detach().requires_grad_() for x, t in zip(inputs, tangents, strict=True)
+                )
+                return torch.autograd.grad(scalar(*moved), moved)
+
+            pairs = [(s, (a - b) / (2 * step)) for s, a, b in zip(second, slope(1), slope(-1), strict=True)]
+            for got, expected in pairs:
+                torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
+            return Done(0)
+        else:
+            jacobian = getattr(torch.func, kind)(f)(*detached)
+            pairs = [
+                (torch.einsum("bij,bij...->...", weight, jacobian) if output.dim() == 3 else jacobian, gradients[0])
+            ]
+        for got, expected in pairs:
+            torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
+        return Done(0)
+
+    return Try(f"{kind}, seed {seed}", work)
+
+
+def empty(random: Random) -> Try:
+    """No images at all, forward and backward, through a mechanism or a network."""
+    seed, training, whole = random.getrandbits(32), random.random() < 0.5, random.random() < 0.5
+
+    def work() -> Done:
+        import torch
+
+        import mereo
+        from mereo.errors import UsageError
+        from mereo.models import MODELS
+
+        drawn = Random(seed)
+        if whole:
+            name = drawn.choice(sorted(MODELS))
+            module: Any = mereo.create_model(name)
+            inputs: Any = (torch.zeros(0, *module.image_shape),)
+        else:
+            module, inputs = _entry(drawn).example()
+            inputs = tuple(x[:0] for x in inputs)
+        module.train(training)
+        inputs = tuple(x.requires_grad_() for x in inputs)
+        try:
+            output = module(*inputs)
+        except UsageError:
+            assert training
+            return Done(2)
+        assert len(output) == 0
+        (output.sum() + 0 * sum(x.sum() for x in inputs)).backward()
+        for name, x in module.named_parameters():
+            assert x.grad is None or (x.grad == 0).all(), f"the gradient of {name} is {x.grad.abs().max()}"
+        assert all(b.isfinite().all() for b in module.buffers() if b.is_floating_point()), "a buffer is not finite"
+        return Done(0)
+
+    return Try(f"an empty batch, training {training}, network {whole}, seed {seed}", work)
+
+
+def kernels(random: Random) -> Try:
+    """A verb of odd sizes, executed in every way and type, against the plain form in float64."""
+    which, seed = random.choice(["dynamic", "votes", "best", "attention", "bessel"]), random.getrandbits(32)
+    B, R, S, D, E = (random.choice(SIZES) for _ in range(5))
+    kind, scale = random.choice(["float32"] * 3 + ["bfloat16", "float16"]), random.choice([0.0, 1e-20, 1.0, 1.0, 30.0])
+
+    def work() -> Done:
+        import torch
+
+        from mereo.errors import UsageError
+
+        torch.manual_seed(seed)
+        random = Random(seed)
+        dtype = getattr(torch, kind)
+
+        def make(*shape: int, times: float = 1.0) -> Any:
+            return (torch.randn(shape) * times).to(dtype)
+
+        mask = None
+        if which == "dynamic":
+            from mereo.routing import dynamic_routing
+
+            tensors = [make(B, S, D, times=scale), make(R, S, D, E, times=0.3)]
+            steps, ways = random.choice([1, 2, 3]), ["fused", "streamed", "auto"]
+
+            def run(way: str, *x: Any) -> Any:
+                return dynamic_routing(*x, steps=steps, method=way)
+        elif which == "votes":
+            from mereo.core import DenseVotes, SharedVotes
+
+            shared, verb = random.random() < 0.5, random.choice(["combine", "agree"])
+            weight = make(R, D, E) if shared else make(R, S, D, E)
+            tile = random.choice([None, 1, 2, 5, 100])
+            tensors = [make(B, S, D, times=scale), weight, make(B, 1, R, S if verb == "combine" else E)]
+            ways = ["streamed", "auto"]
+
+            def run(way: str, u: Any, w: Any, other: Any) -> Any:
+                way = "stored" if way == "plain" else way
+                votes = (SharedVotes if shared else DenseVotes)(u, w, method=way, tile=tile)
+                return getattr(votes, verb)(other)
+        elif which == "best":
+            from mereo.routing.cross_agreement import CrossAgreementRouting
+
+            members = random.choice([1, 2, 4])
+            sizes = [max(n, 1) for n in (S, R, D, E)]
+            module = CrossAgreementRouting(sizes[0] * members, sizes[0], sizes[1], sizes[2], sizes[2], sizes[3])
+            tensors = [make(B, sizes[0] * members, sizes[2], times=scale), make(B, sizes[0], sizes[2])]
+            ways = ["streamed", "auto"]
+
+            def run(way: str, *x: Any) -> Any:
+                return module.to(x[0].dtype)(*x, method=way)
+        elif which == "attention":
+            from mereo.core import Causal, Coupling
+            from mereo.core.kernels.attention import attend
+
+            causal = random.random() < 0.4
+            coupling = Coupling("senders", topology=Causal() if causal else None)
+            if random.random() < 0.5:
+                mask = torch.rand(B, 1, 1, S) > 0.4
+            d = max(D, 1)
+            tensors = [make(B, 2, R, d, times=scale), make(B, 2, S, d), make(B, 2, S, E)]
+            ways = ["sdpa", "auto"]
+
+            def run(way: str, *x: Any) -> Any:
+                return attend(*x, coupling, mask=mask, method=way)
+        else:
+            return bessel(random)
+
+        def results(way: str, wanted: Any) -> list[Any]:
+            given = [x.detach().to(wanted).requires_grad_() for x in tensors]
+            out = run(way, *given)
+            weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(wanted)
+            return [out, *torch.autograd.grad((out * weights).sum(), given)]
+
+        try:
+            exact, plain = results("plain", torch.float64), results("plain", dtype)
+        except UsageError:
+            return Done(2)
+        least = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}[kind]
+        for way in ways:
+            for place, (got, rough, expected) in enumerate(zip(results(way, dtype), plain, exact, strict=True)):
+                assert got.shape == expected.shape and got.isfinite().all(), (way, place, "not finite")
+                if got.numel():
+                    most, lost = expected.abs().max().clamp(min=1e-3), (rough.double() - expected).abs().max()
+                    off = (got.double() - expected).abs().max()
+                    assert off <= least * most + 10 * lost, (way, place, float(off), float(most), float(lost))
+        return Done(0)
+
+    return Try(f"{which} {(B, R, S, D, E)} {kind} scale {scale} seed {seed}", work)
+
+
+def bessel(random: Random) -> Done:
+    """The von Mises-Fisher normaliser and its derivative against scipy."""
+    import torch
+    from scipy.special import ive
+
+    from mereo.generative.bessel import log_bessel_i, mean_resultant_length
+
+    order = random.choice([0.0, 0.5, 1.0, 1.5, 3.5, 7.0, 15.5])
+    x = torch.tensor([10 ** random.uniform(-3, 3) for _ in range(random.choice([0, 1, 7, 100]))], dtype=torch.float64)
+    expected = torch.from_numpy(ive(order, x.numpy())).log() + x
+    torch.testing.assert_close(log_bessel_i(order, x), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(log_bessel_i(order, x.float()), expected.float(), rtol=1e-5, atol=1e-4)
+    dimension = int(2 * order + 2)
+    ratio = torch.from_numpy(ive(order + 1, x.numpy()) / ive(order, x.numpy()))
+    torch.testing.assert_close(mean_resultant_length(dimension, x), ratio, rtol=1e-9, atol=1e-12)
+    return Done(0)
