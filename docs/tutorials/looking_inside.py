@@ -1,8 +1,7 @@
 # %% [markdown]
 # # Looking inside
 #
-# Which part voted for which class? First we need a network: MSPCaps-T, trained for a few epochs on the digits in the
-# package.
+# Which part voted for which class? First we train MSPCaps-T for a few epochs on the digits in the package.
 
 # %%
 import torch

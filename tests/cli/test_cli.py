@@ -197,7 +197,7 @@ def test_resume_says_where_nothing_or_everything_was_done(call, trained):
     code, out, _ = call("train", "--name", "newer", "--resume", *SMALL)
     assert code == 0 and out.startswith("no run of that name in runs; starting runs/newer\n")
     code, out, _ = call("train", "--name", "newer", "--resume")
-    assert code == 0 and out.startswith("runs/newer was finished already") and "runs/newer/results.json" in out
+    assert code == 0 and out.startswith("runs/newer is already finished") and "runs/newer/results.json" in out
 
 
 def test_images_need_not_be_square(call, trained):
@@ -277,6 +277,6 @@ def test_demo_ends_with_a_table_and_a_picture(call):
     code, out, err = call("demo", "--epochs", "1", "--device", "cpu")
     assert code == 0, err
     assert "test accuracy" in out and "explanation" in out
-    path = out.split("explanation")[1].split()[0]
+    path = out.split("\nexplanation")[1].split()[0]
     with Image.open(path) as picture:
         assert picture.width > 600

@@ -119,7 +119,7 @@ def test_broken_files_are_named_and_skipped(make_folder: MakeFolder) -> None:
 def test_strict_refuses_broken_files(make_folder: MakeFolder) -> None:
     folder = make_folder(*TWO)
     broken_files(folder / "train" / "dog")
-    with pytest.raises(MereoError, match=r"train/dog/notes\.txt .*without strict"):
+    with pytest.raises(MereoError, match=r"train/dog/notes\.txt .*strict"):
         load_splits(str(folder), img_size=8, validation_fraction=0, strict=True)
 
 
@@ -164,7 +164,7 @@ def test_a_class_of_broken_files_only_is_an_error(make_folder: MakeFolder) -> No
         (("train/cat=0", "train/dog=0"), "no images of any class"),
         (("test/cat=3", "test/dog=1"), "no train folder"),
         (("train/cat=3", "train/dog=3", "test/bird=1"), "class 'bird'"),
-        (("train/cat=3", "train/dog=3", "test/dog=0"), "test holds no files"),
+        (("train/cat=3", "train/dog=3", "test/dog=0"), "test has no files"),
         (("cat=1", "dog=1"), "one image per class"),
     ],
 )

@@ -55,7 +55,7 @@ def test_precision_prints_what_it_costs(call, run):
 
 WRONG = [
     (["--to", "onx"], 2, "onnx"),
-    (["--to", "hub", "--precision", "int8"], 2, "it goes into onnx, torch"),
+    (["--to", "hub", "--precision", "int8"], 2, "onnx, torch"),
     (["--limit", "0"], 2, "limit is 0"),
     (["--batch-size", "0"], 2, "batch_size is 0"),
     (["--data", "digitz"], 2, "digits"),

@@ -117,9 +117,9 @@ def test_wrong_forms_are_refused(make, tmp_path):
     for forms, precision, told in (
         ([], "fp32", "to is empty"),
         (["onx"], "fp32", "Did you mean 'onnx'"),
-        (["hub"], "bf16", "it goes into torch"),
-        (["onnx"], "bf16", "it goes into torch"),
-        (["timm"], "int8", "it goes into onnx, torch"),
+        (["hub"], "bf16", "available for torch"),
+        (["onnx"], "bf16", "available for torch"),
+        (["timm"], "int8", "available for onnx, torch"),
         (["onnx"], "int8", "give data"),
     ):
         with pytest.raises(UsageError, match=told):

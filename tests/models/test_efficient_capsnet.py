@@ -74,7 +74,8 @@ def test_presets() -> None:
         ("efficient_capsnet_multimnist", nn.BatchNorm2d, nn.ReLU),
     ):
         model = create_model(name)
-        assert [type(m) for m in model.stem] == [nn.Conv2d, activation, norm] * 4
+        kinds = [nn.Conv2d, activation, norm] * 4
+        assert all(isinstance(m, kind) for m, kind in zip(model.stem, kinds, strict=True))
         assert all(m.eps == 1e-3 for m in model.stem if isinstance(m, norm))
     assert all(m.momentum == 0.01 for m in model.stem if isinstance(m, nn.BatchNorm2d))
     small = create_model("efficient_capsnet_smallnorb")

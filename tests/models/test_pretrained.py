@@ -73,7 +73,7 @@ def test_wrong_requests_for_weights(
 ) -> None:
     with pytest.raises(UsageError, match=says):
         mereo.create_model("mspcaps_tiny", **arguments)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"no weights of 'capsnet' come with mereo"):
+    with pytest.raises(UsageError, match=r"no bundled weights of 'capsnet'"):
         mereo.create_model("capsnet", pretrained=True)
     with pytest.raises(UsageError, match="has weights for digits"):
         mereo.create_model("mspcaps_tiny.nothing")

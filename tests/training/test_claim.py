@@ -89,7 +89,7 @@ def test_trainings_that_start_together_all_keep_their_results(tmp_path):
 def test_a_run_that_is_being_trained_is_not_resumed_but_one_that_was_killed_is(tmp_path, slow_run):
     second = start(tmp_path, "--name", "long", "--resume")
     _, err = second.communicate(timeout=60)
-    assert second.returncode == 2 and f"process {slow_run.pid} on " in err and "another name" in err
+    assert second.returncode == 2 and f"process {slow_run.pid} on " in err and "another --name" in err
     third = start(tmp_path, "--name", "long")
     assert "--resume" in third.communicate(timeout=60)[1] and third.returncode == 2
     assert slow_run.poll() is None, "the first training goes on"

@@ -22,9 +22,8 @@ def photos(tmp_path: Path) -> Path:
 def test_what_images_serve_for_is_told(small_config, photos):
     config = small_config(data=str(photos), limit=None)
     line = describe_images(prepare(config))
-    assert line == (
-        "18 images to train on, 2 to choose the epoch by, 5 to test on (the val folder, for there is no test folder)"
-    )
+    counts = "18 images to train on, 2 to choose the epoch by, 5 to test on"
+    assert line == f"{counts} (from the val folder, because there is no test folder)"
     (photos / "val").rename(photos / "test")
     assert describe_images(prepare(config)) == "18 images to train on, 2 to choose the epoch by, 5 to test on"
     assert describe_images(prepare(config.replace(validation_fraction=0.0))) == "20 images to train on, 5 to test on"
@@ -38,4 +37,4 @@ def test_what_images_serve_for_is_told(small_config, photos):
 def test_a_run_of_few_steps_is_told_of(small_config, capsys, batch_size, few):
     config = small_config(limit=60, batch_size=batch_size)
     train(config, Report())
-    assert ("2 steps are few to learn in; a smaller --batch-size" in capsys.readouterr().out) == few
+    assert ("2 steps are too few" in capsys.readouterr().out) == few

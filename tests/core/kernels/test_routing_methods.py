@@ -254,7 +254,7 @@ def test_recording_takes_the_plain_form() -> None:
     module, children = DynamicRouting(6, 3, 4, 5), torch.randn(2, 6, 4)
     with record(module) as trace:
         module(children)
-        with pytest.raises(UsageError, match=r"method is 'streamed'.*the couplings are watched; use 'auto'"):
+        with pytest.raises(UsageError, match=r"method is 'streamed'.*the couplings are observed; use 'auto'"):
             module(children, method="streamed")
     assert [c.shape for c in trace.steps("coupling")] == [(2, 1, 3, 6)] * 3
 
@@ -290,7 +290,7 @@ def test_refusals() -> None:
         dynamic_routing(children.double(), weight, method="streamed")
     with pytest.raises(UsageError, match=r"method is 'fused'.*(learned prior|library)"):
         route(Routing(DenseVotes(children, weight), Coupling("receivers"), 3, prior), "fused")
-    with pytest.raises(UsageError, match="it does not know Coupling"):
+    with pytest.raises(UsageError, match="it does not support Coupling"):
         route(Routing(DenseVotes(children, weight), Coupling("receivers", "sparsemax"), 3), "streamed")
     with pytest.raises(UsageError, match=r"senders are \(2, 7, 4\) and weight is \(3, 4, 7, 5\)"):
         dynamic_routing(children, weight.transpose(1, 2))

@@ -65,7 +65,7 @@ def refused(message: str, **changes: Any) -> None:
         ({"start": 2 * SHARES}, "start has rows that are not shares"),
         ({"start": NAN * SHARES}, "start has rows that are not shares"),
         ({"start": SHARES, "log_prior": torch.tensor([0.0, -INF, 0, 0])}, "start gives a share to a component"),
-        ({"start": SHARES, "starts": 3}, "starts is 3 beside a start"),
+        ({"start": SHARES, "starts": 3}, "starts is 3"),
         ({"sweeps": 0}, "sweeps is 0"),
         ({"sweeps": 1.5}, "sweeps is 1.5; it must be a whole number"),
         ({"starts": 0}, "starts is 0"),
@@ -103,7 +103,7 @@ def test_wrong_arguments(changes: dict[str, Any], message: str, family: str) -> 
         ),
         (
             {"start_parents": (torch.zeros(2, 4, 3), EYE.expand(2, 4, 3, 3)), "starts": 2},
-            "starts is 2 beside a start",
+            "starts is 2",
         ),
         ({"family": "sphere", "sparsity": 1.0}, "sparsity is given with family 'sphere'"),
         ({"family": "sphere", "prior_precision": 2.0}, "prior_precision is given with family 'sphere'"),
