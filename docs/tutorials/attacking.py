@@ -26,7 +26,7 @@ test = load_splits("digits", img_size=32).test
 
 # %%
 answers = collect_answers(model, test)
-chosen = answers.right.nonzero().flatten()[:6]
+chosen = answers.correct.nonzero().flatten()[:6]
 images, labels, *_ = test.batch(chosen)
 attacked = attack("pgd", model, images, labels, epsilon=0.1, steps=20)
 
@@ -61,7 +61,7 @@ figure.savefig("images_changes_and_attacked_images.png", dpi=110)
 # %%
 for name in ("fgsm", "pgd"):
     for point in attack_curve(name, model, test, answers, (0.02, 0.05, 0.1), steps=10):
-        print(f"{name}, epsilon {point.amount}: {point.right} of {point.total} read rightly")
+        print(f"{name}, epsilon {point.amount}: {point.correct} of {point.total} classified correctly")
 
 # %% [markdown]
 # ## Robust, or only masking its gradients?
@@ -70,7 +70,7 @@ for name in ("fgsm", "pgd"):
 # the attack with others that are stronger only if that is so. If it flags one as suspicious, use that attack instead.
 
 # %%
-some = answers.right.nonzero().flatten()[:32]
+some = answers.correct.nonzero().flatten()[:32]
 images, labels, *_ = test.batch(some)
 for finding in look_for_masking(model, images, labels, 0.03):
     print(f"{'SUSPICIOUS' if finding.suspicious else 'ok':<11}{finding.name}: {finding.words}")
