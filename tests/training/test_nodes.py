@@ -65,7 +65,7 @@ def weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
     return load_tensors(folder / "runs" / name / "weights" / "last.safetensors")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the processes to kill in /proc")
 def test_four_processes_on_two_nodes_are_killed_and_follow_one(tmp_path):
     for split, count in (("train", 16), ("test", 2)):

@@ -35,7 +35,7 @@ def last_weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
     return load_tensors(folder / "runs" / name / "weights" / "last.safetensors")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
     words = ["--epochs", "60", "--checkpoint-seconds", "0.05"]
     run(mereo(*words, "--name", "whole"), tmp_path)
