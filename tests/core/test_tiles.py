@@ -96,7 +96,9 @@ def test_padding_is_placed_nowhere_and_stays() -> None:
     assert whole.shape == (2, 1, 9, 9) and whole[0, 0, 8].count_nonzero() == 1
     assert torch.equal(whole[0, 0, 8, 8], couplings[3, 0, 0, 0])
     assert torch.equal(tiles.pick(whole, couplings), couplings)
-    assert torch.equal(tiles.pick(2 * whole, couplings)[3, 0, 0], torch.cat([2 * couplings[3, 0, 0, :1], couplings[3, 0, 0, 1:]]))
+    assert torch.equal(
+        tiles.pick(2 * whole, couplings)[3, 0, 0], torch.cat([2 * couplings[3, 0, 0, :1], couplings[3, 0, 0, 1:]])
+    )
 
 
 def test_senders_may_differ_between_images_and_tiles_overlap() -> None:
@@ -104,7 +106,9 @@ def test_senders_may_differ_between_images_and_tiles_overlap() -> None:
     tiles = Tiles(torch.tensor([[0], [1]]), senders, 2, 4)
     couplings = torch.rand(4, 3, 1, 2)
     whole = tiles.place(couplings)
-    assert torch.equal(whole[1, :, 0, 2], couplings[2, :, 0, 0]) and torch.equal(whole[1, :, 1, 0], couplings[3, :, 0, 0])
+    assert torch.equal(whole[1, :, 0, 2], couplings[2, :, 0, 0]) and torch.equal(
+        whole[1, :, 1, 0], couplings[3, :, 0, 0]
+    )
     assert tiles.exclusive
     overlapping = Tiles(torch.tensor([[0], [0]]), torch.tensor([[0, 1], [1, 2]]), 1, 3)
     assert not overlapping.exclusive

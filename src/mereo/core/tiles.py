@@ -99,7 +99,7 @@ def _numbers(rows: int, columns: int, down: int, across: int) -> Tensor:
 
 
 def window_tiles(rows: int, columns: int, size: tuple[int, int]) -> Tiles:
-    """The windows of an image, one after the other row by row; an image they do not divide is padded below and right."""
+    """The windows of an image row by row; an image that they do not divide is padded below and right."""
     cells = to_windows(_numbers(rows, columns, *size), size).squeeze(-1)
     return Tiles(cells, cells, rows * columns, rows * columns)
 

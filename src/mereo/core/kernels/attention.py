@@ -1,4 +1,4 @@
-"""Attention executed: softmax(q k^T scale + bias) v, by the plain verbs or by PyTorch's fused call, chosen by predicates."""
+"""Attention executed: softmax(q k^T scale + bias) v, by the plain verbs or PyTorch's fused call, by predicates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
