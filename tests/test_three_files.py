@@ -89,10 +89,10 @@ def network(path: Path, name: str) -> Addition:
         name=name,
         kind="models",
         example=path,
-        home=f"src/mereo/models/{path.stem}.py",
-        imported_in="src/mereo/models/__init__.py",
-        line=f"from mereo.models.{path.stem} import {class_name} as {class_name}",
-        test=f"tests/models/test_{path.stem}.py",
+        home=f"src/mereo/models/vision/{path.stem}.py",
+        imported_in="src/mereo/models/vision/__init__.py",
+        line=f"from mereo.models.vision.{path.stem} import {class_name} as {class_name}",
+        test=f"tests/models/vision/test_{path.stem}.py",
         conformance="tests/conformance/test_models.py",
         check=f"""
 import timm, torch, mereo

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
-    from mereo.models import create_model, is_model, list_models, load, save_weights
+    from mereo.models import convert, create_model, is_model, list_models, load, save_weights
     from mereo.training.engine import train
 
 __version__ = "0.1.0"
@@ -31,6 +31,7 @@ _HOMES = {
     "Capsules": "mereo.core",
     "MereoError": "mereo.errors",
     "UsageError": "mereo.errors",
+    "convert": "mereo.models",
     "create_model": "mereo.models",
     "from_pretrained": "mereo.export",
     "get_mechanism": "mereo.mechanisms",
@@ -50,6 +51,7 @@ __all__ = [
     "Capsules",
     "MereoError",
     "UsageError",
+    "convert",
     "create_model",
     "from_pretrained",
     "get_mechanism",

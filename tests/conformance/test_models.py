@@ -190,9 +190,10 @@ def test_the_names_of_first_convolution_and_classifier_are_true(name: str) -> No
 
 @pytest.mark.parametrize("family", sorted(families()))
 def test_a_family_has_its_file_and_its_test(family: str) -> None:
-    home = Path(mereo.models.__path__[0])
-    own = Path(__file__).parents[1] / "models" / f"test_{family}.py"
-    assert (home / f"{family}.py").exists() and "def test_" in own.read_text()
+    room, _, file = families()[family].module.__module__.removeprefix("mereo.models.").partition(".")
+    home, tests = Path(mereo.models.__path__[0]), Path(__file__).parents[1] / "models"
+    assert file == family and (home / room / f"{family}.py").exists()
+    assert "def test_" in (tests / room / f"test_{family}.py").read_text()
 
 
 @every_family

@@ -20,6 +20,7 @@ from torch import Tensor
 from mereo.core.normalisers import NORMALISERS, top_k_softmax
 from mereo.core.observe import Call, Observable
 from mereo.core.squash import accumulation_type
+from mereo.core.tiles import Tiles
 from mereo.core.topology import Grid, Topology
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 
@@ -46,7 +47,9 @@ class Coupling(Observable):
 
     Shapes:
         scores (batch, heads, receivers, senders); mask bool, offset and weight broadcastable to it -> couplings of the
-        shape of scores. `context` is passed to observers; it changes nothing.
+        shape of scores. A mechanism that attends inside tiles gives scores of (batch * tiles, heads, receivers of a
+        tile, senders of a tile) and `tiles`, which places them on the image; `tiles` and `context` are passed to
+        observers and change nothing.
 
     Reads as:
         couplings[b, h, r, s]: the share of sender s in what receiver r becomes. A pair that is masked out gets
@@ -116,6 +119,7 @@ class Coupling(Observable):
         *,
         offset: Tensor | None = None,
         weight: Tensor | None = None,
+        tiles: Tiles | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> Tensor:
         if self.topology is not None:
@@ -123,7 +127,7 @@ class Coupling(Observable):
         if not self.observers:
             return self._couple(scores, mask, offset, weight)
         call = Call(
-            scores, self.over, mask=mask, offset=offset, weight=weight, topology=self.topology,
+            scores, self.over, mask=mask, offset=offset, weight=weight, topology=self.topology, tiles=tiles,
             senders=self.senders, receivers=self.receivers, context=dict(context or {}),
         )  # fmt: skip
         for observer in self.observers:

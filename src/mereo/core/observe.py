@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from mereo.core.tiles import Tiles
 from mereo.core.topology import Grid, Topology
 from mereo.errors import check_choice
 
@@ -18,13 +19,15 @@ class Call:
     """One evaluation of a `Coupling`.
 
     Attributes:
-        scores: what is normalised, (batch, heads, receivers, senders).
+        scores: what is normalised, (batch, heads, receivers, senders); of a mechanism that attends inside tiles,
+            (batch * tiles, heads, receivers of a tile, senders of a tile), and `tiles` places them.
         couplings: what acts, of the same shape: normalised, then offset and weighted where the mechanism does so. None
             until they are made.
         over: the axis along which they are normalised.
         mask: bool, broadcastable to the scores, True = takes part; None where every pair does.
         offset, weight: what the mechanism adds to the normalised scores, and then multiplies them by; or None.
         topology: which pairs exist; None for every pair.
+        tiles: which receivers and senders each tile holds; None where the scores are of the whole image.
         senders, receivers: their positions on the image; None without positions.
         context: from the mechanism and the caller of `intervene`: token types, positions, a cache.
         name: of the coupling in the watched model.
@@ -39,12 +42,17 @@ class Call:
     offset: Tensor | None = None
     weight: Tensor | None = None
     topology: Topology | None = None
+    tiles: Tiles | None = None
     senders: Grid | None = None
     receivers: Grid | None = None
     context: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     name: str = ""
     step: int = 0
     number: int = 0
+
+    def placed(self, values: Tensor) -> Tensor:
+        """Scores or couplings of this call over the whole image: (batch, heads, receivers, senders)."""
+        return values if self.tiles is None else self.tiles.place(values)
 
 
 class Observer(Protocol):

@@ -28,6 +28,8 @@ class Trace(Mapping[str, Tensor]):
 
     `trace[name]` is the last value of the module: couplings (batch, heads, receivers, senders) as they acted, or a
     gate, a state, the kept tokens. `trace.steps(name)` has all values in order: an iterated routing has one per pass.
+    Couplings inside tiles, such as windows, are placed over the whole image, where they have more than
+    `mereo.core.tiles.LARGEST_DENSE` entries as a sparse tensor; `trace.calls(name)` has them as they were computed.
 
     Attributes:
         kinds: the kind of each name: "couplings", "gates", "states" or "kept tokens".
@@ -49,7 +51,11 @@ class Trace(Mapping[str, Tensor]):
         """Every value of module `name`."""
         if name not in self._values:
             raise unknown("coupling or signal", name, self._values)
-        return self._values[name]
+        return [self._placed(name, number) for number in range(len(self._values[name]))]
+
+    def _placed(self, name: str, number: int) -> Tensor:
+        value = self._values[name][number]
+        return self._calls[name][number].placed(value) if name in self._calls else value
 
     def calls(self, name: str) -> list[Call]:
         """Every evaluation of coupling `name`, with its scores, its number, topology and places: see `Call`."""
@@ -58,14 +64,14 @@ class Trace(Mapping[str, Tensor]):
         return self._calls[name]
 
     def scores(self, name: str) -> list[Tensor]:
-        """The scores of every evaluation of coupling `name`."""
-        return [call.scores for call in self.calls(name)]
+        """The scores of every evaluation of coupling `name`, placed as the couplings are."""
+        return [call.placed(call.scores) for call in self.calls(name)]
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:
             # A mapping must raise KeyError, or `in` and `get` would not work.
             raise KeyError(str(unknown("coupling or signal", name, self._values)))
-        return self._values[name][-1]
+        return self._placed(name, -1)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -146,6 +152,15 @@ class _Changer(_Watcher):
         given = replace(call, name=self.name, step=self.step, number=self.count[0], context=context)
         return self._checked(change(value, given), value, what)
 
+    def _apply_placed(self, change: Change | None, value: Tensor, call: Call, what: str) -> Tensor:
+        """Couplings inside exclusive tiles are changed as they are recorded: over the whole image."""
+        if change is None or call.tiles is None or not call.tiles.exclusive:
+            return self._apply(change, value, call, what)
+        whole = call.tiles.place(value)
+        if whole.layout != torch.strided:
+            return self._apply(change, value, call, what)
+        return call.tiles.pick(self._apply(change, whole, call, what), value)
+
     def _checked(self, changed: Any, before: Tensor, what: str) -> Tensor:
         """What a function returned; UsageError unless it can stand for what it was given."""
         kind = type(changed).__name__
@@ -169,7 +184,7 @@ class _Changer(_Watcher):
         return changed
 
     def scores(self, call: Call) -> Tensor:
-        return self._apply(self.change_scores, call.scores, call, "scores")
+        return self._apply_placed(self.change_scores, call.scores, call, "scores")
 
     def couplings(self, call: Call) -> Tensor:
         assert call.couplings is not None
@@ -178,7 +193,7 @@ class _Changer(_Watcher):
                 f"the function for the scores of {self.name!r} left an entry with no finite score along the axis that"
                 " is normalised; keep one, or mask with a large negative number."
             )
-        changed = self._apply(self.change, call.couplings, call, "couplings")
+        changed = self._apply_placed(self.change, call.couplings, call, "couplings")
         self.step, self.count[0] = self.step + 1, self.count[0] + 1
         return changed
 
@@ -241,7 +256,9 @@ def intervene(
             same shape, type and device, or values that are not finite (minus infinity is, of scores).
 
     A function with two positional parameters gets the `Call` as well: its number, step, mask, topology, the positions
-    of senders and receivers, and the context.
+    of senders and receivers, and the context. Couplings inside tiles are changed over the whole image, as they are
+    recorded; where that map would be sparse, or a receiver is in several tiles, as (batch * tiles, heads, receivers of
+    a tile, senders of a tile), and `call.tiles` says which these are.
 
     with mereo.intervene(model, {"head.coupling": torch.zeros_like}):
         model(images)

@@ -20,7 +20,7 @@ from mereo.experiments.fitting import batches, fit
 from mereo.experiments.settings import Settings
 from mereo.experiments.top_down_pictures import Shown, draw_assignments, draw_entropies
 from mereo.generative import CapsuleMixture
-from mereo.models.capsnet import CapsNet
+from mereo.models.capsule.capsnet import CapsNet
 from mereo.runtime.device import choose_device
 from mereo.training.losses import many_hot, margin_loss
 

@@ -15,8 +15,8 @@ from mereo.data import Batch, ImageSet, load_size
 from mereo.data.decode import decode
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import prepare_batch
-from mereo.inference.fold import folded
 from mereo.models import VisionModel
+from mereo.models.folding import folded
 from mereo.tasks import Classification, Task, get_task
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}

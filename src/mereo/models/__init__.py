@@ -1,12 +1,12 @@
-"""One file a published network, with its presets."""
+"""Networks, one file each with its presets: `capsule/` networks, and `vision/` backbones."""
 
+import mereo.models.vision  # noqa: F401
 from mereo.models.base import Features, VisionModel
-from mereo.models.capsnet import CapsNet
+from mereo.models.capsule import CapsNet, EfficientCapsNet, MSPCaps
 from mereo.models.capsule_classifier import CapsuleClassifier
-from mereo.models.efficient_capsnet import EfficientCapsNet
+from mereo.models.conversion import convert
 from mereo.models.factory import create_model, list_models
 from mereo.models.feature_maps import FeatureInfo, FeatureMaps
-from mereo.models.mspcaps import MSPCaps
 from mereo.models.registry import MODELS, ModelEntry, get_model_entry, is_model, register_model
 from mereo.models.weights import load, save_weights
 
@@ -21,6 +21,7 @@ __all__ = [
     "MSPCaps",
     "ModelEntry",
     "VisionModel",
+    "convert",
     "create_model",
     "get_model_entry",
     "is_model",

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from mereo.errors import UsageError
+from mereo.errors import UsageError, check_choice
 from mereo.models.base import VisionModel
+from mereo.models.conversion import from_timm_checkpoint
 from mereo.models.feature_maps import FeatureMaps
 from mereo.models.pretrained import choose_tag, fill, list_pretrained, pretrained_path
 from mereo.models.registry import MODELS, build, get_model_entry
@@ -35,6 +36,7 @@ def create_model(
     in_chans: int | None = ...,
     img_size: Size | None = ...,
     checkpoint_path: str | Path = ...,
+    weights: str | None = ...,
     features_only: Literal[False] = ...,
     **kwargs: Any,
 ) -> VisionModel: ...
@@ -49,6 +51,7 @@ def create_model(
     in_chans: int | None = ...,
     img_size: Size | None = ...,
     checkpoint_path: str | Path = ...,
+    weights: str | None = ...,
     features_only: Literal[True],
     out_indices: int | Sequence[int] | None = ...,
     **kwargs: Any,
@@ -63,6 +66,7 @@ def create_model(
     in_chans: int | None = None,
     img_size: Size | None = None,
     checkpoint_path: str | Path = "",
+    weights: str | None = None,
     features_only: bool = False,
     out_indices: int | Sequence[int] | None = None,
     **kwargs: Any,
@@ -72,7 +76,8 @@ def create_model(
     If timm has a model of the same name, this creates mereo's; in timm that is called "mereo_" and the name.
 
     Args:
-        name: one of `list_models()`, or of `list_models(pretrained=True)`, whose weights it then gets.
+        name: one of `list_models()`, an alias of it, or one of
+            `list_models(pretrained=True)`, whose weights it then gets.
         pretrained: start with bundled weights: the data set they were trained on, such as "mnist",
             or True for the one whose images are the preset's, or the only one. Other numbers of classes and colours
             may be given: the head is then new and the first convolution adapted. All else is as trained.
@@ -80,6 +85,8 @@ def create_model(
         in_chans: channels of the images.
         img_size: side of the images, or (height, width).
         checkpoint_path: weights saved by mereo for the same architecture.
+        weights: "timm" for timm's published weights of the preset of the same name, or "timm.TAG" for one of several;
+            timm downloads what is not in its cache.
         features_only: return a backbone that gives the maps of its stages, see `FeatureMaps`.
         out_indices: the stages whose maps a backbone gives; all by default.
         kwargs: any other argument of the network, such as `patch_size` of MSPCaps. None means "the preset's".
@@ -91,10 +98,16 @@ def create_model(
     if out_indices is not None and not features_only:
         raise UsageError(f"out_indices is {out_indices}, and features_only is False; set features_only=True.")
     name, _, tag = name.partition(".")
-    get_model_entry(name)
+    name = get_model_entry(name).name
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **kwargs}
     given = {argument: value for argument, value in given.items() if value is not None}
-    if tag or pretrained:
+    if weights is not None:
+        if tag or pretrained or checkpoint_path:
+            raise UsageError(f"weights is {weights!r} beside other weights; leave one out.")
+        library, _, theirs = weights.partition(".")
+        check_choice("weights", library, ("timm",))
+        model = from_timm_checkpoint(name, given, theirs or None)
+    elif tag or pretrained:
         model = _pretrained(name, tag or pretrained, given, checkpoint_path)
     else:
         model = build(name, **given)

@@ -25,7 +25,7 @@ class ModelEntry:
     """One published network.
 
     Attributes:
-        name: for `create_model`.
+        name: for `create_model`; where timm has the same preset, timm's name.
         module: the class.
         summary: one sentence.
         arguments: of the constructor, where the preset differs from the defaults.
@@ -40,6 +40,7 @@ class ModelEntry:
         tiny: arguments that make the smallest network of the family, on which compilers and exporters are tested;
             None for presets other than the first of a family.
         variants: changes of the tiny network that are tested as well, by a short name.
+        aliases: other names that `create_model` takes for it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ModelEntry:
     recipe: str | None = None
     tiny: Mapping[str, Any] | None = None
     variants: Mapping[str, Mapping[str, Any]] | None = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -106,6 +108,8 @@ def per_channel(values: PerChannel, channels: int) -> tuple[float, ...]:
 
 
 MODELS: dict[str, ModelEntry] = {}
+ALIASES: dict[str, str] = {}
+"""Other names of models, with the names in `MODELS`."""
 
 
 def register_model(
@@ -124,6 +128,7 @@ def register_model(
     recipe: str | None = None,
     tiny: Mapping[str, Any] | None = None,
     variants: Mapping[str, Mapping[str, Any]] | None = None,
+    aliases: tuple[str, ...] = (),
     **arguments: Any,
 ) -> None:
     """Add a network to the catalogue: `arguments` is the preset; see `ModelEntry` for the rest.
@@ -131,8 +136,9 @@ def register_model(
     The first preset of a family brings its `tiny` arguments, and `variants` where some are worth testing.
     """
     family = family or module.__module__.rpartition(".")[2]
-    if name in MODELS:
-        raise UsageError(f"model {name!r} is registered twice.")
+    for taken in (name, *aliases):
+        if is_model(taken):
+            raise UsageError(f"model {taken!r} is registered twice.")
     if (tiny is None) != (family in families()):
         needs = "has its tiny preset already" if tiny is not None else "needs tiny, the arguments of a tiny preset"
         raise UsageError(f"tiny is {tiny} for {name}; the family {family!r} {needs}.")
@@ -141,8 +147,9 @@ def register_model(
     Source(source)
     MODELS[name] = ModelEntry(
         name, module, summary, arguments, source, parameters, family, mean, std, interpolation, crop_pct, crop_mode,
-        recipe, tiny, variants,
+        recipe, tiny, variants, aliases,
     )  # fmt: skip
+    ALIASES.update(dict.fromkeys(aliases, name))
 
 
 def families() -> dict[str, ModelEntry]:
@@ -152,11 +159,12 @@ def families() -> dict[str, ModelEntry]:
 
 def is_model(name: str) -> bool:
     """Whether `create_model` has a network of that name."""
-    return name in MODELS
+    return name in MODELS or name in ALIASES
 
 
 def get_model_entry(name: str) -> ModelEntry:
-    """The row of one model; UsageError with the nearest names if there is none."""
+    """The row of one model, by its name or an alias; UsageError with the nearest names if there is none."""
+    name = ALIASES.get(name, name)
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     return MODELS[name]
@@ -165,7 +173,7 @@ def get_model_entry(name: str) -> ModelEntry:
 def build(name: str, **given: Any) -> VisionModel:
     """A network of the catalogue as it starts, without trained weights; arguments not given are the preset's."""
     entry = get_model_entry(name)
-    defaults = entry.defaults
+    name, defaults = entry.name, entry.defaults
     for argument in given:
         if argument not in defaults:
             raise unknown(f"argument of {name}", argument, defaults)

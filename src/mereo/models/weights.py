@@ -49,14 +49,19 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 @contextmanager
-def _opened(path: Path, device: str = "cpu") -> Iterator[tuple[Any, dict[str, Any]]]:
-    """A safetensors file, none of its tensors read, and its JSON document; UsageError if it is anything else."""
+def _opened(path: Path, device: str = "cpu", described: bool = True) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A safetensors file, none of its tensors read, and its JSON document; UsageError if it is anything else.
+
+    Without `described`, a file without such a document is read as well, and an empty one stands for it.
+    """
     if not path.is_file():
         raise UsageError(f"{path} is not a file.")
     try:
         _check_header(path)
         with safe_open(path, framework="pt", device=device) as file:
             metadata = json.loads((file.metadata() or {}).get("mereo", "null"))
+            if not isinstance(metadata, dict) and not described:
+                metadata = {}
             if not isinstance(metadata, dict):
                 raise UsageError(f"{path} holds tensors but no description of a model; it was not written by mereo.")
             yield file, metadata
@@ -75,6 +80,12 @@ def load_tensors(path: str | Path, device: str = "cpu") -> tuple[dict[str, Tenso
     """Tensors and the JSON document of a file written by `save_tensors`; UsageError if it is anything else."""
     with _opened(Path(path), device) as (file, metadata):
         return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Tensors of any safetensors file, such as one of another library."""
+    with _opened(Path(path), described=False) as (file, _):
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:

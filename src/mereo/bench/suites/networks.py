@@ -16,7 +16,7 @@ from mereo.capsules import PatchifyCapsules
 from mereo.data import Augmentation, Batch, ImageSet
 from mereo.inference.evaluate import normalise
 from mereo.models import VisionModel, create_model, get_model_entry, list_models
-from mereo.models.capsnet import CapsNet
+from mereo.models.capsule.capsnet import CapsNet
 from mereo.routing import CrossAgreementRouting, DynamicRouting, SelfAttentionRouting
 from mereo.tasks import Classification
 from mereo.training.losses import Objective, many_hot, margin_loss

@@ -1,6 +1,8 @@
-"""Attention executed: softmax(q k^T scale) v, by the plain verbs or by PyTorch's fused call, chosen by predicates."""
+"""Attention executed: softmax(q k^T scale + bias) v, by the plain verbs or PyTorch's fused call, by predicates."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,25 +10,41 @@ from torch import Tensor
 
 from mereo.core.coupling import Coupling
 from mereo.core.kernels.transforms import transformed
+from mereo.core.tiles import Tiles
 from mereo.core.topology import Causal
 from mereo.core.votes import SameVotes
 from mereo.errors import UsageError, check_choice
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, coupling: Coupling, mask: Tensor | None, scale: float) -> Tensor:
-    scores = SameVotes(k).agree(q * scale)
-    return SameVotes(v).combine(coupling(scores, mask))
+@dataclass(frozen=True)
+class _Exchange:
+    """Everything about one call but its tensors."""
+
+    coupling: Coupling
+    mask: Tensor | None
+    bias: Tensor | None
+    scale: float
+    tiles: Tiles | None
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, coupling: Coupling, mask: Tensor | None, scale: float) -> Tensor:
-    dropout = coupling.dropout if coupling.training else 0.0
-    if mask is None and coupling.topology == Causal() and q.shape[-2] == k.shape[-2]:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, is_causal=True)
+def _plain(q: Tensor, k: Tensor, v: Tensor, given: _Exchange) -> Tensor:
+    scores = SameVotes(k).agree(q * given.scale)
+    if given.bias is not None:
+        scores = scores + given.bias
+    return SameVotes(v).combine(given.coupling(scores, given.mask, tiles=given.tiles))
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, given: _Exchange) -> Tensor:
+    coupling, mask, bias = given.coupling, given.mask, given.bias
+    options: dict[str, Any] = {"dropout_p": coupling.dropout if coupling.training else 0.0, "scale": given.scale}
+    if mask is None and bias is None and coupling.topology == Causal() and q.shape[-2] == k.shape[-2]:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
     if coupling.topology is not None:
         mask = coupling.topology.restrict(mask, q.shape[-2], k.shape[-2], q.device)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     if mask is None:
-        return out
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
+    added = mask if bias is None else bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, **options)
     # A receiver with every sender masked out gets zeros by our contract; the backends differ.
     return out.masked_fill(~mask.any(-1, keepdim=True), 0)
 
@@ -50,7 +68,9 @@ def attend(
     coupling: Coupling,
     *,
     mask: Tensor | None = None,
+    bias: Tensor | None = None,
     scale: float | None = None,
+    tiles: Tiles | None = None,
     method: str = "auto",
 ) -> Tensor:
     """combine(couple(agree)): what each query becomes.
@@ -58,7 +78,9 @@ def attend(
     Args:
         coupling: makes the couplings; while it is watched, the plain path runs.
         mask: bool, broadcastable to (batch, heads, receivers, senders), True = takes part.
-        scale: factor of the scores; 1 / sqrt(dim of the keys) by default.
+        bias: added to the scores, broadcastable to (batch, heads, receivers, senders), such as one of positions.
+        scale: factor of q k^T; 1 / sqrt(dim of the keys) by default.
+        tiles: of a mechanism whose batch axis is (batch * tiles): what each tile holds.
         method: "auto", "sdpa" or "plain". On a CPU PyTorch's "sdpa" has no second derivatives; where those are needed,
             "plain" does, and so does everything under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
 
@@ -75,4 +97,4 @@ def attend(
         raise UsageError(
             f"method is {method!r}, which cannot run {coupling} (watched: {coupling.watched}); use 'plain'."
         )
-    return run(q, k, v, coupling, mask, scale)
+    return run(q, k, v, _Exchange(coupling, mask, bias, scale, tiles))

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import mereo
 from mereo.errors import UsageError
-from mereo.inference.fold import folded
+from mereo.models.folding import folded
 
 
 def trained(name: str, **arguments: object) -> mereo.models.CapsuleClassifier:
@@ -51,3 +51,27 @@ def test_norms_after_convolutions_are_gone_and_no_others() -> None:
 def test_a_folded_copy_is_not_saved_as_the_network_it_is_from(tmp_path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UsageError, match="no name and arguments"):
         mereo.save_weights(tmp_path / "x.safetensors", folded(trained("mspcaps_tiny")))
+
+
+class Doubling(nn.Module):
+    """A module whose form for inference is one linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.linear(x)
+
+    def for_inference(self) -> nn.Module:
+        with torch.no_grad():
+            self.linear.weight.mul_(2)
+            self.linear.bias.mul_(2)
+        return self.linear
+
+
+def test_modules_with_a_form_for_inference_take_it() -> None:
+    model, x = nn.Sequential(nn.ReLU(), Doubling()), torch.randn(4, 3)
+    ready = folded(model)
+    assert isinstance(ready[1], nn.Linear) and not ready.training
+    torch.testing.assert_close(ready(x), model(x))

@@ -1,0 +1,18 @@
+"""Layers that vision networks share: patches, feed-forward, norms, residual branches, positions."""
+
+from mereo.layers.conv_norm import ConvNorm
+from mereo.layers.feed_forward import FeedForward
+from mereo.layers.layer_scale import LayerScale
+from mereo.layers.norms import ChannelNorm
+from mereo.layers.positions import resize_positions
+from mereo.layers.stochastic_depth import StochasticDepth, linear_rates
+
+__all__ = [
+    "ChannelNorm",
+    "ConvNorm",
+    "FeedForward",
+    "LayerScale",
+    "StochasticDepth",
+    "linear_rates",
+    "resize_positions",
+]

@@ -1,0 +1,7 @@
+"""Capsule networks, one file each with its presets."""
+
+from mereo.models.capsule.capsnet import CapsNet
+from mereo.models.capsule.efficient_capsnet import EfficientCapsNet
+from mereo.models.capsule.mspcaps import MSPCaps
+
+__all__ = ["CapsNet", "EfficientCapsNet", "MSPCaps"]

@@ -1,0 +1,238 @@
+"""Weights of other libraries: `convert` between their networks and mereo's, in both directions.
+
+A network that another library has too registers a `Layout` beside its presets: how that library names the same
+tensors. The rest (finding the layout, comparing names and shapes, copying) is done here once.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from mereo.errors import UsageError, check_choice, first_line
+from mereo.escape import cut
+from mereo.models.base import VisionModel
+from mereo.models.layout import LAYOUTS, Layout, Pair
+from mereo.models.registry import MODELS, build, get_model_entry, is_model, outline
+from mereo.models.weights import read_tensors
+
+
+def _matches(model: VisionModel, layout: Layout) -> dict[str, tuple[str, Pair]]:
+    """For each tensor of ours: its name elsewhere and the pair that says so."""
+    pairs = list(layout.pairs(model))
+    exact = {pair.ours: pair for pair in reversed(pairs)}
+    matches = {}
+    for name in model.state_dict():
+        prefix, rest = name, ""
+        while prefix and prefix not in exact:
+            prefix, _, last = prefix.rpartition(".")
+            rest = f".{last}{rest}"
+        if not prefix:
+            raise UsageError(
+                f"{type(model).__name__} has {name!r}, which the layout of {layout.library} does not name."
+            )
+        matches[name] = (exact[prefix].theirs + rest, exact[prefix])
+    return matches
+
+
+def _shapes_differ(name: str, given: Tensor, needed: Tensor) -> str:
+    return f"{name} is {tuple(given.shape)}, not {tuple(needed.shape)}"
+
+
+def _refuse(faults: list[str], what: str) -> None:
+    if faults:
+        shown = "; ".join(cut(fault, 200) for fault in faults[:5])
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise UsageError(f"{what}: {shown}{more}.")
+
+
+def from_layout(model: VisionModel, tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    """A state of `model` from tensors under another library's names; UsageError names what does not fit."""
+    own, state, faults = model.state_dict(), {}, []
+    matches = _matches(model, layout)
+    for name, (theirs, pair) in matches.items():
+        if theirs not in tensors:
+            faults.append(f"missing {theirs}")
+            continue
+        converted = pair.to_ours(tensors[theirs])
+        if converted.shape != own[name].shape:
+            faults.append(_shapes_differ(theirs, converted, own[name]))
+        state[name] = converted
+    known = {theirs for theirs, _ in matches.values()}
+    faults += [f"unexpected {name}" for name in tensors if name not in known and not name.endswith(layout.ignored)]
+    _refuse(faults, f"the weights do not fit {model.config['model']}")
+    return state
+
+
+def to_layout(model: VisionModel, layout: Layout) -> dict[str, Tensor]:
+    """The weights of `model` under another library's names."""
+    own = model.state_dict()
+    return {theirs: pair.to_theirs(own[name]) for name, (theirs, pair) in _matches(model, layout).items()}
+
+
+def _layout_for(model: VisionModel, library: str) -> Layout:
+    for layout in LAYOUTS:
+        if type(model) is layout.module and layout.library == library:
+            return layout
+    have = sorted({layout.module.__name__ for layout in LAYOUTS if layout.library == library})
+    raise UsageError(
+        f"{type(model).__name__} has no counterpart that mereo knows in {library}; there is one of {', '.join(have)}."
+    )
+
+
+def _live(source: nn.Module) -> Layout:
+    for layout in LAYOUTS:
+        if type(source).__name__ in layout.classes and layout.arguments is not None:
+            return layout
+    have = sorted({name for layout in LAYOUTS for name in layout.classes})
+    raise UsageError(f"source is a {type(source).__name__}; mereo converts {', '.join(have)}.")
+
+
+def _preset(source: nn.Module, layout: Layout) -> str:
+    """The preset of ours with the name of theirs, or the first of the family."""
+    configuration = getattr(source, "pretrained_cfg", None) or {}
+    name = str(configuration.get("architecture") or "")
+    if is_model(name) and get_model_entry(name).module is layout.module:
+        return get_model_entry(name).name
+    return next(entry.name for entry in MODELS.values() if entry.module is layout.module)
+
+
+PREPROCESSING = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "license")
+
+
+def _from_live(source: nn.Module) -> VisionModel:
+    layout = _live(source)
+    assert layout.arguments is not None
+    name, arguments = _preset(source, layout), dict(layout.arguments(source))
+    state = from_layout(outline(name, **arguments), source.state_dict(), layout)
+    model = build(name, **arguments)
+    model.load_state_dict(state)
+    configuration = getattr(source, "pretrained_cfg", None) or {}
+    for key in PREPROCESSING:
+        value = configuration.get(key)
+        if value is not None and not (key in ("mean", "std") and len(value) != model.image_shape[0]):
+            model.pretrained_cfg[key] = value
+    like = next(source.parameters(), None)
+    if like is not None:
+        model.to(like.device, like.dtype)
+    return model.train(source.training)
+
+
+def _to_timm(model: VisionModel) -> nn.Module:
+    layout = _layout_for(model, "timm")
+    timm = _timm()
+    arguments = {"num_classes": model.num_classes, "in_chans": model.image_shape[0]}
+    name = model.config["model"]
+    if not timm.is_model(name):
+        raise UsageError(f"timm has no model {name!r}; mereo's {name} cannot be converted to it.")
+    given = {**arguments, "img_size": model.image_shape[1:]}
+    try:
+        theirs = timm.create_model(name, **given)
+    except TypeError:  # a network without a table of positions takes no size
+        theirs = timm.create_model(name, **arguments)
+    tensors, needed = to_layout(model, layout), theirs.state_dict()
+    faults = [f"missing {key}" for key in needed if key not in tensors and not key.endswith(layout.ignored)]
+    faults += [f"unexpected {key}" for key in tensors if key not in needed]
+    faults += [
+        _shapes_differ(key, tensors[key], needed[key])
+        for key in tensors.keys() & needed.keys()
+        if tensors[key].shape != needed[key].shape
+    ]
+    _refuse(faults, f"{name} with these arguments does not fit timm's {name}")
+    theirs.load_state_dict({**needed, **tensors})
+    like = next(model.parameters())
+    return theirs.to(like.device, like.dtype).train(model.training)
+
+
+def _timm() -> Any:
+    try:
+        import timm
+    except ImportError as error:
+        raise UsageError("timm is not installed; install it with: pip install 'mereo[timm]'.") from error
+    return timm
+
+
+def _from_tensors(tensors: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any]) -> VisionModel:
+    model = build(name, **arguments)
+    layouts = [layout for layout in LAYOUTS if layout.module is type(model)]
+    if not layouts:
+        raise UsageError(f"{name} has no counterpart in another library whose names mereo knows.")
+
+    def shared(layout: Layout) -> int:
+        return len({theirs for theirs, _ in _matches(model, layout).values()} & tensors.keys())
+
+    model.load_state_dict(from_layout(model, tensors, max(layouts, key=shared)))
+    return model.eval()
+
+
+def convert(
+    source: nn.Module | Mapping[str, Tensor] | str | Path,
+    model: str | None = None,
+    *,
+    to: str = "mereo",
+    **arguments: Any,
+) -> nn.Module:
+    """Convert a network between mereo and timm, or take over weights under the names of timm or of the authors.
+
+    Args:
+        source: a live network of timm (`to="mereo"`) or of mereo (`to="timm"`); or a mapping of tensors or a
+            .safetensors file under the names of timm or of the authors' code, with `model`.
+        model: which network the tensors of a mapping or file belong to, one of `mereo.list_models()`.
+        to: "mereo" or "timm".
+        arguments: of `create_model`, where the tensors are not of the preset, such as num_classes.
+
+    Returns:
+        A network with the same weights, device, type and mode: its outputs agree to rounding.
+
+    Raises:
+        UsageError: for a network that has no counterpart, and for tensors that do not fit: names and shapes.
+    """
+    check_choice("to", to, ("mereo", "timm"))
+    if isinstance(source, nn.Module):
+        if model is not None or arguments:
+            raise UsageError(f"model is {model!r} beside a live network, which says itself what it is; leave it out.")
+        if to == "timm":
+            if not isinstance(source, VisionModel):
+                raise UsageError(f"source is a {type(source).__name__}; to timm goes a network of mereo.")
+            return _to_timm(source)
+        return _from_live(source)
+    if to != "mereo":
+        raise UsageError(f"to is {to!r}, and source is no network; tensors of other libraries go to mereo.")
+    if model is None:
+        raise UsageError("model is None; give the name of the network that the tensors belong to.")
+    if not isinstance(source, Mapping):
+        source = read_tensors(source)
+    strange = [name for name, value in source.items() if not isinstance(value, Tensor)]
+    if strange:
+        raise UsageError(f"source has {strange[0]!r}, which is no tensor; give a mapping of names to tensors.")
+    return _from_tensors(source, model, arguments)
+
+
+def from_timm_checkpoint(name: str, arguments: Mapping[str, Any], tag: str | None = None) -> VisionModel:
+    """A network of mereo with timm's published weights of the preset of the same name.
+
+    timm keeps its own cache, and downloads what is not there. Other classes, colours and image sizes are adapted by
+    timm before the conversion.
+    """
+    timm, entry = _timm(), get_model_entry(name)
+    given = {key: value for key, value in arguments.items() if key in ("num_classes", "in_chans", "img_size")}
+    others = sorted(arguments.keys() - given.keys())
+    if others:
+        raise UsageError(f"weights are timm's, which fit the preset; leave out {', '.join(others)}.")
+    theirs = entry.name if not tag else f"{entry.name}.{tag}"
+    if not timm.is_model(entry.name) or not any(
+        layout.module is entry.module and layout.library == "timm" for layout in LAYOUTS
+    ):
+        raise UsageError(f"weights is 'timm', and timm has no {entry.name!r}; leave weights out.")
+    if not timm.is_model_pretrained(theirs):
+        raise UsageError(f"weights is 'timm', and timm has published none for {theirs!r}; leave weights out.")
+    try:
+        source = timm.create_model(theirs, pretrained=True, **given)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"timm's weights of {theirs} could not be had ({cut(first_line(error), 200)}); they need a network once."
+            " Where there is none, convert a file: mereo.convert('file.safetensors', model=...)."
+        ) from error
+    model = _from_live(source)
+    return model.train()

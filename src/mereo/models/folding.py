@@ -1,0 +1,60 @@
+"""Prepares a network for inference: folds what is constant after training, in the faster memory layout."""
+
+import copy
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@runtime_checkable
+class Foldable(Protocol):
+    """A module with a faster form for inference.
+
+    `for_inference` is called on a copy in eval mode whose children are folded already; it may change the module in
+    place, and returns what takes its place: itself or another module that computes the same.
+    """
+
+    def for_inference(self) -> nn.Module: ...
+
+
+def _fold_norms(sequence: nn.Sequential) -> None:
+    """Fold every batch normalisation directly after a convolution of a sequence into it."""
+    for place in range(len(sequence) - 1):
+        convolution, norm = sequence[place], sequence[place + 1]
+        if type(norm) is nn.BatchNorm2d and norm.running_mean is not None and isinstance(convolution, nn.Conv2d):
+            sequence[place] = fuse_conv_bn_eval(convolution, norm)
+            sequence[place + 1] = nn.Identity()
+
+
+def _fold(module: nn.Module) -> nn.Module:
+    for name, child in module.named_children():
+        setattr(module, name, _fold(child))
+    if isinstance(module, nn.Sequential):
+        _fold_norms(module)
+    return module.for_inference() if isinstance(module, Foldable) else module
+
+
+def folded(model: Model) -> Model:
+    """A copy for inference that computes the same, to rounding, with fewer passes over its maps.
+
+    norm(conv(x; W, b); m, v, g, c) = conv(x; W h, (b - m) h + c),   h = g / sqrt(v + eps)
+
+    Every batch normalisation directly after a convolution in a sequence is folded into it, modules that have a form
+    for inference (see `Foldable`) take it, and the copy is in channels-last memory if the network declares that to be
+    faster. Its weights no longer match the architecture, so it cannot be saved; keep the model itself for that.
+
+    Args:
+        model: as trained; it stays as it is.
+
+    Returns:
+        The copy, in eval mode and without gradients.
+    """
+    ready = copy.deepcopy(model).eval().requires_grad_(False)
+    ready.__dict__.pop("config", None)
+    _fold(ready)
+    layout = torch.channels_last if getattr(ready, "channels_last", False) else torch.contiguous_format
+    return ready.to(memory_format=layout)

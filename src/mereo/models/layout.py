@@ -1,0 +1,70 @@
+"""How other libraries lay out the weights of a network of mereo's: what `mereo.convert` goes by."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from mereo.errors import check_choice
+from mereo.models.base import VisionModel
+
+
+def same(tensor: Tensor) -> Tensor:
+    """The tensor as it is."""
+    return tensor
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One module or tensor of ours and its name elsewhere.
+
+    Attributes:
+        ours, theirs: names of two modules whose tensors correspond by name, or of two tensors.
+        to_ours, to_theirs: what changes in a tensor on the way, such as the order of its rows. For tensors alone.
+    """
+
+    ours: str
+    theirs: str
+    to_ours: Callable[[Tensor], Tensor] = same
+    to_theirs: Callable[[Tensor], Tensor] = same
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How another library lays out the weights of a network of mereo's.
+
+    Attributes:
+        library: "timm", or "official" for the code of the authors.
+        module: mereo's class.
+        classes: names of the other library's classes.
+        pairs: of a network of ours, every module and tensor with its name there. A more exact name goes before the
+            module that holds it.
+        arguments: reads from a live network of the other library all arguments of ours in which it may differ from a
+            preset.
+        ignored: tensors of theirs that ours does not need, such as index tables, by the end of their name.
+    """
+
+    library: str
+    module: type[VisionModel]
+    classes: tuple[str, ...]
+    pairs: Callable[[Any], Iterable[Pair]]
+    arguments: Callable[[Any], Mapping[str, Any]] | None = None
+    ignored: tuple[str, ...] = ()
+
+
+LAYOUTS: list[Layout] = []
+
+
+def register_layout(
+    library: str,
+    module: type[VisionModel],
+    pairs: Callable[[Any], Iterable[Pair]],
+    *,
+    classes: tuple[str, ...] = (),
+    arguments: Callable[[Any], Mapping[str, Any]] | None = None,
+    ignored: tuple[str, ...] = (),
+) -> None:
+    """Let `convert` know how another library lays out the weights of a network: see `Layout`."""
+    check_choice("library", library, ("timm", "official"))
+    LAYOUTS.append(Layout(library, module, classes, pairs, arguments, ignored))

@@ -1,0 +1,1 @@
+"""Vision backbones, one file each with its presets."""
