@@ -1,1 +1,5 @@
 """Gates: features multiplied by a function of themselves, one file a mechanism."""
+
+from mereo.gate.squeeze_excite import SqueezeExcite
+
+__all__ = ["SqueezeExcite"]
