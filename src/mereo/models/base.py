@@ -166,7 +166,7 @@ class VisionModel(nn.Module):
             norm: apply the network's last norm to the maps, where it has one.
             stop_early: run no stage after the last one wanted; only where `intermediates_only`.
             output_fmt: "NCHW" or "NLC".
-            intermediates_only: return the maps alone, not (features, maps).
+            intermediates_only: return only the maps, not (features, maps).
 
         Shapes: images (batch, channels, height, width) -> maps (batch, channels, rows, columns), or
             (batch, rows * columns, channels) as "NLC".
@@ -198,7 +198,7 @@ class VisionModel(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head by a new one for another number of classes; 0 removes it.
 
-        `global_pool` is part of timm's call. No network here has more than one way to pool: None or "" alone are
+        `global_pool` is part of timm's call. No network here has more than one way to pool: only None and "" are
         accepted.
         """
         if num_classes < 0:

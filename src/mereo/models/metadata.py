@@ -137,7 +137,7 @@ _FIGURES: dict[str, type | tuple[type, ...]] = {
     "chosen_on": str, "which": str, "device": str, "torch": str, "epochs": int, "best_epoch": int, "train_images": int,
     "seconds": (int, float),
 }  # fmt: skip
-"""What the results in a weight file hold beside the scores on the test images."""
+"""What the results in a weight file hold in addition to the scores on the test images."""
 SCORES: dict[str, type | tuple[type, ...]] = {
     "count": int, "accuracy": (int, float), "accuracy_low": (int, float), "accuracy_high": (int, float),
 }  # fmt: skip

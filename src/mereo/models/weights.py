@@ -209,7 +209,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> VisionModel:
     `path` may also be one of `list_models(pretrained=True)`, such as "mspcaps_tiny.mnist", unless a file has that name.
 
     `model.class_names` are the names of its scores, `model.pretrained_cfg` its preprocessing, `model.metadata` all that
-    was saved beside the weights.
+    was saved with the weights.
     """
     path = weights_file(path)
     with _opened(path) as (file, metadata):

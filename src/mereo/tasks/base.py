@@ -51,7 +51,7 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The loss that is reported on held-out data, (): of outputs alone, without regularisation."""
+        """The loss that is reported on held-out data, (): of the outputs, without regularisation."""
 
     def at_step(self, step: int, steps: int) -> None:
         """Set what depends on the step, such as a margin; `step` counts from 0 to `steps` - 1."""

@@ -22,7 +22,7 @@ class Expansion(NamedTuple):
         debye, ratio: coefficients of the series, float64, a row for each term.
         terms: how many rows count.
         steps, top: the order is brought down from `top` by so many.
-        stirling: what g at `top` has beside functions of k.
+        stirling: the terms of g at `top` that are no functions of k.
         far: the argument from which on the slope of A comes from its own series.
     """
 
