@@ -100,14 +100,14 @@ def _numbers(value: Any, count: int, least: float) -> bool:
     return isinstance(value, tuple) and len(value) == count and all(is_number(v) and v >= least for v in value)
 
 
-def check_description(path: Path, found: Description, model: VisionModel) -> None:
+def check_description(path: Path, description: Description, model: VisionModel) -> None:
     """UsageError unless names and preprocessing belong to the network that the file describes."""
-    if len(found.class_names) not in (0, model.num_classes):
+    if len(description.class_names) not in (0, model.num_classes):
         raise UsageError(
-            f"class_names of {path} has {len(found.class_names)} names for {model.num_classes} classes; the file was"
-            " changed."
+            f"class_names of {path} has {len(description.class_names)} names for {model.num_classes} classes; the file"
+            " was changed."
         )
-    check_preprocessing(path, {**model.pretrained_cfg, **found.preprocessing}, model)
+    check_preprocessing(path, {**model.pretrained_cfg, **description.preprocessing}, model)
 
 
 def check_preprocessing(path: Path, cfg: Mapping[str, Any], model: VisionModel) -> None:

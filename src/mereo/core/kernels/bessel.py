@@ -48,9 +48,9 @@ def evaluate(k: Tensor, expansion: Expansion, *wanted: str) -> list[Tensor]:
     function = _ENTRIES[k.dtype]
     assert function is not None
     k = k.contiguous()
-    found = {name: torch.empty_like(k) for name in wanted}
+    outputs = {name: torch.empty_like(k) for name in wanted}
     debye, ratio, terms, steps, *places = expansion
-    pointers = map(at, (k, found.get("g"), found.get("q"), found.get("slope"), debye, ratio))
+    pointers = map(at, (k, outputs.get("g"), outputs.get("q"), outputs.get("slope"), debye, ratio))
     counts = (k.numel(), steps, terms, debye.shape[1], ratio.shape[1], torch.get_num_threads())
     function(*pointers, *counts, *places)
-    return list(found.values())
+    return list(outputs.values())
