@@ -4,7 +4,13 @@
 that settle among stored patterns.
 """
 
-from mereo.attention.dense import MultiHeadAttention, TopDownAttention, top_down_attention
+from mereo.attention.dense import (
+    ClassAttention,
+    MultiHeadAttention,
+    TalkingHeadAttention,
+    TopDownAttention,
+    top_down_attention,
+)
 from mereo.attention.memory import (
     MEMORIES,
     SEPARATIONS,
@@ -22,11 +28,13 @@ __all__ = [
     "MEMORIES",
     "SEPARATIONS",
     "AssociativeMemory",
+    "ClassAttention",
     "HopfieldAttention",
     "HopfieldLookup",
     "HopfieldPooling",
     "MultiHeadAttention",
     "Separation",
+    "TalkingHeadAttention",
     "TopDownAttention",
     "associative_memory",
     "energy",

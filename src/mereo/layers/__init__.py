@@ -5,6 +5,7 @@ from mereo.layers.feed_forward import FeedForward
 from mereo.layers.layer_scale import LayerScale
 from mereo.layers.norms import ChannelNorm
 from mereo.layers.positions import resize_positions
+from mereo.layers.residual import Residual
 from mereo.layers.stochastic_depth import StochasticDepth, linear_rates
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "ConvNorm",
     "FeedForward",
     "LayerScale",
+    "Residual",
     "StochasticDepth",
     "linear_rates",
     "resize_positions",
