@@ -108,7 +108,7 @@ def test_couplings_of_windows_and_of_channels() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"depths": (1,)}, "widths, depths"), ({"stem_stride": 3}, "stem_stride is 3"), ({"down_kernel": 4}, "kernel is 4")],
+    [({"depths": (1,)}, "widths, depths"), ({"stem_stride": 3}, "stem_stride is 3"), ({"down_kernel": 4}, "is 4")],
 )
 def test_wrong_arguments(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -181,9 +181,7 @@ class DaViT(VisionModel):
                 raise UsageError(f"{argument} is {value}; it must be one of {', '.join(map(str, choices))}.")
         self.scale = scale
         self.image_shape, self.num_features = (in_chans, *image_size(img_size)), widths[-1]
-        self.stem = Patches(
-            in_chans, widths[0], 7 if stem_stride == 4 else 3, stem_stride, norm_first=False, pads=True
-        )
+        self.stem = Patches(in_chans, widths[0], 7 if stem_stride == 4 else 3, stem_stride, norm_first=False, pads=True)
         rates, stages = iter(linear_rates(drop_path_rate, 2 * sum(depths))), []
         for i, (width, depth, heads) in enumerate(zip(widths, depths, num_heads, strict=True)):
             down: nn.Module = nn.Identity()
