@@ -1,11 +1,13 @@
 """Attention of every receiver to every sender, one file a mechanism."""
 
+from mereo.attention.dense.channel_group import ChannelGroupAttention
 from mereo.attention.dense.class_attention import ClassAttention
 from mereo.attention.dense.multi_head import MultiHeadAttention
 from mereo.attention.dense.talking_heads import TalkingHeadAttention
 from mereo.attention.dense.top_down import TopDownAttention, top_down_attention
 
 __all__ = [
+    "ChannelGroupAttention",
     "ClassAttention",
     "MultiHeadAttention",
     "TalkingHeadAttention",

@@ -1,1 +1,5 @@
 """Attention inside a neighbourhood: windows, halos, grids, one file a mechanism."""
+
+from mereo.attention.local.window import WindowAttention
+
+__all__ = ["WindowAttention"]
