@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from mereo.core.kernels.affine import Linear, activated
+
 
 class FeedForward(nn.Module):
     """second(dropout(activation(first(x)))), on every token by itself.
@@ -21,10 +23,10 @@ class FeedForward(nn.Module):
         self, dim: int, hidden_dim: int, dropout: float = 0.0, activation: Callable[[], nn.Module] = nn.GELU
     ) -> None:
         super().__init__()
-        self.first = nn.Linear(dim, hidden_dim)
+        self.first = Linear(dim, hidden_dim)
         self.activation = activation()
-        self.second = nn.Linear(hidden_dim, dim)
+        self.second = Linear(hidden_dim, dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.dropout(self.second(self.dropout(self.activation(self.first(tokens)))))
+        return self.dropout(self.second(self.dropout(activated(self.first, tokens, self.activation))))
