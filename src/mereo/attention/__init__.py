@@ -5,6 +5,7 @@ that settle among stored patterns.
 """
 
 from mereo.attention.dense import MultiHeadAttention, TopDownAttention, top_down_attention
+from mereo.attention.local import BlockAttention, GridAttention
 from mereo.attention.memory import (
     MEMORIES,
     SEPARATIONS,
@@ -22,6 +23,8 @@ __all__ = [
     "MEMORIES",
     "SEPARATIONS",
     "AssociativeMemory",
+    "BlockAttention",
+    "GridAttention",
     "HopfieldAttention",
     "HopfieldLookup",
     "HopfieldPooling",

@@ -1,1 +1,6 @@
 """Attention inside a neighbourhood: windows, halos, grids, one file a mechanism."""
+
+from mereo.attention.local.block_attention import BlockAttention
+from mereo.attention.local.grid_attention import GridAttention
+
+__all__ = ["BlockAttention", "GridAttention"]
