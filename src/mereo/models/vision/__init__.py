@@ -1,1 +1,6 @@
 """Vision backbones, one file each with its presets."""
+
+import mereo.models.vision.maxvit_presets  # noqa: F401
+from mereo.models.vision.maxvit import MaxViT
+
+__all__ = ["MaxViT"]
