@@ -11,6 +11,7 @@ from mereo.attention.dense import (
     TopDownAttention,
     top_down_attention,
 )
+from mereo.attention.local import BlockAttention, GridAttention
 from mereo.attention.memory import (
     MEMORIES,
     SEPARATIONS,
@@ -28,7 +29,9 @@ __all__ = [
     "MEMORIES",
     "SEPARATIONS",
     "AssociativeMemory",
+    "BlockAttention",
     "ClassAttention",
+    "GridAttention",
     "HopfieldAttention",
     "HopfieldLookup",
     "HopfieldPooling",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mereo.core.kernels.linear import Linear
+from mereo.core.kernels.affine import Linear, activated
 from mereo.core.kernels.transforms import steps_aside
 
 _WHOLE, _PART = 2**22, 2**20
@@ -36,13 +36,12 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def _together(self, tokens: Tensor) -> Tensor:
-        return self.dropout(self.second(self.dropout(self.activation(self.first(tokens)))))
+        return self.dropout(self.second(self.dropout(activated(self.first, tokens, self.activation))))
 
     def _in_parts(self, tokens: Tensor) -> Tensor:
         rows = tokens.reshape(-1, tokens.shape[-1])
         out = torch.empty_like(rows)
-        # A multiple of 16: one thread convolves only so many images at a time.
-        size = max(16, _PART // self.first.out_features // 16 * 16)
+        size = max(1, _PART // self.first.out_features)
         for start in range(0, len(rows), size):
             out[start : start + size] = self._together(rows[start : start + size])
         return out.view(tokens.shape)

@@ -166,6 +166,18 @@ RECIPES: dict[str, Recipe] = {
             "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9", "erase=0.25:0.02:0.33"),
         },
     ),
+    "maxvit": Recipe(
+        "MaxViT on ImageNet, from an image folder; stochastic depth is 0.2 for T, 0.3 for S, 0.4 for B, 0.6 for L.",
+        "arXiv:2204.01697, appendix A.2",
+        {
+            "model": "maxvit_tiny_tf_224", "data": "imagenet", "epochs": 300, "batch_size": 4096, "optimizer": "adamw",
+            "lr": 3e-3, "weight_decay": 0.05, "weight_decay_norm": False, "schedule": "cosine", "min_lr": 1e-5,
+            "warmup_steps": 10_000, "clip_norm": 1.0, "ema_decay": 0.9999, "loss": "cross_entropy",
+            "label_smoothing": 0.1, "mixup": 0.8, "augment": ("zoom=0.08:1", "flip", "rand_augment=2:15"),
+            "model_args": {"drop_path_rate": 0.2},
+        },
+        reported={"imagenet": 83.62},
+    ),
     "digits_demo": Recipe(
         "The demonstration: MSPCaps-T on 1,797 handwritten digits, in two minutes on two CPU cores.",
         "ours",

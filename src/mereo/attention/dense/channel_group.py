@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
-from mereo.core.kernels.linear import Linear, autocasts
+from mereo.core.kernels.affine import Linear, autocasts
 from mereo.core.votes import SameVotes
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 

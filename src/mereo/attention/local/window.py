@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
+from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
-from mereo.core.kernels.linear import Linear
 from mereo.core.shapes import image_size
 from mereo.core.tiles import from_windows, to_windows, window_tiles
 from mereo.errors import UsageError, check_positive, check_probability

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mereo.attention.dense.channel_group import ChannelGroupAttention
 from mereo.attention.local.window import WindowAttention
-from mereo.core.kernels.linear import autocasts
+from mereo.core.kernels.affine import autocasts
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
