@@ -1,1 +1,3 @@
 """Attention inside a neighbourhood: windows, halos, grids, one file a mechanism."""
+
+from mereo.attention.local.halo import HaloAttention as HaloAttention
