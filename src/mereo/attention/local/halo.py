@@ -180,7 +180,7 @@ class HaloAttention(nn.Module):
         scale, mask = self.key_dim**-0.5, None
         bias = self._relative(q * scale if self.scale_positions else q)
         if self.mask_padding:
-            inside = torch.ones(len(maps), rows, columns, 1, dtype=torch.bool, device=maps.device)
+            inside = torch.ones(maps.shape[0], rows, columns, 1, dtype=torch.bool, device=maps.device)
             mask = _windows(inside, self.block, self.halo).mT
         tiles = halo_tiles(rows, columns, self.block, self.halo, self.step) if self.coupling.watched else None
         out = attend(q, k, v, self.coupling, mask=mask, bias=bias, scale=scale, tiles=tiles)
