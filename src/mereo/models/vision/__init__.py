@@ -1,8 +1,10 @@
 """Vision backbones, one file each with its presets."""
 
 import mereo.models.vision.maxvit_presets  # noqa: F401
+from mereo.models.vision.biformer import BiFormer
 from mereo.models.vision.cait import CaiT
 from mereo.models.vision.davit import DaViT
+from mereo.models.vision.halonet import HaloNet
 from mereo.models.vision.maxvit import MaxViT
 
-__all__ = ["CaiT", "DaViT", "MaxViT"]
+__all__ = ["BiFormer", "CaiT", "DaViT", "HaloNet", "MaxViT"]
