@@ -4,7 +4,7 @@
 that settle among stored patterns.
 """
 
-from mereo.attention.dense import MultiHeadAttention, TopDownAttention, top_down_attention
+from mereo.attention.dense import MultiHeadAttention, SingleHeadAttention, TopDownAttention, top_down_attention
 from mereo.attention.memory import (
     MEMORIES,
     SEPARATIONS,
@@ -27,6 +27,7 @@ __all__ = [
     "HopfieldPooling",
     "MultiHeadAttention",
     "Separation",
+    "SingleHeadAttention",
     "TopDownAttention",
     "associative_memory",
     "energy",
