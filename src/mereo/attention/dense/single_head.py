@@ -69,7 +69,8 @@ class SingleHeadAttention(nn.Module):
         # The norm would copy these channels, which are not contiguous; bounding them is that copy.
         qkv = self.qkv(self.norm(bounded(maps))).flatten(2).mT.unsqueeze(1)
         q, k, v = qkv.split((self.key_dim, self.key_dim, self.attended), -1)
-        return attend(q, k, v, self.coupling).squeeze(1).mT.unflatten(2, maps.shape[2:])
+        # Fused attention needs keys and values of one size.
+        return attend(q, k, v, self.coupling, method="plain").squeeze(1).mT.unflatten(2, maps.shape[2:])
 
     def forward(self, maps: Tensor) -> Tensor:
         first, rest = maps.split((self.attended, self.rest), 1)

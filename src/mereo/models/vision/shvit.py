@@ -5,8 +5,9 @@ Cost: 241 M to 986 M multiply-adds an image for S1 to S4, most of them in 1x1 co
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from mereo.errors import UsageError, check_positive
 from mereo.gate.squeeze_excite import SqueezeExcite
 from mereo.layers import ConvNorm
 from mereo.models.base import VisionModel
+from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import register_model
 
 _relu = partial(nn.ReLU, inplace=True)
@@ -31,6 +33,16 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.branch(x)
+
+    @torch.no_grad()
+    def for_inference(self) -> nn.Module:
+        """A depthwise convolution with x folded into the centre of its kernels, or this module."""
+        convolution = self.branch[0] if isinstance(self.branch, ConvNorm) else None
+        if not isinstance(convolution, nn.Conv2d) or convolution.groups != convolution.out_channels:
+            return self
+        row, column = (side // 2 for side in convolution.kernel_size)
+        convolution.weight[:, :, row, column] += 1
+        return convolution
 
 
 def _local(channels: int, norm_weight: float) -> Residual:
@@ -85,6 +97,15 @@ class NormLinear(nn.Sequential):
         super().__init__(nn.BatchNorm1d(inputs), nn.Linear(inputs, outputs))
         nn.init.trunc_normal_(self[1].weight, std=0.02)
         nn.init.zeros_(self[1].bias)
+
+    @torch.no_grad()
+    def for_inference(self) -> nn.Linear:
+        """One linear layer: linear(norm(x)) = W h x + W (c - m h) + b with h = g / sqrt(v + eps)."""
+        norm, linear = self
+        gain = norm.weight / (norm.running_var + norm.eps).sqrt()
+        linear.bias += linear.weight @ (norm.bias - norm.running_mean * gain)
+        linear.weight *= gain
+        return linear
 
 
 class SHViT(VisionModel):
@@ -179,6 +200,101 @@ class SHViT(VisionModel):
         scores, distilled = self.both_heads(features)
         return (scores + distilled) / 2
 
+    @torch.no_grad()
+    def for_inference(self) -> "SHViT":
+        """Itself with one head, whose weights are the mean of both, which are linear layers by now."""
+        if self.distillation_head is not None:
+            for tensor, other in zip(self.head.parameters(), self.distillation_head.parameters(), strict=True):
+                tensor.lerp_(other, 0.5)
+            self.distillation_head = None
+        return self
+
+
+def _conv_norm(ours: str, theirs: str) -> list[Pair]:
+    return [Pair(f"{ours}.0", f"{theirs}.c"), Pair(f"{ours}.1", f"{theirs}.bn")]
+
+
+def _feed_forward_pairs(ours: str, theirs: str) -> list[Pair]:
+    return [*_conv_norm(f"{ours}.branch.0", f"{theirs}.m.pw1"), *_conv_norm(f"{ours}.branch.1", f"{theirs}.m.pw2")]
+
+
+def _block_pairs(ours: str, theirs: str) -> list[Pair]:
+    return [
+        *_conv_norm(f"{ours}.local.branch", f"{theirs}.conv.m"),
+        Pair(f"{ours}.attention.branch.norm", f"{theirs}.mixer.m.pre_norm"),
+        *_conv_norm(f"{ours}.attention.branch.qkv", f"{theirs}.mixer.m.qkv"),
+        *_conv_norm(f"{ours}.attention.branch.output", f"{theirs}.mixer.m.proj.1"),
+        *_feed_forward_pairs(f"{ours}.feed_forward", f"{theirs}.ffn"),
+    ]
+
+
+def _downsample_pairs(ours: str, theirs: Sequence[str]) -> list[Pair]:
+    """`theirs` are the names of its five parts."""
+    merging = theirs[2]
+    return [
+        *_conv_norm(f"{ours}.0.branch", f"{theirs[0]}.m"),
+        *_feed_forward_pairs(f"{ours}.1", theirs[1]),
+        *_conv_norm(f"{ours}.2.0", f"{merging}.conv1"),
+        *_conv_norm(f"{ours}.2.1", f"{merging}.conv2"),
+        Pair(f"{ours}.2.2.squeeze", f"{merging}.se.fc1"),
+        Pair(f"{ours}.2.2.excite", f"{merging}.se.fc2"),
+        *_conv_norm(f"{ours}.2.3", f"{merging}.conv3"),
+        *_conv_norm(f"{ours}.3.branch", f"{theirs[3]}.m"),
+        *_feed_forward_pairs(f"{ours}.4", theirs[4]),
+    ]
+
+
+def _pairs(
+    model: SHViT, block: Callable[[int, int], str], downsample: Callable[[int], Sequence[str]]
+) -> Iterator[Pair]:
+    for i in range(len(model.stem)):
+        yield from _conv_norm(f"stem.{i}", f"patch_embed.{2 * i}")
+    for i, stage in enumerate(model.stages):
+        if i:
+            yield from _downsample_pairs(f"stages.{i}.downsample", downsample(i))
+        for j in range(len(stage.blocks)):
+            yield from _block_pairs(f"stages.{i}.blocks.{j}", block(i, j))
+    for ours, theirs in (("head", "head"), ("distillation_head", "head_dist")):
+        yield from (Pair(f"{ours}.0", f"{theirs}.bn"), Pair(f"{ours}.1", f"{theirs}.l"))
+
+
+def _timm_pairs(model: SHViT) -> Iterator[Pair]:
+    return _pairs(
+        model,
+        lambda i, j: f"stages.{i}.blocks.{j}",
+        lambda i: [f"stages.{i}.downsample.{part}" for part in range(5)],
+    )
+
+
+def _official_pairs(model: SHViT) -> Iterator[Pair]:
+    """The authors number three modules of downsampling before the blocks of stages 2 and 3."""
+    return _pairs(
+        model,
+        lambda i, j: f"blocks{i + 1}.{j + 3 * (i > 0)}",
+        lambda i: [f"blocks{i + 1}.{part}" for part in ("0.0", "0.1", "1", "2.0", "2.1")],
+    )
+
+
+def _arguments(theirs: Any) -> dict[str, Any]:
+    stem = [part[0] for part in theirs.patch_embed if list(part.children())]
+    mixers = [getattr(stage.blocks[0].mixer, "m", None) for stage in theirs.stages]
+    keys = {mixer.qk_dim for mixer in mixers if mixer is not None}
+    if len(keys) > 1:
+        raise UsageError(f"qk_dim of the stages is {sorted(keys)}; this network has one size of keys.")
+    return {
+        "num_classes": theirs.num_classes,
+        "in_chans": stem[0].in_channels,
+        "img_size": tuple((getattr(theirs, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[1:]),
+        "widths": tuple(int(info["num_chs"]) for info in theirs.feature_info),
+        "depths": tuple(len(stage.blocks) for stage in theirs.stages),
+        "attended": tuple(None if mixer is None else mixer.pdim for mixer in mixers),
+        "key_dim": keys.pop() if keys else 16,
+        "stem_strides": tuple(convolution.stride[0] for convolution in stem),
+    }
+
+
+register_layout("timm", SHViT, _timm_pairs, classes=("SHViT",), arguments=_arguments)
+register_layout("official", SHViT, _official_pairs)
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
 _PAPER = {"source": "arXiv:2401.16456", "crop_pct": 0.875, **_IMAGENET}
