@@ -7,6 +7,7 @@ that settle among stored patterns.
 from mereo.attention.dense import (
     ClassAttention,
     MultiHeadAttention,
+    SingleHeadAttention,
     TalkingHeadAttention,
     TopDownAttention,
     top_down_attention,
@@ -26,8 +27,6 @@ from mereo.attention.memory import (
 )
 
 __all__ = [
-    "MEMORIES",
-    "SEPARATIONS",
     "AssociativeMemory",
     "BlockAttention",
     "ClassAttention",
@@ -35,8 +34,11 @@ __all__ = [
     "HopfieldAttention",
     "HopfieldLookup",
     "HopfieldPooling",
+    "MEMORIES",
     "MultiHeadAttention",
+    "SEPARATIONS",
     "Separation",
+    "SingleHeadAttention",
     "TalkingHeadAttention",
     "TopDownAttention",
     "associative_memory",

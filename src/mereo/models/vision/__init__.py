@@ -6,5 +6,6 @@ from mereo.models.vision.cait import CaiT
 from mereo.models.vision.davit import DaViT
 from mereo.models.vision.halonet import HaloNet
 from mereo.models.vision.maxvit import MaxViT
+from mereo.models.vision.shvit import SHViT
 
-__all__ = ["BiFormer", "CaiT", "DaViT", "HaloNet", "MaxViT"]
+__all__ = ["BiFormer", "CaiT", "DaViT", "HaloNet", "MaxViT", "SHViT"]
