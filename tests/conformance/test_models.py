@@ -360,11 +360,7 @@ def test_recording_sees_the_couplings_and_signals_that_there_are(case: Case) -> 
     if watched:
         with mereo.record(model) as trace:
             model(some_images(model))
-<<<<<<< HEAD
-        assert {name for name in trace if trace.kinds[name] == "couplings"} == couplings
-=======
         assert set(trace) == watched
->>>>>>> shvit
 
 
 @every_case

@@ -5,6 +5,7 @@ that settle among stored patterns.
 """
 
 from mereo.attention.dense import (
+    ChannelGroupAttention,
     ClassAttention,
     MultiHeadAttention,
     SingleHeadAttention,
@@ -12,7 +13,7 @@ from mereo.attention.dense import (
     TopDownAttention,
     top_down_attention,
 )
-from mereo.attention.local import BlockAttention, GridAttention
+from mereo.attention.local import BlockAttention, GridAttention, HaloAttention, WindowAttention
 from mereo.attention.memory import (
     MEMORIES,
     SEPARATIONS,
@@ -25,22 +26,27 @@ from mereo.attention.memory import (
     energy,
     retrieve,
 )
+from mereo.attention.sparse import BiLevelRoutingAttention
 
 __all__ = [
+    "MEMORIES",
+    "SEPARATIONS",
     "AssociativeMemory",
+    "BiLevelRoutingAttention",
     "BlockAttention",
+    "ChannelGroupAttention",
     "ClassAttention",
     "GridAttention",
+    "HaloAttention",
     "HopfieldAttention",
     "HopfieldLookup",
     "HopfieldPooling",
-    "MEMORIES",
     "MultiHeadAttention",
-    "SEPARATIONS",
     "Separation",
     "SingleHeadAttention",
     "TalkingHeadAttention",
     "TopDownAttention",
+    "WindowAttention",
     "associative_memory",
     "energy",
     "retrieve",
