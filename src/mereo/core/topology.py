@@ -32,11 +32,12 @@ class Grid(NamedTuple):
     """Positions of the senders or receivers of a coupling on the image, numbered by type, then row, then column.
 
     Attributes:
-        rows, columns, types: there are types * rows * columns of them.
+        rows, columns, types: there are types * rows * columns of them, and `prefix` more.
         first: centre of the top left one in pixels from the image's top and left edge, to within a pixel.
         step: pixels from one to the next, down and across.
         feeds: for senders, None when the receivers are the classes; else the place of the first receiver among the fine
             capsules (cross-agreement) or the senders of the class routing.
+        prefix: how many come before those of the grid and have no position, such as a class token.
     """
 
     rows: int
@@ -45,6 +46,7 @@ class Grid(NamedTuple):
     first: float
     step: float
     feeds: int | None = None
+    prefix: int = 0
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,11 @@ def box_of(cell: int, grid: Grid, height: int, width: int) -> Box:
 
 
 def on_grid(values: Tensor, grid: Grid, *, average: bool) -> Tensor:
-    """Values of senders as a grid: the mean over the types at a place, or their sum.
+    """Values of senders as a grid: the mean over the types at a place, or their sum; a prefix is left out.
 
     Shapes: (batch, senders) -> (batch, rows, columns).
     """
+    values = values[..., grid.prefix :]
     if values.shape[-1] != grid.types * grid.rows * grid.columns:
         raise UsageError(
             f"values are of {values.shape[-1]} senders; the grid has {grid.types} x {grid.rows} x {grid.columns}."
