@@ -1,6 +1,7 @@
 """Explanations of predictions, as numbers and as pictures."""
 
 from mereo.explain.attention_layers import AttentionLayer, attention_layers
+from mereo.explain.attention_pictures import draw_attention
 from mereo.explain.contributions import vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps
 from mereo.explain.explanation import ContributionMap, Explanation, OcclusionMap, explain
@@ -36,6 +37,7 @@ __all__ = [
     "attention_rollout",
     "class_attention",
     "coupling_maps",
+    "draw_attention",
     "draw_explanation",
     "draw_gradients",
     "draw_parse_tree",
