@@ -113,7 +113,7 @@ def write_explanations(
     batches: Batches,
     folder: str | Path,
     *,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] | None = None,
     keep: int = 4,
 ) -> dict[str, list[Path]]:
     """Write all explanations of images into a folder, a batch at a time, with the memory of one batch.
@@ -127,12 +127,14 @@ def write_explanations(
         model: any classifier.
         batches: names of images and the images themselves, in [0, 1], not normalised, at most 12 at a time.
         folder: to write into.
-        kinds: what to write: "picture", "gradients", "attention", "page", "trees", "sweeps".
+        kinds: what to write: "picture", "gradients", "attention", "page", "trees", "sweeps"; all that the network
+            supports when None.
         keep: votes shown for each capsule of a tree.
 
     Returns the written files by kind.
     """
     reasons, folder, done = why_not(model), Path(folder), 0
+    kinds = [kind for kind in KINDS if kind not in reasons] if kinds is None else kinds
     for kind in kinds:
         check_choice("kinds", kind, KINDS)
         if kind in reasons:
