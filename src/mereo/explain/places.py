@@ -34,7 +34,7 @@ def box_of(cell: int, grid: Grid, height: int, width: int) -> Box:
 
 
 def on_grid(values: Tensor, grid: Grid, *, average: bool) -> Tensor:
-    """Values of senders as a grid: the mean over the types at a place, or their sum; a prefix is left out.
+    """Values of senders as a grid: the mean over the types at a place, or their sum; the prefix is left out.
 
     Shapes: (batch, senders) -> (batch, rows, columns).
     """
