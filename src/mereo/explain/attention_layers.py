@@ -72,11 +72,12 @@ class AttentionLayer:
         image = torch.arange(batch, device=couplings.device)
         receivers = receivers.to(couplings.device)
         if tiles is None:
-            row = couplings[image, :, receivers]
-            mask = self.call.mask
-            if mask is None:
-                return row, torch.ones(batch, row.shape[-1], dtype=torch.bool, device=row.device)
-            return row, mask.expand_as(couplings)[image, :, receivers].any(1)
+            row, scores = couplings[image, :, receivers], self.call.scores[image, :, receivers]
+            # What is masked by a bias has the lowest score that there is.
+            reach = scores > torch.finfo(scores.dtype).min / 2
+            if self.call.mask is not None:
+                reach = reach & self.call.mask.expand_as(couplings)[image, :, receivers]
+            return row, reach.any(1)
         held, sent = self._numbers(tiles.receivers, batch), self._numbers(tiles.senders, batch)
         mine = held == receivers.view(-1, 1, 1)
         tiled = couplings.unflatten(0, (batch, tiles.count))

@@ -85,11 +85,27 @@ def _head(axes: Any, title: str, note: str = "") -> None:
 def _draw_shares(axes: Any, image: Tensor, cells: Tensor, grid: Grid, title: str, note: str) -> None:
     """Shares of the places (rows, columns) over an image."""
     heat = spread(cells[None], grid, *image.shape[-2:])[0]
-    draw_map(axes, image, heat, cells, grid, colour_scale(cells.clamp(min=0), signed=False), ".2f")
-    _head(axes, title, f"{note}up to {float(cells.max()):.2g}")
+    low, high = float(cells.min()), float(cells.max())
+    signed = low < -1e-6 * max(high, 1e-6)
+    draw_map(axes, image, heat, cells, grid, colour_scale(cells, signed=signed), "+.2f" if signed else ".2f")
+    _head(axes, title, f"{note}{low:.1g} to {high:.1g}" if signed else f"{note}up to {high:.2g}")
 
 
-def _layer_panel(axes: Any, image: Tensor, layer: AttentionLayer, number: int, place: tuple[float, float]) -> None:
+def names_of(layers: Sequence[AttentionLayer]) -> dict[str, str]:
+    """Short names of layers: without the parts at the end that are the same in all of them."""
+    parts = {layer.name: layer.name.removesuffix(".coupling").split(".") for layer in layers}
+    while (
+        len(parts) > 1
+        and len({names[-1] for names in parts.values()}) == 1
+        and all(len(names) > 1 for names in parts.values())
+    ):
+        parts = {name: names[:-1] for name, names in parts.items()}
+    return {name: ".".join(names) for name, names in parts.items()}
+
+
+def _layer_panel(
+    axes: Any, image: Tensor, layer: AttentionLayer, name: str, number: int, place: tuple[float, float]
+) -> None:
     """The couplings of the cell over a place of the image, mean over heads, and the cells that it can attend to."""
     receivers, senders = layer.receivers, layer.senders
     assert receivers is not None
@@ -98,8 +114,9 @@ def _layer_panel(axes: Any, image: Tensor, layer: AttentionLayer, number: int, p
     couplings, reach = layer.rows(torch.full((layer.batch,), index))
     cells = couplings[number].mean(0)[senders.prefix :].view(senders.rows, senders.columns)
     near = reach[number, senders.prefix :].view(senders.rows, senders.columns)
-    _draw_shares(axes, image, cells, senders, short(layer.name.removesuffix(".coupling"), 28),
-                 f"{senders.rows} x {senders.columns}, {couplings.shape[1]} heads, ")  # fmt: skip
+    heads = couplings.shape[1]
+    note = f"{senders.rows} x {senders.columns}, {heads} {'head' if heads == 1 else 'heads'}, "
+    _draw_shares(axes, image, cells, senders, short(name, 28), note)
     if not bool(near.all()):
         _outline(axes, near, senders, MARK, 0.9)
     own = torch.zeros(receivers.rows, receivers.columns, dtype=torch.bool)
@@ -125,6 +142,8 @@ def _draw_gates(axes: Any, gates: Sequence[tuple[str, Tensor]]) -> None:
     axes.hlines(range(len(rows)), lows, highs, color=PREDICTED, linewidth=1.6)
     names = [short(name.removesuffix(".gates"), 30) for name, _ in gates]
     axes.set_yticks(range(len(rows)), [printable(name) for name in names])
+    if min(lows) >= 0 and max(highs) <= 1:
+        axes.set_xlim(0, 1)
     axes.set_ylim(max(len(rows), 4) - 0.5, -0.5)
     axes.tick_params(length=0, labelsize=6.5, colors=FAINT)
     axes.grid(axis="x", color="#e9ecef", linewidth=0.8)
@@ -182,6 +201,7 @@ def draw_attention(
     """
     observation = model if isinstance(model, Observation) else observe(model, images)
     image, layers, panels = images[number], attention_layers(observation), list[Panel]()
+    names = names_of(layers)
     rollout, of_class = attention_rollout(observation), class_attention(observation)
     if place is None and rollout is not None:
         place = _strongest(rollout.cells[number], rollout.grid)
@@ -201,13 +221,14 @@ def draw_attention(
     if of_class:
         last, name = of_class[-1], "class attention"
         heads = last.cells[number]
-        what = short(last.layers[0].removesuffix(".coupling"), 28)
-        panels.append(shares(heads.mean(0), last.grid, name, f"{what}, "))
+        panels.append(shares(heads.mean(0), last.grid, name, f"{short(names[last.layers[0]], 18)}, "))
         for head in range(min(len(heads), MOST_HEADS) if len(heads) > 1 else 0):
             panels.append(shares(heads[head], last.grid, name, f"head {head}, "))
     for layer in chosen_layers(layers):
         assert place is not None
-        panels.append(partial(_layer_panel, image=image, layer=layer, number=number, place=place))
+        panels.append(
+            partial(_layer_panel, image=image, layer=layer, name=names[layer.name], number=number, place=place)
+        )
     filters = [(name, m) for name, m in observation.model.named_modules() if isinstance(m, HasSpectrum)]
     step = max(1, len(filters) // MOST_FILTERS)
     for name, module in filters[::step][:MOST_FILTERS]:
