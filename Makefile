@@ -30,13 +30,13 @@ install: $(VENV)/.dev  ## create the environment for development
 demo: $(VENV)/.base  ## train on 1,797 digits, evaluate, and draw an explanation (about two minutes)
 	$(BIN)/mereo demo
 
-test: $(VENV)/.dev lint types imports docs  ## everything that CI runs: style, types, layering, documentation, tests
+test: $(VENV)/.dev lint types imports docs  ## style, types, layering, documentation, tests (some ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not long" $(TESTS)
 
 test-fast: $(VENV)/.dev  ## the tests without the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not long" $(TESTS)
 
-test-all: test  ## every test, and 10,000 random hostile inputs (tools/try_hostile.py repeats a single one)
+test-all: test  ## also long tests and TRIES random hostile inputs; CI runs it with TRIES=1000
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m long $(TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/try_hostile.py --tries $(TRIES)
 

@@ -192,12 +192,18 @@ def test_resume_by_name_and_by_configuration(call, trained):
     assert code == 2 and "lr was" in err
 
 
-def test_resume_says_where_nothing_or_everything_was_done(call, trained):
-    assert "no run" not in call("train", "--name", "new", *SMALL)[1]
-    code, out, _ = call("train", "--name", "newer", "--resume", *SMALL)
-    assert code == 0 and out.startswith("no run of that name in runs; starting runs/newer\n")
-    code, out, _ = call("train", "--name", "newer", "--resume")
-    assert code == 0 and out.startswith("runs/newer is already finished") and "runs/newer/results.json" in out
+def test_resume_needs_a_run_and_names_those_there_are(call, trained):
+    for words in (["--name", "smal"], ["--data", "photos"]):
+        code, _, err = call("train", *words, "--resume", *SMALL)
+        assert code == 2 and "mereo train runs/small --resume" in err and "leave out --resume" in err
+    assert os.listdir("runs") == ["small"]
+    code, _, err = call("train", "--resume", "--output", "elsewhere", *SMALL)
+    assert code == 2 and "elsewhere has no runs" in err
+
+
+def test_resuming_a_finished_run_says_so(call, trained):
+    code, out, _ = call("train", "--name", "small", "--resume")
+    assert code == 0 and out.startswith("runs/small is already finished") and "runs/small/results.json" in out
 
 
 def test_images_need_not_be_square(call, trained):
@@ -280,3 +286,17 @@ def test_demo_ends_with_a_table_and_a_picture(call):
     path = out.split("\nexplanation")[1].split()[0]
     with Image.open(path) as picture:
         assert picture.width > 600
+
+
+def test_runs_of_different_data_are_not_chosen_from_silently(call, trained):
+    make = [*SMALL[2:], "--model-args", "img_size=16", "patch_size=2"]
+    for name in ("crow", "owl"):
+        for split in ("train", "test"):
+            os.makedirs(f"birds/{split}/{name}")
+            for number in range(8):
+                Image.new("RGB", (16, 16), (20 * number, 90, 9)).save(f"birds/{split}/{name}/{number}.png")
+    assert call("predict", "photos")[0] == 0
+    assert call("train", "--data", "birds", *make)[0] == 0
+    code, _, err = call("predict", "photos")
+    assert code == 2 and "--weights runs/small (trained on digits)" in err and "trained on birds" in err
+    assert call("predict", "photos", "--weights", "runs/small")[0] == 0

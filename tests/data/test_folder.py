@@ -176,3 +176,13 @@ def test_folders_that_will_not_do(make_folder: MakeFolder, counts: tuple[str, ..
 def test_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no images of any class.*train/<class>/<images>"):
         load_splits(str(tmp_path), img_size=8)
+
+
+def test_a_folder_of_data_sets_is_refused_with_their_names(make_folder: MakeFolder) -> None:
+    parent = make_folder("birds/train/crow=2", "birds/train/owl=2", "fish/train/cod=2", "fish/test/cod=1", name="all")
+    with pytest.raises(UsageError, match=r"birds, fish.*all/birds"):
+        load_splits(str(parent), img_size=8)
+    # A class may be called train, and its images may be in folders.
+    trains = make_folder("bus=4", "train=4", name="vehicles")
+    with pytest.warns(UserWarning, match="no test split"):
+        assert load_splits(str(trains), img_size=8).class_names == ("bus", "train")

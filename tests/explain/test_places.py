@@ -81,5 +81,8 @@ def test_types_are_averaged_or_summed() -> None:
     values, grid = torch.arange(12.0).view(1, 12), Grid(2, 3, 2, 1, 1)
     torch.testing.assert_close(on_grid(values, grid, average=True)[0, 1, 2], torch.tensor(8.0))
     torch.testing.assert_close(on_grid(values, grid, average=False)[0, 0, 1], torch.tensor(8.0))
+    with_token = torch.cat((torch.full((1, 1), 99.0), values), 1)
+    placed = on_grid(with_token, grid._replace(prefix=1), average=True)
+    assert torch.equal(placed, on_grid(values, grid, average=True)), "a class token has no place"
     with pytest.raises(UsageError, match="11 senders"):
         on_grid(values[:, :11], grid, average=True)

@@ -87,7 +87,8 @@ def test_twenty_kills_change_nothing(server, tmp_path):
         folder, code = runs / f"round{rounds}", -signal.SIGKILL
         while code != 0:
             moment = moments[kills] if kills < KILLS else {}
-            code = server.run([*WORDS, "--name", folder.name, "--resume"], **moment)
+            resume = ["--resume"] if folder.exists() else []
+            code = server.run([*WORDS, "--name", folder.name, *resume], **moment)
             assert code in (0, -signal.SIGKILL), output.read_text()
             if code:
                 kills += 1

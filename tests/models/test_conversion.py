@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_named_with_its_shape() -> None:
         (lambda: mereo.convert(nn.Linear(2, 2)), "source is a Linear; mereo converts.*Elsewhere"),
         (lambda: mereo.convert(nn.Linear(2, 2), to="timm"), "source is a Linear"),
         (lambda: mereo.convert(trained(), to="keras"), "to is 'keras'"),
-        (lambda: mereo.convert(trained(), model="plain_cnn"), "model is 'plain_cnn' beside a live network"),
+        (lambda: mereo.convert(trained(), model="plain_cnn"), "model is 'plain_cnn'"),
         (lambda: mereo.convert({}), "model is None"),
         (lambda: mereo.convert({"a": 1}, model="plain_cnn"), "'a', which is no tensor"),
         (lambda: mereo.convert({}, model="mspcaps_tiny"), "mspcaps_tiny has no counterpart"),
@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_named_with_its_shape() -> None:
         (lambda: mereo.convert(mereo.create_model("capsnet"), to="timm"), "CapsNet has no counterpart"),
         (lambda: mereo.create_model("capsnet", weights="timm"), "timm has no 'capsnet'"),
         (lambda: mereo.create_model("capsnet", weights="keras"), "weights is 'keras'"),
-        (lambda: mereo.create_model("mspcaps_tiny.mnist", weights="timm"), "beside other weights"),
+        (lambda: mereo.create_model("mspcaps_tiny.mnist", weights="timm"), "other weights are given"),
     ],
 )
 def test_calls_that_cannot_work(call: Any, message: str) -> None:

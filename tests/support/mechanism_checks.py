@@ -227,8 +227,11 @@ def zeros_give_finite_outputs_and_gradients(entry: Mechanism) -> None:
 @check(gives_a_module)
 def large_inputs_give_finite_outputs(entry: Mechanism) -> None:
     module, inputs = build(entry)
-    for size in (1e4, entry.largest_input):
-        assert is_finite(module(*(x * size if x.is_floating_point() else x for x in inputs))), f"inputs of {size}"
+    real = [number for number, x in enumerate(inputs) if x.is_floating_point()]
+    for size in (1e4, entry.largest_input, -entry.largest_input):
+        for scaled in {tuple(real), *((number,) for number in real)}:
+            given = [x * size if number in scaled else x for number, x in enumerate(inputs)]
+            assert is_finite(module(*given)), f"inputs {scaled} of {size}"
 
 
 @check(gives_a_module)

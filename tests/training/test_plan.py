@@ -34,7 +34,7 @@ SMALL = ["--data", "photos", "--model-args", "channels=[4,8,8]", "patch_size=2",
          "--epochs", "1", "--batch-size", "4"]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", [["--no-tensorboard"], ["--dry-run"], ["--resume", "--no-tensorboard"]], ids=str)
+@pytest.mark.parametrize("words", [["--no-tensorboard"], ["--dry-run"]], ids=str)
 def test_a_command_scans_its_folder_once(scans, words):
     assert main(["train", *SMALL, *words]) == 0
     assert scans == ["photos"]

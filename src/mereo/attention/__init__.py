@@ -4,7 +4,15 @@
 that settle among stored patterns.
 """
 
-from mereo.attention.dense import MultiHeadAttention, TopDownAttention, top_down_attention
+from mereo.attention.dense import (
+    ClassAttention,
+    MultiHeadAttention,
+    SingleHeadAttention,
+    TalkingHeadAttention,
+    TopDownAttention,
+    top_down_attention,
+)
+from mereo.attention.local import BlockAttention, GridAttention
 from mereo.attention.memory import (
     MEMORIES,
     SEPARATIONS,
@@ -19,14 +27,19 @@ from mereo.attention.memory import (
 )
 
 __all__ = [
-    "MEMORIES",
-    "SEPARATIONS",
     "AssociativeMemory",
+    "BlockAttention",
+    "ClassAttention",
+    "GridAttention",
     "HopfieldAttention",
     "HopfieldLookup",
     "HopfieldPooling",
+    "MEMORIES",
     "MultiHeadAttention",
+    "SEPARATIONS",
     "Separation",
+    "SingleHeadAttention",
+    "TalkingHeadAttention",
     "TopDownAttention",
     "associative_memory",
     "energy",

@@ -70,7 +70,7 @@ class Contender:
     Attributes:
         name: of the row.
         build: makes the workload of a mode.
-        role: "contender" is compared with the reference and may have a speed-up beside its name; "part" is a part of
+        role: "contender" is compared with the reference and may have a speed-up next to its name; "part" is a part of
             the reference and has a share of its time; "unchecked" cannot be compared and has no speed-up.
         needs: bytes it takes beyond its inputs, estimated from the sizes; 0 where unknown.
         work: arithmetic and traffic of this formulation, where they differ from the task's.

@@ -1,4 +1,4 @@
-"""Correctness before speed: outputs and gradients of a contender beside those of the reference."""
+"""Correctness before speed: outputs and gradients of a contender compared with those of the reference."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def tensors_of(output: Any) -> tuple[Tensor, ...]:
 
 
 class Step:
-    """One call of a workload, forward alone or with the backward pass and the workload's last step."""
+    """One call of a workload, forward only or with the backward pass and the workload's last step."""
 
     def __init__(self, workload: Workload, inputs: tuple[Any, ...], mode: Mode) -> None:
         self.workload, self.inputs, self.mode = workload, inputs, mode

@@ -108,7 +108,7 @@ def limit_memory(extra: int, device: str) -> None:
     if now is not None:
         import resource
 
-        # Of the limits, this one counts private writable memory alone, not the libraries that are mapped.
+        # Of the limits, this one counts only private writable memory, not the libraries that are mapped.
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         wanted = now + extra
         resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))

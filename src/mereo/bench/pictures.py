@@ -157,7 +157,7 @@ def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: l
             axes.set_xlabel(swept, fontsize=8)
             axes.set_ylabel(unit, fontsize=8)
             _finish(axes, title)
-    # A contender may be there in some of the panels alone.
+    # A contender may be in some of the panels only.
     pairs = [pair for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     named = {label: handle for handle, label in reversed(pairs)}
     handles, labels = list(reversed(named.values())), list(reversed(named))

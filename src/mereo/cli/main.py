@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 LONGEST_LINE = 1500
 """Longest error or warning in characters, about a screenful; the middle of a longer one is cut out."""
-STOPPED = "stopped. Continue a training from its last checkpoint with --resume."
+STOPPED = "stopped."
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
@@ -116,8 +116,8 @@ def _guarded(words: list[str]) -> int:
         return _fail(error, 2)
     except MereoError as error:
         return _fail(error, 1)
-    except KeyboardInterrupt:
-        return _fail(STOPPED, 1)
+    except KeyboardInterrupt as stop:
+        return _fail(str(stop) or STOPPED, 1)
     except BrokenPipeError:
         # The reader of the pipe has gone; without this, flushing at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

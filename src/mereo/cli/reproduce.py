@@ -36,17 +36,17 @@ def run(words: list[str], command: str) -> None:
     given = _given(options)
     # Progress lines are not part of the JSON document.
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
-        found: Any
+        results: Any
         if name in EXPERIMENTS:
-            found = _run_experiment(name, EXPERIMENTS[name], given, Path(options.output))
+            results = _run_experiment(name, EXPERIMENTS[name], given, Path(options.output))
         else:
-            found = _run_study(name, given, options.output)
+            results = _run_study(name, given, options.output)
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(results, indent=2))
     elif name in EXPERIMENTS:
-        _show_experiment(EXPERIMENTS[name], found)
+        _show_experiment(EXPERIMENTS[name], results)
     else:
-        _show_study(STUDIES[name], found)
+        _show_study(STUDIES[name], results)
 
 
 def _list(experiments: Mapping[str, "Experiment"]) -> None:

@@ -71,10 +71,12 @@ def run(words: list[str], command: str) -> None:
     from mereo.training.engine import train
     from mereo.training.estimate import estimate, warn_of_memory
     from mereo.training.results import summary
-    from mereo.training.run_folder import folder_to_resume, resumed
+    from mereo.training.run_folder import check_resumable, folder_to_resume, resumed
 
-    if os.environ.get("RANK", "0") == "0":
-        line = resumed(folder_to_resume(config)) if config.resume else None
+    if config.resume and os.environ.get("RANK", "0") == "0":
+        folder = folder_to_resume(config)
+        check_resumable(folder)
+        line = resumed(folder)
         if line is not None:
             print(line, flush=True)
     plan = make_plan(config)

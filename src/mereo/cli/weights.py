@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mereo.errors import UsageError
+from mereo.escape import cut
 
 if TYPE_CHECKING:
     from mereo.models import VisionModel
@@ -12,12 +13,35 @@ READY = "mspcaps_tiny.mnist"
 """The bundled weights used as long as there is no run."""
 
 
-def newest_run(output: Path = Path("runs")) -> Path:
-    """The run folder with the newest best weights; UsageError if there is none."""
-    runs = sorted(output.glob("*/weights/best.safetensors"), key=lambda p: p.stat().st_mtime)
+RUNS = Path("runs")
+"""Where trainings write their folders by default."""
+
+
+def _run_weights(output: Path) -> list[Path]:
+    """The best weights of the runs in a folder, the newest last."""
+    return sorted(output.glob("*/weights/best.safetensors"), key=lambda path: path.stat().st_mtime)
+
+
+def newest_run(output: Path = RUNS) -> Path:
+    """The run folder with the newest best weights; UsageError if there is none, or if runs are of different data."""
+    runs = [path.parent.parent for path in _run_weights(output)]
     if not runs:
         raise UsageError(f"weights is not given, and there is no run in {output}/; train a network with `mereo train`.")
-    return runs[-1].parent.parent
+    newest = {_data(run): str(run) for run in runs}
+    if len(newest) > 1:
+        listed = ", ".join(f"--weights {run} (trained on {cut(data, 60)})" for data, run in list(newest.items())[:5])
+        raise UsageError(f"weights is not given, and the runs in {output}/ are of different data; give one: {listed}.")
+    return runs[-1]
+
+
+def _data(run: Path) -> str:
+    """The data of a run, from its configuration; the run's name where that cannot be read."""
+    from mereo.training.config import TrainConfig
+
+    try:
+        return TrainConfig.from_yaml(run / "config.yaml").data
+    except (UsageError, OSError):
+        return run.name
 
 
 def load_weights(weights: Path | None, device: str, *, ready: bool = False) -> tuple["VisionModel", Path]:
@@ -29,10 +53,7 @@ def load_weights(weights: Path | None, device: str, *, ready: bool = False) -> t
     from mereo.models import load
     from mereo.runtime.device import choose_device
 
-    try:
-        path = newest_run() if weights is None else weights
-    except UsageError:
-        if not ready:
-            raise
-        path = Path(READY)
+    path = weights
+    if path is None:
+        path = Path(READY) if ready and not _run_weights(RUNS) else newest_run()
     return load(path, choose_device(device)), path

@@ -24,7 +24,7 @@ Exchange = Callable[[Tensor | None], Tensor]
 def iterate_agreement(
     exchange: Exchange, update: Callable[[Tensor], Tensor], steps: int, *, detach: bool = False
 ) -> Tensor:
-    """Receivers after `steps` passes, at least 1; with `detach` gradients flow through the last pass alone."""
+    """Receivers after `steps` passes, at least 1; with `detach` gradients flow only through the last pass."""
 
     def step(agreed: Tensor | None) -> Tensor | None:
         receivers = update(exchange(agreed))

@@ -28,7 +28,7 @@ def _misfit(name: str, value: Any, axes: int, floating: bool, like: Tensor | Non
         return f"{name} is {value.dtype}; convert it to floating point, for example with .float()."
     if value.layout != torch.strided:
         return f"{name} is {value.layout}; convert it with .to_dense()."
-    # PyTorch computes with a meta tensor and weights that are none, and returns memory as it lies.
+    # PyTorch computes with a meta tensor and weights that are none, and returns memory as it is.
     if like is not None and value.device != like.device:
         return f"{name} is on {value.device} and the weights are on {like.device}; move one of them."
     return None

@@ -50,7 +50,7 @@ def dot(query: Tensor, memory: Tensor) -> Tensor:
 @_accumulating
 def cosine(query: Tensor, memory: Tensor) -> Tensor:
     """<m, q> / (|m| |q|); 0 for a pattern or query of length zero."""
-    # Its slope beside a zero vector is 1 / eps, which float16 still holds.
+    # Its slope close to a zero vector is 1 / eps, which float16 still holds.
     query, memory = (x / lengths(x, keepdim=True, eps=EPS**2) for x in (query, memory))
     return dot(query, memory)
 

@@ -37,7 +37,7 @@ class Source:
 
     @cached_property
     def identifier(self) -> str:
-        """The number alone: 1710.09829, 10.1109/5.771073; a URL is its own identifier."""
+        """Only the number: 1710.09829, 10.1109/5.771073; a URL is its own identifier."""
         if self.kind == "arXiv":
             return self.text.removeprefix("arXiv:")
         doi = _DOI.fullmatch(self.text)
@@ -63,7 +63,7 @@ class Source:
 
     @property
     def citation(self) -> str:
-        """A BibTeX entry that states only the identifier: `eprint` for arXiv, `doi` for a DOI, a URL alone."""
+        """A BibTeX entry that states only the identifier: `eprint` for arXiv, `doi` for a DOI, otherwise the URL."""
         key = re.sub(r"\W+", "_", self.text.partition("//")[2] if self.kind == "URL" else self.label).strip("_").lower()
         fields = {
             "arXiv": {"eprint": self.identifier, "archivePrefix": "arXiv"},

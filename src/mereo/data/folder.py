@@ -55,6 +55,17 @@ def _split(tree: Tree, place: str, names: Sequence[str]) -> FileSplit:
     return FileSplit(tree, files, torch.tensor(labels, dtype=torch.int64))
 
 
+def _check_no_parent(tree: Tree) -> None:
+    """UsageError for a folder whose subfolders are data sets of their own rather than classes."""
+    datasets = sorted({folder.split("/")[0] for folder in tree.folders if folder.split("/")[1:2] == ["train"]})
+    datasets = [name for name in datasets if f"{name}/train" in {folder.rpartition("/")[0] for folder in tree.folders}]
+    if datasets:
+        raise UsageError(
+            f"data is {str(tree.path)!r}, whose folders are data sets rather than classes ({', '.join(datasets[:5])}:"
+            f" each has a train folder); give one of them, such as {str(tree.path / datasets[0])!r}."
+        )
+
+
 def _named_classes(tree: Tree, place: str) -> tuple[str, ...]:
     """The classes of the training images, sorted by name; their position is their label."""
     classes = _classes(tree, place)
@@ -76,7 +87,10 @@ def read_layout(path: Path) -> Layout:
     if path.suffix.lower() == ".csv" and path.is_file():
         return read_table(path)
     tree = open_tree(path)
-    places = _split_folders(tree) or {"train": ""}
+    places = _split_folders(tree)
+    if not places:
+        _check_no_parent(tree)
+        places = {"train": ""}
     if "train" not in places:
         raise UsageError(
             f"data is {str(path)!r}, which has {', '.join(places.values())} but no train folder: {_LAYOUT}."

@@ -145,7 +145,7 @@ class ZipTree(Tree):
 
     @staticmethod
     def _hidden(name: str) -> bool:
-        # "__MACOSX" is what one archiver adds beside every file.
+        # "__MACOSX" is what one archiver adds to every file.
         return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
 
     def open(self, file: str) -> BinaryIO:

@@ -65,7 +65,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         data="mnist",
     ),
     "sparse_inference": Experiment(
-        "Does sparse inference achieve what routing is meant to?",
+        "Does sparse inference achieve what routing aims at?",
         "arXiv:2209.02567, section 3.1",
         "sparse_inference",
         TRAINING,

@@ -1,7 +1,7 @@
 """The four training conditions of appendix A, and two networks with a layer of capsules in the middle.
 
 The runs are those of the study of the same name. Sparsity is measured on the test images with the weights of the last
-epoch, and stored beside each run, so that an interrupted experiment continues.
+epoch, and stored with each run, so that an interrupted experiment continues.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""The toy model of appendix B: six descents, and their ends beside the closed forms."""
+"""The toy model of appendix B: six descents, and their ends compared with the closed forms."""
 
 from collections.abc import Sequence
 from itertools import pairwise

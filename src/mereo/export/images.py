@@ -46,7 +46,7 @@ def random_images(model: VisionModel, count: int) -> Tensor:
 
 
 def read_images(model: VisionModel, data: str, root: str | None, limit: int | None) -> AtHand:
-    """Test and training images of a data set that lies on this machine; nothing is downloaded."""
+    """Test and training images of a data set that is on this machine; nothing is downloaded."""
     if limit is not None:
         check_positive(limit=limit)
     channels, height, width = model.image_shape

@@ -52,7 +52,7 @@ class InBfloat16(nn.Module):
 
 
 def lower(model: VisionModel, precision: str) -> nn.Module:
-    """The network in another arithmetic, the given one untouched: fp32, bf16, or int8 (weights alone)."""
+    """The network in another arithmetic, the given one untouched: fp32, bf16, or int8 (weights only)."""
     if precision == "fp32":
         return model
     twin = copy.deepcopy(model).requires_grad_(False).eval()

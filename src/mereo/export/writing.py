@@ -36,10 +36,10 @@ def differ(score: Scorer, reference: Scorer, images: Sequence[Tensor], what: str
     for each in images:
         for size in BATCHES:
             for batch in each[: 2 * size].split(size):
-                found, expected = score(batch), reference(batch)
-                if found.shape != expected.shape or not found.isfinite().all():
-                    raise MereoError(f"{what} gives scores of shape {tuple(found.shape)}, some of them not finite.")
-                largest = max(largest, (found - expected).abs().max().item())
+                scores, expected = score(batch), reference(batch)
+                if scores.shape != expected.shape or not scores.isfinite().all():
+                    raise MereoError(f"{what} gives scores of shape {tuple(scores.shape)}, some of them not finite.")
+                largest = max(largest, (scores - expected).abs().max().item())
     return largest
 
 
@@ -79,22 +79,22 @@ def export_model(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(out, error) from error
-    found = []
+    written = []
     # Files that are not checked yet are kept apart, under the final name of the folder.
     with tempfile.TemporaryDirectory(dir=out, prefix=".unchecked-") as apart:
         folder = Path(apart) / out.resolve().name
         for place, form in enumerate(forms, start=1):
             say(f"{place}/{len(forms)} {form}: writing and comparing")
             files, score, difference = _write(model, form, folder, precision, known, notes, shown, images)
-            found.append((form, files, score, difference))
-        for _, files, _, _ in found:
+            written.append((form, files, score, difference))
+        for _, files, _, _ in written:
             for file in files:
                 if (folder / file).exists():
                     (folder / file).replace(out / file)
     what = "random" if images is None else f"random, {images.name} test"
     return [
         Exported(form, precision, out / file_name(form, precision), files, difference, BATCHES, what, score)
-        for form, files, score, difference in found
+        for form, files, score, difference in written
     ]
 
 

@@ -28,7 +28,7 @@ class MixtureSample(NamedTuple):
 
     Attributes:
         poses: (..., m, d).
-        directions: those that the parents were chosen by, or that were drawn beside the poses, (..., m, d).
+        directions: those that the parents were chosen by, or that were drawn with the poses, (..., m, d).
         parents: which parent predicted the pose, int64 (..., m).
     """
 

@@ -1,4 +1,4 @@
-"""Learning templates and noise of a constellation network from points alone, by ascent on the evidence lower bound.
+"""Learning templates and noise of a constellation network from unlabelled points, by ascent on the lower bound.
 
 Source: variational EM as in Nazabal, Tsagkas, Williams 2022, arXiv:2209.03115, for the mixture of arXiv:2209.02567.
 Cost: of an epoch, two inversions of all images, images * slots * parts a sweep.

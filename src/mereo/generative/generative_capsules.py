@@ -38,7 +38,7 @@ class GenerativeCapsules(nn.Module):
         child_dim, parent_dim: their pose sizes.
         sweeps: of `invert`, in training and after.
         sigma: where the noise starts; learned, at least 0.01.
-        kappa: how much the direction of a child counts beside its pose; held. 0 for not at all.
+        kappa: how much the direction of a child counts relative to its pose; held. 0 for not at all.
         sparsity: lambda of the sparse prior of `invert`; 0 for none.
 
     Learned: T, normal at first with deviation 0.1; mu, normal with deviation 1, so that parents differ; log rho for

@@ -92,7 +92,7 @@ def infer(
         penalty: lambda, the price of a class capsule's length; 0 is plain predictive coding.
         method: "sgd" descends the whole, and capsules that ought to vanish stay at a length of some lr * lambda; "prox"
             takes a step on the smooth part and then shortens each class capsule by lr * lambda: exact zeros.
-        free: "all" activities, or those of the "class" capsules alone, which needs no convolution in a step.
+        free: "all" activities, or only those of the "class" capsules, which needs no convolution in a step.
         rectify: keep the ReLU of f1. The authors' code for inference leaves it out, though it trained with it, and so
             do their figures.
         progress: called with (steps done, steps in all) after each step, over all parts of the batch.

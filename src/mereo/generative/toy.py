@@ -48,7 +48,7 @@ def toy_routing(
         output only:  F = (sum_i x_i - y)^2 + w P(x)
         full:         F = (sum_i x_i - y)^2 + w P(x) + |x - a|^2 + w P(x)
 
-    With P = |x|_1 and the output's term alone, x is sparse: the largest input wins. With both terms and w = 1 none is
+    With P = |x|_1 and only the output's term, x is sparse: the largest input wins. With both terms and w = 1 none is
     zero. The winner is decided by where the descent starts, not by the energy, which every x >= 0 of the right sum
     minimises: the units fall alike until one of them is zero. So L1 does not break a tie, and equal units end equal.
 

@@ -1,18 +1,28 @@
 """Layers that vision networks share: patches, feed-forward, norms, residual branches, positions."""
 
+from mereo.core.kernels.affine import Linear
+from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, resize_relative_table
 from mereo.layers.conv_norm import ConvNorm
 from mereo.layers.feed_forward import FeedForward
+from mereo.layers.inverted_bottleneck import InvertedBottleneck
 from mereo.layers.layer_scale import LayerScale
 from mereo.layers.norms import ChannelNorm
 from mereo.layers.positions import resize_positions
+from mereo.layers.residual import Residual
 from mereo.layers.stochastic_depth import StochasticDepth, linear_rates
 
 __all__ = [
     "ChannelNorm",
     "ConvNorm",
     "FeedForward",
+    "InvertedBottleneck",
     "LayerScale",
+    "Linear",
+    "RelativePositionNetwork",
+    "RelativePositions",
+    "Residual",
     "StochasticDepth",
     "linear_rates",
     "resize_positions",
+    "resize_relative_table",
 ]

@@ -2,11 +2,20 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
+
+from mereo.core.kernels.affine import Linear, activated
+from mereo.core.kernels.transforms import steps_aside
+
+_WHOLE, _PART = 2**22, 2**20
+"""Hidden numbers up to which tokens are processed together, and at once in parts otherwise (4 MiB in float32)."""
 
 
 class FeedForward(nn.Module):
     """second(dropout(activation(first(x)))), on every token by itself.
+
+    Without gradients, many tokens are processed in parts whose hidden layer stays in the processor's cache.
 
     Args:
         dim: of the tokens.
@@ -21,10 +30,26 @@ class FeedForward(nn.Module):
         self, dim: int, hidden_dim: int, dropout: float = 0.0, activation: Callable[[], nn.Module] = nn.GELU
     ) -> None:
         super().__init__()
-        self.first = nn.Linear(dim, hidden_dim)
+        self.first = Linear(dim, hidden_dim)
         self.activation = activation()
-        self.second = nn.Linear(hidden_dim, dim)
+        self.second = Linear(hidden_dim, dim)
         self.dropout = nn.Dropout(dropout)
 
+    def _together(self, tokens: Tensor) -> Tensor:
+        return self.dropout(self.second(self.dropout(activated(self.first, tokens, self.activation))))
+
+    def _in_parts(self, tokens: Tensor) -> Tensor:
+        rows = tokens.reshape(-1, tokens.shape[-1])
+        out = torch.empty_like(rows)
+        size = max(1, _PART // self.first.out_features)
+        for start in range(0, len(rows), size):
+            out[start : start + size] = self._together(rows[start : start + size])
+        return out.view(tokens.shape)
+
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.dropout(self.second(self.dropout(self.activation(self.first(tokens)))))
+        # The order of these conditions keeps the number of tokens free where a program is compiled or exported.
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or steps_aside() is not None or self.training:
+            return self._together(tokens)
+        hidden = tokens.numel() // max(tokens.shape[-1], 1) * self.first.out_features
+        large = tokens.device.type == "cpu" and hidden > _WHOLE
+        return self._in_parts(tokens) if large and tokens.dtype == self.first.weight.dtype else self._together(tokens)

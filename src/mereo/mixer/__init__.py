@@ -1,1 +1,5 @@
 """Mixers: tokens mixed by weights that do not depend on them, fixed, learned or spectral, one file a mechanism."""
+
+from mereo.mixer.spectral_gating import SpectralGating
+
+__all__ = ["SpectralGating"]

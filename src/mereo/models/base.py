@@ -17,6 +17,20 @@ Features = Tensor | tuple[Tensor, ...]
 """What a head needs: one tensor, or several (a NamedTuple serves well)."""
 
 
+def check_sides(given: str, sides: tuple[int, int], steps: tuple[int, int]) -> None:
+    """UsageError, beginning with what was given, unless (height, width) are multiples of `steps`."""
+    remedies = []
+    for name, side, step in zip(("height", "width"), sides, steps, strict=True):
+        if side % step:
+            nearest = [str(size) for size in (side // step * step, (side // step + 1) * step) if size]
+            remedies.append(f"a {name} of {' or '.join(nearest)}")
+    if remedies:
+        raise UsageError(
+            f"{given}; heights must be multiples of {steps[0]} and widths of {steps[1]}, such as"
+            f" {' and '.join(remedies)}. Resize them, or create the model with other in_chans and img_size."
+        )
+
+
 class VisionModel(nn.Module):
     """A network from images to scores of classes, under timm's protocol.
 
@@ -42,6 +56,7 @@ class VisionModel(nn.Module):
         first_conv, classifier: names of the modules that depend on in_chans and num_classes.
         classifier_parts: names of the attributes that `reset_classifier` replaces.
         fixed_input_size: whether images must have the height and width of `image_shape`.
+        size_step: what heights and widths must be multiples of, where `fixed_input_size` is False.
         channels_last: whether its convolutions train faster on a CPU in channels-last memory; `create_model` gives
             them that layout, in which they also keep the maps, whatever the layout of the images.
     """
@@ -60,6 +75,7 @@ class VisionModel(nn.Module):
     pretrained_cfg: dict[str, Any]
     feature_info: Sequence[Mapping[str, Any]] = ()
     neck_inputs: tuple[int, ...] = ()
+    size_step: tuple[int, int] = (1, 1)
     grad_checkpointing: bool = False
     class_names: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = MappingProxyType({})
@@ -176,7 +192,7 @@ class VisionModel(nn.Module):
             norm: apply the network's last norm to the maps, where it has one.
             stop_early: run no stage after the last one wanted; only where `intermediates_only`.
             output_fmt: "NCHW" or "NLC".
-            intermediates_only: return the maps alone, not (features, maps).
+            intermediates_only: return only the maps, not (features, maps).
 
         Shapes: images (batch, channels, height, width) -> maps (batch, channels, rows, columns), or
             (batch, rows * columns, channels) as "NLC".
@@ -208,7 +224,7 @@ class VisionModel(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head by a new one for another number of classes; 0 removes it.
 
-        `global_pool` is part of timm's call. No network here has more than one way to pool: None or "" alone are
+        `global_pool` is part of timm's call. No network here has more than one way to pool: only None and "" are
         accepted.
         """
         if num_classes < 0:
@@ -273,6 +289,8 @@ class VisionModel(nn.Module):
                 f"images are {tuple(images.shape)}; this model takes (batch, {channels}, {sides}). "
                 "Resize them, or create the model with other in_chans and img_size."
             )
+        if not self.fixed_input_size:
+            check_sides(f"images are {tuple(images.shape)}", (images.shape[2], images.shape[3]), self.size_step)
         if not images.is_floating_point():
             raise UsageError(f"images are {images.dtype}; this model takes floats, such as images.float() / 255.")
         if torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""What makes a capsule classifier of a vision network: class capsules whose poses stand beside the scores."""
+"""What makes a capsule classifier of a vision network: class capsules with poses behind the scores."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from mereo.models.base import VisionModel
 class CapsuleClassifier(VisionModel):
     """An image classifier whose scores are the activations of its class capsules.
 
-    A subclass defines `route` (last parts -> poses of the class capsules) beside what a `VisionModel` defines. Scores
+    A subclass defines `route` (last parts -> poses of the class capsules) and what a `VisionModel` defines. Scores
     are the lengths of the poses; a network whose activations are something else defines `class_capsules` instead and
     sets `scores_are_lengths` to False.
 

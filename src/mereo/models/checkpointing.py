@@ -26,7 +26,7 @@ def _still_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def checkpointed(model: nn.Module, stage: Callable[[int, Tensor], Tensor]) -> Callable[[int, Tensor], Tensor]:
-    """`stage` with what it computes inside kept for the length of the call alone."""
+    """`stage` with what it computes inside kept only during the call."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _still_statistics(model)

@@ -191,7 +191,7 @@ def convert(
     check_choice("to", to, ("mereo", "timm"))
     if isinstance(source, nn.Module):
         if model is not None or arguments:
-            raise UsageError(f"model is {model!r} beside a live network, which says itself what it is; leave it out.")
+            raise UsageError(f"model is {model!r}, and source is a live network, which determines it; leave it out.")
         if to == "timm":
             if not isinstance(source, VisionModel):
                 raise UsageError(f"source is a {type(source).__name__}; to timm goes a network of mereo.")

@@ -21,7 +21,7 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
     """Names of the models that match a shell-style pattern, sorted.
 
     Args:
-        pretrained: those with weights in the package alone, as "model.data": "mspcaps_tiny.mnist".
+        pretrained: only those with weights in the package, as "model.data": "mspcaps_tiny.mnist".
     """
     if pretrained:
         return sorted(set(list_pretrained(pattern)) | set(list_pretrained(f"{pattern}.*")))
@@ -108,7 +108,7 @@ def create_model(
     given = {argument: value for argument, value in given.items() if value is not None}
     if weights is not None:
         if tag or pretrained or checkpoint_path:
-            raise UsageError(f"weights is {weights!r} beside other weights; leave one out.")
+            raise UsageError(f"weights is {weights!r}, and other weights are given too; leave one out.")
         library, _, theirs = weights.partition(".")
         if issubclass(module, OnBackbone):
             model = build(name, **given)
@@ -131,7 +131,7 @@ def _pretrained(
 ) -> VisionModel:
     """A network with weights of the package; `given` are its arguments."""
     if checkpoint_path:
-        raise UsageError(f"checkpoint_path is {str(checkpoint_path)!r} beside pretrained weights; leave one out.")
+        raise UsageError(f"checkpoint_path is {str(checkpoint_path)!r} with pretrained weights; leave one out.")
     source = f"{name}.{choose_tag(name, pretrained)}"
     tensors, metadata = load_tensors(pretrained_path(source))
     model = build(name, **{**metadata["args"], **given})

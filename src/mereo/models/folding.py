@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from mereo.layers.packed import pack
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -45,7 +47,8 @@ def folded(model: Model) -> Model:
 
     Every batch normalisation directly after a convolution in a sequence is folded into it, modules that have a form
     for inference (see `Foldable`) take it, and the copy is in channels-last memory if the network declares that to be
-    faster. Its weights no longer match the architecture, so it cannot be saved; keep the model itself for that.
+    faster. On a CPU the weights of its layers are packed (see `mereo.layers.packed`). Its weights no longer match the
+    architecture, so it cannot be saved; keep the model itself for that.
 
     Args:
         model: as trained; it stays as it is.
@@ -56,5 +59,7 @@ def folded(model: Model) -> Model:
     ready = copy.deepcopy(model).eval().requires_grad_(False)
     ready.__dict__.pop("config", None)
     _fold(ready)
-    layout = torch.channels_last if getattr(ready, "channels_last", False) else torch.contiguous_format
-    return ready.to(memory_format=layout)
+    channels_last = bool(getattr(ready, "channels_last", False))
+    ready = ready.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    pack(ready, convolutions=channels_last)
+    return ready

@@ -1,4 +1,4 @@
-"""How deep in a network each parameter lies, and groups of parameters for an optimiser."""
+"""The layer that each parameter of a network belongs to, and groups of parameters for an optimiser."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -44,7 +44,7 @@ def parameter_groups(
     Args:
         parameters: names and parameters; those that need no gradient are left out.
         depths: the layer of each, of `layer_depths`.
-        undecayed: names without weight decay, beside vectors.
+        undecayed: names without weight decay, in addition to vectors.
         weight_decay, layer_decay: as `VisionModel.parameter_groups` takes them.
     """
     if not weight_decay >= 0:

@@ -21,7 +21,7 @@ class Pair:
 
     Attributes:
         ours, theirs: names of two modules whose tensors correspond by name, or of two tensors.
-        to_ours, to_theirs: what changes in a tensor on the way, such as the order of its rows. For tensors alone.
+        to_ours, to_theirs: what changes in a tensor on the way, such as the order of its rows. Only for tensors.
     """
 
     ours: str

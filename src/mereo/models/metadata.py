@@ -102,14 +102,14 @@ def _numbers(value: Any, count: int, least: float) -> bool:
     return isinstance(value, tuple) and len(value) == count and all(is_number(v) and v >= least for v in value)
 
 
-def check_description(path: Path, found: Description, model: VisionModel) -> None:
+def check_description(path: Path, description: Description, model: VisionModel) -> None:
     """UsageError unless names and preprocessing belong to the network that the file describes."""
-    if len(found.class_names) not in (0, model.num_classes):
+    if len(description.class_names) not in (0, model.num_classes):
         raise UsageError(
-            f"class_names of {path} has {len(found.class_names)} names for {model.num_classes} classes; the file was"
-            " changed."
+            f"class_names of {path} has {len(description.class_names)} names for {model.num_classes} classes; the file"
+            " was changed."
         )
-    check_preprocessing(path, {**model.pretrained_cfg, **found.preprocessing}, model)
+    check_preprocessing(path, {**model.pretrained_cfg, **description.preprocessing}, model)
 
 
 def check_preprocessing(path: Path, cfg: Mapping[str, Any], model: VisionModel) -> None:
@@ -139,7 +139,7 @@ _FIGURES: dict[str, type | tuple[type, ...]] = {
     "chosen_on": str, "which": str, "device": str, "torch": str, "epochs": int, "best_epoch": int, "train_images": int,
     "seconds": (int, float),
 }  # fmt: skip
-"""What the results in a weight file hold beside the scores on the test images."""
+"""What the results in a weight file hold in addition to the scores on the test images."""
 SCORES: dict[str, type | tuple[type, ...]] = {
     "count": int, "accuracy": (int, float), "accuracy_low": (int, float), "accuracy_high": (int, float),
 }  # fmt: skip

@@ -209,21 +209,21 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> VisionModel:
     `path` may also be one of `list_models(pretrained=True)`, such as "mspcaps_tiny.mnist", unless a file has that name.
 
     `model.class_names` are the names of its scores, `model.pretrained_cfg` its preprocessing, `model.metadata` all that
-    was saved beside the weights.
+    was saved with the weights.
     """
     path = weights_file(path)
     with _opened(path) as (file, metadata):
-        found = describe(path, metadata)
+        description = describe(path, metadata)
         # A small file may state a network of any size: its outline takes no memory.
         try:
-            stated = outline(found.model, **found.arguments)
+            stated = outline(description.model, **description.arguments)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error
-        check_description(path, found, stated)
+        check_description(path, description, stated)
         tensors = _fitting(stated, file, path)
-    model = build(found.model, **found.arguments)
+    model = build(description.model, **description.arguments)
     model.load_state_dict(tensors)
-    model.pretrained_cfg = {**model.pretrained_cfg, **found.preprocessing}
-    model.class_names = found.class_names
+    model.pretrained_cfg = {**model.pretrained_cfg, **description.preprocessing}
+    model.class_names = description.class_names
     model.metadata = metadata
     return model.to(device).eval()

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, MatrixVotes, depends, mechanism, settle
-from mereo.core.squash import accumulation_type
+from mereo.core.squash import accumulation_type, bounded
 from mereo.errors import UsageError, check_positive
 
 EMPTY = 1e-8
 """What a parent's share of the children counts as at the least, so that one without children has a mean of 0."""
+
+LEAST_SCORE = -1e30
+"""Of a vote far from every parent, so that it is shared out equally and not by a difference of infinities."""
 
 
 class Cluster(NamedTuple):
@@ -64,7 +67,7 @@ def vote_scores(votes: Tensor, cluster: Cluster) -> Tensor:
     """
     mean, variance = cluster.mean.unsqueeze(-2), cluster.variance.unsqueeze(-2)
     exponents = (votes - mean).square() / variance + (2 * math.pi * variance).log()
-    return cluster.log_activation.unsqueeze(-1) - exponents.sum(-1) / 2
+    return (cluster.log_activation.unsqueeze(-1) - exponents.sum(-1) / 2).clamp(min=LEAST_SCORE)
 
 
 def inverse_temperatures(steps: int, last: float) -> list[float]:
@@ -144,7 +147,7 @@ class EMRouting(nn.Module):
                 f" they must be (batch, {senders}, {side * side}) and (batch, {senders})."
             )
         wide = accumulation_type(poses)
-        matrices = poses.to(wide).unflatten(-1, (side, side))
+        matrices = bounded(poses.to(wide)).unflatten(-1, (side, side))  # squares of votes must fit
         votes = MatrixVotes(matrices, self.weight.to(wide)).dense().squeeze(1)
         present = activation.to(wide).clamp(0, 1)
         if mask is not None:

@@ -51,7 +51,7 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The loss that is reported on held-out data, (): of outputs alone, without regularisation."""
+        """The loss that is reported on held-out data, (): of the outputs, without regularisation."""
 
     def at_step(self, step: int, steps: int) -> None:
         """Set what depends on the step, such as a margin; `step` counts from 0 to `steps` - 1."""
@@ -68,8 +68,8 @@ class Metrics(ABC):
         self.state = torch.zeros(size, dtype=torch.float64)
 
     def add(self, *sums: Tensor) -> None:
-        """Add scalars to the vector, which stays on their device."""
-        values = torch.stack([value.to(precise(value.device)) for value in sums])
+        """Add scalars and vectors, one after the other, to the vector, which stays on their device."""
+        values = torch.cat([value.to(precise(value.device)).flatten() for value in sums])
         self.state = values + self.state.to(values)
 
     @abstractmethod

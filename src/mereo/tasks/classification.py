@@ -16,6 +16,8 @@ from mereo.tasks.interval import wilson_interval
 from mereo.tasks.losses import SPREAD_MARGINS, reconstruction_loss, score_loss, spread_margin
 from mereo.tasks.pictures import draw_images
 
+UNEVEN = 0.005
+"""Difference from which on the balanced accuracy is shown too."""
 _DRAWN = 8
 """Images in a row of the picture."""
 
@@ -108,22 +110,36 @@ class ClassificationObjective(Objective):
 
 
 class ClassificationMetrics(Metrics):
-    """Accuracy with its interval; for images of several objects also the mean fraction of objects that are
-    predicted."""
+    """Accuracy with its interval, and balanced accuracy, the mean over the classes of the share that is correct.
 
-    def __init__(self) -> None:
-        super().__init__(4)
-        self.several = False
+    For images of several objects it is the mean fraction of objects that are predicted instead of the latter.
+
+    Args:
+        num_classes: how many there are.
+    """
+
+    def __init__(self, num_classes: int = 0) -> None:
+        super().__init__(4 + 2 * num_classes)
+        self.several, self.num_classes = False, num_classes
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
         hit = hits(outputs, batch.labels)
         self.several = hit.shape[1] > 1
         kinds = (hit.new_ones(len(hit)), hit.all(1), hit.float().mean(1), hit.any(1))
-        self.add(*(rows.to(precise(rows.device)).sum() for rows in kinds))
+        wide = precise(hit.device)
+        classes = batch.labels.argmax(1) if batch.labels.is_floating_point() else batch.labels.flatten()
+        by_class = torch.zeros(2, self.num_classes, dtype=wide, device=hit.device)
+        if self.num_classes and not self.several:
+            by_class[0].index_add_(0, classes, torch.ones_like(classes, dtype=wide))
+            by_class[1].index_add_(0, classes, hit.squeeze(1).to(wide))
+        self.add(*(rows.to(wide).sum() for rows in kinds), by_class)
 
     def compute(self) -> dict[str, float]:
-        count, correct, mean_hits, any_hit = self.state.tolist()
+        count, correct, mean_hits, any_hit = self.state[:4].tolist()
         figures = accuracy_figures(correct, int(count))
+        there, right = self.state[4:].view(2, self.num_classes)
+        if not self.several and (there > 0).any():
+            figures["balanced_accuracy"] = (right / there)[there > 0].mean().item()
         if self.several:
             figures |= {"mean_hits": mean_hits / max(count, 1), "any_hit": any_hit / max(count, 1)}
         return figures
@@ -164,7 +180,7 @@ class Classification(Task):
         return objective
 
     def metrics(self) -> ClassificationMetrics:
-        return ClassificationMetrics()
+        return ClassificationMetrics(len(self.class_names))
 
     def batch_metric(self, outputs: Tensor, batch: Batch) -> Tensor:
         return hits(outputs, batch.labels).all(1).float().mean()
@@ -223,6 +239,9 @@ class Classification(Task):
     def summary(self, figures: Mapping[str, Any], chosen: str) -> list[tuple[str, str]]:
         low, high = self.show(figures["accuracy_low"]), self.show(figures["accuracy_high"])
         rows = super().summary(figures, f"{chosen}; 95 % interval {low} to {high}")
+        balanced = figures.get("balanced_accuracy")
+        if balanced is not None and abs(balanced - figures["accuracy"]) > UNEVEN:
+            rows.append(("balanced accuracy", f"{self.show(balanced)}, the mean over the classes"))
         if "mean_hits" in figures:
             share, some = self.show(figures["mean_hits"]), self.show(figures["any_hit"])
             rows.append(("objects hit", f"{share} of all objects; at least one in {some} of the images"))

@@ -50,7 +50,7 @@ from mereo.training.report import Report, reading_progress, write_history
 from mereo.training.results import RunResult, draw_test_samples, run_results
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import learning_rate
-from mereo.training.setup import Setup, describe_images, prepare
+from mereo.training.setup import Setup, describe_images, describe_imbalance, prepare
 from mereo.training.step import descend
 
 FEW_STEPS = 100
@@ -367,13 +367,21 @@ def train(config: TrainConfig | Plan, report: Report | None = None) -> RunResult
     report = report or Report(silent=not main)
     plan = as_plan(config)
     with claimed(plan.config) as folder:
-        return _train_in(folder, plan, report)
+        try:
+            return _train_in(folder, plan, report)
+        except KeyboardInterrupt as stop:
+            if not folder.state.exists():
+                raise
+            raise KeyboardInterrupt(f"stopped. Continue with: mereo train {folder.path} --resume") from stop
 
 
 def _train_in(folder: RunFolder, plan: Plan, report: Report) -> RunResult:
     resumed = plan.config.resume and folder.state.exists()
     setup = prepare(plan, progress=reading_progress(report), cache=folder.path, resumed=resumed)
     report.say(describe_images(setup))
+    imbalance = describe_imbalance(setup)
+    if imbalance is not None:
+        report.say(imbalance)
     if setup.start is not None:
         report.say(setup.start)
     with deterministic_on(setup.device):

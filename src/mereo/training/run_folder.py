@@ -80,10 +80,18 @@ def folder_to_resume(config: TrainConfig) -> RunFolder:
     return RunFolder(taken[-1][1]) if taken else RunFolder(Path(config.output) / run_name(config))
 
 
+def check_resumable(folder: RunFolder) -> None:
+    """UsageError unless a folder exists, with the commands that resume the newest runs in the same folder."""
+    if folder.path.exists():
+        return
+    runs = sorted(folder.path.parent.glob("*/config.yaml"), key=lambda path: -path.stat().st_mtime)
+    commands = "; ".join(f"mereo train {path.parent} --resume" for path in runs[:3])
+    others = f"or continue another run: {commands}" if runs else f"{folder.path.parent} has no runs"
+    raise UsageError(f"there is no run {folder.path} to resume; leave out --resume to start it, {others}.")
+
+
 def resumed(folder: RunFolder) -> str | None:
-    """A line about a folder that is new or finished, printed before its run is resumed; None for any other."""
-    if not folder.config.exists():
-        return f"no run of that name in {folder.path.parent}; starting {folder.path}"
+    """A line about a finished run, printed before it is resumed; None for any other."""
     if folder.state.exists() and folder.results.exists():
         return f"{folder.path} is already finished, with results in {folder.results}; evaluating it again"
     return None

@@ -14,7 +14,10 @@ from mereo.training.config import TrainConfig
 from mereo.training.plan import Plan, as_plan
 from mereo.training.start import start_from
 
-__all__ = ["Setup", "describe_images", "place", "prepare"]
+__all__ = ["Setup", "describe_images", "describe_imbalance", "place", "prepare"]
+
+UNEVEN = 5
+"""How many times as many images the largest class has as the smallest, for a note about it."""
 
 
 @dataclass
@@ -102,6 +105,21 @@ def describe_images(setup: Setup) -> str:
     if "validation" in has and "test" not in has:
         parts[-1] += " (from the val folder, because there is no test folder)"
     return ", ".join(parts)
+
+
+def describe_imbalance(setup: Setup) -> str | None:
+    """A line about classes of very different sizes, unless they are drawn equally often; None for even ones."""
+    labels = getattr(setup.splits.train, "labels", None)
+    if setup.config.sampler == "balanced" or not isinstance(labels, torch.Tensor) or labels.dim() != 1:
+        return None
+    names, counts = setup.splits.class_names, torch.bincount(labels.cpu(), minlength=1)
+    most, least = int(counts.argmax()), int(counts.argmin())
+    if counts[most] < UNEVEN * counts[least] or len(names) != len(counts):
+        return None
+    return (
+        f"classes differ in size: {int(counts[most]):,} images of {names[most]}, {int(counts[least]):,} of"
+        f" {names[least]}; --sampler balanced draws every class equally often"
+    )
 
 
 def _started(plan: Plan, num_classes: int | None, resumed: bool) -> tuple[VisionModel, str | None]:

@@ -17,7 +17,7 @@ def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) ->
 
 
 class AllCNN(VisionModel):
-    """Classify with convolutions alone.
+    """Classify with convolutions only.
 
     image -> 3x (conv 3x3, ReLU) -> 3x (conv 3x3, ReLU) -> conv 3x3, ReLU, conv 1x1, ReLU -> mean -> linear
 

@@ -1,6 +1,18 @@
 """Attention of every receiver to every sender, one file a mechanism."""
 
+from mereo.attention.dense.channel_group import ChannelGroupAttention
+from mereo.attention.dense.class_attention import ClassAttention
 from mereo.attention.dense.multi_head import MultiHeadAttention
+from mereo.attention.dense.single_head import SingleHeadAttention
+from mereo.attention.dense.talking_heads import TalkingHeadAttention
 from mereo.attention.dense.top_down import TopDownAttention, top_down_attention
 
-__all__ = ["MultiHeadAttention", "TopDownAttention", "top_down_attention"]
+__all__ = [
+    "ChannelGroupAttention",
+    "ClassAttention",
+    "MultiHeadAttention",
+    "SingleHeadAttention",
+    "TalkingHeadAttention",
+    "TopDownAttention",
+    "top_down_attention",
+]

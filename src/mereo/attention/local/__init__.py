@@ -1,1 +1,8 @@
 """Attention inside a neighbourhood: windows, halos, grids, one file a mechanism."""
+
+from mereo.attention.local.block_attention import BlockAttention
+from mereo.attention.local.grid_attention import GridAttention
+from mereo.attention.local.halo import HaloAttention
+from mereo.attention.local.window import WindowAttention
+
+__all__ = ["BlockAttention", "GridAttention", "HaloAttention", "WindowAttention"]

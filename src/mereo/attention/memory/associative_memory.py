@@ -59,7 +59,7 @@ def retrieve(
     Reads as: weights[b, q, n] is how far stored pattern n is what query q means, at the last step.
 
     Deviates: the authors' code optionally divides scores and weights by their sums, which turns signs where the sum is
-        negative; here a separation that divides says so, and it divides non-negative weights alone.
+        negative; here a separation that divides says so, and it divides only non-negative weights.
 
     Reference: arXiv:2202.04557, the general form z = P sep(sim(M, q)).
     """
@@ -106,7 +106,7 @@ def energy(
         query (batch, queries, d), memory (batch or 1, patterns, d), mask (batch, patterns) or
         (batch, queries, patterns) -> (batch, queries); infinite where no pattern takes part.
 
-    Deviates: the constants that make the energy non-negative are added for softmax alone, for which they are known.
+    Deviates: the constants that make the energy non-negative are added only for softmax, for which they are known.
 
     Reference: arXiv:2008.02217, eq. 2; the sparse form follows arXiv:2309.12673.
     """

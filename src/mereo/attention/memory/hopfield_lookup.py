@@ -19,7 +19,7 @@ class HopfieldLookup(nn.Module):
     Args:
         dim, num_heads: see `HopfieldAttention`.
         num_patterns: how many patterns are stored.
-        own_values: learn what is returned for a pattern beside the pattern.
+        own_values: learn what is returned for a pattern, as well as the pattern.
         beta, steps, norm, normaliser, attn_drop, proj_drop: see `HopfieldAttention`.
 
     Shapes: tokens (batch, tokens, dim) -> (batch, tokens, dim).

@@ -1,4 +1,4 @@
-"""Attention: the verbs as they are written beside PyTorch's fused call."""
+"""Attention: the verbs as they are written, compared with PyTorch's fused call."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""The normaliser of von Mises and Fisher and its slope, for arrays of concentrations, beside SciPy and PyTorch.
+"""The normaliser of von Mises and Fisher and its slope, for arrays of concentrations, compared with SciPy and PyTorch.
 
-SciPy has the Bessel functions for any order and no gradients: they are put beside it here as one would by hand.
+SciPy has the Bessel functions for any order and no gradients: they are added to it here as one would by hand.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Loading images: streamed from a folder, tar files and Parquet, and from memory, beside timm's loader.
+"""Loading images: streamed from a folder, tar files and Parquet, and from memory, compared with timm's loader.
 
 Every contender decodes the same generated JPEGs of side 256 in order, cuts out the centre of 224, and yields float32 in
 [0, 1]; the means of the images are compared. One call is a pass over all of them, so that no loader works ahead while
@@ -182,7 +182,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 
 def waiting(setting: Setting, quick: bool) -> list[Table]:
-    """How long a training step waits for its images: a small network beside each loader."""
+    """How long a training step waits for its images: a small network with each loader."""
     folder = made_images(setting.size("batch"), setting.size("side"))
     steps = 4 if quick else 30
     model = create_model(STEP_MODEL, img_size=STEP_SIDE, in_chans=3, num_classes=CLASSES)
@@ -234,7 +234,7 @@ def _step_batches(folder: Path, setting: Setting) -> dict[str, Iterator[tuple[Te
 
 DATA = Suite(
     "data",
-    "loading JPEGs from a folder, shards, Parquet and memory beside timm's loader, and the wait of a training step",
+    "loading JPEGs from a folder, shards, Parquet and memory, and by timm's loader; the wait of a training step",
     TAKES,
     {"batch": 2000, "side": 256, "crop": 224, "step": 128},
     lambda setting, mode: (made_images(setting.size("batch"), setting.size("side")),),

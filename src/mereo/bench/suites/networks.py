@@ -1,4 +1,4 @@
-"""Whole networks: CapsNet beside its parts, MSPCaps by kernel, 224x224, and every registered model."""
+"""Whole networks: CapsNet and its parts, MSPCaps by kernel, 224x224, and every registered model."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -107,7 +107,7 @@ ROUTING = Suite(
 )
 ROUTING_SCALING = Suite(
     "routing_scaling",
-    "dynamic routing from 10 to 1000 parents and from 144 to 4608 children, operations beside time",
+    "dynamic routing from 10 to 1000 parents and from 144 to 4608 children, operations and time",
     TAKES,
     {**SIZES, "batch": 8},
     inputs,

@@ -22,7 +22,7 @@ class Expansion(NamedTuple):
         debye, ratio: coefficients of the series, float64, a row for each term.
         terms: how many rows count.
         steps, top: the order is brought down from `top` by so many.
-        stirling: what g at `top` has beside functions of k.
+        stirling: the terms of g at `top` that are no functions of k.
         far: the argument from which on the slope of A comes from its own series.
     """
 
@@ -48,9 +48,9 @@ def evaluate(k: Tensor, expansion: Expansion, *wanted: str) -> list[Tensor]:
     function = _ENTRIES[k.dtype]
     assert function is not None
     k = k.contiguous()
-    found = {name: torch.empty_like(k) for name in wanted}
+    outputs = {name: torch.empty_like(k) for name in wanted}
     debye, ratio, terms, steps, *places = expansion
-    pointers = map(at, (k, found.get("g"), found.get("q"), found.get("slope"), debye, ratio))
+    pointers = map(at, (k, outputs.get("g"), outputs.get("q"), outputs.get("slope"), debye, ratio))
     counts = (k.numel(), steps, terms, debye.shape[1], ratio.shape[1], torch.get_num_threads())
     function(*pointers, *counts, *places)
-    return list(found.values())
+    return list(outputs.values())

@@ -56,7 +56,7 @@ def _best_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of fine, coarse and forms; among equal members it is shared out evenly, as amax does."""
     wide = accumulation_type(fine)
-    found = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (fine, coarse, forms))
+    gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (fine, coarse, forms))
     for at in _tiles(coarse.shape[1], tile):
         u1, u2, M = fine[:, at].to(wide), coarse[:, at].to(wide), forms[:, at].to(wide)
         pulled = _pulled(u2, M)
@@ -64,15 +64,15 @@ def _best_backward(
         best = (scores == scores.amax(-1, keepdim=True)).to(wide)
         share = best * (grad[..., at].to(wide) / best.sum(-1)).unsqueeze(-1)
         if M.dim() == 5:
-            found[0][:, at] = torch.einsum("bjkm,bjkmc->bkmc", share, pulled)
+            gradients[0][:, at] = torch.einsum("bjkm,bjkmc->bkmc", share, pulled)
             voted = share.unsqueeze(-1) * u1.unsqueeze(1)
         else:
-            found[0][:, at] = torch.einsum("bjkm,bjkc->bkmc", share, pulled)
+            gradients[0][:, at] = torch.einsum("bjkm,bjkc->bkmc", share, pulled)
             voted = torch.einsum("bjkm,bkmc->bjkc", share, u1)
         members = "m" if M.dim() == 5 else ""
-        found[1][:, at] = torch.einsum(f"bjk{members}c,jk{members}cd->bkd", voted, M)
-        found[2][:, at] = torch.einsum(f"bjk{members}c,bkd->jk{members}cd", voted, u2)
-    return found[0], found[1], found[2]
+        gradients[1][:, at] = torch.einsum(f"bjk{members}c,jk{members}cd->bkd", voted, M)
+        gradients[2][:, at] = torch.einsum(f"bjk{members}c,bkd->jk{members}cd", voted, u2)
+    return gradients[0], gradients[1], gradients[2]
 
 
 @_best_backward.register_fake
@@ -92,8 +92,8 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     with torch.enable_grad():
         scores = _agreements(fine, _pulled(coarse, forms)).amax(-1)
     asking = [x for x in ctx.saved_tensors if x.requires_grad]
-    found = iter(torch.autograd.grad(scores, asking, grad, create_graph=True))
-    return *(next(found) if x.requires_grad else None for x in ctx.saved_tensors), None
+    gradients = iter(torch.autograd.grad(scores, asking, grad, create_graph=True))
+    return *(next(gradients) if x.requires_grad else None for x in ctx.saved_tensors), None
 
 
 _best.register_autograd(_gradients, setup_context=_save)

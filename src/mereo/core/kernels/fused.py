@@ -18,7 +18,7 @@ class FusedPasses:
     all passes together.
 
     Cost: 2 S R d D FLOPs an image for a pass, forward or backward, and 6 S R d D for the gradients of all passes. Live
-    at once, beside children, parents and gradients: the votes of at most four children for the images of one vector, on
+    at once, beyond children, parents and gradients: the votes of at most four children for the images of one vector, on
     each thread.
     """
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of `triton_passes`: one pass of routing, forward and backward. Imported on first use alone."""
+"""The Triton kernels of `triton_passes`: one pass of routing, forward and backward. Imported only on first use."""
 
 # Kernels are compiled from their source and know no Python types.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"

@@ -10,7 +10,7 @@ So one operator with one rule serves them all, to any order of differentiation: 
 to another argument is F's own derivative with g in place of x. Where W is the same for every child, W_r, the sums over
 children come before the transforms.
 
-Cost: dense 2 B S R d D FLOPs each; shared 2 B S R d + 2 B R d D. Live at once, beside arguments and result: dense a few
+Cost: dense 2 B S R d D FLOPs each; shared 2 B S R d + 2 B R d D. Live at once, beyond arguments and result: dense a few
 tensors (batch, receivers, tile, d_in), shared (batch, receivers, d_in). Dense forms in float32 on a CPU are compiled
 C++ (`vote_form.cpp`), with no more alive than votes of one pair and parents. Saved for the gradient: the arguments.
 """

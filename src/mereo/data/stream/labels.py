@@ -69,15 +69,15 @@ def _to_classes(
     else:
         kinds = np.arange(len(names)) if numeric else np.array(names, dtype=np.str_)
     order = np.argsort(kinds, kind="stable")
-    found = {}
+    places = {}
     for split, values in labels.items():
         place = order[np.searchsorted(kinds, values, sorter=order).clip(max=len(kinds) - 1)]
         strange = np.flatnonzero(kinds[place] != values)
         if len(strange):
             where = parts[split].store.name(int(parts[split].numbers[strange[0]]))
             raise UsageError(f"data is {data!r}; {where} has the label {values[strange[0]]}, which the {lacking} lack.")
-        found[split] = torch.from_numpy(place.astype(np.int64))
-    return found, list(names)
+        places[split] = torch.from_numpy(place.astype(np.int64))
+    return places, list(names)
 
 
 class _Some(Tree):

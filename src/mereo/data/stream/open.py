@@ -84,8 +84,8 @@ def _files(data: str, root: Path) -> list[Path]:
             return [base]
         if _PATTERN.search(data):
             texts = expand(str(base))
-            found = [sorted(glob.glob(text)) if re.search(r"[*?\[]", text) else [text] for text in texts]  # noqa: PTH207
-            paths = [Path(path) for path in itertools.chain.from_iterable(found)]
+            matched = [sorted(glob.glob(text)) if re.search(r"[*?\[]", text) else [text] for text in texts]  # noqa: PTH207
+            paths = [Path(path) for path in itertools.chain.from_iterable(matched)]
             missing = [path for path in paths if not path.is_file()]
             if paths and not missing:
                 return paths

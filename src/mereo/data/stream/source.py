@@ -97,7 +97,7 @@ class Source(RawSplit):
 
 
 def as_source(split: RawSplit) -> Source | None:
-    """The same split, read one image at a time; None for one that lies in memory anyway."""
+    """The same split, read one image at a time; None for one that is in memory anyway."""
     if isinstance(split, Source):
         return split
     if isinstance(split, FileSplit):

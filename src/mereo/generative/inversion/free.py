@@ -53,7 +53,7 @@ class FreeParents:
         prior_mean: mu0, (parents, e).
         prior_precision: Lambda0, (parents, e, e).
         gram: T^T T as `gram` packs it.
-        sparsity: lambda of a prior exp(-lambda |v_j|) beside the Gaussian one, bounded by
+        sparsity: lambda of a prior exp(-lambda |v_j|) in addition to the Gaussian one, bounded by
             |v| <= |v|^2 / (2 w) + w / 2; 0 for none.
         width: w, (batch, parents).
     """

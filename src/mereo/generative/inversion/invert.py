@@ -85,7 +85,7 @@ def invert(
         mask: bool, True = the child is there.
         prior: free: the mean of the prior, 0 when None. sphere: its natural parameter, uniform when None.
         prior_precision: free only: a number, one a parent, or matrices.
-        sparsity: free only: lambda of a prior exp(-lambda |v_j|) beside the Gaussian, which empties parents.
+        sparsity: free only: lambda of a prior exp(-lambda |v_j|) in addition to the Gaussian, which empties parents.
         start: responsibilities to begin with. When None the first start divides every child evenly, and each further
             start at random.
         start_parents: means and covariances to begin with, free only, instead of `start`.

@@ -36,7 +36,7 @@ class CapsNet(CapsuleClassifier):
         middle_capsules, middle_dim: capsules of a layer between the primary and the class capsules, routed to like
             these, and their pose size; 0 is no such layer.
         capsule_bias: a bias for the class capsules, which the authors' code has.
-        detach_routing: gradients through the last pass alone; not the paper's.
+        detach_routing: gradients only through the last pass; not the paper's.
         decoder: have a decoder that rebuilds the image from one class capsule.
         init: "default" (PyTorch's convolutions, small uniform transforms) or "official" (truncated normal 0.05 and
             0.1, biases 0.1).

@@ -1,0 +1,180 @@
+"""Linear layers and convolutions executed, with the activation after them.
+
+oneDNN computes a product and its activation in one pass over the outputs, and on processors for which PyTorch's own
+matrix products (MKL) are not written, the product alone takes about half as long. The plain operations remain for
+everything that this does not cover: other devices and types, exporters, transforms of `torch.func`. A compiler knows
+oneDNN's convolutions and not its linear layers: for it, on a processor with AVX-512 that is not Intel's, a linear layer
+is a convolution of size one on maps in channels-last memory, the same sum without a copy.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mereo.core.kernels.transforms import steps_aside
+
+_PLAIN = ("none", "")
+
+
+def _known(activation: nn.Module | None) -> tuple[str, str] | None:
+    """oneDNN's name of an activation; None where it has none."""
+    if activation is None or type(activation) is nn.Identity:
+        return _PLAIN
+    if isinstance(activation, nn.Module) and (activation._forward_hooks or activation._forward_pre_hooks):
+        return None
+    if type(activation) is nn.GELU:
+        return "gelu", activation.approximate
+    return {nn.ReLU: ("relu", ""), nn.SiLU: ("swish", "")}.get(type(activation))
+
+
+def _available() -> bool:
+    mkldnn = torch.backends.mkldnn
+    operators = ("_linear_pointwise", "_convolution_pointwise")
+    return mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
+
+
+_AVAILABLE = _available()
+
+
+def _can_run(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN's operators may stand for the plain ones in this call."""
+    return (
+        _AVAILABLE
+        and not torch.compiler.is_compiling()
+        and x.dtype == weight.dtype == torch.float32
+        and x.device.type == weight.device.type == "cpu"
+        and type(x) in (Tensor, nn.Parameter)
+        and type(weight) in (Tensor, nn.Parameter)
+        and x.numel() > 0
+        and torch._C._get_mkldnn_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.jit.is_tracing()
+        and torch._C._len_torch_dispatch_stack() == 0  # modes that count or replace operations know the plain ones
+        and steps_aside() is None
+    )
+
+
+@cache
+def _convolutions_are_faster() -> bool:
+    """Whether this processor has AVX-512 and is not Intel's."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()[:4096]
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+_FASTER = _convolutions_are_faster()
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether layers would convert this tensor under `torch.autocast`."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def _compiles_to_a_convolution(x: Tensor, weight: Tensor) -> bool:
+    """Whether a compiler is given a convolution in place of a matrix product."""
+    if not _FASTER or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
+    return x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and x.dim() > 1 and not autocasts(x)
+
+
+def _as_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    cells = x.reshape(1, 1, -1, x.shape[-1]).permute(0, 3, 1, 2)
+    out = F.conv2d(cells, weight[:, :, None, None], bias).permute(0, 2, 3, 1)
+    return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def _activated(out: Tensor, activation: nn.Module | None) -> Tensor:
+    return out if activation is None else activation(out)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: tuple[str, str] = _PLAIN) -> Tensor:
+    name, form = activation
+    rows: Tensor = torch.ops.mkldnn._linear_pointwise(x.reshape(-1, x.shape[-1]), weight, bias, name, [], form)
+    return rows.view(*x.shape[:-1], weight.shape[0])
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T + b with its gradients by oneDNN; second derivatives by the plain operations."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (gradient,) = gradients
+        x, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        rows, inputs = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
+        of_bias = rows.sum(0) if wanted[2] else None
+        if torch.is_grad_enabled() or not _can_run(gradient, weight):
+            return gradient @ weight if wanted[0] else None, rows.t() @ inputs if wanted[1] else None, of_bias
+        of_x = _product(gradient, weight.t(), None) if wanted[0] else None
+        return of_x, _product(rows.t(), inputs.t(), None) if wanted[1] else None, of_bias
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: nn.Module | None = None) -> Tensor:
+    """activation(x W^T + b), by the fastest way that there is for this call.
+
+    Args:
+        activation: a module such as nn.GELU(); None for none.
+
+    Shapes: x (..., inputs), weight (outputs, inputs), bias (outputs) -> (..., outputs).
+    """
+    name = _known(activation)
+    if _compiles_to_a_convolution(x, weight):
+        return _activated(_as_convolution(x, weight, bias), activation)
+    if not _can_run(x, weight):
+        return _activated(F.linear(x, weight, bias), activation)
+    if _needs_gradient(x, weight, bias):
+        return _activated(_Linear.apply(x, weight, bias), activation)
+    return _product(x, weight, bias, name) if name else _activated(_product(x, weight, bias), activation)
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int = 1,
+    padding: int = 0,
+    groups: int = 1,
+    activation: nn.Module | None = None,
+) -> Tensor:
+    """activation(conv(x; W, b)), by the fastest way that there is for this call.
+
+    Shapes: x (batch, inputs, height, width), weight (outputs, inputs / groups, kernel, kernel)
+        -> (batch, outputs, ...).
+    """
+    name = _known(activation)
+    if name in (None, _PLAIN) or not _can_run(x, weight) or _needs_gradient(x, weight, bias):
+        return _activated(F.conv2d(x, weight, bias, stride, padding, 1, groups), activation)
+    sides = [[side, side] for side in (padding, stride, 1)]
+    out: Tensor = torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *sides, groups, name[0], [], name[1])
+    return out
+
+
+class Linear(nn.Linear):
+    """PyTorch's linear layer, executed by `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
+
+
+def activated(layer: nn.Module, x: Tensor, activation: nn.Module) -> Tensor:
+    """activation(layer(x)), in one pass where the layer is a `Linear` that nothing watches."""
+    if type(layer) is Linear and not (layer._forward_hooks or layer._forward_pre_hooks):
+        return linear(x, layer.weight, layer.bias, activation)
+    out: Tensor = activation(layer(x))
+    return out

@@ -1,0 +1,161 @@
+"""The inverted bottleneck of MaxViT: a residual branch that widens, mixes neighbours, gates channels and narrows.
+
+Source: Sandler et al. 2018, arXiv:1801.04381 (the bottleneck); Tu et al. 2022, arXiv:2204.01697, section 3.3 and
+appendix A.1 (norm first, squeeze and excite).
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mereo.core.kernels.affine import Linear, convolve, linear
+from mereo.errors import UsageError, check_choice, check_positive
+from mereo.gate import SqueezeExcite
+from mereo.layers.stochastic_depth import StochasticDepth
+
+Border = tuple[int, int, int, int]
+Weights = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Weights and biases of the expansion and of the depthwise convolution, with their norms folded in."""
+
+
+def norm_factors(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """What a batch normalisation multiplies channels by in evaluation, and what it then adds."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    # In float32: the root of a small variance has too few digits in half precision.
+    factor = norm.weight.float() * (norm.running_var.float() + norm.eps).rsqrt()
+    return factor, norm.bias.float() - norm.running_mean.float() * factor
+
+
+def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Zeros before and after an axis, so that there are ceil(size / stride) outputs: TensorFlow's 'SAME'."""
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+class InvertedBottleneck(nn.Module):
+    """A residual branch that widens a map, mixes neighbours, gates channels and narrows it again.
+
+    out = shortcut(x) + narrow(gate(act(norm(depthwise(act(norm(widen(norm(x)))))))))
+
+    shortcut(x) = x where the stride is 1, and the mean of 2 x 2 cells where it is 2, projected if inputs != outputs.
+
+    Args:
+        inputs, outputs: channels.
+        hidden: channels between the wide convolutions.
+        squeezed: channels of the gate's narrow layer.
+        stride: 1 or 2, of the depthwise convolution.
+        activation: makes the activations.
+        padding: where a stride of 2 puts its zeros: "same" after the map as TensorFlow does, or "symmetric".
+        bias: of the last layer and of the projection.
+        eps, momentum: of the batch normalisations.
+        drop_path: rate of stochastic depth.
+
+    Shapes: (batch, inputs, height, width) -> (batch, outputs, height / stride, width / stride), both in channels-last
+        memory.
+
+    Deviates: in evaluation the norms are folded into the layers beside them, which gives the same to rounding.
+
+    Reference: arXiv:2204.01697, section 3.3.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        hidden: int,
+        squeezed: int,
+        stride: int = 1,
+        *,
+        activation: Callable[[], nn.Module] = nn.GELU,
+        padding: str = "symmetric",
+        bias: bool = True,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_positive(inputs=inputs, outputs=outputs, hidden=hidden, squeezed=squeezed)
+        check_choice("padding", padding, ("same", "symmetric"))
+        if stride not in (1, 2) or (stride == 1 and inputs != outputs):
+            raise UsageError(
+                f"stride is {stride}, from {inputs} to {outputs} channels; give 2, or 1 and equal channels."
+            )
+        self.stride, self.padding = stride, padding
+        self.project = Linear(inputs, outputs, bias) if inputs != outputs else None
+        self.norm = nn.BatchNorm2d(inputs, eps, momentum)
+        self.widen = Linear(inputs, hidden, bias=False)
+        self.wide_norm = nn.BatchNorm2d(hidden, eps, momentum)
+        self.activation = activation()
+        self.depthwise = nn.Conv2d(hidden, hidden, 3, stride, groups=hidden, bias=False)
+        self.mixed_norm = nn.BatchNorm2d(hidden, eps, momentum)
+        self.gate = SqueezeExcite(hidden, squeezed, nn.SiLU)
+        self.narrow = Linear(hidden, outputs, bias)
+        self.drop_path = StochasticDepth(drop_path)
+        self.constant: nn.ParameterList | None = None
+
+    def _borders(self, height: int, width: int) -> Border:
+        """Zeros to the left, to the right, above and below."""
+        if self.padding == "symmetric":
+            return 1, 1, 1, 1
+        return *same_padding(width, 3, self.stride), *same_padding(height, 3, self.stride)
+
+    def folded(self) -> Weights:
+        """Weights with the norms folded in: W_1 h_1 diag(h_0), its bias, and those of the depthwise convolution.
+
+        norm(x) = h x + c,   h = g / sqrt(v + eps),   c = b - m h
+        """
+        first, first_shift = norm_factors(self.norm)
+        wide, wide_shift = norm_factors(self.wide_norm)
+        mixed, mixed_shift = norm_factors(self.mixed_norm)
+        weight = self.widen.weight
+        scaled = wide[:, None] * weight.float()
+        depthwise = self.depthwise.weight.float() * mixed[:, None, None, None]
+        parts = scaled * first, scaled @ first_shift + wide_shift, depthwise, mixed_shift
+        return tuple(part.to(weight.dtype) for part in parts)  # type: ignore[return-value]
+
+    def _wide(
+        self, cells: Tensor, weight: Tensor, bias: Tensor, border: tuple[int, int, int, int]
+    ) -> tuple[Tensor, int]:
+        """The widened map (batch, hidden, height, width), and how much padding the convolution still has to add."""
+        left, right, above, below = border
+        even = left == right == above == below
+        if even or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            wide = linear(cells, weight, bias, self.activation).permute(0, 3, 1, 2)
+            return (wide, left) if even else (F.pad(wide, border), 0)
+        # Padding the narrow map and erasing what the layer makes of the zeros is cheaper than padding the wide one.
+        height, width = cells.shape[1] + above, cells.shape[2] + left
+        wide = linear(F.pad(cells, (0, 0, *border)), weight, bias, self.activation)
+        for edge in (wide[:, :above], wide[:, height:], wide[:, :, :left], wide[:, :, width:]):
+            edge.zero_()
+        return wide.permute(0, 3, 1, 2), 0
+
+    def _branch(self, x: Tensor) -> Tensor:
+        border = self._borders(*x.shape[2:])
+        if self.training:
+            cells = self.norm(x).permute(0, 2, 3, 1)
+            wide = self.activation(self.wide_norm(self.widen(cells).permute(0, 3, 1, 2)))
+            even = len(set(border)) == 1
+            padded, left = (wide, border[0]) if even else (F.pad(wide, border), 0)
+            mixed = F.conv2d(padded, self.depthwise.weight, None, self.stride, left, 1, self.depthwise.groups)
+            mixed = self.activation(self.mixed_norm(mixed))
+        else:
+            weight, bias, depthwise, shift = self.folded() if self.constant is None else self.constant
+            wide, left = self._wide(x.permute(0, 2, 3, 1), weight, bias, border)
+            mixed = convolve(wide, depthwise, shift, self.stride, left, len(depthwise), self.activation)
+        return self.narrow(self.gate(mixed).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stride == 2 and (x.shape[2] % 2 or x.shape[3] % 2):
+            raise UsageError(f"maps are {tuple(x.shape)}; a stride of 2 needs an even height and an even width.")
+        shortcut = x if self.stride == 1 else F.avg_pool2d(x, 2)
+        if self.project is not None:
+            shortcut = self.project(shortcut.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        out: Tensor = shortcut + self.drop_path(self._branch(x))
+        return out
+
+    def for_inference(self) -> nn.Module:
+        self.constant = nn.ParameterList(nn.Parameter(part, requires_grad=False) for part in self.folded())
+        self.norm = self.widen = self.wide_norm = self.depthwise = self.mixed_norm = None  # type: ignore[assignment]
+        return self
