@@ -8,8 +8,11 @@ import torch
 from PIL import Image
 
 from mereo.cli.main import main
+from mereo.experiments.capsule_head import NETWORKS, calibration_error
 from mereo.experiments.occlusion import hide
 from mereo.generative import GenerativeCapsNet
+from mereo.measure.calibration import expected_calibration_error, reliability
+from mereo.models import load
 
 FEW = ["--data", "digits", "--epochs", "1", "--limit", "128", "--images", "24"]
 
@@ -52,3 +55,25 @@ def test_a_square_is_grey_and_nothing_else_changes() -> None:
     assert covered[0, :, 1:3, 2:4].eq(0.5).all()
     assert torch.equal(covered.masked_fill(hidden.unsqueeze(1), 0), images.masked_fill(hidden.unsqueeze(1), 0))
     assert not GenerativeCapsNet(2, 3, 9, channels=2, types=1, child_dim=2).seen(torch.ones(1, 9, 9) > 0).any()
+
+
+@pytest.mark.slow
+def test_two_heads_are_compared_on_the_same_maps(tmp_path: Path) -> None:
+    found = reproduce("capsule_head", tmp_path)
+    (rows,) = found["tables"].values()  # type: ignore[attr-defined]
+    assert [row["network"] for row in rows] == list(NETWORKS)
+    assert all(0 <= row["test %"] <= 100 and 0 <= row["ECE"] <= 1 and row["ms / image"] > 0 for row in rows)
+    assert rows[0]["parameters of the head"] == rows[2]["parameters of the head"] == (16 + 32 + 64 + 1) * 10
+    kept = {
+        name: load(tmp_path / "capsule_head-digits" / f"{name.replace(', ', '-')}.safetensors") for name in NETWORKS
+    }
+    state = kept["linear, trained"].backbone.state_dict()
+    for name in NETWORKS[2:]:
+        for key, tensor in kept[name].backbone.state_dict().items():
+            assert torch.equal(tensor, state[key]), (name, key)
+
+
+def test_the_calibration_error_is_that_of_the_evaluation() -> None:
+    probabilities, labels = torch.rand(200, 4).softmax(1), torch.randint(4, (200,))
+    expected = expected_calibration_error(reliability(probabilities, labels))
+    assert calibration_error(probabilities, labels) == pytest.approx(expected)

@@ -142,6 +142,6 @@ def test_refusals(make: Make, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="kinds"):
         write_explanations(model, [], tmp_path, kinds=("tree",))
     with pytest.raises(UsageError, match="MSPCaps has no decoder"):
-        write_explanations(model, [], tmp_path)
+        write_explanations(model, [], tmp_path, kinds=("page", "sweeps"))
     with pytest.raises(UsageError, match="13 images"):
         write_explanations(model, [(["x"] * 13, torch.rand(13, 1, 32, 32))], tmp_path, kinds=("trees",))

@@ -48,13 +48,13 @@ class PlainCNN(VisionModel):
 
 
 @contextmanager
-def registered(name: str = "plain_cnn", **changes: Any) -> Iterator[None]:
+def registered(name: str = "plain_cnn", module: type[VisionModel] = PlainCNN, **changes: Any) -> Iterator[None]:
     """The network is in the catalogue inside the block."""
     before, aliases = dict(MODELS), dict(ALIASES)
     how = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "interpolation": "bicubic", "crop_pct": 0.9}
     how |= {"source": "https://example.org/networks/plain", "parameters": 1_601, "tiny": {}, **changes}
     try:
-        register_model(name, PlainCNN, "Convolutions and a linear classifier.", **how)
+        register_model(name, module, "Convolutions and a linear classifier.", **how)
         yield
     finally:
         for table, kept in ((MODELS, before), (ALIASES, aliases)):

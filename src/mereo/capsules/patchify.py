@@ -40,17 +40,19 @@ class PatchifyCapsules(nn.Module):
     Args:
         channels: of the feature map.
         dim: pose of a capsule.
-        patch_size: kernel and stride of the pooling.
-        grid: (rows, columns) of patches; what lies beyond the last whole patch is left out.
+        patch_size: kernel and stride of the pooling; None divides a map of any size into the patches of the grid, which
+            then overlap by a cell where they do not divide it.
+        grid: (rows, columns) of patches; what lies beyond the last whole patch of `patch_size` is left out.
 
     Shapes: (batch, channels, height, width) -> (batch, rows * columns, dim), row by row.
 
-    Deviates: the start of the positions is not stated; they start normal with standard deviation 0.02.
+    Deviates: the start of the positions is not stated; they start normal with standard deviation 0.02. A patch_size of
+        None is not in the paper.
     """
 
-    def __init__(self, channels: int, dim: int, patch_size: int, grid: tuple[int, int]) -> None:
+    def __init__(self, channels: int, dim: int, patch_size: int | None, grid: tuple[int, int]) -> None:
         super().__init__()
-        self.pool = nn.AvgPool2d(patch_size)
+        self.pool = nn.AdaptiveAvgPool2d(grid) if patch_size is None else nn.AvgPool2d(patch_size)
         self.proj = nn.Conv2d(channels, dim, 1)
         self.position = nn.Parameter(torch.empty(grid[0] * grid[1], dim))
         self.norm = nn.LayerNorm(dim)

@@ -58,8 +58,8 @@ class ExplainOptions:
     """Show which parts of an image a prediction rests on. Writes a folder.
 
     The folder holds the scores of the classes and gradients with respect to the image, and, where the network has them,
-    couplings drawn over the images, parse trees (which part voted for which capsule) as pictures and as an HTML page,
-    and decoder reconstructions for a range of poses.
+    couplings drawn over the images, attention (what the class token and a cell attend to, by layer), parse trees (which
+    part voted for which capsule) as pictures and as an HTML page, and decoder reconstructions for a range of poses.
 
     Examples:
       mereo explain photo.png --weights runs/mspcaps_tiny-digits
@@ -75,9 +75,9 @@ class ExplainOptions:
     out: Path | None = None
     """Folder to write; by default explanation, explanation-2, ... NAME.png writes only the picture, of at most 12
     images, and NAME.html only the page."""
-    only: tuple[Literal["picture", "gradients", "page", "trees", "sweeps"], ...] = ()
-    """Which outputs to write: picture (scores, couplings, votes), gradients, page and trees (parse trees), sweeps
-    (reconstructions over poses). By default all that the network supports."""
+    only: tuple[Literal["picture", "gradients", "attention", "page", "trees", "sweeps"], ...] = ()
+    """Which outputs to write: picture (scores, couplings, votes), gradients, attention (of each layer), page and trees
+    (parse trees), sweeps (reconstructions over poses). By default all that the network supports."""
     keep: int = 4
     """Number of votes, strongest first, shown for each capsule of a parse tree."""
     device: str = "auto"

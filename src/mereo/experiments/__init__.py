@@ -91,4 +91,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         "constellations",
         frozenset({"seeds", "epochs", "images"}),
     ),
+    "capsule_head": Experiment(
+        "What does a capsule head change beside a linear head on the same maps of a backbone?",
+        "arXiv:2508.16922; capsules on other backbones are ours",
+        "capsule_head",
+        TRAINING,
+        data="cifar10",
+    ),
 }

@@ -1,5 +1,7 @@
 """Explanations of predictions, as numbers and as pictures."""
 
+from mereo.explain.attention_layers import AttentionLayer, attention_layers
+from mereo.explain.attention_pictures import draw_attention
 from mereo.explain.contributions import vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps
 from mereo.explain.explanation import ContributionMap, Explanation, OcclusionMap, explain
@@ -11,6 +13,7 @@ from mereo.explain.occlusion import occlusion_maps
 from mereo.explain.pictures import draw_explanation
 from mereo.explain.places import Box, sender_places, spread
 from mereo.explain.pose_sweeps import PoseSweep, pose_sweeps
+from mereo.explain.rollout import AttentionMap, attention_rollout, class_attention
 from mereo.explain.sweep_pictures import draw_pose_sweep
 from mereo.explain.trees.growth import parse_trees
 from mereo.explain.trees.page import explanation_page
@@ -18,6 +21,8 @@ from mereo.explain.trees.pictures import draw_parse_tree
 from mereo.explain.trees.tree import Edge, Node, ParseTree
 
 __all__ = [
+    "AttentionLayer",
+    "AttentionMap",
     "Box",
     "ContributionMap",
     "CouplingMap",
@@ -28,7 +33,11 @@ __all__ = [
     "OcclusionMap",
     "ParseTree",
     "PoseSweep",
+    "attention_layers",
+    "attention_rollout",
+    "class_attention",
     "coupling_maps",
+    "draw_attention",
     "draw_explanation",
     "draw_gradients",
     "draw_parse_tree",

@@ -67,7 +67,9 @@ def receiver_weights(observation: Observation, classes: Tensor, first: int, coun
 
 
 def coupling_maps(observation: Observation, classes: Tensor | None = None) -> dict[str, CouplingMap]:
-    """The map of each coupling whose senders have a place, by name, in the order in which the model couples.
+    """The map of each routing whose senders have a place, by name, in the order in which the model couples.
+
+    Attention of a backbone, whose receivers vote for no class, is left out: see `attention_layers`.
 
     Args:
         observation: what the model did, from `observe`.

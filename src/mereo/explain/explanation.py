@@ -8,9 +8,10 @@ from torch import Tensor
 from mereo.core import Grid
 from mereo.explain.contributions import vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps
-from mereo.explain.observation import chosen_classes, observe
+from mereo.explain.observation import Observation, chosen_classes, observe
 from mereo.explain.occlusion import occlusion_maps
 from mereo.explain.places import on_grid, spread
+from mereo.explain.rollout import AttentionMap, attention_rollout, class_attention
 from mereo.explain.wording import kind_of
 from mereo.models import CapsuleClassifier, VisionModel
 
@@ -59,9 +60,12 @@ class Explanation:
             (batch, senders); None for a routing whose votes are not known.
         contribution_map: the same over the image; None when the senders have no place.
         occlusion_map: what hiding a place costs; None for a capsule classifier, whose couplings show more.
+        attention: shares of the places, by what they are: "class attention", mean over the heads of the last layer with
+            a class token, and "rollout", see `attention_rollout`; empty for a network without attention between places.
         rebuilt: the reconstruction from the explained class capsule, (batch, channels, height, width); None without
             a decoder.
-        trace_shapes: (batch, heads, receivers, senders) of the couplings, by name.
+        sides: height and width of the images.
+        trace_shapes: (batch, heads, receivers, senders) of the couplings, by name, and the shapes of signals.
     """
 
     scores: Tensor
@@ -72,7 +76,9 @@ class Explanation:
     contributions: Tensor | None
     contribution_map: ContributionMap | None
     occlusion_map: OcclusionMap | None
+    attention: dict[str, AttentionMap]
     rebuilt: Tensor | None
+    sides: tuple[int, int]
     trace_shapes: dict[str, tuple[int, ...]]
 
     @property
@@ -121,6 +127,32 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
         contributions=contributions,
         contribution_map=placed,
         occlusion_map=hidden,
+        attention=_attention(observation),
         rebuilt=rebuilt,
-        trace_shapes={name: tuple(c.shape) for name, c in observation.trace.items()},
+        sides=observation.image_shape[1:],
+        trace_shapes=_shapes(observation),
     )
+
+
+def _attention(observation: Observation) -> dict[str, AttentionMap]:
+    """The maps of attention that a picture of several images shows."""
+    maps, of_class, rollout = {}, class_attention(observation), attention_rollout(observation)
+    if of_class:
+        last = of_class[-1]
+        maps["class attention"] = AttentionMap(last.cells.mean(1), last.grid, last.layers)
+    if rollout is not None:
+        maps["rollout"] = rollout
+    return maps
+
+
+def _shapes(observation: Observation) -> dict[str, tuple[int, ...]]:
+    """Shapes of what was recorded, of couplings inside tiles over the whole image."""
+    shapes, trace, batch = {}, observation.trace, len(observation.scores)
+    for name, kind in trace.kinds.items():
+        tiles = trace.calls(name)[-1].tiles if kind == "couplings" else None
+        if tiles is None:
+            shapes[name] = tuple(trace[name].shape)
+        else:
+            heads = trace.calls(name)[-1].scores.shape[1]
+            shapes[name] = (batch, heads, tiles.num_receivers, tiles.num_senders)
+    return shapes

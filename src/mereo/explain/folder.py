@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from mereo.errors import UsageError, check_choice
+from mereo.explain.attention_pictures import draw_attention, why_no_attention
 from mereo.explain.gradient_pictures import draw_gradients
 from mereo.explain.observation import Observation, observe
 from mereo.explain.occlusion import occlusion_maps
@@ -25,7 +26,7 @@ from mereo.explain.wording import bars_of, kind_of
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
 
-KINDS = ("picture", "gradients", "page", "trees", "sweeps")
+KINDS = ("picture", "gradients", "attention", "page", "trees", "sweeps")
 Batches = Iterable[tuple[Sequence[str], Tensor]]
 """Names of images and the images themselves, (batch, channels, height, width) in [0, 1], at most 12 at a time."""
 LONGEST = 120
@@ -34,7 +35,7 @@ LONGEST = 120
 
 def why_not(model: VisionModel) -> dict[str, str]:
     """The kinds of explanation that a model cannot give, each with the reason."""
-    reasons = {"trees": why_no_tree(model), "sweeps": why_no_sweep(model)}
+    reasons = {"attention": why_no_attention(model), "trees": why_no_tree(model), "sweeps": why_no_sweep(model)}
     return {kind: reason for kind, reason in reasons.items() if reason is not None}
 
 
@@ -112,7 +113,7 @@ def write_explanations(
     batches: Batches,
     folder: str | Path,
     *,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] | None = None,
     keep: int = 4,
 ) -> dict[str, list[Path]]:
     """Write all explanations of images into a folder, a batch at a time, with the memory of one batch.
@@ -120,18 +121,20 @@ def write_explanations(
     explanation.png, explanation-2.png, ...     lengths, couplings and votes, a picture a batch
     gradients.png, gradients-2.png, ...         input gradients, a picture a batch
     trees.html                                  the parse trees of all images, where there are any
-    trees/, sweeps/                             parse trees and pose sweeps, a picture an image
+    attention/, trees/, sweeps/                 attention, parse trees and pose sweeps, a picture an image
 
     Args:
         model: any classifier.
         batches: names of images and the images themselves, in [0, 1], not normalised, at most 12 at a time.
         folder: to write into.
-        kinds: what to write: "picture", "gradients", "page", "trees", "sweeps".
+        kinds: what to write: "picture", "gradients", "attention", "page", "trees", "sweeps"; all that the network
+            supports when None.
         keep: votes shown for each capsule of a tree.
 
     Returns the written files by kind.
     """
     reasons, folder, done = why_not(model), Path(folder), 0
+    kinds = [kind for kind in KINDS if kind not in reasons] if kinds is None else kinds
     for kind in kinds:
         check_choice("kinds", kind, KINDS)
         if kind in reasons:
@@ -174,6 +177,10 @@ def _write_each(
         for n, tree in enumerate(trees):
             path = folder / "trees" / f"{files[n]}.png"
             written["trees"].append(draw_parse_tree(tree, images[n], path, title=names[n]))
+    if "attention" in written:
+        for n, name in enumerate(names):
+            path = folder / "attention" / f"{files[n]}.png"
+            written["attention"].append(draw_attention(observation, images, path, number=n, title=name))
     if "sweeps" in written:
         sweep = pose_sweeps(observation)
         for n, name in enumerate(names):

@@ -34,6 +34,7 @@ class Observation:
         trace: couplings by module name.
         exchanges: the passes through the modules that hold them, by the coupling's name.
         class_coupling: name of the coupling that makes the class capsules; empty for a network without capsules.
+        image_shape: (channels, height, width) of the images.
     """
 
     model: VisionModel
@@ -42,13 +43,22 @@ class Observation:
     trace: Trace
     exchanges: dict[str, Exchange]
     class_coupling: str
+    image_shape: tuple[int, int, int]
 
     @property
     def grids(self) -> dict[str, Grid]:
-        """Where the senders of each coupling sit, by its name; couplings whose senders have no place are left out."""
+        """Where the senders of each routing sit, by its coupling's name, as far as they have a place.
+
+        Attention, such as that of a backbone, is no routing: see `attention_layers`.
+        """
         couplings = [name for name, kind in self.trace.kinds.items() if kind == "couplings"]
-        places = {name: self.trace.calls(name)[-1].senders for name in couplings}
+        routings = [name for name in couplings if name == self.class_coupling or self._votes(name)]
+        places = {name: self.trace.calls(name)[-1].senders for name in routings}
         return {name: grid for name, grid in places.items() if grid is not None}
+
+    def _votes(self, name: str) -> bool:
+        """Whether a coupling is of a routing, whose senders vote."""
+        return name in self.exchanges and hasattr(self.exchanges[name].module, "votes")
 
     def class_row(self, classes: Tensor) -> Tensor:
         """The couplings of the senders of the class routing with one class an image, mean over heads.
@@ -120,7 +130,8 @@ def observe(model: VisionModel, images: Tensor) -> Observation:
         model.train(was_training)
     check_scores(scores)
     class_coupling = "" if capsules is None else f"{model.classifier}.coupling"
-    return Observation(model, scores, capsules, trace, exchanges, class_coupling)
+    channels, height, width = inputs.shape[1:]
+    return Observation(model, scores, capsules, trace, exchanges, class_coupling, (channels, height, width))
 
 
 def chosen_classes(scores: Tensor, classes: Tensor | None) -> Tensor:

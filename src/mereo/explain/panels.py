@@ -15,6 +15,8 @@ SHARES = ("#ffffff", "#ffe0b8", "#ffb65c", "#ff8a1f", "#f25c05")
 VOTES = ("#1971c2", "#74b9f0", "#ffffff", "#ff9a8f", "#e03131")
 MOST_BARS = 10
 MOST_NUMBERED = 9
+MOST_RULED = 32
+"""Cells along a side between which lines are drawn; the lines of more would cover the picture."""
 LONGEST_NAME = 12
 LONGEST_TITLE = 26
 
@@ -137,6 +139,8 @@ def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: Grid, 
     downs, acrosses = (
         [ceil(grid.first + (n - 0.5) * grid.step - 0.5) - 0.5 for n in range(c + 1)] for c in cells.shape
     )
+    if max(cells.shape) > MOST_RULED:
+        return
     rules = {"colors": "white", "linewidth": 0.5, "alpha": 0.5}
     axes.hlines(
         [y for y in downs if 0 < y < height - 1], max(acrosses[0], -0.5), min(acrosses[-1], width - 0.5), **rules

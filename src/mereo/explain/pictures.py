@@ -12,6 +12,7 @@ from mereo.errors import UsageError
 from mereo.explain.explanation import Explanation, explain
 from mereo.explain.layout import make_sheet
 from mereo.explain.panels import colour_scale, draw_image, draw_map, draw_scores, draw_title, short
+from mereo.explain.places import spread
 from mereo.explain.wording import WORDINGS, Wording, bars_of
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
@@ -50,6 +51,10 @@ def _map_columns(explanation: Explanation) -> list[_MapColumn]:
         votes = explanation.contribution_map
         note, label = "for (red), against (blue)", "added to the length"
         columns.append(_MapColumn(VOTES, note, label, votes.heat, votes.cells, votes.grid, signed=True))
+    for title, shares in explanation.attention.items():
+        grid, sides = shares.grid, explanation.sides
+        note, label = f"{grid.rows} x {grid.columns} places", "share of all places"
+        columns.append(_MapColumn(title, note, label, spread(shares.cells, grid, *sides), shares.cells, grid))
     if explanation.occlusion_map is not None:
         hidden = explanation.occlusion_map
         note, label = f"{hidden.grid.rows} x {hidden.grid.columns} squares hidden", "fall of the score"
@@ -158,7 +163,7 @@ def _caption(columns: list[_MapColumn], words: Wording, true_known: bool, asked:
     elif HIDDEN in titles:
         lines += [
             "Occlusion: how much that score falls when a square takes the image's mean colour; blue: it rises.",
-            "This network has no routing to its classes: it has no couplings with them and no votes to draw.",
+            "This network has no routing to its classes, so there are no votes to draw.",
         ]
     elif VOTES in titles:
         lines.append(f"Routing: {share} {answer}.")
@@ -166,6 +171,13 @@ def _caption(columns: list[_MapColumn], words: Wording, true_known: bool, asked:
         lines.append(f"Routing: {share} the capsules that voted for {answer}.")
     if VOTES in titles:
         lines.append("Votes: what each part adds to the length of that capsule before it is squashed below 1.")
+    if "class attention" in titles:
+        lines.append("Class attention: what the class token takes from each place in its last layer, mean over heads.")
+    if "rollout" in titles:
+        lines.append(
+            "Rollout: what each place counts for the output through all layers of attention; what convolutions and"
+            " channels move does not count."
+        )
     if any(column.grid.first > column.grid.step for column in columns):
         lines.append("A part is drawn at the centre of its receptive field.")
     if total > MOST_ROWS:

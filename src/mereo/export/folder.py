@@ -14,7 +14,8 @@ from mereo.errors import UsageError
 from mereo.escape import cut
 from mereo.files import read_regular, write_atomically
 from mereo.models import VisionModel, get_model_entry, load, save_weights
-from mereo.models.metadata import as_tuples, check_preprocessing, check_record
+from mereo.models.arguments import as_tuples
+from mereo.models.metadata import check_preprocessing, check_record
 from mereo.models.weights import LONGEST_HEADER, read_metadata
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"

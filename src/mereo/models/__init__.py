@@ -2,7 +2,7 @@
 
 import mereo.models.vision  # noqa: F401
 from mereo.models.base import Features, VisionModel
-from mereo.models.capsule import CapsNet, EfficientCapsNet, MSPCaps
+from mereo.models.capsule import CapsNet, EfficientCapsNet, LinearHead, MSPCaps, MSPCapsHead
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.conversion import convert
 from mereo.models.factory import create_model, list_models
@@ -18,7 +18,9 @@ __all__ = [
     "FeatureInfo",
     "FeatureMaps",
     "Features",
+    "LinearHead",
     "MSPCaps",
+    "MSPCapsHead",
     "ModelEntry",
     "VisionModel",
     "convert",

@@ -20,6 +20,13 @@ def _numbers_in(value: Any) -> Iterator[int | float]:
         yield value
 
 
+def as_tuples(value: Any) -> Any:
+    """A plain value with its lists as tuples, as arguments of constructors are; also those inside tables."""
+    if isinstance(value, dict):
+        return {key: as_tuples(entry) for key, entry in value.items()}
+    return tuple(as_tuples(entry) for entry in value) if isinstance(value, tuple | list) else value
+
+
 def check_arguments(
     name: str, constructor: Callable[..., Any], defaults: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> None:

@@ -61,7 +61,7 @@ class VisionModel(nn.Module):
             them that layout, in which they also keep the maps, whatever the layout of the images.
     """
 
-    first_conv: ClassVar[str]
+    first_conv: str
     classifier: ClassVar[str] = "head"
     classifier_parts: ClassVar[tuple[str, ...]] = ("head",)
     fixed_input_size: ClassVar[bool] = True
@@ -94,6 +94,16 @@ class VisionModel(nn.Module):
     def head_hidden_size(self) -> int:
         """Size of what `forward_head(pre_logits=True)` gives: `num_features`."""
         return self.num_features
+
+    @classmethod
+    def class_for(cls, arguments: Mapping[str, Any]) -> "type[VisionModel]":
+        """The class that is built for these arguments: itself, or of a network with several forms the form chosen."""
+        return cls
+
+    @classmethod
+    def preprocessing_for(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of `pretrained_cfg` that follow from the arguments and take the place of the preset's."""
+        return {}
 
     # --- what a network defines -------------------------------------------------------------------------------------
 

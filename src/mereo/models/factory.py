@@ -9,6 +9,7 @@ from mereo.errors import UsageError, check_choice
 from mereo.models.base import VisionModel
 from mereo.models.conversion import from_timm_checkpoint
 from mereo.models.feature_maps import FeatureMaps
+from mereo.models.on_backbone import OnBackbone
 from mereo.models.pretrained import choose_tag, fill, list_pretrained, pretrained_path
 from mereo.models.registry import MODELS, build, get_model_entry
 from mereo.models.weights import load_state, load_tensors
@@ -86,27 +87,36 @@ def create_model(
         img_size: side of the images, or (height, width).
         checkpoint_path: weights saved by mereo for the same architecture.
         weights: "timm" for timm's published weights of the preset of the same name, or "timm.TAG" for one of several;
-            timm downloads what is not in its cache.
+            timm downloads what is not in its cache. A network on a backbone gives them to its backbone, and takes a
+            run, a file or a bundled name as well.
         features_only: return a backbone that gives the maps of its stages, see `FeatureMaps`.
-        out_indices: the stages whose maps a backbone gives; all by default.
+        out_indices: the stages whose maps a backbone gives; all by default. Of a network on a backbone, the stages
+            that it uses.
         kwargs: any other argument of the network, such as `patch_size` of MSPCaps. None means "the preset's".
 
     Returns:
         The model in training mode, with `config` and `pretrained_cfg` set, its convolutions in the memory layout in
         which they are faster. Saved weights have the ordinary layout.
     """
-    if out_indices is not None and not features_only:
-        raise UsageError(f"out_indices is {out_indices}, and features_only is False; set features_only=True.")
     name, _, tag = name.partition(".")
-    name = get_model_entry(name).name
+    name, module = get_model_entry(name).name, get_model_entry(name).module
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **kwargs}
+    if out_indices is not None and not features_only:
+        if not issubclass(module, OnBackbone):
+            raise UsageError(f"out_indices is {out_indices}, and features_only is False; set features_only=True.")
+        given["out_indices"] = out_indices
     given = {argument: value for argument, value in given.items() if value is not None}
     if weights is not None:
         if tag or pretrained or checkpoint_path:
             raise UsageError(f"weights is {weights!r}, and other weights are given too; leave one out.")
         library, _, theirs = weights.partition(".")
-        check_choice("weights", library, ("timm",))
-        model = from_timm_checkpoint(name, given, theirs or None)
+        if issubclass(module, OnBackbone):
+            model = build(name, **given)
+            assert isinstance(model, OnBackbone)
+            model.load_backbone(weights)
+        else:
+            check_choice("weights", library, ("timm",))
+            model = from_timm_checkpoint(name, given, theirs or None)
     elif tag or pretrained:
         model = _pretrained(name, tag or pretrained, given, checkpoint_path)
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mereo.errors import UsageError, unknown
+from mereo.models.arguments import as_tuples
 from mereo.models.base import VisionModel
 from mereo.models.registry import MODELS, get_model_entry, is_model
 
@@ -44,17 +45,14 @@ class Description:
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether a value is what constructors take: text, numbers, switches, and lists of them."""
+    """Whether a value is what constructors take: text, numbers, switches, lists of them, and tables by name."""
+    if isinstance(value, dict):
+        return depth == 0 and all(_is_plain(key) and _is_plain(entry, 1) for key, entry in value.items())
     if isinstance(value, list):
         return depth < _DEEPEST and all(_is_plain(entry, depth + 1) for entry in value)
     if isinstance(value, str):
         return len(value) <= LONGEST_TEXT
     return value is None or isinstance(value, int | float)
-
-
-def as_tuples(value: Any) -> Any:
-    """A JSON value with its lists as tuples, as arguments of constructors are."""
-    return tuple(as_tuples(v) for v in value) if isinstance(value, list) else value
 
 
 def _plain(metadata: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
@@ -85,6 +83,10 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
         raise UsageError(
             f"{path} is for {metadata['model']} with {foreign[0]!r}, which is not an argument of that network."
         )
+    defaults = get_model_entry(metadata["model"]).defaults
+    for name, value in arguments.items():
+        if isinstance(value, dict) and not isinstance(defaults[name], dict):
+            raise UsageError(f"{name} in args of {path} is a table, and that argument takes none.")
     names = metadata.get("class_names", [])
     if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= LONGEST_TEXT for name in names):
         raise UsageError(f"class_names of {path} must be a list of names.")

@@ -10,7 +10,7 @@ from torch import nn
 
 from mereo.core import Source
 from mereo.errors import UsageError, check_choice, unknown
-from mereo.models.arguments import check_arguments
+from mereo.models.arguments import as_tuples, check_arguments
 from mereo.models.base import VisionModel
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
@@ -85,7 +85,7 @@ class ModelEntry:
         size, channels = arguments["img_size"], arguments["in_chans"]
         sides = (size, size) if isinstance(size, int) else tuple(size)
         mean, std = self.normalisation(channels)
-        return {
+        own = {
             "architecture": self.name,
             "num_classes": arguments["num_classes"],
             "input_size": (channels, *sides),
@@ -99,6 +99,7 @@ class ModelEntry:
             "classifier": self.module.classifier,
             "paper_ids": self.source,
         }
+        return own | self.module.preprocessing_for(arguments)
 
 
 def per_channel(values: PerChannel, channels: int) -> tuple[float, ...]:
@@ -177,11 +178,11 @@ def build(name: str, **given: Any) -> VisionModel:
     for argument in given:
         if argument not in defaults:
             raise unknown(f"argument of {name}", argument, defaults)
-    arguments = defaults | {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    arguments = defaults | {k: as_tuples(v) for k, v in given.items()}
     check_arguments(name, entry.module.__init__, defaults, arguments)
-    model = entry.module(**arguments)
+    model = entry.module.class_for(arguments)(**arguments)
     model.config = {"model": name, "args": arguments}
-    model.pretrained_cfg = entry.pretrained_cfg(arguments)
+    model.pretrained_cfg = entry.pretrained_cfg(arguments) | {"first_conv": model.first_conv}
     if model.channels_last:
         lay_out(model)
     return model

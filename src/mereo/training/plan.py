@@ -86,7 +86,6 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
     info = dataset_info(config.data, config.data_root) if info is None else info
     channels = config.in_chans or info.in_chans
     check_channels(info.in_chans, channels)
-    loss = task().resolve_loss(config.loss, entry.module)
     if config.weights is not None:
         config = follow_weights(config, channels)
     size = config.img_size
@@ -97,9 +96,15 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
     if augment == ("auto",):
         augment = info.augment or ("none",)
     augmentation = None if augment in ((), ("none",)) else Augmentation.parse(augment)
+    arguments = {"img_size": size, **config.model_args, "in_chans": channels}
+    arguments["num_classes"] = task().num_outputs(info.num_classes)
+    _check_arguments(config, entry.defaults)
+    chosen = entry.defaults | {name: value for name, value in arguments.items() if value is not None}
+    loss = task().resolve_loss(config.loss, entry.module.class_for(chosen))
     mean, std = config.mean, config.std
     if mean is None or std is None:
-        mean, std = entry.normalisation(channels)
+        cfg = entry.pretrained_cfg(chosen)
+        mean, std = cfg["mean"], cfg["std"]
     elif len(mean) != channels or len(std) != channels:
         raise UsageError(
             f"mean and std have {len(mean)} and {len(std)} entries for {channels} channels; give one for each channel."
@@ -108,9 +113,6 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
     config = config.replace(
         img_size=size, in_chans=channels, augment=augment, mean=mean, std=std, validation_fraction=fraction, loss=loss
     )
-    arguments = {"img_size": size, **config.model_args, "in_chans": channels}
-    arguments["num_classes"] = task().num_outputs(info.num_classes)
-    _check_arguments(config, entry.defaults)
     return Plan(config, task, info, augmentation, arguments)
 
 

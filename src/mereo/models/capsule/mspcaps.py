@@ -4,33 +4,25 @@ Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. The authors have not published
 Cost at 32x32: about 0.07 GMAC an image for the tiny network, 1.5 for the large one, nearly all in the convolutions.
 """
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mereo.capsules import PatchifyCapsules, ResidualBlock, patch_grids
-from mereo.core import Grid, grid_groups
+from mereo.core import Grid
 from mereo.core.coupling import Over
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.models.base import Features
-from mereo.models.capsule_classifier import CapsuleClassifier
+from mereo.models.multi_scale_capsules import LastParts, MultiScaleCapsules
 from mereo.models.registry import register_model
-from mereo.routing import CrossAgreementRouting, DynamicRouting
+from mereo.routing import DynamicRouting
 
 MOST_DEPTH = 100
 
 
-class LastParts(NamedTuple):
-    """The capsules that enter the last routing: fine (batch, fine, pose), coarse (batch, coarse, pose)."""
-
-    fine: Tensor
-    coarse: Tensor
-
-
-class MSPCaps(CapsuleClassifier):
+class MSPCaps(MultiScaleCapsules):
     """Multi-scale patch capsules with cross-agreement routing.
 
     image -> residual blocks -> feature maps f1, f2, f3 -> patch capsules u1, u2, u3
@@ -62,7 +54,6 @@ class MSPCaps(CapsuleClassifier):
     Reference: arXiv:2508.16922.
     """
 
-    order: Tensor
     first_conv = "blocks.0.entry.0"
 
     def __init__(
@@ -98,10 +89,11 @@ class MSPCaps(CapsuleClassifier):
         self.scales = self.neck_inputs = scales
         self.routing, self.out_dim, self.routing_steps = routing, out_dim, routing_steps
         self.patch_size, self.scale_capsules = patch_size, scale_capsules
-        options = {"share_weights": share_weights, "over": coupling_over, "dropout": coupling_drop}
-        self.cross_agreement: dict[str, Any] = options
+        options: dict[str, Any] = {"share_weights": share_weights, "over": coupling_over, "dropout": coupling_drop}
+        self.cross_agreement = options
         self.grids = patch_grids(self.image_shape[1:], patch_size, scales)
-        self.counts = {i: self.grids[i][0] * self.grids[i][1] for i in scales}
+        step = float(patch_size)
+        self.places = {i: Grid(*self.grids[i], 1, step * 2**i / 2, step * 2**i) for i in scales}
         dims = dict(zip(scales, pose_dims, strict=False))
         widths, stages = (in_chans, *channels), range(scales[-1] + 1)
         self.blocks = nn.ModuleList(ResidualBlock(widths[i], widths[i + 1], 1 if i == 0 else 2, depth) for i in stages)
@@ -109,101 +101,50 @@ class MSPCaps(CapsuleClassifier):
         self.patchify = nn.ModuleDict(
             {str(i): PatchifyCapsules(channels[i], dims[i], patch_size, self.grids[i]) for i in scales}
         )
-        self.middle: CrossAgreementRouting | None = None
+        self.middle = None
         if routing == "dynamic":
             self._build_dynamic(dims, mid_dim)
         else:
             self._build_cross_agreement(dims, mid_dim)
         self.reset_classifier(num_classes)
 
-    def _grid(self, scale: int, feeds: int | None = None) -> Grid:
-        """Where the patches of a map sit."""
-        step = float(self.patch_size * 2**scale)
-        return Grid(*self.grids[scale], 1, step / 2, step, feeds)
-
-    def _build_cross_agreement(self, dims: dict[int, int], mid_dim: int) -> None:
-        """Sizes of what enters the last routing, and the routing before it where there are three scales."""
-        fine, coarse = self.scales[0], self.scales[:2][-1]
-        order = grid_groups(self.grids[fine], self.grids[coarse]).flatten()
-        self.register_buffer("order", order, persistent=False)
-        self.head_fine, self.head_coarse = (len(order), dims[fine]), (self.counts[coarse], dims[coarse])
-        if len(self.scales) < 3:
-            self.out_dim = mid_dim
-        else:
-            # The middle capsules have no place of their own, so any grouping under the coarsest ones is as good.
-            count, last = self.counts[coarse], self.scales[2]
-            if self.counts[last] > count:
-                raise UsageError(f"{count} middle capsules cannot be grouped under {self.counts[last]} coarse ones.")
-            num_middle = count - count % self.counts[last]
-            self.middle = CrossAgreementRouting(
-                len(order), count, num_middle, dims[fine], dims[coarse], mid_dim, **self.cross_agreement
-            )
-            self.middle.coupling.senders = self._grid(coarse, feeds=0)
-            self.middle.fine_grid, self.middle.fine_cells = self._grid(fine), order
-            self.head_fine, self.head_coarse = (num_middle, mid_dim), (self.counts[last], dims[last])
-        sizes = [self.head_fine, self.head_coarse][: len(self.scales)]
-        self.num_features = sum(capsules * pose for capsules, pose in sizes)
-
     def _build_dynamic(self, dims: dict[int, int], mid_dim: int) -> None:
         """A routing for each scale, whose outputs stand side by side."""
         self.scale_routings, feeds = nn.ModuleDict(), 0
         for i in self.scales:
             count, steps = self.scale_capsules[i], self.routing_steps
-            routing = DynamicRouting(self.counts[i], count, dims[i], mid_dim, steps=steps)
-            routing.coupling.senders = self._grid(i, feeds)
+            rows, columns = self.grids[i]
+            routing = DynamicRouting(rows * columns, count, dims[i], mid_dim, steps=steps)
+            routing.coupling.senders = self.places[i]._replace(feeds=feeds)
             self.scale_routings[str(i)] = routing
             feeds += count
         self.head_fine = (sum(self.scale_capsules[i] for i in self.scales), mid_dim)
         self.num_features = self.head_fine[0] * mid_dim
 
     def make_classifier(self) -> nn.Module:
-        (fine, fine_dim), classes, out_dim = self.head_fine, self.num_classes, self.out_dim
         if self.routing == "dynamic":
-            return DynamicRouting(fine, classes, fine_dim, out_dim, steps=self.routing_steps)
-        coarse, coarse_dim = self.head_coarse
-        head = CrossAgreementRouting(fine, coarse, classes, fine_dim, coarse_dim, out_dim, **self.cross_agreement)
-        head.coupling.senders = self._grid(self.scales[-1])
-        if len(self.scales) == 2:
-            head.fine_grid, head.fine_cells = self._grid(self.scales[0]), self.order
-        return head
-
-    def no_weight_decay(self) -> set[str]:
-        return {f"patchify.{i}.position" for i in self.scales}
+            (fine, fine_dim), classes = self.head_fine, self.num_classes
+            return DynamicRouting(fine, classes, fine_dim, self.out_dim, steps=self.routing_steps)
+        return super().make_classifier()
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         features: Tensor = self.blocks[index](inputs)
         return features
-
-    def _patches(self, maps: Iterable[Tensor]) -> dict[int, Tensor]:
-        return {i: self.patchify[str(i)](features) for i, features in zip(self.scales, maps, strict=True)}
-
-    def patch_capsules(self, images: Tensor) -> dict[int, Tensor]:
-        """The patch capsules of every map used: {map: (batch, rows * columns, pose)}."""
-        maps = self._maps(images, self.scales)
-        return self._patches(maps[i] for i in self.scales)
 
     def neck(self, maps: list[Tensor]) -> Features:
         """What enters the last routing.
 
         Shapes: -> `LastParts` from two or three scales; (batch, capsules, pose) from one, or with dynamic routing.
         """
+        if self.routing != "dynamic":
+            return super().neck(maps)
         parts = self._patches(maps)
-        if self.routing == "dynamic":
-            return torch.cat([self.scale_routings[str(i)](capsules) for i, capsules in parts.items()], 1)
-        fine, *coarser = parts.values()
-        if not coarser:
-            return fine
-        fine = fine[:, self.order]
-        return LastParts(fine if self.middle is None else self.middle(fine, coarser[0]), coarser[-1])
+        return torch.cat([self.scale_routings[str(i)](capsules) for i, capsules in parts.items()], 1)
 
     def route(self, features: Tensor | LastParts) -> Tensor:
-        poses: Tensor
-        if not isinstance(features, Tensor):
-            poses = self.head(*features)
-        elif self.routing == "dynamic":
-            poses = self.head(features)
-        else:
-            poses = self.head(features, features)
+        if self.routing != "dynamic":
+            return super().route(features)
+        poses: Tensor = self.head(features)
         return poses
 
 

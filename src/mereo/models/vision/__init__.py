@@ -3,9 +3,10 @@
 import mereo.models.vision.maxvit_presets  # noqa: F401
 from mereo.models.vision.biformer import BiFormer
 from mereo.models.vision.cait import CaiT
+from mereo.models.vision.cifar_resnet import CifarResNet
 from mereo.models.vision.davit import DaViT
 from mereo.models.vision.halonet import HaloNet
 from mereo.models.vision.maxvit import MaxViT
 from mereo.models.vision.shvit import SHViT
 
-__all__ = ["BiFormer", "CaiT", "DaViT", "HaloNet", "MaxViT", "SHViT"]
+__all__ = ["BiFormer", "CaiT", "CifarResNet", "DaViT", "HaloNet", "MaxViT", "SHViT"]

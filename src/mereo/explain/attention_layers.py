@@ -1,0 +1,181 @@
+"""The couplings of a network that lead from places of the image: which they are, and single rows of them.
+
+What counts is what was recorded, not which network it is: a coupling over the senders whose senders have positions.
+Those are set by the network, or follow from the map that enters the module, or from the number of cells of its tiles.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mereo.core import Call, Grid
+from mereo.explain.observation import Observation
+
+SKEWED = math.log(1.2)
+"""How far the cells of a grid may be from squares, as the logarithm of the ratio of their sides."""
+FEWEST = 4
+"""Cells of a grid that is inferred from their number."""
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One coupling whose senders are places of the image.
+
+    Attributes:
+        name: of the Coupling module.
+        call: its scores, couplings and tiles.
+        batch: number of images.
+        senders: where the senders sit.
+        receivers: where the receivers sit; None if they have no place, such as a class token.
+    """
+
+    name: str
+    call: Call
+    batch: int
+    senders: Grid
+    receivers: Grid | None
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether the first receiver is a token without a place that stands for the whole image."""
+        return self.receivers is None or self.receivers.prefix > 0
+
+    @property
+    def num_receivers(self) -> int:
+        """Receivers of the whole image."""
+        return self.call.scores.shape[-2] if self.call.tiles is None else self.call.tiles.num_receivers
+
+    @property
+    def num_senders(self) -> int:
+        """Senders of the whole image."""
+        return self.call.scores.shape[-1] if self.call.tiles is None else self.call.tiles.num_senders
+
+    def _couplings(self) -> Tensor:
+        """What acted, in single precision at least: (batch * tiles, heads, r, s)."""
+        assert self.call.couplings is not None
+        values = self.call.couplings
+        return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+    def _numbers(self, which: Tensor, batch: int) -> Tensor:
+        """Receivers or senders of the tiles, int64 (batch, tiles, count); padding is -1."""
+        which = which.to(self.call.scores.device)
+        return (which if which.dim() == 3 else which.unsqueeze(0)).expand(batch, -1, -1)
+
+    def rows(self, receivers: Tensor) -> tuple[Tensor, Tensor]:
+        """The couplings of one receiver an image with all senders, and the senders that it can attend to.
+
+        Shapes: receivers int64 (batch,) -> couplings (batch, heads, senders), bool (batch, senders).
+        """
+        couplings, tiles, batch = self._couplings(), self.call.tiles, self.batch
+        image = torch.arange(batch, device=couplings.device)
+        receivers = receivers.to(couplings.device)
+        if tiles is None:
+            row, scores = couplings[image, :, receivers], self.call.scores[image, :, receivers]
+            # What is masked by a bias has the lowest score that there is.
+            reach = scores > torch.finfo(scores.dtype).min / 2
+            if self.call.mask is not None:
+                reach = reach & self.call.mask.expand_as(couplings)[image, :, receivers]
+            return row, reach.any(1)
+        held, sent = self._numbers(tiles.receivers, batch), self._numbers(tiles.senders, batch)
+        mine = held == receivers.view(-1, 1, 1)
+        tiled = couplings.unflatten(0, (batch, tiles.count))
+        # Rows of other receivers of a tile count as zero.
+        row = torch.einsum("bthrs,btr->bths", tiled, mine.to(tiled.dtype)).transpose(1, 2)
+        index = sent.masked_fill(sent < 0, tiles.num_senders)
+        flat = index.flatten(1).unsqueeze(1).expand(-1, row.shape[1], -1)
+        whole = row.new_zeros(batch, row.shape[1], tiles.num_senders + 1).scatter_add(2, flat, row.flatten(2))
+        near = mine.any(2, keepdim=True).expand_as(sent).to(row.dtype).flatten(1)
+        reach = row.new_zeros(batch, tiles.num_senders + 1).scatter_add(1, index.flatten(1), near)
+        return whole[..., :-1], reach[:, :-1] > 0
+
+    def pull(self, weights: Tensor) -> Tensor:
+        """What weights of the receivers become as weights of the senders: sum_r w_r c_rs / sum_s c_rs, mean over heads.
+
+        Negative couplings count as zero; the weight of a receiver without couplings is lost.
+
+        Shapes: (batch, receivers) -> (batch, senders).
+        """
+        couplings, tiles, batch = self._couplings().mean(1).clamp(min=0), self.call.tiles, self.batch
+        tiny = torch.finfo(couplings.dtype).tiny
+        if tiles is None:
+            return torch.einsum("br,brs->bs", weights / couplings.sum(-1).clamp(min=tiny), couplings)
+        tiled = couplings.unflatten(0, (batch, tiles.count))
+        held, sent = self._numbers(tiles.receivers, batch), self._numbers(tiles.senders, batch)
+        into = sent.masked_fill(sent < 0, tiles.num_senders).flatten(1)
+        tiled = tiled * (sent >= 0).unsqueeze(2)  # what comes from padding comes from no place
+        out_of = held.clamp(min=0).flatten(1)
+        there = (held >= 0).flatten(1)
+        sums = weights.new_zeros(weights.shape).scatter_add(1, out_of, tiled.sum(-1).flatten(1) * there)
+        given = (weights / sums.clamp(min=tiny)).gather(1, out_of) * there
+        moved = torch.einsum("btr,btrs->bts", given.view(held.shape), tiled)
+        return weights.new_zeros(batch, tiles.num_senders + 1).scatter_add(1, into, moved.flatten(1))[:, :-1]
+
+
+def cells_of(count: int, height: int, width: int) -> Grid | None:
+    """The grid of that many nearly square cells over an image; None if there is none."""
+    if count < FEWEST:
+        return None
+
+    def skew(rows: int) -> float:
+        return abs(math.log((height / rows) / (width * rows / count)))
+
+    rows = min((n for n in range(1, count + 1) if count % n == 0), key=skew)
+    if skew(rows) > SKEWED:
+        return None
+    step = max(height / rows, width * rows / count)
+    return Grid(rows, count // rows, 1, step / 2, step)
+
+
+def _placed(count: int, inputs: tuple[object, ...], tiled: bool, height: int, width: int) -> Grid | None:
+    """Where senders or receivers sit that the network has not placed; None if that cannot be known."""
+    if tiled:
+        return cells_of(count, height, width)
+    maps = inputs[0] if inputs else None
+    if not isinstance(maps, Tensor):
+        return None
+    if maps.dim() == 4:
+        for rows, columns in (maps.shape[2:], maps.shape[1:3]):
+            if rows * columns == count:
+                step = max(height / rows, width / columns)
+                return Grid(rows, columns, 1, step / 2, step)
+    if maps.dim() == 3 and maps.shape[1] == count:
+        grid = cells_of(count, height, width)
+        if grid is None and (behind := cells_of(count - 1, height, width)) is not None:
+            return behind._replace(prefix=1)
+        return grid
+    return None
+
+
+def attention_layers(observation: Observation) -> list[AttentionLayer]:
+    """The couplings of an observation that lead from places of the image, in the order in which they were made.
+
+    Couplings that are normalised over the receivers, those of routings of capsules and those whose senders have no
+    place, such as channels, are left out.
+    """
+    batch, (_, height, width) = len(observation.scores), observation.image_shape
+    layers = []
+    for name, kind in observation.trace.kinds.items():
+        if kind != "couplings":
+            continue
+        exchange = observation.exchanges.get(name)
+        if exchange is not None and hasattr(exchange.module, "votes"):
+            continue
+        for call in observation.trace.calls(name):
+            if call.over != "senders" or (call.tiles is None and call.scores.shape[0] != batch):
+                continue
+            tiled, inputs = call.tiles is not None, () if exchange is None else exchange.inputs
+            counts = (
+                call.scores.shape[-2:] if call.tiles is None else (call.tiles.num_receivers, call.tiles.num_senders)
+            )
+            senders = call.senders or _placed(counts[1], inputs, tiled, height, width)
+            if senders is None or senders.prefix + senders.types * senders.rows * senders.columns != counts[1]:
+                continue
+            receivers = call.receivers
+            if receivers is None and counts[0] > 1:
+                receivers = senders if counts[0] == counts[1] else _placed(counts[0], inputs, tiled, height, width)
+            if (receivers is None and counts[0] != 1) or senders.types != 1:
+                continue
+            layers.append(AttentionLayer(name, call, batch, senders, receivers))
+    return sorted(layers, key=lambda layer: layer.call.number)

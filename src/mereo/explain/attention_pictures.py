@@ -1,0 +1,278 @@
+"""A picture of one image's attention: class token by head, rollout, one cell's couplings by layer, gates, filters."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from mereo.core import Coupling, Grid, Signal
+from mereo.explain.attention_layers import AttentionLayer, attention_layers
+from mereo.explain.observation import Observation, observe
+from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, colour_scale, draw_image, draw_map, printable, short
+from mereo.explain.places import spread
+from mereo.explain.rollout import attention_rollout, class_attention
+from mereo.models import VisionModel
+from mereo.pictures import new_figure, save_figure
+
+MOST_HEADS, MOST_LAYERS, MOST_GATES, MOST_FILTERS = 8, 10, 24, 5
+ACROSS, SIDE, HEAD, FOOT = 5, 1.75, 0.42, 0.2
+MARK = "#1971c2"
+"""The colour of the chosen cell and of the cells that it can attend to."""
+
+
+@runtime_checkable
+class HasSpectrum(Protocol):
+    """A module that multiplies frequencies of a map by a learned filter."""
+
+    def spectrum(self) -> Tensor:
+        """Magnitudes of the filter, the frequency zero in the middle: (channels, rows, columns)."""
+        ...
+
+
+def why_no_attention(model: VisionModel) -> str | None:
+    """Why there is no picture of attention; None if there may be one."""
+    modules = list(model.modules())
+    routed = {id(getattr(m, "coupling", None)) for m in modules if hasattr(m, "votes")}
+    if any(isinstance(m, Coupling) and m.over == "senders" and id(m) not in routed for m in modules):
+        return None
+    if any((isinstance(m, Signal) and m.kind == "gates") or isinstance(m, HasSpectrum) for m in modules):
+        return None
+    return f"{type(model).__name__} has no attention between places, no gates and no filters of frequencies"
+
+
+def chosen_layers(layers: Sequence[AttentionLayer], most: int = MOST_LAYERS) -> list[AttentionLayer]:
+    """At most so many layers with placed receivers, evenly over each kind: of one map and one form of tiles."""
+    kinds: dict[Any, list[AttentionLayer]] = {}
+    for layer in layers:
+        if layer.receivers is None:
+            continue
+        tiles = layer.call.tiles
+        form = None if tiles is None else (*tiles.senders.shape[-2:], tuple(tiles.receivers.flatten()[:2].tolist()))
+        kinds.setdefault((layer.num_receivers, layer.num_senders, form), []).append(layer)
+    each = max(1, most // max(len(kinds), 1))
+    taken = []
+    for group in list(kinds.values())[-most:]:
+        count = min(each, len(group))
+        taken += [group[-1 - (len(group) * n) // count] for n in range(count)]
+    return sorted(taken, key=lambda layer: layer.call.number)
+
+
+def cell_at(grid: Grid, row: float, column: float) -> tuple[int, int]:
+    """The cell of a grid over a place of the image, in pixels."""
+    down, across = ((place - grid.first) / grid.step + 0.5 for place in (row, column))
+    return min(max(int(down), 0), grid.rows - 1), min(max(int(across), 0), grid.columns - 1)
+
+
+def _outline(axes: Any, inside: Tensor, grid: Grid, colour: str, width: float) -> None:
+    """Lines around the cells of a grid that are True: (rows, columns)."""
+    edge = torch.nn.functional.pad(inside.int(), (1, 1, 1, 1)).cpu()
+    left = grid.first - grid.step / 2 - 0.5
+    for r, c in (edge[1:, 1:-1] != edge[:-1, 1:-1]).nonzero().tolist():
+        y, x = left + r * grid.step, left + c * grid.step
+        axes.plot([x, x + grid.step], [y, y], color=colour, linewidth=width, solid_capstyle="projecting", clip_on=False)
+    for r, c in (edge[1:-1, 1:] != edge[1:-1, :-1]).nonzero().tolist():
+        y, x = left + r * grid.step, left + c * grid.step
+        axes.plot([x, x], [y, y + grid.step], color=colour, linewidth=width, solid_capstyle="projecting", clip_on=False)
+
+
+def _head(axes: Any, title: str, note: str = "") -> None:
+    axes.set_title(f"{printable(title)}\n{printable(note)}", fontsize=7.5, color=INK, pad=3, parse_math=False)
+
+
+def _draw_shares(axes: Any, image: Tensor, cells: Tensor, grid: Grid, title: str, note: str) -> None:
+    """Shares of the places (rows, columns) over an image."""
+    heat = spread(cells[None], grid, *image.shape[-2:])[0]
+    low, high = float(cells.min()), float(cells.max())
+    signed = low < -1e-6 * max(high, 1e-6)
+    draw_map(axes, image, heat, cells, grid, colour_scale(cells, signed=signed), "+.2f" if signed else ".2f")
+    _head(axes, title, f"{note}{low:.1g} to {high:.1g}" if signed else f"{note}up to {high:.2g}")
+
+
+def names_of(layers: Sequence[AttentionLayer]) -> dict[str, str]:
+    """Short names of layers: without the parts at the end that are the same in all of them."""
+    parts = {layer.name: layer.name.removesuffix(".coupling").split(".") for layer in layers}
+    while (
+        len(parts) > 1
+        and len({names[-1] for names in parts.values()}) == 1
+        and all(len(names) > 1 for names in parts.values())
+    ):
+        parts = {name: names[:-1] for name, names in parts.items()}
+    return {name: ".".join(names) for name, names in parts.items()}
+
+
+def _layer_panel(
+    axes: Any, image: Tensor, layer: AttentionLayer, name: str, number: int, place: tuple[float, float]
+) -> None:
+    """The couplings of the cell over a place of the image, mean over heads, and the cells that it can attend to."""
+    receivers, senders = layer.receivers, layer.senders
+    assert receivers is not None
+    row, column = cell_at(receivers, *place)
+    index = receivers.prefix + row * receivers.columns + column
+    couplings, reach = layer.rows(torch.full((layer.batch,), index))
+    cells = couplings[number].mean(0)[senders.prefix :].view(senders.rows, senders.columns)
+    near = reach[number, senders.prefix :].view(senders.rows, senders.columns)
+    heads = couplings.shape[1]
+    note = f"{senders.rows} x {senders.columns}, {heads} {'head' if heads == 1 else 'heads'}, "
+    _draw_shares(axes, image, cells, senders, short(name, 28), note)
+    if not bool(near.all()):
+        _outline(axes, near, senders, MARK, 0.9)
+    own = torch.zeros(receivers.rows, receivers.columns, dtype=torch.bool)
+    own[row, column] = True
+    _outline(axes, own, receivers, INK, 1.6)
+
+
+def _gates(observation: Observation, number: int) -> list[tuple[str, Tensor]]:
+    """The gates of one image by module, a value a channel or place; at most so many, evenly over the network."""
+    names = [name for name, kind in observation.trace.kinds.items() if kind == "gates"]
+    names = [names[len(names) * n // MOST_GATES] for n in range(MOST_GATES)] if len(names) > MOST_GATES else names
+    batch = len(observation.scores)
+    values = {name: observation.trace[name] for name in names}
+    return [(name, value[number].float().flatten()) for name, value in values.items() if value.shape[0] == batch]
+
+
+def _draw_gates(axes: Any, gates: Sequence[tuple[str, Tensor]]) -> None:
+    """Bars to the median gate of each module, and a line from the 10th to the 90th percentile."""
+    marks = torch.tensor([0.1, 0.5, 0.9])
+    rows = [value.cpu().quantile(marks).tolist() for _, value in gates]
+    axes.barh(range(len(rows)), [middle for _, middle, _ in rows], color=OTHER, height=0.62)
+    lows, highs = [low for low, _, _ in rows], [high for *_, high in rows]
+    axes.hlines(range(len(rows)), lows, highs, color=PREDICTED, linewidth=1.6)
+    names = [short(name.removesuffix(".gates"), 30) for name, _ in gates]
+    axes.set_yticks(range(len(rows)), [printable(name) for name in names])
+    if min(lows) >= 0 and max(highs) <= 1:
+        axes.set_xlim(0, 1)
+    axes.set_ylim(max(len(rows), 4) - 0.5, -0.5)
+    axes.tick_params(length=0, labelsize=6.5, colors=FAINT)
+    axes.grid(axis="x", color="#e9ecef", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    _head(axes, "gates of the channels", "median, and 10th to 90th percentile")
+
+
+def _draw_spectrum(axes: Any, magnitudes: Tensor, name: str) -> None:
+    """The mean magnitude over the channels at each frequency, zero in the middle, as a share of the largest."""
+    mean = magnitudes.detach().float().mean(0).cpu()
+    top = float(mean.max()) or 1.0
+    axes.imshow((mean / top).numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+    axes.set_xticks([(mean.shape[1] - 1) // 2], ["0"])
+    axes.set_yticks([mean.shape[0] // 2], ["0"])
+    axes.tick_params(length=2, labelsize=6.5, colors=FAINT)
+    _head(axes, short(name, 28), f"filter, {magnitudes.shape[0]} channels, up to {top:.2g}")
+
+
+def _strongest(cells: Tensor, grid: Grid) -> tuple[float, float]:
+    """The place of the largest share of (rows, columns), in pixels."""
+    row, column = divmod(int(cells.argmax()), grid.columns)
+    return grid.first + row * grid.step, grid.first + column * grid.step
+
+
+Panel = Callable[[Any], None]
+
+
+def draw_attention(
+    model: VisionModel | Observation,
+    images: Tensor,
+    path: str | Path,
+    *,
+    number: int = 0,
+    place: tuple[float, float] | None = None,
+    title: str = "",
+) -> Path:
+    """Draw what was recorded of one image in a network with attention between places, gates or filters, as PNG.
+
+    Panels: the image; what the class token takes in its last layer, by head; the rollout; the couplings of one cell in
+    layers of every kind, with an outline around the cells that it can attend to (its window, group, block or regions);
+    the gates as bars; the filters of spectral layers.
+
+    Args:
+        model: the network, or what `observe` returned for it and the same images.
+        images: in [0, 1], not normalised.
+        path: of the file.
+        number: which of the images.
+        place: (row, column) in pixels of the cell whose couplings are drawn; that of the largest share of the rollout
+            when None.
+        title: a line above.
+
+    Shapes: images (batch, channels, height, width).
+    """
+    observation = model if isinstance(model, Observation) else observe(model, images)
+    image, layers, panels = images[number], attention_layers(observation), list[Panel]()
+    names = names_of(layers)
+    rollout, of_class = attention_rollout(observation), class_attention(observation)
+    if place is None and rollout is not None:
+        place = _strongest(rollout.cells[number], rollout.grid)
+
+    def whole(axes: Any) -> None:
+        draw_image(axes, image)
+        _head(axes, title and short(title, 26))
+        if place is not None:
+            axes.plot(place[1] - 0.5, place[0] - 0.5, "o", markersize=5, color=MARK, markeredgecolor="white")
+
+    def shares(cells: Tensor, grid: Grid, name: str, note: str) -> Panel:
+        return lambda axes: _draw_shares(axes, image, cells, grid, name, note)
+
+    panels.append(whole)
+    if rollout is not None:
+        panels.append(shares(rollout.cells[number], rollout.grid, "rollout", f"{len(layers)} layers, "))
+    if of_class:
+        last, name = of_class[-1], "class attention"
+        heads = last.cells[number]
+        panels.append(shares(heads.mean(0), last.grid, name, f"{short(names[last.layers[0]], 18)}, "))
+        for head in range(min(len(heads), MOST_HEADS) if len(heads) > 1 else 0):
+            panels.append(shares(heads[head], last.grid, name, f"head {head}, "))
+    for layer in chosen_layers(layers):
+        assert place is not None
+        panels.append(
+            partial(_layer_panel, image=image, layer=layer, name=names[layer.name], number=number, place=place)
+        )
+    filters = [(name, m) for name, m in observation.model.named_modules() if isinstance(m, HasSpectrum)]
+    step = max(1, len(filters) // MOST_FILTERS)
+    for name, module in filters[::step][:MOST_FILTERS]:
+        panels.append(partial(_draw_spectrum, magnitudes=module.spectrum(), name=name))
+    caption, gates = _caption(bool(layers), bool(of_class)), _gates(observation, number)
+    return _sheet(panels, gates, image, Path(path), caption)
+
+
+def _caption(layers: bool, of_class: bool) -> list[str]:
+    lines = []
+    if layers:
+        lines += [
+            "Rollout: what each place counts for the output through all layers of attention; what convolutions and"
+            " channels move does not count.",
+            "Named layers: what the cell at the blue point (black frame) takes from each place, mean over heads; blue"
+            " outline: the cells that it can attend to.",
+        ]
+    if of_class:
+        lines.append("Class attention: what the class token takes from each place in its last layer, mean and by head.")
+    return lines
+
+
+def _sheet(
+    panels: Sequence[Panel], gates: Sequence[tuple[str, Tensor]], image: Tensor, path: Path, caption: list[str]
+) -> Path:
+    """Panels in rows of five, the gates below them, and the caption."""
+    across = min(ACROSS, len(panels))
+    high = SIDE * min(max(image.shape[-2] / image.shape[-1], 0.5), 2.0)
+    rows, width = -(-len(panels) // across), across * (SIDE + 0.14) + 0.14
+    below = 0.5 + 0.17 * max(len(gates), 4) if gates else 0.0
+    width = max(width, 4.6)
+    foot = 0.1 + 0.15 * len(caption)
+    height = rows * (high + HEAD) + below + foot
+    figure = new_figure(width, height, layout=None, dpi=160)
+
+    def place(left: float, top: float, wide: float, tall: float) -> Any:
+        return figure.add_axes((left / width, 1 - (top + tall) / height, wide / width, tall / height))
+
+    for n, draw in enumerate(panels):
+        row, column = divmod(n, across)
+        draw(place(0.14 + column * (SIDE + 0.14), row * (high + HEAD) + HEAD - 0.04, SIDE, high))
+    if gates:
+        _draw_gates(place(1.9, rows * (high + HEAD) + 0.36, width - 2.1, below - 0.5), gates)
+    for n, line in enumerate(reversed(caption)):
+        figure.text(0.14 / width, (0.07 + 0.15 * n) / height, line, fontsize=6.5, color=FAINT, va="bottom")
+    save_figure(figure, path)
+    return path

@@ -1,0 +1,115 @@
+"""Attention as maps over the image: what the class token attends to, and where it all comes from, layer by layer.
+
+Source: Abnar, Zuidema 2020, arXiv:2005.00928, section 3.1, for rollout.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mereo.core import Grid
+from mereo.explain.attention_layers import AttentionLayer, attention_layers
+from mereo.explain.observation import Observation
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """Shares of the places of an image.
+
+    Attributes:
+        cells: (batch, rows, columns), or by head (batch, heads, rows, columns).
+        grid: where the cells are.
+        layers: names of the couplings that it is made from.
+    """
+
+    cells: Tensor
+    grid: Grid
+    layers: tuple[str, ...]
+
+
+def class_attention(observation: Observation) -> list[AttentionMap]:
+    """What the class token takes from each place, for each layer that has one and by head, in the order of the layers.
+
+    The token that stands for the whole image is a single receiver without a place, or the first receiver where the
+    positions have a prefix. What it takes from itself is left out, so the shares of a head sum to at most one.
+    """
+    maps = []
+    for layer in attention_layers(observation):
+        if layer.has_class_token:
+            grid = layer.senders
+            row, _ = layer.rows(torch.zeros(layer.batch, dtype=torch.int64))
+            cells = row[..., grid.prefix :].unflatten(-1, (grid.rows, grid.columns))
+            maps.append(AttentionMap(cells, grid, (layer.name,)))
+    return maps
+
+
+def _resized(weights: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Weights of cells on a grid of another size, with the same sum in each image: (batch, cells) -> (batch, cells)."""
+    if (old.rows, old.columns) == (new.rows, new.columns):
+        return weights
+    maps = weights.unflatten(1, (1, old.rows, old.columns))
+    resized = F.interpolate(maps, (new.rows, new.columns), mode="area").flatten(1)
+    total, now = weights.sum(1, keepdim=True), resized.sum(1, keepdim=True)
+    return resized * total / now.clamp(min=torch.finfo(now.dtype).tiny)
+
+
+def _back(layer: AttentionLayer, token: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of what leaves a layer as weights of what enters it.
+
+    Args:
+        token: weight of the class token, (batch,).
+        cells: of the cells of the receivers; of the senders where only the class token is a receiver: (batch, cells).
+    """
+    prefix = layer.senders.prefix
+    if layer.receivers is None:
+        taken = layer.pull(token.unsqueeze(1))
+        kept = 0.5 if prefix else 0.0
+        return kept * (token + taken[:, :prefix].sum(1)), cells + (1 - kept) * taken[:, prefix:]
+    if not layer.receivers.prefix:
+        taken = layer.pull(cells)[:, prefix:]
+        return token, (_resized(cells, layer.receivers, layer.senders) + taken) / 2
+    entire = torch.cat((token.unsqueeze(1), token.new_zeros(len(token), layer.receivers.prefix - 1), cells), 1)
+    taken = layer.pull(entire)
+    same = _resized(cells, layer.receivers, layer.senders)
+    return (token + taken[:, :prefix].sum(1)) / 2, (same + taken[:, prefix:]) / 2
+
+
+def attention_rollout(observation: Observation) -> AttentionMap | None:
+    """How much each place of the first layer counts for the output if attention is all that moves information.
+
+    A_l = (I + mean over heads of c_l) / 2,   rollout = w A_L ... A_2 A_1
+
+    w is one for the class token, or where there is none equal for all cells. The residual connection counts as much as
+    the couplings, whose rows are scaled to sum to one; negative ones count as zero. Between maps of different sizes the
+    weight of a cell is divided evenly among the cells under it. What convolutions, pooling, gates and attention between
+    channels move does not count. Shares sum to one in each image.
+
+    Returns None for a network without attention between places.
+
+    Reference: arXiv:2005.00928, section 3.1, for networks of equal layers; layers of several sizes, class layers and
+    tiles are ours.
+    """
+    layers = attention_layers(observation)
+    if not layers:
+        return None
+    last = layers[-1]
+    start = last.senders if last.receivers is None else last.receivers
+    count = start.rows * start.columns
+    has_token = last.has_class_token
+    like = torch.ones(last.batch, dtype=last.call.scores.dtype, device=last.call.scores.device)
+    like = like.float() if like.dtype in (torch.float16, torch.bfloat16) else like
+    token = like * has_token
+    cells = like.unsqueeze(1).expand(-1, count) * ((not has_token) / count)
+    grid = start
+    for layer in reversed(layers):
+        wanted = layer.senders if layer.receivers is None else layer.receivers
+        cells = _resized(cells, grid, wanted)
+        token, cells = _back(layer, token, cells)
+        grid = layer.senders
+    total = cells.sum(1, keepdim=True)
+    # Where nothing comes from a place, all places count the same.
+    shares = torch.where(total > 0, cells / total.clamp(min=torch.finfo(cells.dtype).tiny), 1 / cells.shape[1])
+    names = tuple(layer.name for layer in layers)
+    return AttentionMap(shares.unflatten(1, (grid.rows, grid.columns)), grid, names)

@@ -1,0 +1,130 @@
+"""The small residual networks for CIFAR-10: three stages of basic blocks without parameters in the shortcuts.
+
+Source: He, Zhang, Ren, Sun 2016, arXiv:1512.03385, section 4.2.
+Cost at 32x32: 41 M multiply-adds an image for 20 layers, 14 M more for every 6 layers.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mereo.core.shapes import image_size
+from mereo.errors import check_positive
+from mereo.layers import ConvNorm
+from mereo.models.base import VisionModel
+from mereo.models.registry import register_model
+
+
+class BasicBlock(nn.Module):
+    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))); the shortcut takes every stride-th cell and adds zeros.
+
+    Shapes: (batch, inputs, height, width) -> (batch, outputs, ceil(height / stride), ceil(width / stride)).
+
+    Reference: arXiv:1512.03385, section 3.3, option A.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = ConvNorm(inputs, outputs, 3, stride, activation=nn.ReLU)
+        self.second = ConvNorm(outputs, outputs, 3)
+        self.stride, self.added = stride, outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
+        if self.added:
+            shortcut = F.pad(shortcut, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
+        return torch.relu(shortcut + self.second(self.first(x)))
+
+
+class CifarResNet(VisionModel):
+    """Classify small images with residual blocks.
+
+    image -> conv 3x3, BN, ReLU -> 3 stages of blocks, the second and third with stride 2 -> mean -> linear
+
+    Args:
+        num_classes, in_chans, img_size: as in timm; images of any size.
+        blocks: in each stage; the network has 6 blocks + 2 layers.
+        widths: channels of the stages, ascending.
+        stem_stride: of the first convolution; 1 in the paper.
+
+    Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes).
+
+    Deviates: a `stem_stride` above 1, for larger images, is ours: its kernel is 2 stem_stride - 1 wide, so that it
+        sees every pixel.
+
+    Reference: arXiv:1512.03385, section 4.2 and table 6.
+    """
+
+    first_conv = "stem.0"
+    fixed_input_size = False
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int | tuple[int, int] = 32,
+        *,
+        blocks: int = 3,
+        widths: tuple[int, int, int] = (16, 32, 64),
+        stem_stride: int = 1,
+    ) -> None:
+        super().__init__()
+        check_positive(blocks=blocks, widths=min(widths), stem_stride=stem_stride)
+        self.image_shape, self.num_features = (in_chans, *image_size(img_size)), widths[-1]
+        self.stem = ConvNorm(in_chans, widths[0], max(3, 2 * stem_stride - 1), stem_stride, activation=nn.ReLU)
+        entries = [(widths[0], widths[0], 1), (widths[0], widths[1], 2), (widths[1], widths[2], 2)]
+        self.stages = nn.ModuleList(
+            nn.Sequential(
+                BasicBlock(inputs, outputs, stride), *(BasicBlock(outputs, outputs, 1) for _ in range(blocks - 1))
+            )
+            for inputs, outputs, stride in entries
+        )
+        self.feature_info = [
+            {"num_chs": width, "reduction": stem_stride * 2**i, "module": f"stages.{i}"}
+            for i, width in enumerate(widths)
+        ]
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        self.reset_classifier(num_classes)
+
+    def stage(self, index: int, inputs: Tensor) -> Tensor:
+        features: Tensor = self.stages[index](self.stem(inputs) if index == 0 else inputs)
+        return features
+
+    def pool(self, features: Tensor) -> Tensor:
+        return features.mean((2, 3))
+
+    def make_classifier(self) -> nn.Module:
+        return nn.Linear(self.num_features, self.num_classes)
+
+
+def _register(name: str, layers: int, parameters: int, what: str = "for 32x32 images", **more: Any) -> None:
+    register_model(
+        name,
+        CifarResNet,
+        f"Residual network of {layers} layers {what}.",
+        source="arXiv:1512.03385",
+        parameters=parameters,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.247, 0.2435, 0.2616),
+        **more,
+    )
+
+
+_register(
+    "resnet20",
+    20,
+    269_722,
+    tiny={"widths": (4, 6, 8), "blocks": 1, "img_size": 16},
+    variants={"larger stride": {"stem_stride": 2, "img_size": (21, 26)}},
+)
+_register("resnet32", 32, 464_154, blocks=5)
+_register("resnet44", 44, 658_586, blocks=7)
+_register("resnet56", 56, 853_018, blocks=9)
+_register("resnet110", 110, 1_727_962, blocks=18)
+_register(
+    "resnet20_224", 20, 271_642, "whose first convolution has stride 4, for photographs", img_size=224, stem_stride=4
+)
