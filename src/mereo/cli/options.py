@@ -307,6 +307,7 @@ class BenchOptions:
       mereo bench routing --threads 1 2 --report reports
       mereo bench routing --contender my_routing:route --sizes batch=8,32,128
       mereo bench models --models 'mspcaps*' --json now.json --against before.json
+      mereo bench backbones --models davit_tiny
     """
 
     suite: tyro.conf.Positional[str | None] = None
@@ -322,7 +323,7 @@ class BenchOptions:
     sizes: tuple[str, ...] = ()
     """Sizes to change, as name=value, or name=value,value to measure several; by default those of the suite."""
     models: str = "*"
-    """Shell-style pattern of networks, for the suite `models`."""
+    """Shell-style pattern of networks, for the suites `models` and `backbones`."""
     contender: tuple[str, ...] = ()
     """Your own implementations to measure as well, as module:callable; by default none."""
     compile: bool = False

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mereo.errors import UsageError, check_choice, first_line
 from mereo.escape import cut
 from mereo.models.base import VisionModel
-from mereo.models.layout import LAYOUTS, Layout, Pair
+from mereo.models.layout import LAYOUTS, Layout, Pair, same
 from mereo.models.registry import MODELS, build, get_model_entry, is_model, outline
 from mereo.models.weights import read_tensors
 
@@ -207,6 +207,12 @@ def convert(
     if strange:
         raise UsageError(f"source has {strange[0]!r}, which is no tensor; give a mapping of names to tensors.")
     return _from_tensors(source, model, arguments)
+
+
+def same_tensors(model: VisionModel, library: str) -> dict[str, str]:
+    """Names of the tensors of a network that another library holds unchanged, with the names that they have there."""
+    matches = _matches(model, _layout_for(model, library))
+    return {name: theirs for name, (theirs, pair) in matches.items() if pair.to_theirs is same}
 
 
 def from_timm_checkpoint(name: str, arguments: Mapping[str, Any], tag: str | None = None) -> VisionModel:
