@@ -19,6 +19,7 @@ class TrainOptions(TrainConfig):
       mereo train --recipe mspcaps_paper --data cifar10 --dry-run
       mereo train --data my_photos --img-size 64      folder my_photos/{train,val}/<class>/*
       mereo train --data my_photos --weights mspcaps_tiny.cifar10
+      mereo train --model davit_tiny --weights timm --data my_photos --freeze-layers 2 --layer-decay 0.7
       mereo train runs/capsnet-mnist/config.yaml      repeat a run
       mereo train runs/capsnet-mnist/config.yaml --resume
     """
