@@ -16,7 +16,8 @@ from mereo.tasks.losses import spread_loss, spread_margin
 from mereo.training import callbacks
 from mereo.training.config import TrainConfig
 from mereo.training.engine import Trainer, train
-from mereo.training.groups import freeze, parameter_groups
+from mereo.training.freezing import freeze
+from mereo.training.groups import parameter_groups
 from mereo.training.mixing import mix, mix_step
 from mereo.training.order import balanced_order
 from mereo.training.report import Report
@@ -58,6 +59,8 @@ OPTIONS = {
     "groups": {"weight_decay_norm": False, "weight_decay": 0.1},
     "layers": {"layer_decay": 0.5, "ema_decay": 0.9},
     "freeze": {"freeze": ["blocks.0"]},
+    "slower early layers": {"freeze_layers": 1, "layer_decay": 0.5},
+    "linear probe": {"freeze": ["backbone"], "ema_decay": 0.9},
     "smoothing": {"loss": "cross_entropy", "label_smoothing": 0.1},
     "mixup": {"mixup": 0.4},
     "both mixes, in parts": {"mixup": 0.4, "cutmix": 1.0, "loss": "cross_entropy", "accumulate": 2},
@@ -322,6 +325,11 @@ def test_soft_labels_count_for_their_heaviest_class():
         ({"warmup_steps": -1}, "warmup_steps"),
         ({"loss": "spred"}, "spread"),
         ({"freeze": ["steam"]}, "steam"),
+        ({"freeze_layers": -1}, "freeze_layers is -1; it must be at least 0"),
+        ({"freeze_layers": 5}, "freeze_layers is 5; this network has 5 layers.*at most 4"),
+        ({"freeze_until": "blocks.9"}, "blocks.9.*did you mean"),
+        ({"freeze_until": "head"}, "freeze_until is 'head', in the last layer"),
+        ({"freeze": ["backbone", "head"]}, "every parameter"),
     ],
 )
 def test_invalid_options_are_named(small_config, changes, fact):

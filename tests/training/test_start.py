@@ -2,19 +2,23 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mereo.cli.main import main
 from mereo.errors import UsageError
-from mereo.models import create_model, pretrained, save_weights
+from mereo.models import conversion, create_model, pretrained, save_weights
+from mereo.models.layout import LAYOUTS, Pair, register_layout
 from mereo.models.weights import load_tensors
 from mereo.training.config import TrainConfig
 from mereo.training.engine import train
 from mereo.training.estimate import print_estimate
 from mereo.training.plan import resolve
 from mereo.training.setup import prepare
+from plain_cnn import PlainCNN, registered
 
 SMALL = {"channels": [4, 8, 8], "patch_size": 2}
 
@@ -106,3 +110,110 @@ def test_the_line_is_told_by_the_run_and_by_a_dry_run(colours, capsys):
     assert capsys.readouterr().out.startswith(line)
     assert main(["train", *words, "--no-tensorboard"]) == 0
     assert line in capsys.readouterr().out
+
+
+class Published:
+    """A stand-in for timm that has published weights of the plain network, under other names."""
+
+    def __init__(self, source, missing=False):
+        self.source, self.missing, self.asked = source, missing, []
+
+    def is_model(self, name):
+        return name == "plain_cnn"
+
+    def is_model_pretrained(self, name):
+        return name in ("plain_cnn", "plain_cnn.a1")
+
+    def list_pretrained(self, pattern):
+        return ["plain_cnn.a1"]
+
+    def get_pretrained_cfg(self, name):
+        return SimpleNamespace(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+
+    def create_model(self, name, pretrained=False, **arguments):
+        self.asked.append((name, arguments))
+        if "img_size" in arguments:
+            raise TypeError("unexpected img_size")
+        if self.missing:
+            raise OSError("no network")
+        return self.source
+
+
+@pytest.fixture
+def published(monkeypatch):
+    class Theirs(PlainCNN):
+        """The plain network with other names for its stages."""
+
+    torch.manual_seed(3)
+    source = Theirs(num_classes=7)
+    with registered():
+        register_layout(
+            "timm",
+            PlainCNN,
+            lambda model: [Pair("head", "head"), *(Pair(f"stages.{i}", f"stages.{i}") for i in range(3))],
+            classes=("Theirs",),
+            arguments=lambda source: {"num_classes": 7, "in_chans": 3},
+        )
+        timm = Published(source)
+        monkeypatch.setattr(conversion, "_timm", lambda: timm)
+        yield timm
+        LAYOUTS.pop()
+
+
+def plain(small_config, **changes):
+    return small_config(**{"model": "plain_cnn", "model_args": {}, "img_size": 24, "in_chans": 3, **changes})
+
+
+def test_published_weights_of_timm_start_a_network_for_other_classes(small_config, published):
+    setup = prepare(plain(small_config, weights="timm.a1"))
+    ours, theirs = setup.model.state_dict(), published.source.state_dict()
+    assert ours["head.weight"].shape[0] == 10
+    kept = [name for name in ours if not name.startswith("head.")]
+    assert kept and all(torch.equal(ours[name], theirs[name]) for name in kept)
+    assert setup.start == "starting from timm's weights of plain_cnn; new: head"
+    assert setup.model.image_shape == (3, 24, 24)
+    assert (setup.config.mean, setup.config.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert setup.config.weights == "timm.a1" and {name for name, _ in published.asked} == {"plain_cnn.a1"}
+    grey = resolve(plain(small_config, weights="timm", in_chans=1))
+    assert len(grey.mean) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "fact"),
+    [
+        ({"weights": "timm.b7"}, r"none for 'plain_cnn.b7'; it has plain_cnn.a1"),
+        ({"weights": "timm", "model": "capsnet"}, "timm has no 'capsnet'"),
+    ],
+)
+def test_weights_that_timm_does_not_have(small_config, published, changes, fact):
+    with pytest.raises(UsageError, match=fact):
+        resolve(plain(small_config, **changes))
+
+
+def test_published_weights_without_a_network(small_config, published):
+    published.missing = True
+    with pytest.raises(UsageError, match=r"could not be had .*--weights file.safetensors"):
+        prepare(plain(small_config, weights="timm"))
+
+
+def test_a_resumed_run_does_not_ask_for_published_weights_again(small_config, published, silent, monkeypatch):
+    config = plain(small_config, weights="timm", name="once", epochs=1)
+    first = train(config, silent)
+    published.asked.clear()
+    published.missing = True
+    again = train(first_config(first).replace(resume=True), silent)
+    assert not published.asked and again.results["test_best"] == first.results["test_best"]
+
+
+def first_config(result):
+    return TrainConfig.from_yaml(result.folder.config)
+
+
+def test_a_file_under_the_names_of_another_library(small_config, published, tmp_path):
+    save_file(published.source.state_dict(), tmp_path / "theirs.safetensors")
+    setup = prepare(plain(small_config, weights="theirs.safetensors"))
+    assert setup.start == f"starting from {tmp_path / 'theirs.safetensors'}, converted; new: head"
+    assert torch.equal(setup.model.stages[0][0].weight, published.source.stages[0][0].weight)
+    save_file({"stages.0.0.weight": torch.zeros(1)}, tmp_path / "few.safetensors")
+    with pytest.raises(UsageError, match="missing"):
+        prepare(plain(small_config, weights="few.safetensors"))

@@ -4,11 +4,14 @@ A suite is data and four functions of a `Setting`: inputs, contenders, the work 
 external callables. Everything is rebuilt from names, so that a case can also run in a separate process.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from mereo.bench.results import Run
 
 Mode = Literal["forward", "training"]
 Value = int | str
@@ -56,11 +59,14 @@ class Workload:
         call: takes the inputs of the case, returns a tensor or a tuple of tensors.
         leaves: what has gradients besides the inputs.
         finish: what follows the backward pass, such as the step of an optimiser.
+        compared: after a backward pass, the gradients that are compared with those of the reference, in the same order
+            there; by default those of the inputs and leaves.
     """
 
     call: Callable[..., Any]
     leaves: tuple[Tensor, ...] = ()
     finish: Callable[[], object] | None = None
+    compared: Callable[[], tuple[Tensor | None, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,16 @@ def no_tables(setting: Setting, quick: bool) -> list[Table]:
     return []
 
 
+def no_digest(run: "Run") -> list[Table]:
+    """For suites without a table over all cases."""
+    return []
+
+
+def measurable(setting: Setting) -> str | None:
+    """For suites all of whose cases can be measured."""
+    return None
+
+
 def as_function(function: Callable[..., Any], setting: Setting) -> Callable[[Mode], Workload]:
     """A callable from outside that takes the inputs of the case."""
     return lambda mode: Workload(function)
@@ -123,9 +139,14 @@ class Suite:
         timed: False measures only memory.
         limit: bytes that a contender may take where memory is measured.
         tolerance: relative error above which a contender is wrong.
+        gradient_tolerance: the same for its gradients; by default that of outputs.
         adopt: makes a contender's `build` of a callable from outside.
         adopted: its role.
         tables: further results, measured after the cases.
+        digest: tables over all cases, made from the finished run.
+        also: further cases at every place: changes of its sizes, and the modes that are timed there.
+        skip: the reason why a setting cannot be measured, such as a network that does not exist; None where it can be.
+        models: names that `--models` may choose beyond those of the sweep over "model".
     """
 
     name: str
@@ -144,9 +165,14 @@ class Suite:
     timed: bool = True
     limit: int | None = None
     tolerance: float = 1e-4
+    gradient_tolerance: float | None = None
     adopt: Callable[[Callable[..., Any], Setting], Callable[[Mode], Workload]] = as_function
     adopted: Role = "contender"
     tables: Callable[[Setting, bool], list[Table]] = no_tables
+    digest: "Callable[[Run], list[Table]]" = no_digest
+    also: tuple[tuple[Mapping[str, Value], tuple[Mode, ...]], ...] = ()
+    skip: Callable[[Setting], str | None] = measurable
+    models: Callable[[], Sequence[str]] = tuple
 
 
 @dataclass(frozen=True)
@@ -158,9 +184,11 @@ class Case:
         setting: all of its sizes.
         axis: the size along which the suite is swept here, or "".
         threads: how many.
+        modes: what is timed.
     """
 
     name: str
     setting: Setting
     axis: str
     threads: int
+    modes: tuple[Mode, ...]

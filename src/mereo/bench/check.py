@@ -80,7 +80,9 @@ def outcome(step: Step) -> Outcome:
     outputs = tuple(o.detach().clone() for o in step.run())
     gradients: tuple[Tensor | None, ...] = ()
     if step.mode == "training":
-        gradients = tuple(None if leaf.grad is None else leaf.grad.clone() for leaf in step.leaves)
+        chosen = step.workload.compared
+        gradients = tuple(leaf.grad for leaf in step.leaves) if chosen is None else chosen()
+        gradients = tuple(None if gradient is None else gradient.clone() for gradient in gradients)
     step.clear()
     return Outcome(outputs, gradients, [x._version for x in given] != versions)
 
@@ -109,9 +111,10 @@ class Agreement:
     gradient: float | None
     altered: bool
 
-    def within(self, tolerance: float) -> bool:
-        """Whether the contender computes what the reference computes."""
-        return not self.altered and max(self.output, self.gradient or 0.0) <= tolerance
+    def within(self, tolerance: float, gradients: float | None = None) -> bool:
+        """Whether the contender computes what the reference computes; `gradients` is their own tolerance."""
+        allowed = tolerance if gradients is None else gradients
+        return not self.altered and self.output <= tolerance and (self.gradient or 0.0) <= allowed
 
 
 def compare(actual: Outcome, expected: Outcome) -> Agreement:

@@ -95,7 +95,11 @@ def make_cases(suite: Suite, request: Request) -> list[Case]:
         setting = Setting({**base, **changed}, request.device)
         for threads in dict.fromkeys(counts):
             words = [f"{name}={value}" for name, value in changed.items()]
-            cases.append(Case(" ".join([*words, f"threads={threads}"]), setting, axis, threads))
+            cases.append(Case(" ".join([*words, f"threads={threads}"]), setting, axis, threads, suite.modes))
+            for further, modes in suite.also:
+                other = Setting({**setting.sizes, **further}, request.device)
+                names = [*words, *(f"{name}={value}" for name, value in further.items()), f"threads={threads}"]
+                cases.append(Case(" ".join(names), other, axis, threads, modes))
     return cases
 
 

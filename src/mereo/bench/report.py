@@ -181,7 +181,7 @@ def heading(run: Run) -> list[str]:
         f" copy {r['copy'] / 1e9:.3g} GB/s"
         for threads, r in run.probes.items()
     ]
-    return lines
+    return lines + [f"skipped: {reason}" for reason in run.skipped]
 
 
 LEGEND = (

@@ -73,7 +73,11 @@ class Measurement:
 
 @dataclass
 class Run:
-    """All results of one `mereo bench`."""
+    """All results of one `mereo bench`.
+
+    Attributes:
+        skipped: cases that could not be measured, with the reason; the others are described by their types.
+    """
 
     suite: str
     created: str
@@ -83,6 +87,7 @@ class Run:
     probes: dict[str, dict[str, float]] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
     tables: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
     finished: bool = False
 
     def to_json(self) -> str:

@@ -14,6 +14,7 @@ from mereo.bench.memory import Peak, is_out_of_memory, measure_peak
 from mereo.bench.plan import Request, contenders_of, make_cases
 from mereo.bench.results import Measurement, Run
 from mereo.bench.timing import Clock, interleave, quartiles, threads
+from mereo.errors import UsageError
 from mereo.runtime.memory import free_memory
 from mereo.runtime.text import gibibytes
 
@@ -49,7 +50,7 @@ class Bench:
     ) -> None:
         request.check()
         self.suite, self.request, self.progress, self.save = suite, request, progress, save
-        self.cases = make_cases(suite, request)
+        self.cases, skipped = self._measurable(make_cases(suite, request))
         self.clock = clock or clock_of(request.device)
         # Check the names of contenders before minutes of measuring.
         contenders_of(suite, self.cases[0].setting, request)
@@ -59,16 +60,28 @@ class Bench:
             machine_facts(request.device),
             {**asdict(request), "limit": self.limit},
             suite.tolerance,
+            skipped=skipped,
         )
         self._peaks: dict[tuple[Any, ...], Peak] = {}
         self._too_large: set[tuple[str, str, str]] = set()
 
+    def _measurable(self, cases: list[Case]) -> tuple[list[Case], list[str]]:
+        """The cases that can be measured, and the reasons for the others; UsageError if none can be."""
+        reasons = [self.suite.skip(case.setting) for case in cases]
+        kept = [case for case, reason in zip(cases, reasons, strict=True) if reason is None]
+        skipped = list(dict.fromkeys(reason for reason in reasons if reason is not None))
+        if not kept:
+            raise UsageError(f"{self.suite.name} has nothing to measure: {'; '.join(skipped)}.")
+        return kept, skipped
+
     def measure(self) -> Run:
         """All cases. An interrupt leaves the results so far in `run`."""
         began = time.perf_counter()
+        for reason in self.run.skipped:
+            self.progress(f"{self.suite.name}: skipped, {reason}", 0, len(self.cases))
         for done, case in enumerate(self.cases):
             with threads(case.threads):
-                for mode in self.suite.modes:
+                for mode in case.modes:
                     if self.suite.timed:
                         self._probe(case.threads)
                     self._mode(case, mode)
@@ -78,7 +91,8 @@ class Bench:
             self.save(self.run)
             took = time.perf_counter() - began
             self.progress(f"{self.suite.name} {case.name}: done after {took:.0f} s", done + 1, len(self.cases))
-        self.run.tables = [asdict(t) for t in self.suite.tables(self.cases[0].setting, self.request.quick)]
+        tables = [*self.suite.digest(self.run), *self.suite.tables(self.cases[0].setting, self.request.quick)]
+        self.run.tables = [asdict(table) for table in tables]
         self.run.finished = True
         self.save(self.run)
         return self.run
@@ -164,7 +178,7 @@ class Bench:
             return
         agreement = compare(result, expected)
         row.output_error, row.gradient_error = agreement.output, agreement.gradient
-        if not agreement.within(self.suite.tolerance):
+        if not agreement.within(self.suite.tolerance, self.suite.gradient_tolerance):
             row.status = "WRONG"
             row.note = "writes to its inputs" if agreement.altered else ""
 

@@ -56,9 +56,11 @@ def choose_models(suite: "Suite", pattern: str) -> "Suite":
         return suite
     if "model" not in suite.sweeps:
         raise UsageError(
-            f"models is {pattern!r}; only the suite models takes a pattern of networks, not {suite.name!r}."
+            f"models is {pattern!r}; only the suites models and backbones take a pattern of networks, not"
+            f" {suite.name!r}."
         )
-    chosen = tuple(name for name in suite.sweeps["model"] if fnmatch.fnmatch(str(name), pattern))
+    names = dict.fromkeys([*suite.models(), *map(str, suite.sweeps["model"])])
+    chosen = tuple(name for name in names if fnmatch.fnmatch(name, pattern))
     if not chosen:
         raise UsageError(f"models is {pattern!r}, which no network matches; `mereo models` lists them.")
     return replace(suite, sweeps={**suite.sweeps, "model": chosen})

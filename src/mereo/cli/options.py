@@ -19,6 +19,7 @@ class TrainOptions(TrainConfig):
       mereo train --recipe mspcaps_paper --data cifar10 --dry-run
       mereo train --data my_photos --img-size 64      folder my_photos/{train,val}/<class>/*
       mereo train --data my_photos --weights mspcaps_tiny.cifar10
+      mereo train --model davit_tiny --weights timm --data my_photos --freeze-layers 2 --layer-decay 0.7
       mereo train runs/capsnet-mnist/config.yaml      repeat a run
       mereo train runs/capsnet-mnist/config.yaml --resume
     """
@@ -307,6 +308,7 @@ class BenchOptions:
       mereo bench routing --threads 1 2 --report reports
       mereo bench routing --contender my_routing:route --sizes batch=8,32,128
       mereo bench models --models 'mspcaps*' --json now.json --against before.json
+      mereo bench backbones --models davit_tiny
     """
 
     suite: tyro.conf.Positional[str | None] = None
@@ -322,7 +324,7 @@ class BenchOptions:
     sizes: tuple[str, ...] = ()
     """Sizes to change, as name=value, or name=value,value to measure several; by default those of the suite."""
     models: str = "*"
-    """Shell-style pattern of networks, for the suite `models`."""
+    """Shell-style pattern of networks, for the suites `models` and `backbones`."""
     contender: tuple[str, ...] = ()
     """Your own implementations to measure as well, as module:callable; by default none."""
     compile: bool = False

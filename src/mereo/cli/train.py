@@ -69,7 +69,7 @@ def run(words: list[str], command: str) -> None:
         print_estimate(make_plan(config))
         return
     from mereo.training.engine import train
-    from mereo.training.estimate import estimate, warn_of_memory
+    from mereo.training.estimate import announce
     from mereo.training.results import summary
     from mereo.training.run_folder import check_resumable, folder_to_resume, resumed
 
@@ -81,7 +81,7 @@ def run(words: list[str], command: str) -> None:
             print(line, flush=True)
     plan = make_plan(config)
     if os.environ.get("RANK", "0") == "0":
-        warn_of_memory(estimate(plan, measure=False))
+        announce(plan)
     result = train(plan)
     if result.main:
         summary(result)

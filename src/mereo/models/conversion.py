@@ -6,6 +6,7 @@ tensors. The rest (finding the layout, comparing names and shapes, copying) is d
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from mereo.errors import UsageError, check_choice, first_line
 from mereo.escape import cut
 from mereo.models.base import VisionModel
-from mereo.models.layout import LAYOUTS, Layout, Pair
+from mereo.models.layout import LAYOUTS, Layout, Pair, same
 from mereo.models.registry import MODELS, build, get_model_entry, is_model, outline
 from mereo.models.weights import read_tensors
 
@@ -101,10 +102,10 @@ def _preset(source: nn.Module, layout: Layout) -> str:
 PREPROCESSING = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "license")
 
 
-def _from_live(source: nn.Module) -> VisionModel:
+def _from_live(source: nn.Module, changes: Mapping[str, Any] = MappingProxyType({})) -> VisionModel:
     layout = _live(source)
     assert layout.arguments is not None
-    name, arguments = _preset(source, layout), dict(layout.arguments(source))
+    name, arguments = _preset(source, layout), {**layout.arguments(source), **changes}
     state = from_layout(outline(name, **arguments), source.state_dict(), layout)
     model = build(name, **arguments)
     model.load_state_dict(state)
@@ -153,8 +154,23 @@ def _timm() -> Any:
     return timm
 
 
+def _read_sizes(tensors: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any]) -> dict[str, int]:
+    """The numbers of classes and channels that tensors under another library's names are for, where they show it."""
+    model = outline(name, **arguments)
+    sizes: dict[str, int] = {}
+    for layout in LAYOUTS:
+        if layout.module is not type(model):
+            continue
+        matches = _matches(model, layout)
+        for argument, module, axis in (("num_classes", model.classifier, 0), ("in_chans", model.first_conv, 1)):
+            theirs, pair = matches.get(f"{module}.weight", ("", None))
+            if pair is not None and theirs in tensors and tensors[theirs].dim() > axis:
+                sizes[argument] = pair.to_ours(tensors[theirs]).shape[axis]
+    return sizes
+
+
 def _from_tensors(tensors: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any]) -> VisionModel:
-    model = build(name, **arguments)
+    model = build(name, **{**_read_sizes(tensors, name, arguments), **arguments})
     layouts = [layout for layout in LAYOUTS if layout.module is type(model)]
     if not layouts:
         raise UsageError(f"{name} has no counterpart in another library whose names mereo knows.")
@@ -180,7 +196,8 @@ def convert(
             .safetensors file under the names of timm or of the authors' code, with `model`.
         model: which network the tensors of a mapping or file belong to, one of `mereo.list_models()`.
         to: "mereo" or "timm".
-        arguments: of `create_model`, where the tensors are not of the preset, such as num_classes.
+        arguments: of `create_model`, where the tensors are not of the preset; num_classes and in_chans are read from
+            the tensors where they are not given.
 
     Returns:
         A network with the same weights, device, type and mode: its outputs agree to rounding.
@@ -209,30 +226,59 @@ def convert(
     return _from_tensors(source, model, arguments)
 
 
-def from_timm_checkpoint(name: str, arguments: Mapping[str, Any], tag: str | None = None) -> VisionModel:
-    """A network of mereo with timm's published weights of the preset of the same name.
+def same_tensors(model: VisionModel, library: str) -> dict[str, str]:
+    """Names of the tensors of a network that another library holds unchanged, with the names that they have there."""
+    matches = _matches(model, _layout_for(model, library))
+    return {name: theirs for name, (theirs, pair) in matches.items() if pair.to_theirs is same}
 
-    timm keeps its own cache, and downloads what is not there. Other classes, colours and image sizes are adapted by
-    timm before the conversion.
-    """
+
+def timm_weights(name: str, tag: str | None = None) -> str:
+    """The name under which timm has published weights of a preset of ours; UsageError if there are none."""
     timm, entry = _timm(), get_model_entry(name)
-    given = {key: value for key, value in arguments.items() if key in ("num_classes", "in_chans", "img_size")}
-    others = sorted(arguments.keys() - given.keys())
-    if others:
-        raise UsageError(f"weights are timm's, which fit the preset; leave out {', '.join(others)}.")
     theirs = entry.name if not tag else f"{entry.name}.{tag}"
     if not timm.is_model(entry.name) or not any(
         layout.module is entry.module and layout.library == "timm" for layout in LAYOUTS
     ):
         raise UsageError(f"weights is 'timm', and timm has no {entry.name!r}; leave weights out.")
     if not timm.is_model_pretrained(theirs):
-        raise UsageError(f"weights is 'timm', and timm has published none for {theirs!r}; leave weights out.")
+        known = ", ".join(timm.list_pretrained(f"{entry.name}.*"))
+        raise UsageError(
+            f"weights is 'timm', and timm has published none for {theirs!r}; "
+            + (f"it has {known}." if known else "leave weights out.")
+        )
+    return theirs
+
+
+def timm_normalisation(name: str, tag: str | None = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the channels for which timm's weights of a preset were trained."""
+    configuration = _timm().get_pretrained_cfg(timm_weights(name, tag))
+    return tuple(configuration.mean), tuple(configuration.std)
+
+
+def from_timm_checkpoint(name: str, arguments: Mapping[str, Any], tag: str | None = None) -> VisionModel:
+    """A network of mereo with timm's published weights of the preset of the same name.
+
+    timm keeps its own cache, and downloads what is not there. Other classes, colours and image sizes are adapted by
+    timm before the conversion.
+    """
+    timm = _timm()
+    given = {key: value for key, value in arguments.items() if key in ("num_classes", "in_chans", "img_size")}
+    others = sorted(arguments.keys() - given.keys())
+    if others:
+        raise UsageError(f"weights are timm's, which fit the preset; leave out {', '.join(others)}.")
+    theirs, changed = timm_weights(name, tag), {}
     try:
-        source = timm.create_model(theirs, pretrained=True, **given)
+        try:
+            source = timm.create_model(theirs, pretrained=True, **given)
+        except TypeError:  # a network without a table of positions takes no size
+            if "img_size" not in given:
+                raise
+            changed["img_size"] = given.pop("img_size")
+            source = timm.create_model(theirs, pretrained=True, **given)
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"timm's weights of {theirs} could not be had ({cut(first_line(error), 200)}); they need a network once."
-            " Where there is none, convert a file: mereo.convert('file.safetensors', model=...)."
+            " Where there is none, use a file: --weights file.safetensors in `mereo train`, or"
+            " mereo.convert('file.safetensors', model=...)."
         ) from error
-    model = _from_live(source)
-    return model.train()
+    return _from_live(source, changed).train()

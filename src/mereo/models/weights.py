@@ -88,6 +88,12 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
+def is_described(path: str | Path) -> bool:
+    """Whether a safetensors file states which network of mereo it is for; UsageError if it is no such file."""
+    with _opened(Path(path), described=False) as (_, metadata):
+        return bool(metadata)
+
+
 def read_metadata(path: str | Path) -> dict[str, Any]:
     """The JSON document of a file written by `save_tensors`, without its tensors."""
     with _opened(Path(path)) as (_, metadata):

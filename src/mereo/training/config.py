@@ -160,8 +160,14 @@ class TrainConfig:
     """Factor of the learning rate from each layer to the one before it, for fine-tuning; by default all layers share
     one rate."""
     freeze: tuple[str, ...] = ()
-    """Modules by name, or parameters by pattern, that are not trained; frozen batch norms keep their statistics. By
-    default none."""
+    """Modules by name, or parameters by pattern, that are not trained; `backbone` means everything but the classifier
+    (linear probing). Frozen batch norms keep their statistics, and nothing is dropped in frozen modules. By default
+    none."""
+    freeze_layers: int = 0
+    """Number of layers, counted from the images, that are not trained; a stage of the network is a layer, and the
+    classifier the last one."""
+    freeze_until: str | None = None
+    """Module, such as stages.1, up to whose layer nothing is trained; by default none."""
     schedule: Literal["cosine", "exponential", "constant"] = "cosine"
     """How the learning rate falls after the warm-up."""
     warmup_epochs: float = 1.0
@@ -237,9 +243,10 @@ class TrainConfig:
     output: str = "runs"
     """Folder that holds the run folders."""
     weights: str | None = None
-    """Weights to start from: a weight file, a run folder, or bundled weights such as mspcaps_tiny.mnist (listed
-    by `mereo models`). With another number of classes, layers that depend on it are newly initialised; with another
-    number of channels, the first convolution is adapted. By default random weights."""
+    """Weights to start from: a weight file, a run folder, bundled weights such as mspcaps_tiny.mnist (listed
+    by `mereo models`), or `timm` (or timm.TAG) for those that timm has published. With another number of classes,
+    layers that depend on it are newly initialised; with another number of channels, the first convolution is adapted.
+    By default random weights."""
     resume: bool = False
     """Resume the run of this name from its last checkpoint."""
     checkpoint_seconds: float = 60.0
@@ -285,6 +292,8 @@ class TrainConfig:
             parse_size(self.img_size)
         if self.warmup_steps is not None and not 0 <= self.warmup_steps < _LARGEST_NUMBER:
             raise UsageError(f"warmup_steps is {self.warmup_steps}; it must be at least 0.")
+        if not 0 <= self.freeze_layers < _LARGEST_NUMBER:
+            raise UsageError(f"freeze_layers is {self.freeze_layers}; it must be at least 0.")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UsageError(f"layer_decay is {self.layer_decay}; it must be above 0 and at most 1.")
         if self.ema_decay is not None:

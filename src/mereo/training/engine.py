@@ -40,7 +40,8 @@ from mereo.training.checkpoint import (
 from mereo.training.config import TrainConfig
 from mereo.training.evaluation import evaluate_run, is_better
 from mereo.training.events import open_events
-from mereo.training.groups import freeze, parameter_groups
+from mereo.training.freezing import describe_trained, freeze
+from mereo.training.groups import parameter_groups
 from mereo.training.mixing import mix_step
 from mereo.training.order import derived_seed, generator, sample_epoch
 from mereo.training.pictures import draw_curves
@@ -96,7 +97,9 @@ class Trainer:
         lay_out(model, self.memory_format)
         if self.config.sync_batchnorm and self.processes > 1:
             share_batch_statistics(model, self.device)
-        self._frozen = freeze(model, self.config.freeze)
+        self._frozen = freeze(
+            model, self.config.freeze, layers=self.config.freeze_layers, until=self.config.freeze_until
+        )
         self.plain_objective = self.task.objective(model, self.config)
         optimizer = make_optimizer(self.config, parameter_groups(self.config, self.plain_objective, model))
         self.objective, self.optimizer = self.accelerator.prepare(self.plain_objective, optimizer)
@@ -394,6 +397,8 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report) -> RunResult:
         )
         if note is not None:
             report.say(note)
+        for line in describe_trained(setup.model, setup.config.layer_decay, setup.config.lr):
+            report.say(line)
         if trainer.main:
             saved = setup.config.replace(resume=False, dry_run=False)
             write_atomically(folder.config, saved.to_yaml().encode())

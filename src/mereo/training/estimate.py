@@ -16,6 +16,7 @@ from mereo.runtime.memory import free_memory
 from mereo.runtime.text import duration, gibibytes
 from mereo.tasks import Objective
 from mereo.training.config import TrainConfig
+from mereo.training.freezing import describe_trained, freeze
 from mereo.training.plan import Plan, as_plan
 from mereo.training.start import start_from
 from mereo.training.unread import without_unread
@@ -30,6 +31,9 @@ WORKSPACE = 128 * 2**20
 """Bytes for buffers of libraries. This, and gradients of activations as large as the stored activations, were fitted to
 the resident memory of CapsNet, MSPCaps-T and Efficient-CapsNet on a CPU; for other devices they are a guess."""
 
+LONG_FLOPS = 5e12
+"""Operations of a training beyond which its time is estimated before it starts: about a minute on a few cores."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -37,6 +41,7 @@ class Estimate:
 
     Attributes:
         parameters: of the network, decoder included.
+        trained: those that are not frozen.
         flops: of the forward pass of one image; a multiply-add counts as two.
         memory: estimated bytes of a training step: weights, gradients, optimiser, stored activations.
         available: free bytes.
@@ -47,6 +52,7 @@ class Estimate:
     """
 
     parameters: int
+    trained: int
     flops: int
     memory: int
     available: int
@@ -59,6 +65,11 @@ class Estimate:
     def epoch_seconds(self) -> float | None:
         """Time of an epoch without its evaluation."""
         return None if self.step_seconds is None else self.step_seconds * (self.images / self.batch_size)
+
+    @property
+    def long(self) -> bool:
+        """Whether the training takes minutes even on a fast machine, by its number of operations."""
+        return 3 * self.flops * self.images * self.epochs > LONG_FLOPS
 
 
 def stored_bytes(objective: nn.Module, batch: Batch) -> int:
@@ -93,43 +104,50 @@ def training_images(config: TrainConfig, info: DatasetInfo) -> int:
 def estimate(
     config: TrainConfig | Plan,
     *,
-    measure: bool = True,
+    measure: bool | Callable[[Estimate], bool] = True,
     before_timing: Callable[[Estimate], None] = lambda estimated: None,
 ) -> Estimate:
     """Estimate the cost of a configuration.
 
     Args:
         config: of the training.
-        measure: time some steps on random images, for a few seconds, and leave unreadable files out of the count.
+        measure: time some steps on random images, for a few seconds, and leave unreadable files out of the count; or a
+            function of the estimate so far that decides this.
         before_timing: called with the estimate before the timing starts.
     """
     plan = as_plan(config)
     config, device, info, task = plan.config, plan.device, plan.info, plan.task()
     model = plan.build_model().to(device)
+    frozen = freeze(model, config.freeze, layers=config.freeze_layers, until=config.freeze_until)
     objective = task.objective(model, config).train()
+    for module in frozen:
+        module.eval()
     labels = info.labels_per_image
     parameters = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     images = training_images(config, info)
     batch_size = min(config.batch_size, max(images, 1))
     micro = max(batch_size // config.accumulate, 1)
     small, large = (stored_bytes(objective, task.example(model, n, labels)) for n in (PROBE, 2 * PROBE))
     each = (large - small) / PROBE
     activations = round(small + each * (micro - PROBE))
-    copies = 2 if config.optimizer == "sgd" else 4
-    copies += config.ema_decay is not None
+    # Beside the weights themselves: gradients and moments of what is trained, and the average of all weights.
+    copies = 2 if config.optimizer == "sgd" else 3
+    averaged = 1 + (config.ema_decay is not None)
     estimated = Estimate(
         parameters=parameters,
+        trained=trained,
         flops=forward_flops(model),
-        memory=4 * parameters * copies + 2 * activations + WORKSPACE,
+        memory=4 * (parameters * averaged + trained * copies) + 2 * activations + WORKSPACE,
         available=free_memory(device),
         step_seconds=None,
         images=images,
         batch_size=batch_size,
         epochs=config.epochs,
     )
-    before_timing(estimated)
-    if not measure:
+    if not (measure(estimated) if callable(measure) else measure):
         return estimated
+    before_timing(estimated)
     seconds = _time_step(objective, lambda count: task.example(model, count, labels), batch_size, micro, device)
     images = training_images(config, without_unread(info, strict=config.strict))
     return replace(estimated, step_seconds=seconds, images=images)
@@ -166,14 +184,35 @@ def _time_step(
 def print_estimate(config: TrainConfig | Plan) -> None:
     """Print the result of `mereo train --dry-run`."""
     plan = as_plan(config)
+    model = plan.build_model()
     if plan.config.weights is not None and not plan.config.resume:
-        print(start_from(plan.build_model(), plan.config.weights))
+        print(start_from(model, plan.config.weights))
+    freeze(model, plan.config.freeze, layers=plan.config.freeze_layers, until=plan.config.freeze_until)
+    for line in describe_trained(model, plan.config.layer_decay, plan.config.lr):
+        print(line)
     estimated = estimate(plan, before_timing=_print_size)
     seconds = estimated.epoch_seconds or 0.0
     _print_rows(
         ("an epoch", f"about {duration(seconds)} for {estimated.images:,} images"),
         ("the run", f"about {duration(seconds * estimated.epochs)} for {estimated.epochs} epochs, without evaluation"),
     )
+
+
+def announce(config: TrainConfig | Plan) -> None:
+    """Print, before a training, a warning if a step does not fit into memory, and how long it takes if that is long."""
+
+    def before(estimated: Estimate) -> None:
+        warn_of_memory(estimated)
+        print("timing a step ...", flush=True)
+
+    estimated = estimate(config, measure=lambda so_far: so_far.long, before_timing=before)
+    seconds = estimated.epoch_seconds
+    if seconds is None:
+        warn_of_memory(estimated)
+        return
+    whole = duration(seconds * estimated.epochs)
+    epochs = f"{estimated.epochs} epoch{'s' if estimated.epochs > 1 else ''}"
+    print(f"about {whole} for {epochs} of {estimated.images:,} images, without evaluation", flush=True)
 
 
 def _print_size(estimated: Estimate) -> None:

@@ -1,45 +1,15 @@
-"""Which parameters are trained, with which factor of the learning rate, and with or without weight decay."""
+"""Groups of parameters: with which factor of the learning rate, and with or without weight decay."""
 
-import fnmatch
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from mereo.errors import UsageError, unknown
 from mereo.models import VisionModel
 from mereo.training.config import TrainConfig
 
 LR_SCALE = "lr_scale"
 """Key of a group: its factor of the learning rate, as in timm."""
-
-
-def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    """Exclude parameters from training, and return the batch norms that are frozen with them.
-
-    Args:
-        model: the network; its parameters are changed in place.
-        patterns: names of modules ("stem"), of parameters, or shell-style patterns of parameters ("blocks.[01].*").
-
-    Returns:
-        Batch norms all of whose parameters are frozen: they must stay in eval mode.
-    """
-    named = dict(model.named_parameters())
-    for pattern in patterns:
-        chosen = [name for name in named if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")]
-        if not chosen:
-            raise unknown("part of the network in freeze", pattern, [name for name, _ in model.named_modules() if name])
-        for name in chosen:
-            named[name].requires_grad_(False)
-    if patterns and not any(parameter.requires_grad for parameter in named.values()):
-        raise UsageError(f"freeze is {', '.join(patterns)}, which matches every parameter; leave some to train.")
-    return [module for module in model.modules() if isinstance(module, _BatchNorm) and _is_frozen(module)]
-
-
-def _is_frozen(module: nn.Module) -> bool:
-    parameters = list(module.parameters())
-    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 def parameter_groups(config: TrainConfig, objective: nn.Module, model: VisionModel) -> Iterable[Any]:

@@ -1,14 +1,23 @@
-"""Initial weights of a training, from a file, a run or the package, also for other classes and channels."""
+"""Initial weights of a training, from a file, a run, the package or timm, also for other classes and channels."""
 
 from pathlib import Path
 from typing import Any
 
 from mereo.errors import UsageError
-from mereo.models import VisionModel, get_model_entry, load
+from mereo.models import VisionModel, convert, create_model, get_model_entry, load
+from mereo.models.conversion import timm_normalisation
 from mereo.models.metadata import describe
 from mereo.models.pretrained import fill
-from mereo.models.weights import load_tensors, weights_file
+from mereo.models.weights import is_described, load_tensors, weights_file
 from mereo.training.config import TrainConfig, parse_size
+
+PUBLISHED = "timm"
+"""Names weights that timm has published, alone or with a tag after a dot."""
+
+
+def is_published(weights: str) -> bool:
+    """Whether weights are those of timm, not a file or folder."""
+    return weights.partition(".")[0] == PUBLISHED and not Path(weights).exists()
 
 
 def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
@@ -19,12 +28,17 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
     has all this already, and its initial weights may no longer exist.
     """
     weights = str(config.weights)
+    if is_published(weights):
+        return config if config.resume else _follow_published(config, channels)
     try:
         path = weights_file(weights)
     except UsageError:
         if config.resume:
             return config
         raise
+    changes: dict[str, Any] = {"weights": str(Path(weights).absolute())} if Path(weights).exists() else {}
+    if not is_described(path):
+        return config.replace(**changes)
     _, metadata = load_tensors(path)
     described = describe(path, metadata)
     if described.model != config.model:
@@ -35,26 +49,43 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
     defaults = get_model_entry(config.model).defaults
     own = {name: value for name, value in metadata["args"].items() if described.arguments[name] != defaults[name]}
     arguments = {name: value for name, value in own.items() if name not in ("num_classes", "in_chans", "img_size")}
-    changes: dict[str, Any] = {"model_args": {**arguments, **config.model_args}}
+    changes["model_args"] = {**arguments, **config.model_args}
     if config.img_size is None and "img_size" not in config.model_args and "img_size" in own:
         changes["img_size"] = parse_size(own["img_size"])
     if config.mean is None and described.arguments.get("in_chans", defaults["in_chans"]) == channels:
         changes |= {name: described.preprocessing[name] for name in ("mean", "std") if name in described.preprocessing}
-    if Path(weights).exists():
-        changes["weights"] = str(Path(weights).absolute())
     return config.replace(**changes)
+
+
+def _follow_published(config: TrainConfig, channels: int) -> TrainConfig:
+    mean, std = timm_normalisation(config.model, str(config.weights).partition(".")[2] or None)
+    return config.replace(mean=mean, std=std) if config.mean is None and len(mean) == channels else config
 
 
 def start_from(model: VisionModel, weights: str) -> str:
     """Give a network the weights that a training starts from, and return a line on what is new."""
-    source = load(weights)
-    new = fill(model, source.state_dict(), {**source.metadata, **source.config}, weights)
+    source, name = _source(model, weights)
+    new = fill(model, source.state_dict(), {**source.metadata, **source.config}, name)
     # The classes are those of the new data, even if their number is the same.
     model.class_names = ()
-    parts = [f"starting from {weights}"]
+    parts = [f"starting from {name}"]
     if new:
         parts.append(f"new: {', '.join(new)}")
     ours, theirs = model.image_shape[0], source.image_shape[0]
     if ours != theirs:
         parts.append(f"first convolution folded from in_chans {theirs} to {ours}")
     return "; ".join(parts)
+
+
+def _source(model: VisionModel, weights: str) -> tuple[VisionModel, str]:
+    """The trained network that weights are of, and what to call them."""
+    name, size = str(model.config["model"]), model.image_shape[1:]
+    if is_published(weights):
+        return create_model(name, weights=weights, img_size=size), f"timm's weights of {name}"
+    path = weights_file(weights)
+    if is_described(path):
+        return load(weights), weights
+    # Of another library, by the names of its tensors.
+    source = convert(path, model=name, img_size=size)
+    assert isinstance(source, VisionModel)
+    return source, f"{weights}, converted"

@@ -3,6 +3,7 @@
 from mereo.bench.case import Suite
 from mereo.bench.contenders import load_object
 from mereo.bench.suites.attention import ATTENTION
+from mereo.bench.suites.backbones import BACKBONES
 from mereo.bench.suites.bessel import BESSEL
 from mereo.bench.suites.data import DATA
 from mereo.bench.suites.inversion import INVERSION
@@ -12,6 +13,7 @@ from mereo.errors import UsageError, unknown
 
 _ALL = (
     ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, INVERSION, BESSEL, DATA, MODELS,
+    BACKBONES,
 )  # fmt: skip
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 

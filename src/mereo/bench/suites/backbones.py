@@ -1,0 +1,247 @@
+"""Vision backbones beside timm's classes of the same presets, with the same weights.
+
+Weights are random, and so are scales and statistics that start as constants, so that every part of a network counts in
+the comparison of outputs. Ours are converted from timm's by `mereo.convert`. A preset that timm does not have, or any
+where timm is not installed, is compared with itself: fused and compiled.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mereo.bench.case import Contender, Mode, Setting, Suite, Table, UnavailableError, Work, Workload
+from mereo.bench.contenders import compiled
+from mereo.bench.counting import network_work
+from mereo.bench.report import milliseconds, three_digits
+from mereo.bench.results import Measurement, Run
+from mereo.bench.suites.networks import TAKES, adopt, images_and_labels
+from mereo.layers import StochasticDepth
+from mereo.models import VisionModel, convert, create_model, get_model_entry, is_model, list_models
+from mereo.models.conversion import same_tensors
+from mereo.models.layout import LAYOUTS
+from mereo.models.registry import outline
+
+PRESETS = ("davit_tiny", "maxvit_tiny_tf_224", "volo_d1_224", "halonet26t", "shvit_s4", "cait_xxs24_224",
+           "biformer_tiny", "spectformer_s")  # fmt: skip
+"""Measured by default."""
+OURS, FUSED, COMPILED = "ours", "ours fused", "ours compiled"
+TIMM, TIMM_LAST, TIMM_COMPILED = "timm", "timm channels-last", "timm compiled"
+NUDGE = 0.02
+"""Standard deviation of what is added to every initial weight."""
+
+
+def why_not_timm(name: str) -> str | None:
+    """The reason why there is no class of timm to compare a preset with; None where there is one."""
+    if find_spec("timm") is None:
+        return "timm is not installed"
+    if not is_model(name):
+        return f"{name} is not registered"
+    entry = get_model_entry(name)
+    if not any(layout.library == "timm" and layout.module is entry.module for layout in LAYOUTS):
+        return f"no conversion between timm's {name} and ours is registered"
+    import timm
+
+    return None if timm.is_model(entry.name) else f"timm has no {name}"
+
+
+def drop_nothing(model: nn.Module) -> None:
+    """Turn off what is left out at random in training, so that two networks compute the same."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(module, StochasticDepth):
+            module.rate = 0.0
+        elif type(module).__name__ == "DropPath":
+            module.drop_prob = 0.0
+
+
+@torch.no_grad()
+def randomise(model: nn.Module) -> None:
+    """Move all weights and draw the statistics of batch norms."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            assert module.running_var is not None
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    for parameter in model.parameters():
+        parameter.add_(NUDGE * torch.randn_like(parameter))
+
+
+def make_theirs(name: str) -> nn.Module:
+    """Timm's network of a preset, with random weights; UnavailableError with the reason where there is none."""
+    reason = why_not_timm(name)
+    if reason is not None:
+        raise UnavailableError(reason)
+    import timm
+
+    model: nn.Module = timm.create_model(get_model_entry(name).name)
+    randomise(model)
+    drop_nothing(model)
+    return model
+
+
+def make_ours(name: str) -> VisionModel:
+    """Our network with the weights that timm's has from the same random numbers; its own where timm has none."""
+    if why_not_timm(name) is None:
+        model = convert(make_theirs(name))
+        assert isinstance(model, VisionModel)
+    else:
+        model = create_model(name)
+        randomise(model)
+    drop_nothing(model)
+    return model
+
+
+def _scores(output: Any) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _workload(
+    model: nn.Module, mode: Mode, layout: torch.memory_format | None, names: Callable[[], list[str]]
+) -> Workload:
+    """Inference, or a training step: cross-entropy and AdamW, whose rate is 0 so that every step computes the same."""
+    if layout is not None:
+        model = model.to(memory_format=layout)
+
+    def scores(images: Tensor) -> Tensor:
+        return _scores(model(images if layout is None else images.contiguous(memory_format=layout)))
+
+    if mode == "forward":
+        model.eval()
+        return Workload(lambda images, labels: scores(images))
+    model.train()
+    parameters = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(list(parameters.values()), lr=0.0, weight_decay=0.0)
+
+    def gradients() -> tuple[Tensor | None, ...]:
+        return tuple(parameters[name].grad for name in names())
+
+    return Workload(
+        lambda images, labels: F.cross_entropy(scores(images), labels),
+        tuple(parameters.values()), optimizer.step, gradients,
+    )  # fmt: skip
+
+
+def _same(name: str) -> dict[str, str]:
+    """Parameters that are the same tensor in both libraries: our name -> timm's."""
+    model = outline(name)
+    same = same_tensors(model, "timm")
+    return {ours: same[ours] for ours, _ in model.named_parameters() if ours in same}
+
+
+def contenders(setting: Setting) -> tuple[Contender, ...]:
+    """Timm eager, channels-last and compiled, then ours eager, fused and compiled; ours first where timm has none."""
+    name, device = setting.word("model"), setting.device
+    alone = why_not_timm(name) is not None
+
+    def our_names() -> list[str]:
+        return [key for key, _ in outline(name).named_parameters()] if alone else list(_same(name))
+
+    def ours(mode: Mode) -> Workload:
+        return _workload(make_ours(name).to(device), mode, None, our_names)
+
+    def fused(mode: Mode) -> Workload:
+        if mode == "training":
+            raise UnavailableError("a fused network is for inference")
+        return _workload(make_ours(name).to(device).fuse(), mode, None, our_names)
+
+    def theirs(layout: torch.memory_format | None) -> Callable[[Mode], Workload]:
+        def build(mode: Mode) -> Workload:
+            return _workload(make_theirs(name).to(device), mode, layout, lambda: list(_same(name).values()))
+
+        return build
+
+    own = (Contender(OURS, ours), Contender(FUSED, fused), _compiled(COMPILED, ours))
+    timm = (
+        Contender(TIMM, theirs(None)), Contender(TIMM_LAST, theirs(torch.channels_last)),
+        _compiled(TIMM_COMPILED, theirs(None)),
+    )  # fmt: skip
+    return (*own, *timm) if alone else (*timm, *own)
+
+
+def _compiled(name: str, build: Callable[[Mode], Workload]) -> Contender:
+
+    return replace(compiled(Contender(name, build)), name=name)
+
+
+def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
+    """Images of the preset's size, in the ordinary layout, and labels."""
+    entry = get_model_entry(setting.word("model"))
+    shape = entry.pretrained_cfg(entry.defaults)["input_size"]
+    images, labels = images_and_labels(setting, shape, entry.defaults["num_classes"])
+    return images.contiguous(), labels
+
+
+def work(setting: Setting, mode: Mode) -> Work:
+    """What the network multiplies and adds, and the traffic of its parameters."""
+    model = create_model(setting.word("model")).to(setting.device)
+    return network_work(model, torch.rand(2, *model.image_shape, device=setting.device), setting.size("batch"), mode)
+
+
+def _skip(setting: Setting) -> str | None:
+    name = setting.word("model")
+    return None if is_model(name) else f"no network {name!r} is registered (`mereo models` lists them)"
+
+
+COLUMNS = (
+    "network", "mode", "batch", OURS, FUSED, COMPILED, TIMM, TIMM_LAST, TIMM_COMPILED, "timm / ours", "timm / fused",
+    "timm compiled / ours", "timm compiled / ours compiled", "peak, ours / timm",
+)  # fmt: skip
+
+
+def digest(run: Run) -> list[Table]:
+    """A row for each network, mode and batch: medians in milliseconds, and how many times as fast ours is."""
+    rows = []
+    for group in run.groups():
+        by_name = {m.contender: m for m in group}
+
+        def seconds(name: str, by_name: dict[str, Measurement] = by_name) -> float | None:
+            m = by_name.get(name)
+            return m.wall.median if m is not None and m.wall is not None and m.status == "ok" else None
+
+        def ratio(theirs: str, ours: str, seconds: Callable[[str], float | None] = seconds) -> str:
+            one, two = seconds(theirs), seconds(ours)
+            return f"{one / two:.2f}x" if one and two else "-"
+
+        names = (OURS, FUSED, COMPILED, TIMM, TIMM_LAST, TIMM_COMPILED)
+        shown = [milliseconds(value) if (value := seconds(name)) is not None else "-" for name in names]
+        peaks = [by_name[name].resident if name in by_name else None for name in (OURS, TIMM)]
+        first = group[0]
+        rows.append((
+            str(first.sizes["model"]), first.mode, str(first.sizes["batch"]), *shown,
+            ratio(TIMM, OURS), ratio(TIMM, FUSED), ratio(TIMM_COMPILED, OURS), ratio(TIMM_COMPILED, COMPILED),
+            three_digits(peaks[0] / peaks[1]) if peaks[0] and peaks[1] else "-",
+        ))  # fmt: skip
+    # Without timm, or without compiled contenders, whole columns are empty.
+    shown_columns = [i for i in range(len(COLUMNS)) if any(row[i] != "-" for row in rows)]
+    columns = tuple(COLUMNS[i] for i in shown_columns)
+    notes = ("medians in milliseconds of contenders that agree with the reference; above 1x ours is faster",)
+    table = Table("ours beside timm", columns, tuple(tuple(row[i] for i in shown_columns) for row in rows), notes)
+    return [table] if rows else []
+
+
+BACKBONES = Suite(
+    "backbones",
+    "vision backbones beside timm's with the same weights: inference at batch 8 and 1, and a training step",
+    TAKES,
+    {"batch": 8, "model": PRESETS[0]},
+    inputs,
+    contenders,
+    work,
+    sweeps={"model": PRESETS},
+    quick={"batch": 2},
+    memory=("forward", "training"),
+    tolerance=1e-3,
+    gradient_tolerance=1e-2,  # biases before batch norms have none but rounding
+    adopt=adopt,
+    adopted="unchecked",
+    digest=digest,
+    also=(({"batch": 1}, ("forward",)),),
+    skip=_skip,
+    models=list_models,
+)
