@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mereo._timm_hook import register_with_timm
 
 if TYPE_CHECKING:
+    from mereo.attention import neighborhood_attention
     from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
@@ -40,6 +41,7 @@ _HOMES = {
     "list_mechanisms": "mereo.mechanisms",
     "list_models": "mereo.models",
     "load": "mereo.models",
+    "neighborhood_attention": "mereo.attention",
     "push_to_hub": "mereo.export",
     "record": "mereo.core",
     "save_pretrained": "mereo.export",
@@ -60,6 +62,7 @@ __all__ = [
     "list_mechanisms",
     "list_models",
     "load",
+    "neighborhood_attention",
     "push_to_hub",
     "record",
     "save_pretrained",

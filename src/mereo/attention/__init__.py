@@ -5,6 +5,7 @@ that settle among stored patterns.
 """
 
 from mereo.attention.dense import MultiHeadAttention, TopDownAttention, top_down_attention
+from mereo.attention.local import NeighborhoodAttention, neighborhood_attention
 from mereo.attention.memory import (
     MEMORIES,
     SEPARATIONS,
@@ -26,10 +27,12 @@ __all__ = [
     "HopfieldLookup",
     "HopfieldPooling",
     "MultiHeadAttention",
+    "NeighborhoodAttention",
     "Separation",
     "TopDownAttention",
     "associative_memory",
     "energy",
+    "neighborhood_attention",
     "retrieve",
     "top_down_attention",
 ]
