@@ -9,6 +9,7 @@ import torch
 
 from mereo.bench.case import Case, Contender, Mode, Suite, UnavailableError, Work
 from mereo.bench.check import Outcome, Step, compare, outcome
+from mereo.bench.growth import growth_tables
 from mereo.bench.machine import clock_of, machine_facts, probe
 from mereo.bench.memory import Peak, is_out_of_memory, measure_peak
 from mereo.bench.plan import Request, contenders_of, make_cases
@@ -57,7 +58,7 @@ class Bench:
             suite.name,
             time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             machine_facts(request.device),
-            {**asdict(request), "limit": self.limit},
+            {**asdict(request), "limit": self.limit, "growth": list(suite.growth)},
             suite.tolerance,
         )
         self._peaks: dict[tuple[Any, ...], Peak] = {}
@@ -78,7 +79,8 @@ class Bench:
             self.save(self.run)
             took = time.perf_counter() - began
             self.progress(f"{self.suite.name} {case.name}: done after {took:.0f} s", done + 1, len(self.cases))
-        self.run.tables = [asdict(t) for t in self.suite.tables(self.cases[0].setting, self.request.quick)]
+        tables = [*growth_tables(self.run), *self.suite.tables(self.cases[0].setting, self.request.quick)]
+        self.run.tables = [asdict(t) for t in tables]
         self.run.finished = True
         self.save(self.run)
         return self.run
