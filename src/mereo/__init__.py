@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
+    from mereo.scan import lightning_attention
     from mereo.training.engine import train
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ _HOMES = {
     "get_mechanism": "mereo.mechanisms",
     "intervene": "mereo.core",
     "is_model": "mereo.models",
+    "lightning_attention": "mereo.scan",
     "list_mechanisms": "mereo.mechanisms",
     "list_models": "mereo.models",
     "load": "mereo.models",
@@ -59,6 +61,7 @@ __all__ = [
     "get_mechanism",
     "intervene",
     "is_model",
+    "lightning_attention",
     "list_mechanisms",
     "list_models",
     "load",
