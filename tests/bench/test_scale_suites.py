@@ -36,3 +36,13 @@ def test_neighborhood():
     assert tables == ["Exponents of tokens, forward, 1 threads", "Exponents of tokens, training, 1 threads"]
     assert {row[0] for row in run.tables[0]["rows"]} == {"dense masked", "gathered", "tiles", "compiled"}
     assert draw(run, Path("growth.png")) and Path("growth.png").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
+def test_lightning():
+    run = measured("lightning", "heads=2", "tokens=70,200", "dim=8")
+    for mode in ("forward", "training"):
+        found = statuses(run, mode, tokens=200)
+        assert found.pop("causal SDPA") == "unchecked"
+        assert found == dict.fromkeys(("loop over blocks", "parallel", "chunked", "compiled"), "ok")
+    assert len(run.tables) == 2
