@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 from mereo._timm_hook import register_with_timm
 
 if TYPE_CHECKING:
+    from mereo.attention import neighborhood_attention
     from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
+    from mereo.scan import lightning_attention
     from mereo.training.engine import train
 
 __version__ = "0.1.0"
@@ -37,9 +39,11 @@ _HOMES = {
     "get_mechanism": "mereo.mechanisms",
     "intervene": "mereo.core",
     "is_model": "mereo.models",
+    "lightning_attention": "mereo.scan",
     "list_mechanisms": "mereo.mechanisms",
     "list_models": "mereo.models",
     "load": "mereo.models",
+    "neighborhood_attention": "mereo.attention",
     "push_to_hub": "mereo.export",
     "record": "mereo.core",
     "save_pretrained": "mereo.export",
@@ -57,9 +61,11 @@ __all__ = [
     "get_mechanism",
     "intervene",
     "is_model",
+    "lightning_attention",
     "list_mechanisms",
     "list_models",
     "load",
+    "neighborhood_attention",
     "push_to_hub",
     "record",
     "save_pretrained",

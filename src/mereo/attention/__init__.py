@@ -13,7 +13,14 @@ from mereo.attention.dense import (
     TopDownAttention,
     top_down_attention,
 )
-from mereo.attention.local import BlockAttention, GridAttention, HaloAttention, WindowAttention
+from mereo.attention.local import (
+    BlockAttention,
+    GridAttention,
+    HaloAttention,
+    NeighborhoodAttention,
+    WindowAttention,
+    neighborhood_attention,
+)
 from mereo.attention.memory import (
     MEMORIES,
     SEPARATIONS,
@@ -42,6 +49,7 @@ __all__ = [
     "HopfieldLookup",
     "HopfieldPooling",
     "MultiHeadAttention",
+    "NeighborhoodAttention",
     "Separation",
     "SingleHeadAttention",
     "TalkingHeadAttention",
@@ -49,6 +57,7 @@ __all__ = [
     "WindowAttention",
     "associative_memory",
     "energy",
+    "neighborhood_attention",
     "retrieve",
     "top_down_attention",
 ]

@@ -132,6 +132,7 @@ class Suite:
         contenders: of a setting; the first is the reference.
         work: the least work of the task: its operations, and every input, output and gradient moved once.
         sweeps: size -> values; each is swept with the others at `sizes`.
+        growth: swept sizes with which time and memory grow as a power: the exponents are fitted and shown.
         quick, quick_sweeps: their replacements under `--quick`.
         threads: thread counts by default; 0 is all.
         modes: what is timed.
@@ -157,6 +158,7 @@ class Suite:
     contenders: Callable[[Setting], tuple[Contender, ...]]
     work: Callable[[Setting, Mode], Work | None]
     sweeps: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    growth: tuple[str, ...] = ()
     quick: Mapping[str, Value] = field(default_factory=dict)
     quick_sweeps: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     threads: tuple[int, ...] = (0,)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mereo.bench.growth import exponent
 from mereo.bench.report import heading, milliseconds, three_digits, versus
 from mereo.bench.results import Measurement, Run
 from mereo.pictures import new_figure, plain_log, save_figure
@@ -137,6 +138,9 @@ def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: l
                     style = ":" if wrong else ("-", "--", "-.")[counts.index(count) % 3]
                     axes.plot(*zip(*points, strict=True) if points else ([], []), style, marker="o", markersize=4,
                               color=colours[name], label=label, linewidth=1.6)  # fmt: skip
+                    if swept in run.options.get("growth", ()) and (power := exponent(points)) is not None:
+                        axes.annotate(f"{power:.2f}", points[-1], fontsize=7, color=colours[name],
+                                      xytext=(4, 0), textcoords="offset points", va="center")  # fmt: skip
                     lost = [m.sizes[swept] for m in line if quantity is _peak and "fit" in m.memory_note]
                     if lost and limit:
                         axes.plot(lost, [limit / MIB] * len(lost), "x", color=colours[name], markersize=7)
@@ -179,6 +183,8 @@ def draw(run: Run, path: Path) -> bool:
     title = f"mereo bench {run.suite}\n{heading(run)[0]}; torch {run.machine['torch']}"
     if any(m.bound and m.wall for m in run.measurements):
         title += "\nblack: the least time that the sizes allow on this machine"
+    if any(axis in run.options.get("growth", ()) for axis in swept):
+        title += "\nnumbers at the ends of lines: fitted exponents"
     figure.suptitle(title, fontsize=9, color=INK, x=0.01, ha="left")
     save_figure(figure, path)
     return True

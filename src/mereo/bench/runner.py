@@ -9,6 +9,7 @@ import torch
 
 from mereo.bench.case import Case, Contender, Mode, Suite, UnavailableError, Work
 from mereo.bench.check import Outcome, Step, compare, outcome
+from mereo.bench.growth import growth_tables
 from mereo.bench.machine import clock_of, machine_facts, probe
 from mereo.bench.memory import Peak, is_out_of_memory, measure_peak
 from mereo.bench.plan import Request, contenders_of, make_cases
@@ -58,7 +59,7 @@ class Bench:
             suite.name,
             time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             machine_facts(request.device),
-            {**asdict(request), "limit": self.limit},
+            {**asdict(request), "limit": self.limit, "growth": list(suite.growth)},
             suite.tolerance,
             skipped=skipped,
         )
@@ -91,7 +92,8 @@ class Bench:
             self.save(self.run)
             took = time.perf_counter() - began
             self.progress(f"{self.suite.name} {case.name}: done after {took:.0f} s", done + 1, len(self.cases))
-        tables = [*self.suite.digest(self.run), *self.suite.tables(self.cases[0].setting, self.request.quick)]
+        digests = [*growth_tables(self.run), *self.suite.digest(self.run)]
+        tables = [*digests, *self.suite.tables(self.cases[0].setting, self.request.quick)]
         self.run.tables = [asdict(table) for table in tables]
         self.run.finished = True
         self.save(self.run)

@@ -58,7 +58,8 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
     """Let calls of a class of modules end in a `UsageError` where their inputs do not fit.
 
     Args:
-        example: makes an instance and positional inputs that fit, whose axes and types are those expected.
+        example: makes an instance and positional inputs that fit, whose axes and types are those expected. Where
+            arguments of the class decide how many axes inputs have, an instance lists them in `input_axes`.
     """
     forward = module_class.forward
     names = _names(forward)
@@ -73,7 +74,8 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
         if torch.compiler.is_compiling() or transformed():
             return forward(self, *inputs, **options)
         like = next(self.parameters(), None)
-        for name, value, (axes, floating) in zip(names, inputs, expected(), strict=False):
+        numbers = getattr(self, "input_axes", None) or [axes for axes, _ in expected()]
+        for name, value, axes, (_, floating) in zip(names, inputs, numbers, expected(), strict=False):
             if value is not None and (reason := _misfit(name, value, axes, floating, like)) is not None:
                 raise UsageError(f"{type(self).__name__}: {reason}")
         try:

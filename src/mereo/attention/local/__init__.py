@@ -3,6 +3,14 @@
 from mereo.attention.local.block_attention import BlockAttention
 from mereo.attention.local.grid_attention import GridAttention
 from mereo.attention.local.halo import HaloAttention
+from mereo.attention.local.neighborhood import NeighborhoodAttention, neighborhood_attention
 from mereo.attention.local.window import WindowAttention
 
-__all__ = ["BlockAttention", "GridAttention", "HaloAttention", "WindowAttention"]
+__all__ = [
+    "BlockAttention",
+    "GridAttention",
+    "HaloAttention",
+    "NeighborhoodAttention",
+    "WindowAttention",
+    "neighborhood_attention",
+]

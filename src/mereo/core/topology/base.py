@@ -1,4 +1,4 @@
-"""Allowed pairs of senders and receivers, and their positions: values made once, at construction."""
+"""What a topology is, causal pairs, and positions on an image."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

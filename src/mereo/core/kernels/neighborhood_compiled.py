@@ -1,0 +1,133 @@
+"""Neighbourhood attention in compiled C++, `neighborhood.cpp`, as one operator of PyTorch with its gradient.
+
+Cost: 2 N W (D + E) FLOPs a head for N tokens with windows of W, times the keys of a tile's box over the window, about
+2 for 7 x 7. Live at once, beside arguments and results: the scores of one tile on each thread. Saved for the backward
+pass: the arguments, the output and the log of each sum, N numbers a head.
+"""
+
+from collections.abc import Sequence
+from ctypes import c_float, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.core.kernels.library import at, entry
+from mereo.core.kernels.transforms import forward_mode
+from mereo.core.topology import Neighborhood
+from mereo.core.topology.neighborhood import MOST_AXES
+
+_SIZES = (c_void_p, *[c_int64] * 5, c_float)
+_forward = entry("mereo_neighborhood", *[c_void_p] * 5, *_SIZES)
+_gradients = entry("mereo_neighborhood_gradients", *[c_void_p] * 10, *_SIZES)
+
+
+def numbers_of(topology: Neighborhood) -> list[int]:
+    """Length, window, stride, dilation and causality of each of three axes; an axis that is not there has one token."""
+    lines = [(x.length, x.window, x.stride, x.dilation, int(x.causal)) for x in topology.lines]
+    lines += [(1, 1, 1, 1, 0)] * (MOST_AXES - len(lines))
+    return [number for line in lines for number in line]
+
+
+def _topology(numbers: Sequence[int]) -> Neighborhood:
+    """The inverse of `numbers_of`."""
+    lines = [line for i in range(MOST_AXES) if (line := tuple(numbers[5 * i : 5 * i + 5])) != (1, 1, 1, 1, 0)]
+    length, window, stride, dilation, causal = zip(*lines, strict=True)
+    return Neighborhood(length, window, stride, dilation, tuple(map(bool, causal)))
+
+
+def _sizes(q: Tensor, v: Tensor, numbers: Sequence[int], scale: float) -> tuple[Any, ...]:
+    batch, _, heads, dim = q.shape
+    lines = (c_int64 * len(numbers))(*numbers)
+    return lines, batch, heads, dim, v.shape[3], torch.get_num_threads(), scale
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float().contiguous()
+
+
+@torch.library.custom_op("mereo::neighborhood", mutates_args=())
+def attend_compiled(q: Tensor, k: Tensor, v: Tensor, numbers: Sequence[int], scale: float) -> tuple[Tensor, Tensor]:
+    """What each query becomes, and log sum exp of its scores.
+
+    Shapes: q, k (batch, tokens, heads, dim), v (batch, tokens, heads, pose) -> (batch, tokens, heads, pose) of the type
+    of q, float32 (batch, tokens, heads).
+    """
+    assert _forward is not None
+    q, k, v, dtype = _wide(q), _wide(k), _wide(v), q.dtype
+    out, lse = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
+    if out.numel():
+        _forward(*map(at, (q, k, v, out, lse)), *_sizes(q, v, numbers, scale))
+    return out.to(dtype), lse
+
+
+@attend_compiled.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, numbers: Sequence[int], scale: float) -> tuple[Tensor, Tensor]:
+    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("mereo::neighborhood_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    numbers: Sequence[int],
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    assert _gradients is not None
+    types = [x.dtype for x in (q, k, v)]
+    q, k, v, grad, out = map(_wide, (q, k, v, grad, out))
+    given = torch.zeros_like(lse) if grad_lse is None else _wide(grad_lse)
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    if out.numel():
+        _gradients(*map(at, (q, k, v, grad, given, out, lse, dq, dk, dv)), *_sizes(q, v, numbers, scale))
+    dq, dk, dv = (x.to(dtype) for x, dtype in zip((dq, dk, dv), types, strict=True))
+    return dq, dk, dv
+
+
+@_backward.register_fake
+def _(grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in tensors[:3])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ctx.numbers, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _rule(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse = ctx.saved_tensors
+    if grad is None and grad_lse is None:
+        return (None,) * 5
+    if torch.is_grad_enabled() or forward_mode():
+        return *_plain_gradients(grad, grad_lse, (q, k, v), ctx.numbers, ctx.scale), None, None
+    grad = torch.zeros_like(out) if grad is None else grad
+    return *_backward(grad, grad_lse, out, lse, q, k, v, ctx.numbers, ctx.scale), None, None
+
+
+def _plain_gradients(
+    grad: Tensor | None,
+    grad_lse: Tensor | None,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    numbers: Sequence[int],
+    scale: float,
+) -> list[Tensor | None]:
+    """The same gradients as functions that can be differentiated again: a backward pass with create_graph=True."""
+    from mereo.core.kernels.neighborhood_tiles import tiled
+
+    with torch.enable_grad():
+        q, k, v = tensors
+        results = tiled(q, k, v, _topology(numbers), scale, with_lse=True)
+        pairs = [(x, g) for x, g in zip(results, (grad, grad_lse), strict=True) if x is not None and g is not None]
+        asking = [x for x in tensors if x.requires_grad]
+        found = iter(torch.autograd.grad([x for x, _ in pairs], asking, [g for _, g in pairs], create_graph=True))
+    return [next(found) if x.requires_grad else None for x in tensors]
+
+
+attend_compiled.register_autograd(_rule, setup_context=_save)
