@@ -91,4 +91,18 @@ EXPERIMENTS: dict[str, Experiment] = {
         "constellations",
         frozenset({"seeds", "epochs", "images"}),
     ),
+    "layer_scale": Experiment(
+        "Which residual branches make 24 and 36 layers trainable?",
+        "arXiv:2103.17239, section 2 and table 1",
+        "layer_scale",
+        TRAINING | {"variants", "seeds"},
+        data="cifar10",
+    ),
+    "class_attention": Experiment(
+        "Where should the class token join: in the first layer, late, or by class attention?",
+        "arXiv:2103.17239, section 3 and table 2",
+        "class_attention",
+        TRAINING | {"seeds"},
+        data="cifar10",
+    ),
 }
