@@ -60,9 +60,9 @@ class DeepTransformer(nn.Module):
             start = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
         how: dict[str, Any] = {"form": residual, "start": start}
         gathering = LATE if token == "class attention" else 0
-        self.attentions, self.feed_forwards = nn.ModuleList(), nn.ModuleList()
-        paths = []
+        attentions, feed_forwards, paths = [], [], []
         for layer in range(depth):
+            kind: type[ClassAttention | MultiHeadAttention]
             kind = ClassAttention if layer >= depth - gathering else MultiHeadAttention
             attention, feed_forward = kind(dim, heads), FeedForward(dim, 4 * dim)
             for linear in (attention.query, attention.key, attention.value, attention.proj, *feed_forward.children()):
@@ -70,8 +70,9 @@ class DeepTransformer(nn.Module):
                     nn.init.xavier_uniform_(linear.weight)
                     nn.init.zeros_(linear.bias)
             paths += [(attention.value.weight, attention.proj), (feed_forward.first.weight, feed_forward.second)]
-            self.attentions.append(Residual(attention, dim, "proj", **how))
-            self.feed_forwards.append(Residual(feed_forward, dim, "second", **how))
+            attentions.append(Residual(attention, dim, "proj", **how))
+            feed_forwards.append(Residual(feed_forward, dim, "second", **how))
+        self.attentions, self.feed_forwards = nn.ModuleList(attentions), nn.ModuleList(feed_forwards)
         start_by_depth(residual, paths)
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, num_classes)
 
@@ -81,6 +82,7 @@ class DeepTransformer(nn.Module):
         joins = 0 if self.token == "first" else len(self.attentions) - LATE
         apart: Tensor | None = None
         for layer, (attention, feed_forward) in enumerate(zip(self.attentions, self.feed_forwards, strict=True)):
+            assert isinstance(attention, Residual)
             if layer == joins and self.token == "class attention":
                 tokens, apart = summary, tokens
             elif layer == joins:
