@@ -43,15 +43,26 @@ def _can_convolve(x: Tensor, weight: Tensor) -> bool:
     if autocasts(x) or x.dim() < 2:
         return False
     if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting()
+        return not torch.compiler.is_exporting() and (x.dim() == 4 or (x.dim() == 3 and _divisor(x.shape[1]) > 1))
     return x.numel() >= _LEAST and steps_aside() is None
 
 
-def _images(tokens: int) -> int:
-    """Into how many images of equal size to cut the tokens: one thread takes oneDNN from 16 on."""
-    if torch.compiler.is_compiling() or torch.get_num_threads() > 1:
-        return 1
-    return next((count for count in range(16, 65) if tokens % count == 0), 1)
+def _divisor(number: int) -> int:
+    """The largest divisor up to the root."""
+    return max(i for i in range(1, int(number**0.5) + 1) if number % i == 0)
+
+
+def _cells(x: Tensor) -> Tensor:
+    """Tokens as maps: (..., inputs) -> (images, rows, columns, inputs)."""
+    if torch.compiler.is_compiling():
+        # Inductor copies maps of one row, whose layout is ambiguous; the batch size stays free.
+        return x if x.dim() == 4 else x.unflatten(1, (_divisor(x.shape[1]), -1))
+    # One map of one row is fastest; one thread takes oneDNN from 16 maps on.
+    count = x.numel() // x.shape[-1]
+    images = 1
+    if torch.get_num_threads() == 1:
+        images = next((number for number in range(16, 65) if count % number == 0), 1)
+    return x.reshape(images, 1, -1, x.shape[-1])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -61,9 +72,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if not _can_convolve(x, weight):
         return F.linear(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1])
-    cells = rows.view(_images(len(rows)), 1, -1, x.shape[-1]).permute(0, 3, 1, 2)
-    out = F.conv2d(cells, weight[:, :, None, None], bias).permute(0, 2, 3, 1)
+    out = F.conv2d(_cells(x).permute(0, 3, 1, 2), weight[:, :, None, None], bias).permute(0, 2, 3, 1)
     return out.reshape(*x.shape[:-1], len(weight))
 
 
