@@ -178,6 +178,18 @@ RECIPES: dict[str, Recipe] = {
         },
         reported={"imagenet": 83.62},
     ),
+    "volo": Recipe(
+        "VOLO-D1 from scratch: AdamW, 310 epochs, 20 of warm-up; without token labelling.",
+        "arXiv:2106.13112, section 4.1, and the authors' code",
+        # The published network learns the labels of an annotator for every token as well, with cut and paste of tokens
+        # in place of mixup and cutmix; those labels are files of the authors.
+        {
+            "model": "volo_d1_224", "data": "imagenet", "epochs": 310, "batch_size": 1024, "optimizer": "adamw",
+            "lr": 1.6e-3, "weight_decay": 5e-2, "schedule": "cosine", "warmup_epochs": 20.0, "min_lr": 1e-5,
+            "label_smoothing": 0.1, "cutmix": 1.0, "model_args": {"drop_path_rate": 0.1},
+            "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9", "erase=0.25:0.02:0.33"),
+        },
+    ),
     "digits_demo": Recipe(
         "The demonstration: MSPCaps-T on 1,797 handwritten digits, in two minutes on two CPU cores.",
         "ours",

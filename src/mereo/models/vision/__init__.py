@@ -8,5 +8,6 @@ from mereo.models.vision.davit import DaViT
 from mereo.models.vision.halonet import HaloNet
 from mereo.models.vision.maxvit import MaxViT
 from mereo.models.vision.shvit import SHViT
+from mereo.models.vision.volo import VOLO
 
-__all__ = ["BiFormer", "CaiT", "CifarResNet", "DaViT", "HaloNet", "MaxViT", "SHViT"]
+__all__ = ["VOLO", "BiFormer", "CaiT", "CifarResNet", "DaViT", "HaloNet", "MaxViT", "SHViT"]
