@@ -45,25 +45,25 @@ class ConvNorm(nn.Sequential):
         nn.init.constant_(norm.weight, norm_weight)
         super().__init__(convolution, norm, *([] if activation is None else [activation()]))
 
-    def _folds(self, maps: Tensor) -> bool:
-        """Whether to multiply the weights by the factors of the norm instead of the maps."""
+    def _foldable(self, maps: Tensor) -> tuple[nn.Conv2d, nn.BatchNorm2d] | None:
+        """The convolution and the norm, if its factors should multiply the weights instead of the maps."""
         convolution, norm = self[0], self[1]
         if type(norm) is not nn.BatchNorm2d or type(convolution) is not nn.Conv2d:
-            return False  # folded already, or replaced
-        if norm.training or norm.running_mean is None or norm.running_var is None or torch.is_grad_enabled():
-            return False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return False
+            return None  # folded already, or replaced
+        if norm.training or norm.running_mean is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None
         if any(module._forward_hooks or module._forward_pre_hooks for module in (convolution, norm)):
-            return False
+            return None
         cells = maps.shape[0] * maps.shape[2] * maps.shape[3] / (convolution.stride[0] * convolution.stride[1])
-        return cells >= _CHEAP * convolution.weight[0].numel()
+        return (convolution, norm) if cells >= _CHEAP * convolution.weight[0].numel() else None
 
     def forward(self, maps: Tensor) -> Tensor:
-        if not self._folds(maps):
-            out: Tensor = super().forward(maps)
-            return out
-        convolution, norm = self[0], self[1]
+        found = self._foldable(maps)
+        if found is None:
+            plain: Tensor = super().forward(maps)
+            return plain
+        convolution, norm = found
+        assert norm.running_mean is not None and norm.running_var is not None
         wide = accumulation_type(norm.weight)  # the root of a small variance has too few digits in half precision
         factor = norm.weight.to(wide) * (norm.running_var.to(wide) + norm.eps).rsqrt()
         shift = norm.bias.to(wide) - norm.running_mean.to(wide) * factor
