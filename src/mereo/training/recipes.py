@@ -199,6 +199,29 @@ RECIPES: dict[str, Recipe] = {
             "augment": ("rotate=10", "crop=3"), "validation_fraction": 0.0, "tensorboard": False,
         },
     ),
+    "halonet": Recipe(
+        "HaloNet by AdamW in 300 epochs, with RandAugment, mixup and random erasing.",
+        "github.com/mindspore-lab/mindcv, configs/halonet; the paper's authors have published no code",
+        {
+            "model": "halonet50ts", "data": "imagenet", "epochs": 300, "batch_size": 512, "optimizer": "adamw",
+            "lr": 1.25e-3, "weight_decay": 0.04, "weight_decay_norm": False, "schedule": "cosine", "min_lr": 6e-6,
+            "warmup_epochs": 3.0, "warmup_start": 1e-3, "loss": "cross_entropy", "label_smoothing": 0.1, "mixup": 0.8,
+            "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9", "erase=0.25:0.02:0.33"),
+        },
+        reported={"imagenet": 79.53},
+    ),
+    "biformer": Recipe(
+        "BiFormer as published: AdamW, 300 epochs, RandAugment, mixup, cutmix and random erasing.",
+        "arXiv:2303.08810, section 4.1, and DeiT's augmentation, arXiv:2012.12877, table 9",
+        # Stochastic depth is an argument of the presets: 0.1, 0.15 and 0.4 for T, S and B.
+        {
+            "model": "biformer_tiny", "data": "imagenet", "epochs": 300, "batch_size": 1024, "optimizer": "adamw",
+            "lr": 1e-3, "weight_decay": 0.05, "weight_decay_norm": False, "schedule": "cosine", "min_lr": 1e-5,
+            "warmup_epochs": 5.0, "warmup_start": 1e-3, "loss": "cross_entropy", "label_smoothing": 0.1, "mixup": 0.8,
+            "cutmix": 1.0, "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9", "erase=0.25:0.02:0.33"),
+        },
+        reported={"imagenet": 81.4},
+    ),
 }  # fmt: skip
 
 
