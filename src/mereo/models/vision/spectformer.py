@@ -202,7 +202,7 @@ def _pairs(model: SpectFormer) -> Iterator[Pair]:
 register_layout("official", SpectFormer, _pairs)
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
-_PAPER = {"source": "arXiv:2304.06446", "crop_pct": 0.9, **_IMAGENET}
+_PAPER = {"source": "arXiv:2304.06446", "crop_pct": 0.9, "recipe": "spectformer", **_IMAGENET}
 
 register_model(
     "spectformer_tiny",
