@@ -18,6 +18,7 @@ import mereo
 from mereo._timm_hook import register_with_timm
 from mereo.models import MODELS, timm_entrypoints
 from mereo.models.registry import families, outline
+from mereo.models.timm_entrypoints import timm_name
 from plain_cnn import PlainCNN, registered
 
 OWNED = "resnet18"
@@ -31,13 +32,13 @@ every_family = pytest.mark.parametrize("name", [entry.name for entry in families
 def test_timm_makes_the_same_model(name: str) -> None:
     arguments: dict[str, Any] = {**(MODELS[name].tiny or {}), "num_classes": 3, "in_chans": 2}
     torch.manual_seed(5)
-    theirs = timm.create_model(name, **arguments)
+    theirs = timm.create_model(timm_name(name), **arguments)
     torch.manual_seed(5)
     ours = mereo.create_model(name, **arguments)
     assert type(theirs) is type(ours)
     assert theirs.config == ours.config and theirs.pretrained_cfg == ours.pretrained_cfg == ours.default_cfg
     assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))
-    backbone = timm.create_model(name, features_only=True, out_indices=(0,), **arguments)
+    backbone = timm.create_model(timm_name(name), features_only=True, out_indices=(0,), **arguments)
     assert [x.shape[1] for x in backbone(torch.rand(2, *ours.image_shape))] == backbone.feature_info.channels()
     scales = {group["lr_scale"] for group in param_groups_layer_decay(theirs, layer_decay=0.5)}
     assert scales == {group["lr_scale"] for group in ours.parameter_groups(layer_decay=0.5)}
@@ -47,8 +48,9 @@ def test_timm_makes_the_same_model(name: str) -> None:
 def test_timm_reads_the_preprocessing(name: str) -> None:
     entry = MODELS[name]
     expected = entry.pretrained_cfg(entry.defaults)
-    assert timm.is_model(name) and name in timm.list_models(f"{name}*")
-    known = timm.get_pretrained_cfg(name)
+    known_as = timm_name(name)
+    assert timm.is_model(known_as) and known_as in timm.list_models(f"{known_as}*")
+    known = timm.get_pretrained_cfg(known_as)
     config = resolve_data_config({}, model=outline(name))
     for field in ("input_size", "mean", "std", "crop_pct", "interpolation", "crop_mode"):
         assert config[field] == expected[field]

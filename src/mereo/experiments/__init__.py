@@ -92,10 +92,24 @@ EXPERIMENTS: dict[str, Experiment] = {
         frozenset({"seeds", "epochs", "images"}),
     ),
     "capsule_head": Experiment(
-        "What does a capsule head change beside a linear head on the same maps of a backbone?",
+        "What does a capsule head change, compared with a linear head on the same maps of a backbone?",
         "arXiv:2508.16922; capsules on other backbones are ours",
         "capsule_head",
         TRAINING,
+        data="cifar10",
+    ),
+    "layer_scale": Experiment(
+        "Which residual branches make 24 and 36 layers trainable?",
+        "arXiv:2103.17239, section 2 and table 1",
+        "layer_scale",
+        TRAINING | {"variants", "seeds"},
+        data="cifar10",
+    ),
+    "class_attention": Experiment(
+        "Where should the class token join: in the first layer, late, or by class attention?",
+        "arXiv:2103.17239, section 3 and table 2",
+        "class_attention",
+        TRAINING | {"seeds"},
         data="cifar10",
     ),
 }

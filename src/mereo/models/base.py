@@ -142,6 +142,14 @@ class VisionModel(nn.Module):
         """Names of parameters without weight decay, beyond biases and other vectors."""
         return set()
 
+    def resize_tensors(self, tensors: dict[str, Tensor], img_size: tuple[int, int]) -> dict[str, Tensor]:
+        """The weights of such a network for images of another size, as this one has them: tables of positions.
+
+        Args:
+            tensors: of a network that was made for `img_size`.
+        """
+        return tensors
+
     # --- timm's protocol --------------------------------------------------------------------------------------------
 
     def _maps(self, images: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from mereo.core.shapes import image_size
 from mereo.errors import UsageError, unknown
 from mereo.models.base import VisionModel
 from mereo.models.registry import get_model_entry
@@ -76,11 +77,14 @@ def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any
 
     With another number of classes, the classifier (and what else depends on it, such as a decoder) keeps its new
     weights. With another number of channels, the first convolution is folded as timm does: summed for one channel,
-    repeated and scaled for more. Anything else that does not fit is a UsageError.
+    repeated and scaled for more. With another image size, tables of positions are interpolated. Anything else that
+    does not fit is a UsageError.
 
     Returns the names of the parts that keep their new weights.
     """
     own, adapted = model.state_dict(), dict(tensors)
+    if (size := metadata["args"].get("img_size")) is not None:
+        adapted = model.resize_tensors(adapted, image_size(size))
     kept: list[str] = []
     if model.num_classes != metadata["args"]["num_classes"]:
         heads = tuple(f"{name}." for name in (*model.classifier_parts, model.classifier))

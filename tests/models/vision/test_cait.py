@@ -14,6 +14,7 @@ from mereo.layers.residual import FORMS
 from mereo.models import get_model_entry
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS
+from mereo.models.pretrained import fill
 from mereo.models.vision.cait import CaiT
 
 NARROW = {"mlp_ratio": 2.0, "mlp_ratio_token_only": 2.0}
@@ -176,6 +177,16 @@ def test_images_of_another_size_get_interpolated_positions() -> None:
         model(torch.rand(2, 3, 3, 16))
     with pytest.raises(UsageError, match=r"img_size is \(16, 3\)"):
         tiny(img_size=(16, 3))
+
+
+def test_weights_for_another_image_size_bring_interpolated_positions() -> None:
+    model = tiny()
+    larger = mereo.create_model("cait_xxs24", **{**TINY, "img_size": (24, 16), "num_classes": 3}).eval()
+    new = fill(larger, model.state_dict(), model.config, "the small ones")
+    assert new == ["head"]
+    torch.testing.assert_close(larger.positions, resize_positions(model.positions, (4, 4), (6, 4)))
+    images = torch.rand(2, 3, 24, 16)
+    torch.testing.assert_close(larger.forward_features(images), model.forward_features(images))
 
 
 def test_couplings_have_their_places() -> None:

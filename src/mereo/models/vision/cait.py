@@ -48,9 +48,12 @@ class _ClassBlock(nn.Module):
     def forward(self, token: Tensor, patches: Tensor) -> Tensor:
         """Patches are normalised already, without the gain and the shift of this block's norm, where it has one."""
         attention, norm = self.attention, self.attention.norm
-        gain, shift = (norm.weight, norm.bias) if isinstance(norm, nn.LayerNorm) else (None, attention.shift)
-        if gain is None and shift is not None:
-            shift = shift.expand(token.shape[-1])
+        gain: Tensor | None = None
+        shift: Tensor | None = None
+        if isinstance(norm, nn.LayerNorm):
+            gain, shift = norm.weight, norm.bias
+        elif attention.shift is not None:
+            shift = attention.shift.expand(token.shape[-1])
         update = attention.branch.gather(attention.prepare(token), patches, gain, shift)  # type: ignore[operator]
         summary: Tensor = self.feed_forward(attention.add(token, update))
         return summary
@@ -218,6 +221,13 @@ class CaiT(VisionModel):
 
     def no_weight_decay(self) -> set[str]:
         return {"positions", "class_token"}
+
+    def resize_tensors(self, tensors: dict[str, Tensor], img_size: tuple[int, int]) -> dict[str, Tensor]:
+        """With positions interpolated from the grid of another image size."""
+        old = (img_size[0] // self.patch_size, img_size[1] // self.patch_size)
+        if old == self.grid or "positions" not in tensors or tensors["positions"].shape[1] != old[0] * old[1]:
+            return tensors
+        return {**tensors, "positions": resize_positions(tensors["positions"], old, self.grid)}
 
     def layer_depths(self) -> dict[str, int]:
         """A layer for the patches and tokens before the blocks, one a block, the classifier last.
