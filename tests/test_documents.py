@@ -1,7 +1,9 @@
 """The documents agree with the code."""
 
+import importlib.util
 import inspect
 import re
+import shlex
 import subprocess
 import tomllib
 from importlib import import_module
@@ -57,6 +59,27 @@ def test_the_contender_of_the_benchmark_page_routes():
     exec(block, names)
     children, weight = torch.randn(3, 12, 4), torch.randn(5, 12, 4, 6)
     torch.testing.assert_close(names["route"](children, weight, 3), dynamic_routing(children, weight, 3))
+
+
+@pytest.mark.slow
+def test_the_blocks_of_the_page_on_backbones_run(tmp_path, monkeypatch, capsys):
+    from mereo.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    text, names = (ROOT / "docs" / "backbones.md").read_text(), {}
+    blocks = re.findall(r"```(python|sh)\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) > 6
+    for language, block in blocks:
+        if language == "python":
+            if "# needs timm" in block and importlib.util.find_spec("timm") is None:
+                continue
+            exec(block, names)
+        else:
+            for command in block.strip().splitlines():
+                program, *words = shlex.split(command)
+                assert program == "mereo" and main(words) == 0, (command, capsys.readouterr().err)
+    assert {"photo.png", "attention.png", "head.safetensors"} <= {path.name for path in tmp_path.iterdir()}
+    assert (tmp_path / "explained" / "explanation.png").exists()
 
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()

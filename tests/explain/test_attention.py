@@ -268,3 +268,19 @@ class LateTokenNetWithStages(LateTokenNet):
         for block in list(self.blocks)[:-1]:
             tokens = tokens + block(self.norm(tokens))
         return tokens.mT.unflatten(2, (8, 8))
+
+
+def test_what_a_mask_rules_out_is_out_of_reach() -> None:
+    model = make("windows")
+    (layer, *_) = attention_layers(observe(model, images_of(model)))
+    mask = torch.ones(layer.call.scores.shape[0], 1, 1, 16, dtype=torch.bool)
+    mask[..., 3] = False
+    masked = replace(layer, call=replace(layer.call, mask=mask))
+    _, reach = masked.rows(torch.tensor([0, 63]))
+    _, free = layer.rows(torch.tensor([0, 63]))
+    assert free.sum(1).tolist() == [16, 16] and reach.sum(1).tolist() == [15, 15]
+    assert not reach[0, 3] and not reach[1, 39]
+    scores = layer.call.scores.clone()
+    scores[..., 3] = torch.finfo(scores.dtype).min
+    biased = replace(layer, call=replace(layer.call, scores=scores))
+    assert biased.rows(torch.tensor([0, 63]))[1].equal(reach)

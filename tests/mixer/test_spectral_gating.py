@@ -138,3 +138,13 @@ def test_autocast_computes_in_float32(size: tuple[int, int]) -> None:
         assert torch.equal(gate(tokens), gate(tokens).float()) and gate(tokens.bfloat16()).dtype == torch.bfloat16
         inside = gate(tokens)
     assert torch.equal(inside, gate(tokens))
+
+
+@pytest.mark.parametrize("size", [(4, 6), (5, 7), (3, 4)])
+def test_the_spectrum_is_that_of_the_circular_convolution(size: tuple[int, int]) -> None:
+    gating = SpectralGating(3, size).double()
+    # A real kernel has a spectrum of conjugate pairs also where the filter is real by itself: at zero and at the end.
+    kernel = torch.fft.irfft2(torch.view_as_complex(gating.filter.detach()).permute(2, 0, 1), s=size)
+    gating.filter.data = torch.view_as_real(torch.fft.rfft2(kernel).permute(1, 2, 0).contiguous())
+    expected = torch.fft.fftshift(torch.fft.fft2(kernel).abs(), dim=(1, 2))
+    torch.testing.assert_close(gating.spectrum(), expected)

@@ -58,6 +58,13 @@ class AttentionLayer:
         values = self.call.couplings
         return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
+    def _allowed(self) -> Tensor:
+        """Pairs that no mask rules out, in any head: bool (batch * tiles, r, s)."""
+        scores, mask = self.call.scores, self.call.mask
+        # What a bias rules out has the lowest score that there is.
+        allowed = scores > torch.finfo(scores.dtype).min / 2
+        return (allowed if mask is None else allowed & mask).any(1)
+
     def _numbers(self, which: Tensor, batch: int) -> Tensor:
         """Receivers or senders of the tiles, int64 (batch, tiles, count); padding is -1."""
         which = which.to(self.call.scores.device)
@@ -72,12 +79,7 @@ class AttentionLayer:
         image = torch.arange(batch, device=couplings.device)
         receivers = receivers.to(couplings.device)
         if tiles is None:
-            row, scores = couplings[image, :, receivers], self.call.scores[image, :, receivers]
-            # What is masked by a bias has the lowest score that there is.
-            reach = scores > torch.finfo(scores.dtype).min / 2
-            if self.call.mask is not None:
-                reach = reach & self.call.mask.expand_as(couplings)[image, :, receivers]
-            return row, reach.any(1)
+            return couplings[image, :, receivers], self._allowed()[image, receivers]
         held, sent = self._numbers(tiles.receivers, batch), self._numbers(tiles.senders, batch)
         mine = held == receivers.view(-1, 1, 1)
         tiled = couplings.unflatten(0, (batch, tiles.count))
@@ -86,7 +88,8 @@ class AttentionLayer:
         index = sent.masked_fill(sent < 0, tiles.num_senders)
         flat = index.flatten(1).unsqueeze(1).expand(-1, row.shape[1], -1)
         whole = row.new_zeros(batch, row.shape[1], tiles.num_senders + 1).scatter_add(2, flat, row.flatten(2))
-        near = mine.any(2, keepdim=True).expand_as(sent).to(row.dtype).flatten(1)
+        allowed = self._allowed().unflatten(0, (batch, tiles.count))
+        near = torch.einsum("btr,btrs->bts", mine.to(row.dtype), allowed.to(row.dtype)).flatten(1)
         reach = row.new_zeros(batch, tiles.num_senders + 1).scatter_add(1, index.flatten(1), near)
         return whole[..., :-1], reach[:, :-1] > 0
 

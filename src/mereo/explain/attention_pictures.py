@@ -88,7 +88,7 @@ def _draw_shares(axes: Any, image: Tensor, cells: Tensor, grid: Grid, title: str
     low, high = float(cells.min()), float(cells.max())
     signed = low < -1e-6 * max(high, 1e-6)
     draw_map(axes, image, heat, cells, grid, colour_scale(cells, signed=signed), "+.2f" if signed else ".2f")
-    _head(axes, title, f"{note}{low:.1g} to {high:.1g}" if signed else f"{note}up to {high:.2g}")
+    _head(axes, title, f"{note}up to {'±' * signed}{max(high, -low):.2g}")
 
 
 def names_of(layers: Sequence[AttentionLayer]) -> dict[str, str]:
@@ -243,8 +243,8 @@ def _caption(layers: bool, of_class: bool) -> list[str]:
         lines += [
             "Rollout: what each place counts for the output through all layers of attention; what convolutions and"
             " channels move does not count.",
-            "Named layers: what the cell at the blue point (black frame) takes from each place, mean over heads; blue"
-            " outline: the cells that it can attend to.",
+            "Named layers: what the cell at the blue point (black frame) takes from each place, mean over heads (blue"
+            " where negative); blue outline: the cells that it can attend to.",
         ]
     if of_class:
         lines.append("Class attention: what the class token takes from each place in its last layer, mean and by head.")

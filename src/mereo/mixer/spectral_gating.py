@@ -104,6 +104,14 @@ class SpectralGating(nn.Module):
         parts = F.interpolate(parts, size=(size[0], size[1] // 2 + 1), mode="bilinear", align_corners=True)
         return parts[0].permute(1, 2, 0).unflatten(2, (-1, 2))
 
+    def spectrum(self) -> Tensor:
+        """Magnitudes of the filter with the frequency zero in the middle: (dim, rows, columns)."""
+        columns = self.size[1]
+        half = torch.linalg.vector_norm(self.gains(self.size), dim=-1).permute(2, 0, 1)
+        # The other half are the conjugates, at the opposite frequencies.
+        mirrored = half[..., 1 : columns - half.shape[2] + 1].flip(1, 2).roll(1, 1)
+        return torch.fft.fftshift(torch.cat((half, mirrored), 2), dim=(1, 2))
+
     def tables(self, size: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`dft_matrices`, made once for each size."""
         if torch.compiler.is_compiling():

@@ -116,7 +116,7 @@ class OnBackbone(VisionModel):
             return
         if not isinstance(self.backbone, FeatureMaps) or type(source) is not type(self.backbone.model):
             raise UsageError(f"weights is {weights!r}, those of {source.config['model']}; the backbone is {name!r}.")
-        source.reset_classifier(1)  # so that the classifier counts as another one
+        # With no classes left, its classifier counts as that of other classes, and is not taken over.
         fill(self.backbone.model, source.state_dict(), source.config, weights)
 
     def _maps(self, images: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:

@@ -7,12 +7,15 @@ from mereo.errors import UsageError
 from mereo.models import VisionModel, convert, create_model, get_model_entry, load
 from mereo.models.conversion import timm_normalisation
 from mereo.models.metadata import describe
+from mereo.models.on_backbone import OnBackbone
 from mereo.models.pretrained import fill
-from mereo.models.weights import is_described, load_tensors, weights_file
+from mereo.models.weights import is_described, load_tensors, read_metadata, weights_file
 from mereo.training.config import TrainConfig, parse_size
 
 PUBLISHED = "timm"
 """Names weights that timm has published, alone or with a tag after a dot."""
+IMAGES = ("in_chans", "img_size")
+"""Arguments that follow from the images."""
 
 
 def is_published(weights: str) -> bool:
@@ -28,8 +31,10 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
     has all this already, and its initial weights may no longer exist.
     """
     weights = str(config.weights)
+    on_backbone = issubclass(get_model_entry(config.model).module, OnBackbone)
     if is_published(weights):
-        return config if config.resume else _follow_published(config, channels)
+        # The normalisation of a network on a backbone follows from its backbone in any case.
+        return config if config.resume or on_backbone else _follow_published(config, channels)
     try:
         path = weights_file(weights)
     except UsageError:
@@ -41,6 +46,12 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
         return config.replace(**changes)
     _, metadata = load_tensors(path)
     described = describe(path, metadata)
+    if on_backbone and described.model == config.model_args.get("backbone", described.model):
+        own = {name: value for name, value in metadata["args"].items() if name not in ("num_classes", *IMAGES)}
+        defaults = get_model_entry(described.model).defaults
+        own = {name: value for name, value in own.items() if described.arguments[name] != defaults[name]}
+        changes["model_args"] = {"backbone": described.model, "backbone_args": own, **config.model_args}
+        return config.replace(**changes)
     if described.model != config.model:
         raise UsageError(
             f"weights is {weights!r}, those of {described.model}, and model is {config.model!r}; give --model"
@@ -48,7 +59,7 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
         )
     defaults = get_model_entry(config.model).defaults
     own = {name: value for name, value in metadata["args"].items() if described.arguments[name] != defaults[name]}
-    arguments = {name: value for name, value in own.items() if name not in ("num_classes", "in_chans", "img_size")}
+    arguments = {name: value for name, value in own.items() if name not in ("num_classes", *IMAGES)}
     changes["model_args"] = {**arguments, **config.model_args}
     if config.img_size is None and "img_size" not in config.model_args and "img_size" in own:
         changes["img_size"] = parse_size(own["img_size"])
@@ -63,7 +74,13 @@ def _follow_published(config: TrainConfig, channels: int) -> TrainConfig:
 
 
 def start_from(model: VisionModel, weights: str) -> str:
-    """Give a network the weights that a training starts from, and return a line on what is new."""
+    """Give a network the weights that a training starts from, and return a line on what is new.
+
+    A network on a backbone takes weights of its backbone too: timm's, and those of a classifier.
+    """
+    if isinstance(model, OnBackbone) and not _is_whole(model, weights):
+        model.load_backbone(weights)
+        return f"backbone starting from {weights}"
     source, name = _source(model, weights)
     new = fill(model, source.state_dict(), {**source.metadata, **source.config}, name)
     # The classes are those of the new data, even if their number is the same.
@@ -75,6 +92,14 @@ def start_from(model: VisionModel, weights: str) -> str:
     if ours != theirs:
         parts.append(f"first convolution folded from in_chans {theirs} to {ours}")
     return "; ".join(parts)
+
+
+def _is_whole(model: VisionModel, weights: str) -> bool:
+    """Whether weights are of a network of the same name."""
+    if is_published(weights):
+        return False
+    path = weights_file(weights)
+    return is_described(path) and read_metadata(path).get("model") == model.config["model"]
 
 
 def _source(model: VisionModel, weights: str) -> tuple[VisionModel, str]:

@@ -13,6 +13,7 @@ from mereo.models import CapsuleClassifier, LinearHead, MSPCapsHead, VisionModel
 from mereo.models.registry import outline
 from mereo.training.config import TrainConfig
 from mereo.training.plan import make_plan
+from mereo.training.start import start_from
 
 SMALL = {"widths": (4, 6, 8), "blocks": 1}
 TINY: dict[str, Any] = {"backbone": "resnet20", "backbone_args": SMALL, "img_size": 32}
@@ -261,3 +262,25 @@ def test_photographs_fit_in_the_memory_of_a_laptop() -> None:
     model(torch.empty(1, 3, 224, 224, device="meta"))
     # What stands on the backbone makes nothing larger than the capsules of the classes.
     assert largest == 1000 * 32
+
+
+def test_a_training_starts_from_a_trained_backbone(tmp_path: Path) -> None:
+    classifier = mereo.create_model("resnet20", **SMALL, num_classes=7, in_chans=1)
+    shake(classifier)
+    path = tmp_path / "classifier.safetensors"
+    mereo.save_weights(path, classifier)
+    config = TrainConfig(model="mspcaps_head", data="digits", img_size=32, weights=str(path), device="cpu")
+    plan = make_plan(config)
+    assert plan.arguments["backbone"] == "resnet20" and plan.arguments["backbone_args"] == {
+        "widths": [4, 6, 8], "blocks": 1,
+    }  # fmt: skip
+    model = plan.build_model()
+    assert start_from(model, str(plan.config.weights)) == f"backbone starting from {path}"
+    for name, tensor in model.backbone.model.state_dict().items():
+        assert torch.equal(tensor, classifier.state_dict()[name]), name
+    with pytest.raises(UsageError, match="those of resnet20, and model is 'mspcaps_head'"):
+        make_plan(config.replace(model_args={"backbone": "mspcaps_tiny"}))
+    mereo.save_weights(tmp_path / "head.safetensors", model)
+    again = plan.build_model()
+    assert start_from(again, str(tmp_path / "head.safetensors")).startswith("starting from")
+    assert all(torch.equal(x, model.state_dict()[name]) for name, x in again.state_dict().items() if "norm" in name)
