@@ -9,6 +9,7 @@ from mereo.errors import UsageError, check_choice
 from mereo.models.base import VisionModel
 from mereo.models.conversion import from_timm_checkpoint
 from mereo.models.feature_maps import FeatureMaps
+from mereo.models.plain.network import PlainNetwork
 from mereo.models.pretrained import choose_tag, fill, list_pretrained, pretrained_path
 from mereo.models.registry import MODELS, build, get_model_entry
 from mereo.models.weights import load_state, load_tensors
@@ -76,8 +77,8 @@ def create_model(
     If timm has a model of the same name, this creates mereo's; in timm that is called "mereo_" and the name.
 
     Args:
-        name: one of `list_models()`, an alias of it, or one of
-            `list_models(pretrained=True)`, whose weights it then gets.
+        name: one of `list_models()`, an alias of it, or one of `list_models(pretrained=True)`, whose weights it then
+            gets; or a network of another library, such as "timm:resnet18" or "torchvision:resnet18".
         pretrained: start with bundled weights: the data set they were trained on, such as "mnist",
             or True for the one whose images are the preset's, or the only one. Other numbers of classes and colours
             may be given: the head is then new and the first convolution adapted. All else is as trained.
@@ -98,15 +99,23 @@ def create_model(
     if out_indices is not None and not features_only:
         raise UsageError(f"out_indices is {out_indices}, and features_only is False; set features_only=True.")
     name, _, tag = name.partition(".")
-    name = get_model_entry(name).name
+    entry = get_model_entry(name)
+    name = entry.name
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **kwargs}
     given = {argument: value for argument, value in given.items() if value is not None}
     if weights is not None:
         if tag or pretrained or checkpoint_path:
             raise UsageError(f"weights is {weights!r} beside other weights; leave one out.")
         library, _, theirs = weights.partition(".")
-        check_choice("weights", library, ("timm",))
-        model = from_timm_checkpoint(name, given, theirs or None)
+        if issubclass(entry.module, PlainNetwork):
+            check_choice("weights", library, (entry.module.library_name,))
+            plain = build(name, **given)
+            assert isinstance(plain, PlainNetwork)
+            plain.load_published(theirs or None)
+            model: VisionModel = plain
+        else:
+            check_choice("weights", library, ("timm",))
+            model = from_timm_checkpoint(name, given, theirs or None)
     elif tag or pretrained:
         model = _pretrained(name, tag or pretrained, given, checkpoint_path)
     else:
