@@ -14,6 +14,7 @@ from mereo.models.vision.spectformer import SpectFormer
 from mereo.models.vision.volo import VOLO
 
 __all__ = [
+    "VOLO",
     "BiFormer",
     "CaiT",
     "CifarResNet",
@@ -24,5 +25,4 @@ __all__ = [
     "NiNformer",
     "SHViT",
     "SpectFormer",
-    "VOLO",
 ]
