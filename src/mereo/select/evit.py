@@ -183,8 +183,8 @@ def _check_block(block: nn.Module, prefix: int, number: int) -> None:
     block.eval()
     generator = torch.Generator().manual_seed(0)
     try:
-        features = int(block.norm1.normalized_shape[-1])  # type: ignore[union-attr,index]
-        x = torch.randn(2, prefix + 5, features, generator=generator).to(like)
+        read = block.attn.query if isinstance(block.attn, MultiHeadAttention) else block.attn.qkv  # type: ignore[union-attr]
+        x = torch.randn(2, prefix + 5, read.in_features, generator=generator).to(like)  # type: ignore[union-attr,arg-type]
         ours = ReducingBlock(block, prefix, 1.0).eval()
         agrees = torch.equal(ours(x), block(x))
         out, q, k = _exchange(block.attn, x)  # type: ignore[arg-type]
