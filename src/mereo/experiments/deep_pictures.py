@@ -16,10 +16,11 @@ def draw_losses(
     Args:
         panels: title -> name of the network -> for each seed the loss by step.
         title: of the picture.
-        chance: loss of a network that predicts all classes equally.
+        chance: loss of a network that predicts all classes equally, a dashed line; the axis ends a little above it.
         path: of the PNG.
     """
-    figure = new_figure(5.2 * len(panels), 4.2)
+    lowest = min((min(run) for panel in panels.values() for runs in panel.values() for run in runs if run), default=0.0)
+    figure = new_figure(max(7.6, 5.2 * len(panels)), 4.2)
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     figure.suptitle(title, fontsize=10)
     for axes, (panel, networks) in zip(grid, panels.items(), strict=True):
@@ -30,7 +31,7 @@ def draw_losses(
         axes.axhline(chance, color="#adb5bd", linewidth=0.8, linestyle="--")
         axes.set_title(panel, fontsize=9, loc="left")
         axes.set_xlabel("step", fontsize=8)
-        axes.set_ylim(0, 1.25 * chance)
+        axes.set_ylim(0.95 * min(lowest, chance), 1.15 * chance)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     grid[0].set_ylabel("training loss, mean of 12 steps", fontsize=8)

@@ -177,6 +177,8 @@ def test_images_of_another_size_get_interpolated_positions() -> None:
         model(torch.rand(2, 3, 3, 16))
     with pytest.raises(UsageError, match=r"img_size is \(16, 3\)"):
         tiny(img_size=(16, 3))
+    with pytest.raises(UsageError, match=r"mlp_ratio is 0\.05 with embed_dim 12"):
+        tiny(mlp_ratio=0.05)
 
 
 def test_weights_for_another_image_size_bring_interpolated_positions() -> None:

@@ -124,6 +124,8 @@ class CaiT(VisionModel):
         if min(self.image_shape[1:]) < patch_size:
             raise UsageError(f"img_size is {img_size}; its sides must be at least patch_size, {patch_size}.")
         self.patch_size, hidden = patch_size, int(embed_dim * mlp_ratio)
+        if hidden < 1:
+            raise UsageError(f"mlp_ratio is {mlp_ratio} with embed_dim {embed_dim}; their product must be at least 1.")
         self.grid = (self.image_shape[1] // patch_size, self.image_shape[2] // patch_size)
         self.patch_embed = nn.Conv2d(in_chans, embed_dim, patch_size, patch_size)
         self.positions = nn.Parameter(torch.empty(1, self.grid[0] * self.grid[1], embed_dim))
