@@ -23,9 +23,10 @@ Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 def norm_factors(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """What a batch normalisation multiplies channels by in evaluation, and what it then adds."""
     assert norm.running_mean is not None and norm.running_var is not None
-    # In float32: the root of a small variance has too few digits in half precision.
-    factor = norm.weight.float() * (norm.running_var.float() + norm.eps).rsqrt()
-    return factor, norm.bias.float() - norm.running_mean.float() * factor
+    # In half precision the root of a small variance has too few digits.
+    wide = torch.promote_types(norm.running_var.dtype, torch.float32)
+    factor = norm.weight.to(wide) * (norm.running_var.to(wide) + norm.eps).rsqrt()
+    return factor, norm.bias.to(wide) - norm.running_mean.to(wide) * factor
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -110,8 +111,8 @@ class InvertedBottleneck(nn.Module):
         wide, wide_shift = norm_factors(self.wide_norm)
         mixed, mixed_shift = norm_factors(self.mixed_norm)
         weight = self.widen.weight
-        scaled = wide[:, None] * weight.float()
-        depthwise = self.depthwise.weight.float() * mixed[:, None, None, None]
+        scaled = wide[:, None] * weight
+        depthwise = self.depthwise.weight * mixed[:, None, None, None]
         parts = scaled * first, scaled @ first_shift + wide_shift, depthwise, mixed_shift
         return tuple(part.to(weight.dtype) for part in parts)  # type: ignore[return-value]
 

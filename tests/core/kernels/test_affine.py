@@ -135,3 +135,19 @@ def test_a_compiled_linear_layer_is_a_convolution_where_that_is_faster(
     exported = torch.export.export(layer, (x,)).module()
     assert "conv2d" not in exported.code
     torch.testing.assert_close(exported(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+@needs_onednn
+def test_a_compiled_network_uses_onednn_where_it_needs_no_gradient() -> None:
+    layer, x, graphs = Linear(4, 3), torch.randn(5, 4), []
+
+    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=keep)
+    torch.testing.assert_close(compiled(x), F.linear(x, layer.weight, layer.bias))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), F.linear(x, layer.weight, layer.bias))
+    assert ["affine_product" in str(names) for names in graphs] == [False, True]

@@ -2,9 +2,9 @@
 
 oneDNN computes a product and its activation in one pass over the outputs, and on processors for which PyTorch's own
 matrix products (MKL) are not written, the product alone takes about half as long. The plain operations remain for
-everything that this does not cover: other devices and types, exporters, transforms of `torch.func`. A compiler knows
-oneDNN's convolutions and not its linear layers: for it, on a processor with AVX-512 that is not Intel's, a linear layer
-is a convolution of size one on maps in channels-last memory, the same sum without a copy.
+everything that this does not cover: other devices and types, exporters, transforms of `torch.func`. A compiler that
+needs gradients knows oneDNN's convolutions and not its linear layers: for it, on a processor with AVX-512 that is not
+Intel's, a linear layer is a convolution of size one on maps in channels-last memory, the same sum without a copy.
 """
 
 from functools import cache
@@ -42,17 +42,19 @@ _AVAILABLE = _available()
 
 def _can_run(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN's operators may stand for the plain ones in this call."""
+    if not _AVAILABLE or x.dtype != torch.float32 or weight.dtype != torch.float32 or x.device.type != "cpu":
+        return False
+    if torch.compiler.is_compiling():
+        # Gradients are the compiler's own.
+        return not (torch.is_grad_enabled() or torch.compiler.is_exporting() or torch.is_autocast_enabled("cpu"))
     return (
-        _AVAILABLE
-        and not torch.compiler.is_compiling()
-        and x.dtype == weight.dtype == torch.float32
-        and x.device.type == weight.device.type == "cpu"
+        weight.device.type == "cpu"
         and type(x) in (Tensor, nn.Parameter)
         and type(weight) in (Tensor, nn.Parameter)
         and x.numel() > 0
         and torch._C._get_mkldnn_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and not torch.jit.is_tracing()
+        and torch._C._get_tracing_state() is None
         and torch._C._len_torch_dispatch_stack() == 0  # modes that count or replace operations know the plain ones
         and steps_aside() is None
     )
@@ -106,9 +108,25 @@ def _activated(out: Tensor, activation: nn.Module | None) -> Tensor:
     return out if activation is None else activation(out)
 
 
+@torch.library.custom_op("mereo::affine_product", mutates_args=())
+def _opaque_product(x: Tensor, weight: Tensor, bias: Tensor | None, name: str, form: str) -> Tensor:
+    """oneDNN's product as one operation of ours: compilers take their own only with constant weights."""
+    rows: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, name, [], form)
+    return rows
+
+
+@_opaque_product.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, name: str, form: str) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: tuple[str, str] = _PLAIN) -> Tensor:
     name, form = activation
-    rows: Tensor = torch.ops.mkldnn._linear_pointwise(x.reshape(-1, x.shape[-1]), weight, bias, name, [], form)
+    rows = x.reshape(-1, x.shape[-1])
+    if torch.compiler.is_compiling():
+        rows = _opaque_product(rows, weight, bias, name, form)
+    else:
+        rows = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, name, [], form)
     return rows.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -142,10 +160,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: nn
     Shapes: x (..., inputs), weight (outputs, inputs), bias (outputs) -> (..., outputs).
     """
     name = _known(activation)
-    if _compiles_to_a_convolution(x, weight):
-        return _activated(_as_convolution(x, weight, bias), activation)
     if not _can_run(x, weight):
-        return _activated(F.linear(x, weight, bias), activation)
+        plain = _as_convolution if _compiles_to_a_convolution(x, weight) else F.linear
+        return _activated(plain(x, weight, bias), activation)
     if _needs_gradient(x, weight, bias):
         return _activated(_Linear.apply(x, weight, bias), activation)
     return _product(x, weight, bias, name) if name else _activated(_product(x, weight, bias), activation)
@@ -166,7 +183,12 @@ def convolve(
         -> (batch, outputs, ...).
     """
     name = _known(activation)
-    if name in (None, _PLAIN) or not _can_run(x, weight) or _needs_gradient(x, weight, bias):
+    if (
+        name in (None, _PLAIN)
+        or torch.compiler.is_compiling()
+        or not _can_run(x, weight)
+        or _needs_gradient(x, weight, bias)
+    ):
         return _activated(F.conv2d(x, weight, bias, stride, padding, 1, groups), activation)
     sides = [[side, side] for side in (padding, stride, 1)]
     out: Tensor = torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *sides, groups, name[0], [], name[1])

@@ -8,6 +8,7 @@ Cost at 224x224: 5.6 G multiply-adds for T; linear in the number of pixels.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,8 +81,8 @@ class Stem(nn.Module):
         else:
             factor, shift = norm_factors(self.norm)
             weight, bias = self.first.weight, self.first.bias
-            shift = shift if bias is None else shift + factor * bias.float()
-            folded = (weight.float() * factor[:, None, None, None]).to(weight.dtype)
+            shift = shift if bias is None else shift + factor * bias
+            folded = (weight * factor[:, None, None, None]).to(weight.dtype)
             halved = convolve(padded, folded, shift.to(weight.dtype), 2, activation=self.activation)
         out: Tensor = self.second(halved)
         return out
@@ -272,8 +273,8 @@ class MaxViT(VisionModel):
         self.image_shape = (in_chans, *sides)
         window = self._window_for(sides, window_size)
         self.form, how = form, FORMS[form]
-        network = partial(RelativePositionNetwork, hidden=position_hidden)
-        made = partial(RelativePositions) if positions == "table" else network
+        computed = partial(RelativePositionNetwork, hidden=position_hidden)
+        made = RelativePositions if positions == "table" else computed
         rates = iter(linear_rates(drop_path_rate, sum(depths)))
         last = widths[-1]
 
@@ -284,22 +285,23 @@ class MaxViT(VisionModel):
                 padding=how.padding, bias=how.bias, eps=how.norm_eps, momentum=how.momentum, drop_path=rate,
             )  # fmt: skip
 
-        def block(inputs: int, outputs: int, stride: int, rate: float) -> nn.Module:
+        def make_block(inputs: int, outputs: int, stride: int, rate: float) -> nn.Module:
             first = bottleneck(inputs, outputs, stride, rate)
-            given = {"positions": made, "attn_drop": attn_drop, "proj_drop": proj_drop}
+            given: dict[str, Any] = {"positions": made, "attn_drop": attn_drop, "proj_drop": proj_drop}
             given["out_dim"] = outputs // 2 if parallel else outputs
-            attentions = (kind(outputs, window, head_dim, **given) for kind in (BlockAttention, GridAttention))
+            block = BlockAttention(outputs, window, head_dim, **given)
+            grid = GridAttention(outputs, window, head_dim, **given)
             rest = (outputs, how, layer_scale, proj_drop, rate)
             if parallel:
-                return ParallelBlock(nn.Sequential(first, bottleneck(outputs, outputs, 1, rate)), *attentions, *rest)
-            return MaxViTBlock(first, *(Exchange(attention, *rest) for attention in attentions))
+                return ParallelBlock(nn.Sequential(first, bottleneck(outputs, outputs, 1, rate)), block, grid, *rest)
+            return MaxViTBlock(first, Exchange(block, *rest), Exchange(grid, *rest))
 
         self.stem = Stem(in_chans, stem_widths, how)
         self.stages = nn.ModuleList()
         inputs = stem_widths[1]
         self.feature_info = [{"num_chs": inputs, "reduction": 2, "module": "stem"}]
         for index, (width, depth) in enumerate(zip(widths, depths, strict=True)):
-            blocks = [block(width if i else inputs, width, 1 if i else 2, next(rates)) for i in range(depth)]
+            blocks = [make_block(width if i else inputs, width, 1 if i else 2, next(rates)) for i in range(depth)]
             self.stages.append(nn.Sequential(*blocks))
             info = {"num_chs": width, "reduction": 2 ** (index + 2), "module": f"stages.{index}"}
             self.feature_info, inputs = [*self.feature_info, info], width

@@ -16,8 +16,8 @@ from mereo.models.registry import register_model
 from mereo.models.vision.maxvit import MaxViT, MaxViTBlock, ParallelBlock
 
 SOURCE = "arXiv:2204.01697"
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-HALF = {"mean": 0.5, "std": 0.5}
+IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+HALF: dict[str, Any] = {"mean": 0.5, "std": 0.5}
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {},
     "small": {"widths": (96, 192, 384, 768)},
@@ -183,7 +183,7 @@ def _pairs(model: MaxViT) -> Iterator[Pair]:
         yield Pair(f"stem.{name}", f"stem.{other}")
     official = model.form == "official"
     for i, stage in enumerate(model.stages):
-        for j, block in enumerate(stage):  # type: ignore[arg-type]
+        for j, block in enumerate(stage.children()):
             ours, theirs = f"stages.{i}.{j}", f"stages.{i}.blocks.{j}"
             if isinstance(block, ParallelBlock):
                 for k in range(2):
