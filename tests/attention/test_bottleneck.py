@@ -32,7 +32,7 @@ def slow(layer: BottleneckAttention, maps: Tensor) -> Tensor:
                     shares = logits.flatten().softmax(0).view(rows, columns)
                     out[b, h, :, y, x] = (shares * v[b, h]).sum((1, 2))
     out = out.flatten(1, 2)
-    return F.avg_pool2d(out, 2) if layer.stride == 2 else out
+    return F.avg_pool2d(out, 2, ceil_mode=True) if layer.stride == 2 else out
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -44,7 +44,7 @@ def slow(layer: HaloAttention, maps: Tensor) -> Tensor:
                     shares = torch.stack(logits).softmax(0)
                     out[b, h, :, y // step, x // step] = shares @ torch.stack(values)
     out = out.flatten(1, 2)
-    return torch.nn.functional.avg_pool2d(out, 2) if step < layer.stride else out
+    return torch.nn.functional.avg_pool2d(out, 2, ceil_mode=True) if step < layer.stride else out
 
 
 @pytest.mark.parametrize(

@@ -67,23 +67,26 @@ def theirs(**changes: Any) -> nn.Module:
     from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg, interleave_blocks
 
     kinds, shared = ("bottle", "self_attn"), {"s": 2, "gs": 0, "br": 0.25}
+    last = {"self_attn_layer": changes.pop("last"), "self_attn_kwargs": {}} if "last" in changes else {}
     blocks = (
         ByoBlockCfg(type="bottle", d=1, c=32, s=1, gs=0, br=0.25),
         interleave_blocks(types=kinds, d=2, c=64, **shared),
-        ByoBlockCfg(type="self_attn", d=2, c=64, **shared),
+        ByoBlockCfg(type="self_attn", d=2, c=64, **shared, **last),
     )
     settings = {
         "blocks": blocks, "stem_chs": 16, "stem_type": "tiered", "stem_pool": "maxpool", "self_attn_layer": "halo",
         "self_attn_kwargs": {"block_size": 4, "halo_size": 1, "num_heads": 2},
     }  # fmt: skip
-    model = ByobNet(ByoModelCfg(**{**settings, **changes}), num_classes=5)
+    model = ByobNet(ByoModelCfg(**{**settings, **changes}), num_classes=5, img_size=64)
     model.pretrained_cfg = {"architecture": "halonet26t", "input_size": (3, 64, 64), "crop_pct": 0.9}
     disturb(model)
     return model
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"act_layer": "silu", "stem_type": "7x7", "num_features": 24}], ids=["tiered", "7x7"]
+    "changes",
+    [{}, {"act_layer": "silu", "stem_type": "7x7", "num_features": 24}, {"stem_pool": "", "last": "bottleneck"}],
+    ids=["tiered", "7x7", "bottleneck attention"],
 )
 @pytest.mark.parametrize("training", [False, True])
 def test_a_network_of_timm_computes_the_same(changes: dict[str, Any], training: bool) -> None:
@@ -126,7 +129,7 @@ def test_a_preset_goes_to_timm_and_back_bit_for_bit() -> None:
     ("changes", "message"),
     [
         ({"self_attn_layer": "lambda", "self_attn_kwargs": {"r": 3}}, "attends by Lambda"),
-        ({"stem_pool": ""}, "no max pooling"),
+        ({"stem_pool": "avg"}, "other strides or pooling"),
         ({"attn_layer": "se"}, "channel attention"),
         ({"stem_type": "quad"}, "stem of 4 3x3"),
         ({"act_layer": "gelu"}, "activation gelu"),
@@ -146,8 +149,9 @@ def test_a_convolutional_byobnet_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [(64, 64), (50, 61), (7, 9)])
-def test_images_of_any_size(size: tuple[int, int]) -> None:
-    model = small().eval()
+@pytest.mark.parametrize("changes", [{}, {"block": 3}, {"layers": ("cb", "bh"), "stem_pool": False, "heads": (2, 2)}])
+def test_images_of_any_size(size: tuple[int, int], changes: dict[str, Any]) -> None:
+    model = small(**changes).eval()
     maps = model.forward_intermediates(torch.randn(2, 3, *size), intermediates_only=True)
     sides = [tuple(-(-side // reduction) for side in size) for reduction in (2, 4, 8)]
     assert [tuple(x.shape[2:]) for x in maps] == sides
@@ -200,6 +204,7 @@ def test_dropout_and_stochastic_depth_act_in_training_only() -> None:
         ({"heads": (1, 3)}, "heads has 3 for a width of 16"),
         ({"stem": "9x9"}, "9x9"),
         ({"activation": "gelu"}, "gelu"),
+        ({"stem": "7x7", "stem_pool": False}, "stem_pool is False"),
         ({"drop_rate": 1.5}, "drop_rate"),
     ],
 )

@@ -52,7 +52,8 @@ class BottleneckAttention(nn.Module):
         size: (rows, columns) of the maps that the tables are for. For maps of another size they are interpolated.
         stride: 1; or 2, which averages the outputs of 2 x 2 cells.
 
-    Shapes: maps (batch, channels, rows, columns) -> (batch, channels, rows / stride, columns / stride).
+    Shapes: maps (batch, channels, rows, columns) -> (batch, channels, rows / stride, columns / stride),
+        rounded up.
 
     Reads as: couplings[b, h, r, s] is the share of cell s in the output of head h at cell r, row by row.
 
@@ -81,14 +82,14 @@ class BottleneckAttention(nn.Module):
     def forward(self, maps: Tensor) -> Tensor:
         rows, columns = maps.shape[2:]
         cells = self.qkv(maps).permute(0, 2, 3, 1).flatten(1, 2)
-        q, k, v = cells.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = cells.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).contiguous()
         places = q.unflatten(2, (rows, columns))
         by_row = torch.einsum("nhaed,aid->nhaei", places, _offsets(self.rows, rows))
         by_column = torch.einsum("nhaed,ejd->nhaej", places, _offsets(self.columns, columns))
         bias = (by_row.unsqueeze(-1) + by_column.unsqueeze(-2)).flatten(4).flatten(2, 3)
         out = attend(q, k, v, self.coupling, bias=bias)
         out = out.transpose(1, 2).flatten(2).unflatten(1, (rows, columns)).permute(0, 3, 1, 2)
-        return F.avg_pool2d(out, 2) if self.stride == 2 else out
+        return F.avg_pool2d(out, 2, ceil_mode=True) if self.stride == 2 else out
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, stride={self.stride}"

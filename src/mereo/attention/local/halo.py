@@ -102,7 +102,7 @@ class HaloAttention(nn.Module):
         scale_positions: multiply the scores of positions by d_k^-1/2 too.
 
     Shapes: maps (batch, channels, rows, columns) -> (batch, num_heads * value_dim, rows / stride, columns / stride),
-        rounded up (down where outputs are averaged).
+        rounded up.
 
     Reads as: couplings[b, h, r, s] is the share of cell s in the output of head h at cell r. With padding that takes
     part, those of cells close to a border do not sum to one over the image.
@@ -188,7 +188,7 @@ class HaloAttention(nn.Module):
         blocks = (-(-down // side), -(-across // side))
         out = out.transpose(1, 2).flatten(2).unflatten(0, (-1, *blocks)).unflatten(3, (side, side))
         out = out.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :down, :across].permute(0, 3, 1, 2)
-        return F.avg_pool2d(out, 2) if self.step < self.stride else out
+        return F.avg_pool2d(out, 2, ceil_mode=True) if self.step < self.stride else out
 
     def extra_repr(self) -> str:
         return (

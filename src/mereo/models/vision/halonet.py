@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mereo.attention.dense import BottleneckAttention
 from mereo.attention.local import HaloAttention
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
@@ -69,9 +70,11 @@ class HaloNet(VisionModel):
     Args:
         num_classes, in_chans, img_size: as in timm. Images may have any size; where blocks do not divide a map, it is
             padded inside the attention.
-        stem: "7x7", one convolution, or "tiered", three of 3 x 3. Max pooling follows.
+        stem: "7x7", one convolution, or "tiered", three of 3 x 3.
         stem_width: channels of the stem.
-        layers: of each stage a letter for each block: "h" halo attention, "c" a 3x3 convolution.
+        stem_pool: max pooling after the stem; without it, the last convolution of a tiered stem has a stride of 2.
+        layers: of each stage a letter for each block: "h" halo attention, "b" bottleneck attention to the whole map,
+            "c" a 3x3 convolution. The tables of "b" are for maps of `img_size`, and interpolated for others.
         widths: channels inside the blocks of each stage.
         expansion: channels between the blocks, as a multiple of the widths (r_b of the paper).
         value_ratio: channels of the values, likewise (r_v).
@@ -95,6 +98,7 @@ class HaloNet(VisionModel):
         *,
         stem: str = "7x7",
         stem_width: int = 64,
+        stem_pool: bool = True,
         layers: tuple[str, ...] = ("hhh", "hhh", "hhhhhhh", "hhh"),
         widths: tuple[int, ...] = (64, 128, 256, 512),
         expansion: float = 1.0,
@@ -112,6 +116,8 @@ class HaloNet(VisionModel):
         check_choice("stem", stem, STEMS)
         check_choice("activation", activation, ACTIVATIONS)
         check_positive(stem_width=stem_width, expansion=expansion, value_ratio=value_ratio)
+        if not stem_pool and stem == "7x7":
+            raise UsageError("stem_pool is False with stem '7x7'; use 'tiered', whose last convolution can be strided.")
         check_probability(drop_rate=drop_rate, drop_path_rate=drop_path_rate)
         _check_stages(layers, widths, heads)
         self.image_shape = (in_chans, *image_size(img_size))
@@ -120,14 +126,16 @@ class HaloNet(VisionModel):
 
         kernel, count = STEMS[stem]
         stem_widths = [stem_width] if count == 1 else [3 * stem_width // 8, stem_width // 2, stem_width]
-        self.stem = nn.Sequential(
-            *(
-                ConvNorm(inputs, outputs, kernel, 1 if i else 2, activation=act)
-                for i, (inputs, outputs) in enumerate(zip([in_chans, *stem_widths], stem_widths, strict=False))
-            )
-        )
-        self.enter = nn.MaxPool2d(3, 2, 1)
-        self.feature_info = [{"num_chs": stem_width, "reduction": 2, "module": "stem"}]
+        strides = [2] + [1] * (count - 1 if stem_pool else count - 2) + [2] * (not stem_pool)
+        parts: list[nn.Module] = [
+            ConvNorm(inputs, outputs, kernel, stride, activation=act)
+            for inputs, outputs, stride in zip([in_chans, *stem_widths[:-1]], stem_widths, strides, strict=True)
+        ]
+        # The map at half the size of the image is the first feature.
+        kept = len(parts) if stem_pool else len(parts) - 1
+        self.stem = nn.Sequential(*parts[:kept])
+        self.enter = nn.MaxPool2d(3, 2, 1) if stem_pool else parts[-1]
+        self.feature_info = [{"num_chs": stem_widths[kept - 1], "reduction": 2, "module": "stem"}]
 
         rates = iter(linear_rates(drop_path_rate, sum(map(len, layers))))
         self.stages, inputs = nn.ModuleList(), stem_width
@@ -137,11 +145,16 @@ class HaloNet(VisionModel):
                 stride = 2 if i > 0 and j == 0 else 1
                 mixed = int(width * value_ratio) if kind == "h" else width
                 mix: nn.Module = ConvNorm(width, width, 3, stride, activation=act)
-                if kind == "h":
-                    attention = HaloAttention(
-                        width, heads[i], key_dim=width // heads[i], value_dim=mixed // heads[i], block=block, halo=halo,
-                        stride=stride, mask_padding=mask_padding,
-                    )  # fmt: skip
+                if kind != "c":
+                    attention: nn.Module
+                    if kind == "b":
+                        size = tuple(-(-side * stride // 2 ** (i + 2)) for side in self.image_shape[1:])
+                        attention = BottleneckAttention(width, heads[i], size=(size[0], size[1]), stride=stride)
+                    else:
+                        attention = HaloAttention(
+                            width, heads[i], key_dim=width // heads[i], value_dim=mixed // heads[i], block=block,
+                            halo=halo, stride=stride, mask_padding=mask_padding,
+                        )  # fmt: skip
                     mix = nn.Sequential(attention, nn.BatchNorm2d(mixed), act())
                 blocks.append(HaloNetBlock(inputs, width, mix, mixed, outputs, stride, act, next(rates)))
                 inputs = outputs
@@ -155,7 +168,9 @@ class HaloNet(VisionModel):
         self.reset_classifier(num_classes)
 
     def _initialise(self) -> None:
-        attended = {id(p) for m in self.modules() if isinstance(m, HaloAttention) for p in m.parameters()}
+        attended = {
+            id(p) for m in self.modules() if isinstance(m, HaloAttention | BottleneckAttention) for p in m.parameters()
+        }
         for module in self.modules():
             if isinstance(module, nn.Conv2d) and id(module.weight) not in attended:
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -188,12 +203,14 @@ def _check_stages(layers: tuple[str, ...], widths: tuple[int, ...], heads: tuple
             f"layers is {layers}, widths {widths} and heads {heads}; each must have an entry for every stage."
         )
     for stage, kinds in enumerate(layers):
-        if not isinstance(kinds, str) or not kinds or set(kinds) - set("hc"):
-            raise UsageError(f"layers[{stage}] is {kinds!r}; give a letter for each block, 'h' or 'c', such as 'ch'.")
+        if not isinstance(kinds, str) or not kinds or set(kinds) - set("hbc"):
+            raise UsageError(
+                f"layers[{stage}] is {kinds!r}; give a letter for each block, 'h', 'b' or 'c', such as 'ch'."
+            )
     check_positive(**{f"widths[{i}]": width for i, width in enumerate(widths)})
     check_positive(**{f"heads[{i}]": count for i, count in enumerate(heads)})
     for kinds, width, count in zip(layers, widths, heads, strict=True):
-        if "h" in kinds and width % count:
+        if set(kinds) & set("hb") and width % count:
             raise UsageError(f"heads has {count} for a width of {width}; give a divisor.")
 
 
@@ -207,19 +224,24 @@ def _timm_pairs(model: HaloNet) -> Iterator[Pair]:
 
     for i in range(len(model.stem)):
         yield from conv_norm(f"stem.{i}", f"stem.conv{i + 1}")
+    yield from conv_norm("enter", f"stem.conv{len(model.stem) + 1}")
     for name, block in model.stages.named_modules(prefix="stages"):
         if not isinstance(block, HaloNetBlock):
             continue
         for ours, theirs in (("shortcut", "shortcut"), ("reduce", "conv1_1x1"), ("expand", "conv3_1x1")):
             yield from conv_norm(f"{name}.{ours}", f"{name}.{theirs}")
         if not isinstance(block.mix, ConvNorm):
-            names = {"query": "q", "key_value": "kv", "rows": "pos_embed.height_rel", "columns": "pos_embed.width_rel"}
+            names = {"query": "q", "key_value": "kv", "qkv": "qkv"}
+            names |= {"rows": "pos_embed.height_rel", "columns": "pos_embed.width_rel"}
             yield from (Pair(f"{name}.mix.0.{ours}", f"{name}.self_attn.{theirs}") for ours, theirs in names.items())
             yield Pair(f"{name}.mix.1", f"{name}.post_attn")
         else:
             yield from conv_norm(f"{name}.mix", f"{name}.conv2_kxk")
     yield from conv_norm("final", "final_conv")
     yield Pair("head", "head.fc")
+
+
+_ATTENTION = {"HaloAttn": "h", "BottleneckAttn": "b"}
 
 
 def _one(what: str, values: set[Any]) -> Any:
@@ -245,10 +267,10 @@ def _letter(block: Any) -> str:
     _refuse_unless(not isinstance(block.act, nn.Identity), "has a block without a last activation")
     if kind == "SelfAttnBlock":
         attention = type(block.self_attn).__name__
-        _refuse_unless(attention == "HaloAttn", f"attends by {attention}")
+        _refuse_unless(attention in _ATTENTION, f"attends by {attention}")
         _refuse_unless(isinstance(block.conv2_kxk, nn.Identity), "has a convolution before its attention")
         _refuse_unless(not block.self_attn.scale_pos_embed, "scales its scores of positions")
-        return "h"
+        return _ATTENTION[attention]
     extra = (block.conv2b_kxk, block.attn, block.attn_last)
     _refuse_unless(all(isinstance(part, nn.Identity) for part in extra), "has channel attention or more convolutions")
     _refuse_unless(block.conv2_kxk.conv.groups == 1, "has convolutions in groups")
@@ -257,15 +279,17 @@ def _letter(block: Any) -> str:
 
 def _timm_arguments(source: Any) -> dict[str, Any]:
     parts = dict(source.stem.named_children())
-    _refuse_unless(isinstance(parts.pop("pool", None), nn.MaxPool2d), "has no max pooling after its stem")
+    pool = parts.pop("pool", None)
     _refuse_unless(all(hasattr(part, "conv") for part in parts.values()), "has a stem without norms")
     stem = [part.conv for part in parts.values()]
-    layers = tuple("".join(_letter(block) for block in stage) for stage in source.stages)
-    _refuse_unless(any("h" in kinds for kinds in layers), "has no attention")
-    kernel = stem[0].kernel_size[0]
+    kernel, strides = stem[0].kernel_size[0], [conv.stride[0] for conv in stem]
     _refuse_unless((kernel, len(stem)) in STEMS.values(), f"has a stem of {len(stem)} {kernel}x{kernel} convolutions")
+    pooled = isinstance(pool, nn.MaxPool2d) and pool.kernel_size == 3 and strides[1:] == [1] * (len(stem) - 1)
+    _refuse_unless(pooled or (pool is None and strides == [2, 1, 2]), "has a stem with other strides or pooling")
+    layers = tuple("".join(_letter(block) for block in stage) for stage in source.stages)
+    _refuse_unless(any("h" in kinds for kinds in layers), "has no halo attention")
     blocks = [block for stage in source.stages for block in stage]
-    attention = [block.self_attn for block in blocks if hasattr(block, "self_attn")]
+    attention = [block.self_attn for block in blocks if _letter(block) == "h"]
     widths = tuple(stage[0].conv1_1x1.conv.out_channels for stage in source.stages)
     ratios = {b.conv3_1x1.conv.out_channels / b.conv1_1x1.conv.out_channels for b in blocks}
     heads = [
@@ -282,6 +306,7 @@ def _timm_arguments(source: Any) -> dict[str, Any]:
         "img_size": tuple(configuration.get("input_size", (3, 256, 256))[1:]),
         "stem": next(name for name, value in STEMS.items() if value == (kernel, len(stem))),
         "stem_width": stem[-1].out_channels,
+        "stem_pool": pooled,
         "layers": layers,
         "widths": widths,
         "expansion": float(_one("ratios of outputs", ratios)),
@@ -330,6 +355,8 @@ _preset(
     variants={
         "tiered": {"stem": "tiered", "layers": ("c", "ch"), "widths": (8, 8), "heads": (1, 2), "expansion": 2.0,
                    "activation": "silu", "final_width": 12, "mask_padding": True, "value_ratio": 2.0},
+        "bottleneck attention": {"stem": "tiered", "stem_pool": False, "layers": ("c", "bb"), "widths": (8, 8),
+                                 "heads": (1, 2), "expansion": 2.0},
     },
 )  # fmt: skip
 _preset(
@@ -383,6 +410,22 @@ register_model(
     layers=("ccc", "ccch", "chchch", "chc"),
     expansion=4.0,
     heads=(8, 4, 8, 8),
+    activation="silu",
+    **_IMAGENET,
+)
+register_model(
+    "halo2botnet50ts_256",
+    HaloNet,
+    "A tiered ResNet-50 with SiLU, halo attention in two stages and bottleneck attention in the last.",
+    parameters=22_635_360,
+    recipe="halonet",
+    crop_pct=0.95,
+    aliases=("halo2botnet50ts",),
+    stem="tiered",
+    stem_pool=False,
+    layers=("ccc", "chch", "chchch", "cbc"),
+    expansion=4.0,
+    heads=(8, 8, 8, 4),
     activation="silu",
     **_IMAGENET,
 )
