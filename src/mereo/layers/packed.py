@@ -5,7 +5,7 @@ by MKL, which on processors of other makers than Intel leaves half of their spee
 and an activation is applied while the output is written.
 """
 
-from typing import Any, Self
+from typing import Any, Self, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from mereo.layers.feed_forward import FeedForward
 _ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}
 
 
-def can_pack(module: nn.Module) -> bool:
+def can_pack(module: nn.Module) -> TypeGuard[nn.Conv2d | nn.Linear]:
     """Whether a layer has a packed form: a convolution or linear layer in float32 on a CPU, under a PyTorch that has
     oneDNN's operators."""
     if type(module) not in (nn.Conv2d, nn.Linear) or not torch.backends.mkldnn.is_available():
@@ -69,6 +69,8 @@ class Packed(nn.Module):
         self.described = repr(layer)
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
         self.linear = isinstance(layer, nn.Linear)
+        if isinstance(layer, nn.Linear):
+            self.in_features, self.out_features = layer.in_features, layer.out_features
         self.geometry: tuple[Any, ...] = ([0, 0], [1, 1], [1, 1], 1)
         if isinstance(layer, nn.Conv2d):
             self.geometry = (list(layer.padding), list(layer.stride), list(layer.dilation), layer.groups)
@@ -158,7 +160,8 @@ def pack(module: nn.Module, convolutions: bool = True) -> None:
     if isinstance(module, FeedForward) and can_pack(module.first):
         name = activation_name(module.activation)
         if name is not None:
-            module.first, module.activation = Packed(module.first, name), nn.Identity()
+            module.first = cast("nn.Linear", Packed(module.first, name))
+            module.activation = nn.Identity()
     for name, child in module.named_children():
         if can_pack(child) and (convolutions or isinstance(child, nn.Linear)):
             setattr(module, name, Packed(child))
