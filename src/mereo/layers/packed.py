@@ -74,6 +74,8 @@ class Packed(nn.Module):
         self.geometry: tuple[Any, ...] = ([0, 0], [1, 1], [1, 1], 1)
         if isinstance(layer, nn.Conv2d):
             self.geometry = (list(layer.padding), list(layer.stride), list(layer.dilation), layer.groups)
+        pointwise = layer.weight[0, 0].numel() == 1 if isinstance(layer, nn.Conv2d) else False
+        self.product = self.linear or (pointwise and self.geometry == ([0, 0], [1, 1], [1, 1], 1))
         self._dense: Tensor | None = layer.weight.detach()
         self._packed: Tensor | None = None
         self._pack()
@@ -84,13 +86,14 @@ class Packed(nn.Module):
         if self._dense is not None:
             return self._dense
         assert self._packed is not None
-        return self._packed.to_dense()
+        weight = self._packed.to_dense()
+        return weight[:, :, None, None] if self.product and not self.linear else weight
 
     def _pack(self) -> None:
         weight = self.weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32 and self._packed is None:
-            if self.linear:
-                self._packed = weight.contiguous().to_mkldnn()
+            if self.product:
+                self._packed = weight.flatten(1).contiguous().to_mkldnn()
             else:
                 self._packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *self.geometry, None)
             self._dense = None
@@ -119,18 +122,23 @@ class Packed(nn.Module):
         return _ACTIVATIONS[self.activation](out)
 
     def forward(self, x: Tensor) -> Tensor:
+        out: Tensor
         gradient = x.requires_grad and torch.is_grad_enabled()
         fits = self._packed is not None and x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
         if gradient or not fits or torch.is_autocast_enabled("cpu") or steps_aside():
             return self._plain(x)
-        if self.linear:
-            # Inductor takes no packed weights of linear layers that are not constants of its graph.
-            if torch.compiler.is_compiling():
-                return _packed_linear(x, self._packed, self.bias, self.activation)
-            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, self.activation, [], "none")
-        return torch.ops.mkldnn._convolution_pointwise(
-            x, self._packed, self.bias, *self.geometry, self.activation, [], "none"
-        )
+        if not self.product:
+            return torch.ops.mkldnn._convolution_pointwise(
+                x, self._packed, self.bias, *self.geometry, self.activation, [], "none"
+            )
+        # A convolution of size one is a product too, and for some sizes oneDNN's convolutions are ten times as slow.
+        rows = x if self.linear else x.permute(0, 2, 3, 1)
+        given = rows.reshape(-1, rows.shape[-1]), self._packed, self.bias, self.activation
+        # Inductor takes no packed weights of linear layers that are not constants of its graph.
+        compiling = torch.compiler.is_compiling()
+        out = _packed_linear(*given) if compiling else torch.ops.mkldnn._linear_pointwise(*given, [], "none")
+        out = out.view(*rows.shape[:-1], out.shape[-1])
+        return out if self.linear else out.permute(0, 3, 1, 2)
 
     def extra_repr(self) -> str:
         return self.described + (f", {self.activation}" if self.activation != "none" else "")
