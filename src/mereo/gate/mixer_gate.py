@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from mereo.core import Signal, mechanism
 from mereo.errors import check_positive, check_probability
-from mereo.layers import FeedForward
 
 
 class TokenLinear(nn.Linear):
@@ -22,15 +21,15 @@ class TokenLinear(nn.Linear):
         return self.weight @ tokens + self.bias[:, None]
 
 
-class TokenMixing(nn.Module):
-    """W_2 dropout(gelu(W_1 z + b_1)) + b_2 along the tokens, with the same weights for all channels.
+class Mixing(nn.Module):
+    """dropout(second(dropout(gelu(first(z))))), of two layers along tokens or along channels.
 
-    Shapes: tokens (batch, num_tokens, dim) -> the same.
+    Shapes: those of the layers, of which the second undoes the first.
     """
 
-    def __init__(self, num_tokens: int, hidden_dim: int, dropout: float = 0.0) -> None:
+    def __init__(self, first: nn.Linear, second: nn.Linear, dropout: float) -> None:
         super().__init__()
-        self.first, self.second = TokenLinear(num_tokens, hidden_dim), TokenLinear(hidden_dim, num_tokens)
+        self.first, self.second = first, second
         self.activation, self.dropout = nn.GELU(), nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -74,8 +73,9 @@ class MixerGate(nn.Module):
         check_positive(dim=dim, num_tokens=num_tokens, hidden_dim=hidden_dim)
         check_probability(dropout=dropout)
         self.token_norm, self.channel_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.token_mixing = TokenMixing(num_tokens, hidden_dim, dropout)
-        self.channel_mixing = FeedForward(dim, hidden_dim, dropout)
+        along_tokens = TokenLinear(num_tokens, hidden_dim), TokenLinear(hidden_dim, num_tokens)
+        self.token_mixing = Mixing(*along_tokens, dropout)
+        self.channel_mixing = Mixing(nn.Linear(dim, hidden_dim), nn.Linear(hidden_dim, dim), dropout)
         self.proj = nn.Linear(dim, dim)
         self.gates = Signal("gates")
 

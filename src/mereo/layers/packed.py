@@ -5,7 +5,7 @@ by MKL, which on processors of other makers than Intel leaves half of their spee
 and an activation is applied while the output is written.
 """
 
-from typing import Any, Self
+from typing import Any, Self, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from mereo.layers.feed_forward import FeedForward
 _ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}
 
 
-def can_pack(module: nn.Module) -> bool:
+def can_pack(module: nn.Module) -> TypeGuard[nn.Conv2d | nn.Linear]:
     """Whether a layer has a packed form: a convolution or linear layer in float32 on a CPU, under a PyTorch that has
     oneDNN's operators."""
     if type(module) not in (nn.Conv2d, nn.Linear) or not torch.backends.mkldnn.is_available():
@@ -69,9 +69,13 @@ class Packed(nn.Module):
         self.described = repr(layer)
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
         self.linear = isinstance(layer, nn.Linear)
+        if isinstance(layer, nn.Linear):
+            self.in_features, self.out_features = layer.in_features, layer.out_features
         self.geometry: tuple[Any, ...] = ([0, 0], [1, 1], [1, 1], 1)
         if isinstance(layer, nn.Conv2d):
             self.geometry = (list(layer.padding), list(layer.stride), list(layer.dilation), layer.groups)
+        pointwise = layer.weight[0, 0].numel() == 1 if isinstance(layer, nn.Conv2d) else False
+        self.product = self.linear or (pointwise and self.geometry == ([0, 0], [1, 1], [1, 1], 1))
         self._dense: Tensor | None = layer.weight.detach()
         self._packed: Tensor | None = None
         self._pack()
@@ -82,13 +86,14 @@ class Packed(nn.Module):
         if self._dense is not None:
             return self._dense
         assert self._packed is not None
-        return self._packed.to_dense()
+        weight = self._packed.to_dense()
+        return weight[:, :, None, None] if self.product and not self.linear else weight
 
     def _pack(self) -> None:
         weight = self.weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32 and self._packed is None:
-            if self.linear:
-                self._packed = weight.contiguous().to_mkldnn()
+            if self.product:
+                self._packed = weight.flatten(1).contiguous().to_mkldnn()
             else:
                 self._packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *self.geometry, None)
             self._dense = None
@@ -117,18 +122,23 @@ class Packed(nn.Module):
         return _ACTIVATIONS[self.activation](out)
 
     def forward(self, x: Tensor) -> Tensor:
+        out: Tensor
         gradient = x.requires_grad and torch.is_grad_enabled()
         fits = self._packed is not None and x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
         if gradient or not fits or torch.is_autocast_enabled("cpu") or steps_aside():
             return self._plain(x)
-        if self.linear:
-            # Inductor takes no packed weights of linear layers that are not constants of its graph.
-            if torch.compiler.is_compiling():
-                return _packed_linear(x, self._packed, self.bias, self.activation)
-            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, self.activation, [], "none")
-        return torch.ops.mkldnn._convolution_pointwise(
-            x, self._packed, self.bias, *self.geometry, self.activation, [], "none"
-        )
+        if not self.product:
+            return torch.ops.mkldnn._convolution_pointwise(
+                x, self._packed, self.bias, *self.geometry, self.activation, [], "none"
+            )
+        # A convolution of size one is a product too, and for some sizes oneDNN's convolutions are ten times as slow.
+        rows = x if self.linear else x.permute(0, 2, 3, 1)
+        given = rows.reshape(-1, rows.shape[-1]), self._packed, self.bias, self.activation
+        # Inductor takes no packed weights of linear layers that are not constants of its graph.
+        compiling = torch.compiler.is_compiling()
+        out = _packed_linear(*given) if compiling else torch.ops.mkldnn._linear_pointwise(*given, [], "none")
+        out = out.view(*rows.shape[:-1], out.shape[-1])
+        return out if self.linear else out.permute(0, 3, 1, 2)
 
     def extra_repr(self) -> str:
         return self.described + (f", {self.activation}" if self.activation != "none" else "")
@@ -158,7 +168,8 @@ def pack(module: nn.Module, convolutions: bool = True) -> None:
     if isinstance(module, FeedForward) and can_pack(module.first):
         name = activation_name(module.activation)
         if name is not None:
-            module.first, module.activation = Packed(module.first, name), nn.Identity()
+            module.first = cast("nn.Linear", Packed(module.first, name))
+            module.activation = nn.Identity()
     for name, child in module.named_children():
         if can_pack(child) and (convolutions or isinstance(child, nn.Linear)):
             setattr(module, name, Packed(child))

@@ -7,6 +7,7 @@ Cost: O(N log N) per channel by Fourier transforms, 2 N (H + W) multiply-adds pe
 
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -27,15 +28,16 @@ def dft_matrices(rows: int, columns: int, like: Tensor) -> tuple[Tensor, Tensor,
     Complex numbers are two rows, real parts first, but between cells of one column real and imaginary parts alternate:
     across (2 K, columns), down (2 rows, 2 rows), up (2 rows, 2 rows), back (columns, 2 K), with K = columns // 2 + 1.
     """
-    wide = {"dtype": torch.float64, "device": like.device if like.device.type != "mps" else "cpu"}
+    device = torch.device("cpu") if like.device.type == "mps" else like.device  # which has no float64
+    wide = partial(torch.arange, dtype=torch.float64, device=device)
     half = columns // 2 + 1
-    angles = torch.outer(torch.arange(half, **wide), torch.arange(columns, **wide)) * (2 * math.pi / columns)
+    angles = torch.outer(wide(half), wide(columns)) * (2 * math.pi / columns)
     cosines, sines = angles.cos() / columns**0.5, angles.sin() / columns**0.5
     across = torch.cat((cosines, -sines))
     # All frequencies but the first, and the last of an even side, stand for a conjugate pair.
-    pairs = 1 + ((torch.arange(half, **wide) > 0) & (2 * torch.arange(half, **wide) != columns)).double()
+    pairs = 1 + ((wide(half) > 0) & (2 * wide(half) != columns)).double()
     back = torch.cat((cosines.T * pairs, -sines.T * pairs), 1)
-    angles = torch.outer(torch.arange(rows, **wide), torch.arange(rows, **wide)) * (2 * math.pi / rows)
+    angles = torch.outer(wide(rows), wide(rows)) * (2 * math.pi / rows)
     cosines, sines = angles.cos() / rows**0.5, angles.sin() / rows**0.5
     down = torch.stack((torch.stack((cosines, sines), -1), torch.stack((-sines, cosines), -1))).reshape(2 * rows, -1)
     made = (across, down, down.T, back)

@@ -12,7 +12,13 @@ from mereo.core import Coupling, mechanism
 from mereo.core.kernels.attention import attend
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
-from mereo.layers import ConvNorm
+
+
+def _conv_norm(inputs: int, outputs: int, norm_weight: float = 1.0) -> nn.Sequential:
+    """norm(conv(x)), a 1x1 convolution without a bias, which folds for inference."""
+    norm = nn.BatchNorm2d(outputs)
+    nn.init.constant_(norm.weight, norm_weight)
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), norm)
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -60,9 +66,9 @@ class SingleHeadAttention(nn.Module):
             raise UsageError(f"attended is {attended}; it must be at most dim, {dim}.")
         self.attended, self.rest, self.key_dim = attended, dim - attended, key_dim
         self.norm = nn.GroupNorm(1, attended)
-        self.qkv = ConvNorm(attended, 2 * key_dim + attended)
+        self.qkv = _conv_norm(attended, 2 * key_dim + attended)
         self.coupling = Coupling("senders")
-        self.output = ConvNorm(dim, dim, norm_weight=norm_weight)
+        self.output = _conv_norm(dim, dim, norm_weight)
 
     def exchange(self, maps: Tensor) -> Tensor:
         """y_1 of the attended channels: (batch, attended, height, width) -> the same."""

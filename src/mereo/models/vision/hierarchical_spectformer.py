@@ -6,6 +6,7 @@ Cost: 3.9 G to 12.7 G multiply-adds an image for S to L at 224 x 224.
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -257,7 +258,7 @@ def _pairs(model: HierarchicalSpectFormer) -> Iterator[Pair]:
         convolution, norm = (3, 4) if i == 0 else (0, 1)
         yield Pair(f"stages.{i}.downsample.{convolution}", f"patch_embed{i + 1}.proj")
         yield Pair(f"stages.{i}.downsample.{norm}", f"patch_embed{i + 1}.norm")
-        for j in range(len(stage.blocks)):
+        for j, _ in enumerate(stage.get_submodule("blocks").children()):
             yield from (Pair(f"stages.{i}.blocks.{j}.{a}", f"block{i + 1}.{j}.{b}") for a, b in names.items())
         yield Pair(f"stages.{i}.norm", f"norm{i + 1}")
     final = {
@@ -270,8 +271,8 @@ def _pairs(model: HierarchicalSpectFormer) -> Iterator[Pair]:
 
 register_layout("official", HierarchicalSpectFormer, _pairs)
 
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
-_PAPER = {"source": "arXiv:2304.06446", "crop_pct": 0.9, **_IMAGENET}
+_IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
+_PAPER: dict[str, Any] = {"source": "arXiv:2304.06446", "crop_pct": 0.9, **_IMAGENET}
 
 register_model(
     "spectformer_h_small",

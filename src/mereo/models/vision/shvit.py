@@ -94,17 +94,20 @@ class NormLinear(nn.Sequential):
     """linear(batchnorm(x)), the classifier. Shapes: (batch, inputs) -> (batch, outputs)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(nn.BatchNorm1d(inputs), nn.Linear(inputs, outputs))
-        nn.init.trunc_normal_(self[1].weight, std=0.02)
-        nn.init.zeros_(self[1].bias)
+        linear = nn.Linear(inputs, outputs)
+        nn.init.trunc_normal_(linear.weight, std=0.02)
+        nn.init.zeros_(linear.bias)
+        super().__init__(nn.BatchNorm1d(inputs), linear)
 
     @torch.no_grad()
     def for_inference(self) -> nn.Linear:
         """One linear layer: linear(norm(x)) = W h x + W (c - m h) + b with h = g / sqrt(v + eps)."""
         norm, linear = self
+        assert isinstance(norm, nn.BatchNorm1d) and isinstance(linear, nn.Linear)
+        assert norm.running_mean is not None and norm.running_var is not None
         gain = norm.weight / (norm.running_var + norm.eps).sqrt()
-        linear.bias += linear.weight @ (norm.bias - norm.running_mean * gain)
-        linear.weight *= gain
+        linear.bias.add_(linear.weight @ (norm.bias - norm.running_mean * gain))
+        linear.weight.mul_(gain)
         return linear
 
 
@@ -252,7 +255,7 @@ def _pairs(
     for i, stage in enumerate(model.stages):
         if i:
             yield from _downsample_pairs(f"stages.{i}.downsample", downsample(i))
-        for j in range(len(stage.blocks)):
+        for j, _ in enumerate(stage.get_submodule("blocks").children()):
             yield from _block_pairs(f"stages.{i}.blocks.{j}", block(i, j))
     for ours, theirs in (("head", "head"), ("distillation_head", "head_dist")):
         yield from (Pair(f"{ours}.0", f"{theirs}.bn"), Pair(f"{ours}.1", f"{theirs}.l"))
@@ -296,8 +299,8 @@ def _arguments(theirs: Any) -> dict[str, Any]:
 register_layout("timm", SHViT, _timm_pairs, classes=("SHViT",), arguments=_arguments)
 register_layout("official", SHViT, _official_pairs)
 
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
-_PAPER = {"source": "arXiv:2401.16456", "crop_pct": 0.875, "recipe": "shvit", **_IMAGENET}
+_IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
+_PAPER: dict[str, Any] = {"source": "arXiv:2401.16456", "crop_pct": 0.875, "recipe": "shvit", **_IMAGENET}
 
 register_model(
     "shvit_s1",

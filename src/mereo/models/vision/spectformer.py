@@ -5,6 +5,7 @@ Cost: 1.8 G to 11.5 G multiply-adds an image for T to B at 224 x 224.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -201,8 +202,8 @@ def _pairs(model: SpectFormer) -> Iterator[Pair]:
 
 register_layout("official", SpectFormer, _pairs)
 
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
-_PAPER = {"source": "arXiv:2304.06446", "crop_pct": 0.9, "recipe": "spectformer", **_IMAGENET}
+_IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
+_PAPER: dict[str, Any] = {"source": "arXiv:2304.06446", "crop_pct": 0.9, "recipe": "spectformer", **_IMAGENET}
 
 register_model(
     "spectformer_tiny",
