@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
     from mereo.scan import lightning_attention
+    from mereo.select import evit
     from mereo.training.engine import train
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ _HOMES = {
     "UsageError": "mereo.errors",
     "convert": "mereo.models",
     "create_model": "mereo.models",
+    "evit": "mereo.select",
     "from_pretrained": "mereo.export",
     "get_mechanism": "mereo.mechanisms",
     "intervene": "mereo.core",
@@ -57,6 +59,7 @@ __all__ = [
     "UsageError",
     "convert",
     "create_model",
+    "evit",
     "from_pretrained",
     "get_mechanism",
     "intervene",

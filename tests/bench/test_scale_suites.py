@@ -46,3 +46,10 @@ def test_lightning():
         assert found.pop("causal SDPA") == "unchecked"
         assert found == dict.fromkeys(("loop over blocks", "parallel", "chunked", "compiled"), "ok")
     assert len(run.tables) == 2
+
+
+def test_evit():
+    pytest.importorskip("timm")
+    run = measured("evit", "batch=1", "side=32")
+    unchecked = dict.fromkeys(("keep 0.9", "keep 0.7", "keep 0.5"), "unchecked")
+    assert statuses(run, "forward") == statuses(run, "training") == {"host": "ok", **unchecked}

@@ -44,4 +44,7 @@ def test_added_parameters_go_every_way(call, added):
     assert "is already finished" in call(*train, "--resume")
     call("export", "runs/run", "--to", "hub", "--out", "net", "--limit", "4")
     assert "| FLOPs of one image | 0 " not in Path("net/README.md").read_text()
-    assert json.loads(call("compare", f"capsnet:{','.join(arguments)}", *TRAIN, "--json"))[0]["macs"] > 0
+    assert (
+        json.loads(call("compare", f"capsnet:{','.join(arguments)}", *TRAIN, "--plain", "none", "--json"))[0]["macs"]
+        > 0
+    )

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mereo.core import normalisers
 from mereo.core.normalisers import NORMALISERS, entmax, entmax15, leaky_softmax, sparsemax, top_k_softmax
 from mereo.errors import UsageError
 
@@ -102,3 +103,14 @@ def test_entmax_meets_its_named_members() -> None:
     torch.testing.assert_close(entmax(scores, -1, 1.5), entmax15(scores, -1))
     torch.testing.assert_close(entmax(scores, -1, 2.0), sparsemax(scores, -1))
     torch.testing.assert_close(entmax(scores, -1, 1 + 1e-5), scores.softmax(-1), rtol=1e-4, atol=1e-4)
+
+
+def test_softmax_along_a_short_last_axis_has_the_same_values_and_gradients():
+    scores = torch.randn(40, 100, 9, dtype=torch.float64, requires_grad=True)
+    assert normalisers._short(scores, -1) and normalisers._short(scores, 2)
+    assert not normalisers._short(scores, 0) and not normalisers._short(scores[:2], -1)
+    weights = torch.randn(40, 100, 9, dtype=torch.float64)
+    ours, plain = normalisers.softmax(scores, -1), scores.softmax(-1)
+    torch.testing.assert_close(ours, plain)
+    (gradient,), (expected,) = (torch.autograd.grad((x * weights).sum(), scores) for x in (ours, plain))
+    torch.testing.assert_close(gradient, expected)

@@ -116,7 +116,17 @@ WRITERS = {
     "explain": ["photo.png", "--weights", "network.safetensors", "--out", "{}/seen.png"],
     "evaluate": ["network.safetensors", "--limit", "10", "--device", "cpu", "--out", "{}/report"],
     "export": ["network.safetensors", "--out", "{}/network"],
-    "compare": ["mspcaps_tiny:channels=[4,8,8]", "--limit", "32", "--epochs", "1", "--output", "{}/runs"],
+    "compare": [
+        "mspcaps_tiny:channels=[4,8,8]",
+        "--plain",
+        "none",
+        "--limit",
+        "32",
+        "--epochs",
+        "1",
+        "--output",
+        "{}/runs",
+    ],
     "reproduce": ["coupling_axis", "--data", "digits", "--limit", "32", "--epochs", "1", "--output", "{}/runs"],
     "demo": ["--epochs", "1", "--output", "{}/runs"],
 }

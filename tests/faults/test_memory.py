@@ -98,7 +98,7 @@ def test_results_of_wrong_kinds_are_refused(call, network, command, text):
         folder, words = Path("run"), ["export", "run"]
     else:
         folder = Path("runs/compare-digits/mspcaps_tiny-seed0")
-        words = ["compare", "mspcaps_tiny", "--epochs", "1", "--limit", "32", "--device", "cpu"]
+        words = ["compare", "mspcaps_tiny", "--epochs", "1", "--limit", "32", "--plain", "none", "--device", "cpu"]
     (folder / "weights").mkdir(parents=True)
     mereo.save_weights(folder / "weights/best.safetensors", network, data="digits")
     if command == "export":

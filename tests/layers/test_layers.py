@@ -1,5 +1,7 @@
 """Layers of vision networks against their equations."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -79,3 +81,30 @@ def test_conv_norm_folds_into_one_convolution() -> None:
 def test_feed_forward_is_two_layers() -> None:
     layer, x = FeedForward(3, 5), torch.randn(2, 4, 3)
     torch.testing.assert_close(layer(x), layer.second(nn.functional.gelu(layer.first(x))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"kernel": 3, "stride": 2, "activation": nn.ReLU}, {"kernel": 3, "groups": 2}])
+def test_without_gradients_the_norm_is_folded_into_each_call(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer, maps = ConvNorm(4, 8, **options), torch.randn(2, 4, 9, 9)
+    with torch.no_grad():
+        layer[1].weight.uniform_(0.5, 2)
+        layer[1].bias.normal_()
+    layer(maps)
+    layer, maps = layer.eval().to(dtype), maps.to(dtype)
+    expected = layer(maps)
+    with torch.inference_mode():
+        assert layer._foldable(maps) and not layer._foldable(maps[:, :, :1, :1])
+        tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(layer(maps), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_hooks_on_a_convolution_or_norm_still_run() -> None:
+    layer, seen = ConvNorm(4, 8).eval(), []
+    handle = layer[1].register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        layer(torch.randn(2, 4, 9, 9))
+        assert seen == [1]
+        handle.remove()
+        assert layer._foldable(torch.randn(2, 4, 9, 9)) and not layer.train()._foldable(torch.randn(2, 4, 9, 9))

@@ -13,7 +13,8 @@ from mereo.escape import for_markdown
 from mereo.export.rows import run_comparison
 from mereo.models import create_model
 from mereo.training.compare import images_per_second, make_study, parse_variant
-from mereo.training.studies import plan_runs
+from mereo.training.plain import choose_plain, is_plain, nearest_size
+from mereo.training.studies import make_plans, plan_runs
 
 SHARED = {"data": "digits", "epochs": 1, "limit": 32, "batch_size": 16, "device": "cpu", "warmup_epochs": 0.0}
 SMALL = "mspcaps_tiny:channels=[4,8,8],img_size=16,patch_size=2"
@@ -101,6 +102,7 @@ def test_speeds_are_of_functions_in_turn():
 def test_the_command_writes_a_page_and_a_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--epochs", "1", "--limit", "32", "--batch-size", "16", "--warmup-epochs", "0", "--device", "cpu"]
+    words += ["--plain", "none"]
     assert main(["compare", SMALL, OTHER, *words]) == 0
     out = capsys.readouterr().out
     assert "1/2 mspcaps_tiny:" in out and "inference images/s" in out and "comparison.png" in out
@@ -123,6 +125,45 @@ def test_the_command_writes_a_page_and_a_picture(tmp_path, monkeypatch, capsys):
     assert "already finished" in printed.err
 
 
+def test_a_plain_network_is_put_beside_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--epochs", "1", "--limit", "32", "--batch-size", "16", "--warmup-epochs", "0", "--device", "cpu"]
+    assert main(["compare", SMALL, *words, "--plain", "torchvision:shufflenet_v2_x0_5"]) == 0
+    out = capsys.readouterr().out
+    plain = "torchvision:shufflenet_v2_x0_5:img_size=16"
+    assert f"beside the plain {plain}: " in out and "calibration error" in out and "under attack" in out
+    folder = Path("runs/compare-digits")
+    document = json.loads((folder / "comparison.json").read_text())
+    assert set(document["measured"]) == {parse_variant(SMALL)[0], plain}
+    assert {row["model"] for row in document["networks"] if row["plain"]} == {plain}
+    assert "beside the plain" in (folder / "comparison.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "side", "name"),
+    [
+        (240_000, 32, "resnet20"),
+        (800_000, 28, "resnet56"),
+        (9_000_000, 64, "torchvision:resnet18"),
+        (240_000, 224, "torchvision:shufflenet_v2_x0_5"),
+        (28_000_000, 224, "torchvision:resnet50"),
+        (1, 224, "torchvision:shufflenet_v2_x0_5"),
+    ],
+)
+def test_the_plain_network_is_of_about_the_same_size(monkeypatch, parameters, side, name):
+    monkeypatch.setattr("mereo.training.plain._available", lambda name: True)
+    assert nearest_size(parameters, side) == name
+
+
+def test_no_plain_network_where_there_is_one_or_none_is_wanted():
+    plans = list(make_plans(plan_runs(make_study([SMALL]), "compare", 1, "runs", SHARED)).values())
+    assert choose_plain(plans, [SMALL], "none") is None
+    assert choose_plain(plans, [SMALL, "timm:resnet18"], "auto") is None
+    assert choose_plain(plans, ["resnet20:blocks=2"], "auto") is None
+    label, variant = choose_plain(plans, [SMALL], "auto")
+    assert is_plain(label) and label.endswith(":img_size=16") and variant.changes["loss"] == "auto"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -134,6 +175,8 @@ def test_the_command_writes_a_page_and_a_picture(tmp_path, monkeypatch, capsys):
         (["capsnet", "--img-size", "12"], "at least 17"),
         (["capsnet", "--img-size", "32", "24"], "write --img-size 32x24"),
         (["capsnet", "--precision", "fp7"], "precision is 'fp7'"),
+        (["capsnet", "--plain", "resnt81"], "unknown network or recipe 'resnt81'"),
+        (["capsnet", "--plain", "mspcaps_paper"], "plain is 'mspcaps_paper', a recipe"),
     ],
 )
 def test_wrong_use_is_one_line(tmp_path, monkeypatch, capsys, words, told):

@@ -2,8 +2,9 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mereo.cli.options import CompareOptions
 from mereo.cli.parse import parse
@@ -12,10 +13,45 @@ from mereo.errors import check_positive
 from mereo.files import check_name
 from mereo.training.config import show_size
 
+if TYPE_CHECKING:
+    from mereo.export.rows import Row
+
 SHARED = (
     "task", "data", "data_root", "epochs", "limit", "batch_size", "lr", "img_size", "warmup_epochs", "device",
     "precision",
 )  # fmt: skip
+
+
+def _beside_plain(rows: "Sequence[Row]", options: CompareOptions) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Measurements of all networks, and a line for each on what it is better and worse at than the plain network."""
+    plain = [row for row in rows if row.plain]
+    others = [row for row in rows if not row.plain]
+    runs = {row.model: row.run for row in rows if row.run is not None}
+    if not plain or not others or rows[0].task != "classification" or len(runs) < len(rows):
+        return {}, []
+    from mereo.measure.side_by_side import EPSILON, NOISE, better_at, measure_side_by_side
+
+    say("measuring calibration, noise and attacks")
+    measured = measure_side_by_side(runs, options.data, options.data_root, options.device or "auto")
+    lines = []
+    for row in others:
+        for other in plain:
+            cost = {
+                "inference images/s": (row.rate, other.rate), "training images/s": (row.train_rate, other.train_rate),
+                "training memory in MiB": (row.memory / 2**20, other.memory / 2**20),
+                "parameters": (float(row.parameters), float(other.parameters)),
+            }  # fmt: skip
+            least = ("training memory in MiB", "parameters")
+            found = better_at(measured[row.model], measured[other.model], cost, least)
+            parts = [f"{what} {', '.join(names)}" for what, names in zip(
+                ("better at", "worse at", "no clear difference in"), found, strict=True) if names]  # fmt: skip
+            lines.append(f"{row.model} beside the plain {other.model}: {'; '.join(parts)}.")
+    one = measured[rows[0].model]
+    lines.append(
+        f"Measured on {one.images} test images with the first seed: noise of standard deviation {NOISE}, and PGD within"
+        f" {EPSILON} on {one.attacked} of them; shares differ clearly beyond two standard errors."
+    )
+    return {label: values.to_dict() for label, values in measured.items()}, lines
 
 
 def run(words: list[str], command: str) -> None:
@@ -31,17 +67,20 @@ def run(words: list[str], command: str) -> None:
     check_name("data", folder)
     # Progress lines are not part of the JSON document.
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
-        rows = run_comparison(options.models, options.seeds, options.output, given, options.recipe, say)
+        rows = run_comparison(options.models, options.seeds, options.output, given, options.recipe, say, options.plain)
+        measured, verdicts = _beside_plain(rows, options)
     shown = given | ({"img_size": show_size(given["img_size"])} if "img_size" in given else {})
     parts = [
         f"{name} {shown[name]}" for name in SHARED if name in shown and name not in ("data", "data_root", "device")
     ]
     protocol = ", ".join([*([f"recipe {options.recipe}"] if options.recipe else []), *parts, f"seeds {options.seeds}"])
-    paths = write_comparison(rows, folder, options.data, protocol)
+    paths = write_comparison(rows, folder, options.data, protocol, measured, verdicts)
     if options.json:
         print(json.dumps([row.to_dict() for row in ranked(rows)], indent=2))
         return
     say()
     print_table(columns(rows), [cells(row) for row in ranked(rows)])
+    if verdicts:
+        say("\n" + "\n".join(verdicts))
     say("\n" + "\n".join(notes(rows, protocol)))
     say("written: " + ", ".join(map(str, paths)))

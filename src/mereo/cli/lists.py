@@ -33,6 +33,22 @@ def _models() -> Rows:
     return rows
 
 
+def _of_library(pattern: str) -> Rows:
+    """Networks of another library, by a pattern such as "timm:resnet*"."""
+    from mereo.models.plain.libraries import LIBRARIES
+
+    name, _, wanted = pattern.partition(":")
+    library = LIBRARIES[name]
+    chosen = fnmatch.filter(library.names(), wanted)
+    if not chosen:
+        library.check(wanted)
+    rows = []
+    for network in chosen:
+        height, width = library.facts(network).size
+        rows.append({"name": f"{name}:{network}", "input": f"3x{height}x{width}", "source": library.source})
+    return rows
+
+
 def _mechanisms() -> Rows:
     from mereo.mechanisms import FAMILIES, MECHANISMS
 
@@ -112,8 +128,12 @@ def matching(rows: Rows, pattern: str) -> Rows:
 def run(words: list[str], command: str) -> None:
     """Print one of the lists."""
     options = parse(ListOptions, words, command)
-    rows = LISTS[command]()
-    chosen = matching(rows, options.pattern)
+    from_library = command == "models" and options.pattern.partition(":")[0] in ("timm", "torchvision")
+    if from_library and ":" in options.pattern:
+        rows = chosen = _of_library(options.pattern)
+    else:
+        rows = LISTS[command]()
+        chosen = matching(rows, options.pattern)
     if not chosen:
         raise unknown(command.removesuffix("s"), options.pattern, [row["name"] for row in rows])
     if options.json:

@@ -260,6 +260,7 @@ class CompareOptions:
     Examples:
       mereo compare mspcaps_tiny capsnet:routing_steps=1,decoder=false --data digits --epochs 5 --seeds 3
       mereo compare mspcaps_paper efficient_capsnet_mnist --data mnist --epochs 3 --limit 10000
+      mereo compare mspcaps_tiny --plain timm:resnet10t --data my_photos
     """
 
     models: tyro.conf.Positional[tuple[str, ...]]
@@ -272,6 +273,9 @@ class CompareOptions:
     """Folder of the data sets; by default the environment variable MEREO_DATA, then ./data."""
     recipe: str | None = None
     """Recipe for networks that are not given as recipes themselves; by default the defaults of `mereo train`."""
+    plain: str = "auto"
+    """Plain network to put beside them, such as resnet20 or timm:resnet18, with a report on which is better at what;
+    auto chooses one of about the same size unless a plain one is among them, none leaves it out."""
     epochs: int | None = None
     """Passes over the training images; by default the recipe's."""
     seeds: int = 1

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mereo.core.kernels.transforms import steps_aside
 from mereo.errors import UsageError
 
 Normaliser = Callable[[Tensor, int], Tensor]
@@ -18,7 +19,17 @@ Normaliser = Callable[[Tensor, int], Tensor]
 
 def softmax(scores: Tensor, dim: int) -> Tensor:
     """exp(s_i) / sum_j exp(s_j)."""
+    if _short(scores, dim):
+        # PyTorch normalises along a short last axis one row at a time, and along the first axis many at once.
+        return scores.movedim(-1, 0).contiguous().softmax(0).movedim(0, -1)
     return scores.softmax(dim)
+
+
+def _short(scores: Tensor, dim: int) -> bool:
+    """Whether `dim` is a last axis that is shorter than the vectors of a CPU, of many rows."""
+    if scores.device.type != "cpu" or dim not in (-1, scores.dim() - 1) or not 1 < scores.shape[-1] <= 16:
+        return False
+    return not torch.compiler.is_compiling() and steps_aside() is None and scores.numel() >= 2**15
 
 
 def leaky_softmax(scores: Tensor, dim: int) -> Tensor:

@@ -10,7 +10,7 @@ from mereo.data import DATASETS
 from mereo.escape import fenced, for_markdown, for_terminal
 from mereo.inference.flops import forward_flops
 from mereo.inference.predict import task_of
-from mereo.models import CapsuleClassifier, VisionModel, get_model_entry
+from mereo.models import CapsuleClassifier, PlainNetwork, VisionModel, get_model_entry
 from mereo.runtime.text import duration, percent
 
 NOT_MEASURED = "These weights came without the results of a run; no measurements are available."
@@ -149,6 +149,10 @@ def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
     ]
     if "command" in record:
         parts += ["The command that made it:\n", fenced(record["command"], "sh") + "\n"]
+    with_timm = [
+        "With timm, after `import mereo`:\n",
+        fenced(f"timm.create_model({_quoted('local-dir:' + name)}, pretrained=True)", "python") + "\n",
+    ]
     parts += [
         "## Use\n",
         fenced(
@@ -157,8 +161,7 @@ def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
             "python",
         )
         + "\n",
-        "With timm, after `import mereo`:\n",
-        fenced(f"timm.create_model({_quoted('local-dir:' + name)}, pretrained=True)", "python") + "\n",
+        *([] if isinstance(model, PlainNetwork) else with_timm),
         "## Labels\n",
         f"{labels}\n",
         "## Preprocessing\n",

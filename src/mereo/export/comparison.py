@@ -3,8 +3,9 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mereo.escape import for_markdown
@@ -65,13 +66,20 @@ def notes(rows: Sequence[Row], protocol: str) -> list[str]:
     ]
 
 
-def markdown(rows: Sequence[Row], data: str, protocol: str) -> str:
-    """The comparison as a page, the best network first."""
+def markdown(rows: Sequence[Row], data: str, protocol: str, verdicts: Sequence[str] = ()) -> str:
+    """The comparison as a page, the best network first; `verdicts` are lines on which is better at what."""
     title = f"# Networks compared on {for_markdown(Path(data).name)}"
     lines = [title, "", f"| {' | '.join(columns(rows))} |", f"|{'---|' * len(COLUMNS)}"]
     lines += [f"| {' | '.join(map(for_markdown, cells(row)))} |" for row in ranked(rows)]
     return "\n".join(
-        [*lines, "", *map(for_markdown, notes(rows, protocol)), "", "![The comparison as bars](comparison.png)", ""]
+        [
+            *lines,
+            "",
+            *map(for_markdown, [*verdicts, *notes(rows, protocol)]),
+            "",
+            "![The comparison as bars](comparison.png)",
+            "",
+        ]
     )
 
 
@@ -147,10 +155,27 @@ def _draw_metric(axes: Any, rows: Sequence[Row], colours: Sequence[str]) -> None
     axes.set_ylim(-0.6, len(rows) - 0.4)
 
 
-def write_comparison(rows: Sequence[Row], folder: Path, data: str, protocol: str) -> list[Path]:
-    """comparison.md, .csv, .json and .png in a folder."""
+def write_comparison(
+    rows: Sequence[Row],
+    folder: Path,
+    data: str,
+    protocol: str,
+    measured: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    verdicts: Sequence[str] = (),
+) -> list[Path]:
+    """comparison.md, .csv, .json and .png in a folder.
+
+    Args:
+        measured: further measurements by network.
+        verdicts: lines on which network is better at what.
+    """
     document = {"data": data, "protocol": protocol, "networks": [row.to_dict() for row in ranked(rows)]}
-    texts = {"md": markdown(rows, data, protocol), "csv": _csv(rows), "json": json.dumps(document, indent=2) + "\n"}
+    document |= {"measured": {name: dict(values) for name, values in measured.items()}} if measured else {}
+    texts = {
+        "md": markdown(rows, data, protocol, verdicts),
+        "csv": _csv(rows),
+        "json": json.dumps(document, indent=2) + "\n",
+    }
     paths = []
     for suffix, text in texts.items():
         paths.append(folder / f"comparison.{suffix}")

@@ -6,7 +6,7 @@ reused.
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from mereo.tasks import Classification, get_task
 from mereo.training.compare import images_per_second, make_study
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
-from mereo.training.studies import finish_runs, make_plans, plan_runs
+from mereo.training.plain import choose_plain, is_plain
+from mereo.training.studies import Study, finish_runs, make_plans, plan_runs
 
 BATCH = 64
 """Images of a batch whose inference is timed."""
@@ -43,6 +44,8 @@ class Row:
         rate: images a second in inference, all networks timed in turn.
         seconds: of training, the mean of the seeds.
         task: whose metric was measured.
+        run: folder of the run with the first seed.
+        plain: whether it is a plain network.
     """
 
     model: str
@@ -56,6 +59,8 @@ class Row:
     rate: float
     seconds: float
     task: str = Classification.name
+    run: Path | None = None
+    plain: bool = False
 
     @property
     def metric(self) -> str:
@@ -76,6 +81,7 @@ class Row:
         """Plain values."""
         several = "accuracies" if self.metric == "accuracy" else f"{self.metric}_by_seed"
         plain = {several if name == "values" else name: value for name, value in asdict(self).items()}
+        plain["run"] = None if self.run is None else str(self.run)
         return {self.metric: self.value, "spread": self.spread, **plain, several: list(self.values)}
 
 
@@ -86,6 +92,7 @@ def run_comparison(
     overrides: Mapping[str, Any],
     recipe: str | None = None,
     say: Callable[[str], None] = print,
+    plain: str = "none",
 ) -> list[Row]:
     """Train what is not finished, and return one row per network.
 
@@ -94,15 +101,24 @@ def run_comparison(
     Args:
         texts: networks and recipes, see `parse_variant`.
         overrides: fields of the configuration that are the same for all; `data` must be among them.
+        plain: a plain network to put beside them, "auto" for one of about the same size, or "none".
     """
     check_positive(seeds=seeds)
     study = make_study(texts, recipe)
-    configs = plan_runs(study, "compare", seeds, output, overrides)
-    plans = make_plans(configs)
+    plans = make_plans(plan_runs(study, "compare", seeds, output, overrides))
+    chosen = choose_plain([plans[label, 0] for label in study.variants], list(study.variants), plain)
+    if chosen is not None:
+        beside = Study("", "", study.recipe, dict([chosen]))
+        # A plain network has its own size of images, and so its own place in `overrides`.
+        kept = {name: value for name, value in overrides.items() if name != "img_size"}
+        planned = plans | make_plans(plan_runs(beside, "compare", seeds, output, kept))
+        study = replace(study, variants={**study.variants, chosen[0]: chosen[1]})
+        # Each round of seeds is a complete comparison.
+        plans = {(label, seed): planned[label, seed] for seed in range(seeds) for label in study.variants}
     memory = {label: estimate(plans[label, 0], measure=False).memory for label in study.variants}
     results = finish_runs(plans, say)
     say("timing inference")
-    rates, macs = _look_at({label: configs[label, 0] for label in results})
+    rates, macs = _look_at({label: plans[label, 0].config for label in results})
     rows = []
     for label, runs in results.items():
         task = plans[label, 0].task
@@ -120,6 +136,8 @@ def run_comparison(
                 rate=rates[label],
                 seconds=statistics.mean(run["seconds"] for run in runs),
                 task=task.name,
+                run=Path(plans[label, 0].config.output) / str(plans[label, 0].config.name),
+                plain=is_plain(label),
             )
         )
     return rows

@@ -13,8 +13,9 @@ from mereo.export.forms import BATCHES, FORMS, Exported, check_forms, file_name
 from mereo.export.images import AtHand, random_images, take
 from mereo.export.onnx_file import open_onnx, quantise_onnx, write_onnx
 from mereo.export.programs import Scorer, lower, open_program, scorer, write_program
+from mereo.export.timm_own import check_for_timm, save_for_timm
 from mereo.files import cannot_write
-from mereo.models import VisionModel
+from mereo.models import PlainNetwork, VisionModel
 
 COARSE = 8 * 2**-8
 """In bfloat16 a score has steps of 2^-8, and another order of sums moves it by a few."""
@@ -67,6 +68,10 @@ def export_model(
     check_forms(forms, precision)
     if "onnx" in forms and precision == "int8" and images is None:
         raise UsageError("precision is int8, and ONNX takes the ranges of activations from training images; give data.")
+    if "timm" in forms and isinstance(model, PlainNetwork):
+        check_for_timm(model)
+        if "hub" in forms:
+            raise UsageError("to is hub and timm, whose files of this network differ; give each a folder of its own.")
     known = known_record(model, record)
     notes = {
         **model.config, "pretrained_cfg": model.pretrained_cfg, "class_names": list(model.class_names),
@@ -124,6 +129,10 @@ def _write(
             quantise_onnx(path, path, images.training)
             limit = float("inf")  # its cost is measured on the test images
         score = open_onnx(path)
+    elif form == "timm" and isinstance(model, PlainNetwork):
+        files = (CONFIG, WEIGHTS)
+        save_for_timm(model, folder)
+        score = open_timm(folder)
     else:
         files = (CONFIG, WEIGHTS, CARD) if form == "hub" else (CONFIG, WEIGHTS)
         save_pretrained(model, folder, record=record, card=form == "hub" or (folder / CARD).exists())

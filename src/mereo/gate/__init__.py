@@ -1,5 +1,6 @@
 """Gates: features multiplied by a function of themselves, one file a mechanism."""
 
+from mereo.gate.mixer_gate import MixerGate
 from mereo.gate.squeeze_excite import SqueezeExcite
 
-__all__ = ["SqueezeExcite"]
+__all__ = ["MixerGate", "SqueezeExcite"]

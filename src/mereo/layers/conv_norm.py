@@ -2,13 +2,20 @@
 
 from collections.abc import Callable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from mereo.core.squash import accumulation_type
+
+_CHEAP = 1
+"""How many times more outputs than weights there must be for folding the weights to cost less than a norm."""
 
 
 class ConvNorm(nn.Sequential):
     """activation(norm(conv(x))), the convolution without a bias.
 
-    Its entries are a convolution, a norm and, where given, an activation: `VisionModel.fuse` folds the first two.
+    Its entries are a convolution, a norm and, where given, an activation: `VisionModel.fuse` folds the first two. In
+    evaluation without gradients the weights are folded in each call, where that costs less than a pass over the maps.
 
     Args:
         inputs, outputs: channels.
@@ -37,3 +44,31 @@ class ConvNorm(nn.Sequential):
         norm = nn.BatchNorm2d(outputs, eps=eps, momentum=momentum)
         nn.init.constant_(norm.weight, norm_weight)
         super().__init__(convolution, norm, *([] if activation is None else [activation()]))
+
+    def _foldable(self, maps: Tensor) -> tuple[nn.Conv2d, nn.BatchNorm2d] | None:
+        """The convolution and the norm, if its factors should multiply the weights instead of the maps."""
+        convolution, norm = self[0], self[1]
+        if type(norm) is not nn.BatchNorm2d or type(convolution) is not nn.Conv2d:
+            return None  # folded already, or replaced
+        if norm.training or norm.running_mean is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None
+        if any(module._forward_hooks or module._forward_pre_hooks for module in (convolution, norm)):
+            return None
+        cells = maps.shape[0] * maps.shape[2] * maps.shape[3] / (convolution.stride[0] * convolution.stride[1])
+        return (convolution, norm) if cells >= _CHEAP * convolution.weight[0].numel() else None
+
+    def forward(self, maps: Tensor) -> Tensor:
+        found = self._foldable(maps)
+        if found is None:
+            plain: Tensor = super().forward(maps)
+            return plain
+        convolution, norm = found
+        assert norm.running_mean is not None and norm.running_var is not None
+        wide = accumulation_type(norm.weight)  # the root of a small variance has too few digits in half precision
+        factor = norm.weight.to(wide) * (norm.running_var.to(wide) + norm.eps).rsqrt()
+        shift = norm.bias.to(wide) - norm.running_mean.to(wide) * factor
+        weight = (convolution.weight * factor[:, None, None, None]).to(convolution.weight.dtype)
+        out = convolution._conv_forward(maps, weight, shift.to(weight.dtype))
+        for module in list(self)[2:]:
+            out = module(out)
+        return out

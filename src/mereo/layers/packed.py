@@ -29,7 +29,7 @@ def can_pack(module: nn.Module) -> bool:
         return False
     if isinstance(module, nn.Conv2d) and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
         return False
-    names = ("_convolution_pointwise", "_reorder_convolution_weight")
+    names = ("_convolution_pointwise", "_linear_pointwise", "_reorder_convolution_weight")
     return weight.numel() > 0 and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
@@ -38,6 +38,16 @@ def activation_name(module: nn.Module) -> str | None:
     if type(module) is nn.ReLU:
         return "relu"
     return "gelu" if type(module) is nn.GELU and module.approximate == "none" else None
+
+
+@torch.library.custom_op("mereo::packed_linear", mutates_args=())
+def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
+
+
+@_packed_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 class Packed(nn.Module):
@@ -72,14 +82,15 @@ class Packed(nn.Module):
         if self._dense is not None:
             return self._dense
         assert self._packed is not None
-        weight = self._packed.to_dense()
-        return weight.flatten(1) if self.linear else weight
+        return self._packed.to_dense()
 
     def _pack(self) -> None:
         weight = self.weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32 and self._packed is None:
-            filters = weight[:, :, None, None] if self.linear else weight
-            self._packed = torch.ops.mkldnn._reorder_convolution_weight(filters, *self.geometry, None)
+            if self.linear:
+                self._packed = weight.contiguous().to_mkldnn()
+            else:
+                self._packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *self.geometry, None)
             self._dense = None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
@@ -110,12 +121,14 @@ class Packed(nn.Module):
         fits = self._packed is not None and x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
         if gradient or not fits or torch.is_autocast_enabled("cpu") or steps_aside():
             return self._plain(x)
-        # A linear layer is a convolution over one row of tokens.
-        maps = x.reshape(1, 1, -1, x.shape[-1]).permute(0, 3, 1, 2) if self.linear else x
-        out: Tensor = torch.ops.mkldnn._convolution_pointwise(
-            maps, self._packed, self.bias, *self.geometry, self.activation, [], "none"
+        if self.linear:
+            # Inductor takes no packed weights of linear layers that are not constants of its graph.
+            if torch.compiler.is_compiling():
+                return _packed_linear(x, self._packed, self.bias, self.activation)
+            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, self.activation, [], "none")
+        return torch.ops.mkldnn._convolution_pointwise(
+            x, self._packed, self.bias, *self.geometry, self.activation, [], "none"
         )
-        return out.permute(0, 2, 3, 1).reshape(*x.shape[:-1], out.shape[1]) if self.linear else out
 
     def extra_repr(self) -> str:
         return self.described + (f", {self.activation}" if self.activation != "none" else "")

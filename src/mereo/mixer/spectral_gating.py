@@ -6,6 +6,7 @@ Cost: O(N log N) per channel by Fourier transforms, 2 N (H + W) multiply-adds pe
 """
 
 import math
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -130,8 +131,9 @@ class SpectralGating(nn.Module):
             )
         wide = tokens.float() if tokens.dtype in (torch.float16, torch.bfloat16) else tokens
         maps, gains = wide.unflatten(1, size), self.gains(size)
-        with torch.autocast(tokens.device.type, enabled=False):
-            # Complex numbers leave exported programs to PyTorch's own runtime.
+        kind = tokens.device.type
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+            # Other programs that read an exported model know no complex numbers.
             if size[0] * size[1] <= MATRICES_UP_TO or steps_aside():
                 out = _by_matrices(maps, gains, self.tables(size, maps))
             else:

@@ -7,6 +7,7 @@ from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.conversion import convert
 from mereo.models.factory import create_model, list_models
 from mereo.models.feature_maps import FeatureInfo, FeatureMaps
+from mereo.models.plain import PlainNetwork
 from mereo.models.registry import MODELS, ModelEntry, get_model_entry, is_model, register_model
 from mereo.models.weights import load, save_weights
 
@@ -22,6 +23,7 @@ __all__ = [
     "MSPCaps",
     "MSPCapsHead",
     "ModelEntry",
+    "PlainNetwork",
     "VisionModel",
     "convert",
     "create_model",

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -243,7 +244,7 @@ class VisionModel(nn.Module):
         like = next(self.parameters(), None)
         self._renew_classifier()
         for name in self.classifier_parts:
-            if (module := getattr(self, name)) is not None:
+            if (module := attrgetter(name)(self)) is not None:
                 module.train(self.training)
                 if like is not None:
                     module.to(like.device, like.dtype)

@@ -10,6 +10,7 @@ from mereo.models.base import VisionModel
 from mereo.models.conversion import from_timm_checkpoint
 from mereo.models.feature_maps import FeatureMaps
 from mereo.models.on_backbone import OnBackbone
+from mereo.models.plain.network import PlainNetwork
 from mereo.models.pretrained import choose_tag, fill, list_pretrained, pretrained_path
 from mereo.models.registry import MODELS, build, get_model_entry
 from mereo.models.weights import load_state, load_tensors
@@ -77,8 +78,8 @@ def create_model(
     If timm has a model of the same name, this creates mereo's; in timm that is called "mereo_" and the name.
 
     Args:
-        name: one of `list_models()`, an alias of it, or one of
-            `list_models(pretrained=True)`, whose weights it then gets.
+        name: one of `list_models()`, an alias of it, or one of `list_models(pretrained=True)`, whose weights it then
+            gets; or a network of another library, such as "timm:resnet18" or "torchvision:resnet18".
         pretrained: start with bundled weights: the data set they were trained on, such as "mnist",
             or True for the one whose images are the preset's, or the only one. Other numbers of classes and colours
             may be given: the head is then new and the first convolution adapted. All else is as trained.
@@ -99,7 +100,8 @@ def create_model(
         which they are faster. Saved weights have the ordinary layout.
     """
     name, _, tag = name.partition(".")
-    name, module = get_model_entry(name).name, get_model_entry(name).module
+    entry = get_model_entry(name)
+    name, module = entry.name, entry.module
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **kwargs}
     if out_indices is not None and not features_only:
         if not issubclass(module, OnBackbone):
@@ -110,10 +112,16 @@ def create_model(
         if tag or pretrained or checkpoint_path:
             raise UsageError(f"weights is {weights!r}, and other weights are given too; leave one out.")
         library, _, theirs = weights.partition(".")
+        model: VisionModel
         if issubclass(module, OnBackbone):
             model = build(name, **given)
             assert isinstance(model, OnBackbone)
             model.load_backbone(weights)
+        elif issubclass(module, PlainNetwork):
+            check_choice("weights", library, (module.library_name,))
+            model = build(name, **given)
+            assert isinstance(model, PlainNetwork)
+            model.load_published(theirs or None)
         else:
             check_choice("weights", library, ("timm",))
             model = from_timm_checkpoint(name, given, theirs or None)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mereo.errors import UsageError, unknown
+from mereo.errors import UsageError
 from mereo.models.arguments import as_tuples
 from mereo.models.base import VisionModel
-from mereo.models.registry import MODELS, get_model_entry, is_model
+from mereo.models.registry import get_model_entry
 
 FORMAT = 1
 """Version of the metadata; a file with a higher number is refused."""
@@ -75,10 +75,12 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
         raise UsageError(f"{path} has format {number}, and this version reads up to {FORMAT}; install a newer mereo.")
     if not {"model", "args"} <= metadata.keys() or not isinstance(metadata["model"], str):
         raise UsageError(f"{path} does not name its model; it is not a weight file written by mereo.")
-    if not is_model(metadata["model"]):
-        raise UsageError(f"{path}: {unknown('model', metadata['model'], MODELS)}")
+    try:
+        entry = get_model_entry(metadata["model"])
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
     arguments = _plain(metadata, "args", path)
-    foreign = sorted(arguments.keys() - get_model_entry(metadata["model"]).defaults.keys())
+    foreign = sorted(arguments.keys() - entry.defaults.keys())
     if foreign:
         raise UsageError(
             f"{path} is for {metadata['model']} with {foreign[0]!r}, which is not an argument of that network."

@@ -1,7 +1,7 @@
 """The catalogue of models: a name, a class, the arguments that make the published network, and its source."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,23 @@ def per_channel(values: PerChannel, channels: int) -> tuple[float, ...]:
 MODELS: dict[str, ModelEntry] = {}
 ALIASES: dict[str, str] = {}
 """Other names of models, with the names in `MODELS`."""
+LIBRARIES: dict[str, Callable[[str], ModelEntry]] = {}
+"""Other libraries, whose networks are named "library:network", with what makes their entries."""
+
+
+def register_library(name: str, entry: Callable[[str], ModelEntry]) -> None:
+    """Let networks of another library be created as "name:network".
+
+    Args:
+        entry: the row of one of its networks; UsageError for one that it does not have.
+    """
+    LIBRARIES[name] = entry
+
+
+def library_of(name: str) -> str | None:
+    """The library that a name such as "timm:resnet18" begins with; None for a network of mereo's."""
+    library, colon, _ = name.partition(":")
+    return library if colon and library in LIBRARIES else None
 
 
 def register_model(
@@ -159,12 +176,14 @@ def families() -> dict[str, ModelEntry]:
 
 
 def is_model(name: str) -> bool:
-    """Whether `create_model` has a network of that name."""
+    """Whether `create_model` has a network of that name, those of other libraries left out."""
     return name in MODELS or name in ALIASES
 
 
 def get_model_entry(name: str) -> ModelEntry:
     """The row of one model, by its name or an alias; UsageError with the nearest names if there is none."""
+    if (library := library_of(name)) is not None:
+        return LIBRARIES[library](name.partition(":")[2])
     name = ALIASES.get(name, name)
     if name not in MODELS:
         raise unknown("model", name, MODELS)

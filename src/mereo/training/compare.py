@@ -27,8 +27,12 @@ def parse_variant(text: str, recipe: str | None = None) -> tuple[str, Variant]:
         recipe: for networks that are not given as recipes; the defaults of `mereo train` when None.
     """
     from mereo.models import MODELS, get_model_entry
+    from mereo.models.registry import library_of
 
     name, _, arguments = text.partition(":")
+    if library_of(text) is not None:
+        network, _, arguments = arguments.partition(":")
+        name = f"{name}:{network}"
     # A comma inside brackets belongs to a list.
     words = [word for word in re.split(r",(?![^\[]*\])", arguments) if word]
     try:
@@ -38,7 +42,7 @@ def parse_variant(text: str, recipe: str | None = None) -> tuple[str, Variant]:
     label = name + (":" + ",".join(sorted(words)) if words else "")
     if name in RECIPES:
         return label, Variant({"model": apply_recipe(name).model}, given, recipe=name)
-    if name not in MODELS:
+    if name not in MODELS and library_of(name) is None:
         raise unknown("network or recipe", name, [*MODELS, *RECIPES])
     for argument in given:
         if argument not in get_model_entry(name).defaults:

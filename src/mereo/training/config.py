@@ -125,7 +125,8 @@ class TrainConfig:
     """Train a network into a run folder with weights, results and pictures."""
 
     model: str = "mspcaps_tiny"
-    """Name of the network; `mereo models` lists them."""
+    """Name of the network; `mereo models` lists them. Those of other libraries are named timm:resnet18 or
+    torchvision:resnet18."""
     data: str = "digits"
     """Name of a data set (listed by `mereo datasets`), or path of images: a folder with {train,val,test}/<class>/*, a
     zip archive of one, tar shards, Parquet or Arrow files, a .csv of paths and labels, or hf:owner/name."""
@@ -244,9 +245,9 @@ class TrainConfig:
     """Folder that holds the run folders."""
     weights: str | None = None
     """Weights to start from: a weight file, a run folder, bundled weights such as mspcaps_tiny.mnist (listed
-    by `mereo models`), or `timm` (or timm.TAG) for those that timm has published. With another number of classes,
-    layers that depend on it are newly initialised; with another number of channels, the first convolution is adapted.
-    By default random weights."""
+    by `mereo models`), or `timm` (or timm.TAG) for those that timm has published; torchvision for networks of
+    torchvision. With another number of classes, layers that depend on it are newly initialised; with another number of
+    channels, the first convolution is adapted. By default random weights."""
     resume: bool = False
     """Resume the run of this name from its last checkpoint."""
     checkpoint_seconds: float = 60.0

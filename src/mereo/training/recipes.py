@@ -178,6 +178,62 @@ RECIPES: dict[str, Recipe] = {
         },
         reported={"imagenet": 83.62},
     ),
+    "volo": Recipe(
+        "VOLO-D1 from scratch: AdamW, 310 epochs, 20 of warm-up; without token labelling.",
+        "arXiv:2106.13112, section 4.1, and the authors' code",
+        # The published network learns the labels of an annotator for every token as well, with cut and paste of tokens
+        # in place of mixup and cutmix; those labels are files of the authors.
+        {
+            "model": "volo_d1_224", "data": "imagenet", "epochs": 310, "batch_size": 1024, "optimizer": "adamw",
+            "lr": 1.6e-3, "weight_decay": 5e-2, "schedule": "cosine", "warmup_epochs": 20.0, "min_lr": 1e-5,
+            "label_smoothing": 0.1, "cutmix": 1.0, "model_args": {"drop_path_rate": 0.1},
+            "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9", "erase=0.25:0.02:0.33"),
+        },
+    ),
+    "shvit": Recipe(
+        "SHViT as published, without a teacher: AdamW, cosine, 300 epochs, mixup and cutmix.",
+        "arXiv:2401.16456, section 4, and the authors' code",
+        # Their rate is 1e-3 for 512 images; adaptive clipping of gradients and repeated augmentation are left out.
+        {
+            "model": "shvit_s4", "data": "imagenet", "epochs": 300, "batch_size": 2048, "optimizer": "adamw",
+            "lr": 4e-3, "weight_decay": 0.03, "weight_decay_norm": False, "schedule": "cosine", "warmup_epochs": 5.0,
+            "warmup_start": 1e-3, "min_lr": 1e-5, "label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0,
+            "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9", "erase=0.25:0.02:0.33"), "ema_decay": 0.99996,
+        },
+        reported={"imagenet": 79.4},
+    ),
+    "shvit_cifar": Recipe(
+        "SHViT on images of 32 x 32 in some hours on a CPU: AdamW, cosine, 100 epochs, crops, flips and RandAugment.",
+        "ours",
+        {
+            "model": "shvit_cifar", "data": "cifar10", "epochs": 100, "batch_size": 128, "optimizer": "adamw",
+            "lr": 2e-3, "weight_decay": 0.03, "weight_decay_norm": False, "schedule": "cosine", "warmup_epochs": 5.0,
+            "min_lr": 1e-6, "label_smoothing": 0.1, "augment": ("crop=4", "flip", "rand_augment=1:7"),
+            "validation_fraction": 0.04,
+        },
+    ),
+    "spectformer": Recipe(
+        "SpectFormer, vanilla, as published: AdamW, cosine, 300 epochs, mixup, cutmix and RandAugment.",
+        "arXiv:2304.06446, section 4, and the authors' code",
+        # Their rate is 5e-4 for 512 images.
+        {
+            "model": "spectformer_small", "data": "imagenet", "epochs": 300, "batch_size": 1024, "optimizer": "adamw",
+            "lr": 1e-3, "weight_decay": 0.05, "weight_decay_norm": False, "schedule": "cosine", "warmup_epochs": 5.0,
+            "warmup_start": 1e-3, "min_lr": 1e-5, "label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0,
+            "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9"), "clip_norm": 1.0,
+        },
+        reported={"imagenet": 81.6},
+    ),
+    "ninformer": Recipe(
+        "NiNformer as published: Adam with a constant rate, 100 epochs.",
+        "arXiv:2403.02411 and the authors' code",
+        {
+            "model": "ninformer_cifar", "data": "cifar10", "epochs": 100, "batch_size": 128, "optimizer": "adam",
+            "lr": 1e-3, "weight_decay": 0.0, "schedule": "constant", "warmup_epochs": 0.0,
+            "augment": ("crop=4", "flip"),
+        },
+        {"mnist": {"model": "ninformer_mnist", "augment": ("none",)}},
+    ),
     "digits_demo": Recipe(
         "The demonstration: MSPCaps-T on 1,797 handwritten digits, in two minutes on two CPU cores.",
         "ours",
@@ -186,6 +242,29 @@ RECIPES: dict[str, Recipe] = {
             "lr": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 1.0, "min_lr": 1e-6,
             "augment": ("rotate=10", "crop=3"), "validation_fraction": 0.0, "tensorboard": False,
         },
+    ),
+    "halonet": Recipe(
+        "HaloNet by AdamW in 300 epochs, with RandAugment, mixup and random erasing.",
+        "github.com/mindspore-lab/mindcv, configs/halonet; the paper's authors have published no code",
+        {
+            "model": "halonet50ts", "data": "imagenet", "epochs": 300, "batch_size": 512, "optimizer": "adamw",
+            "lr": 1.25e-3, "weight_decay": 0.04, "weight_decay_norm": False, "schedule": "cosine", "min_lr": 6e-6,
+            "warmup_epochs": 3.0, "warmup_start": 1e-3, "loss": "cross_entropy", "label_smoothing": 0.1, "mixup": 0.8,
+            "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9", "erase=0.25:0.02:0.33"),
+        },
+        reported={"imagenet": 79.53},
+    ),
+    "biformer": Recipe(
+        "BiFormer as published: AdamW, 300 epochs, RandAugment, mixup, cutmix and random erasing.",
+        "arXiv:2303.08810, section 4.1, and DeiT's augmentation, arXiv:2012.12877, table 9",
+        # Stochastic depth is an argument of the presets: 0.1, 0.15 and 0.4 for T, S and B.
+        {
+            "model": "biformer_tiny", "data": "imagenet", "epochs": 300, "batch_size": 1024, "optimizer": "adamw",
+            "lr": 1e-3, "weight_decay": 0.05, "weight_decay_norm": False, "schedule": "cosine", "min_lr": 1e-5,
+            "warmup_epochs": 5.0, "warmup_start": 1e-3, "loss": "cross_entropy", "label_smoothing": 0.1, "mixup": 0.8,
+            "cutmix": 1.0, "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9", "erase=0.25:0.02:0.33"),
+        },
+        reported={"imagenet": 81.4},
     ),
 }  # fmt: skip
 

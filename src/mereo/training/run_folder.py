@@ -59,7 +59,7 @@ class RunFolder:
 def run_name(config: TrainConfig) -> str:
     """Name of the run: `config.name`, or <model>-<data>."""
     data = re.sub(r"[^\w.-]+", "_", Path(config.data).name) or "data"
-    return config.name or f"{config.model}-{data}"
+    return config.name or f"{config.model.replace(':', '_')}-{data}"
 
 
 def _numbered(config: TrainConfig) -> list[tuple[int, Path]]:

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from mereo.errors import UsageError
-from mereo.models import VisionModel, convert, create_model, get_model_entry, load
+from mereo.errors import UsageError, check_choice
+from mereo.models import PlainNetwork, VisionModel, convert, create_model, get_model_entry, load
 from mereo.models.conversion import timm_normalisation
 from mereo.models.metadata import describe
 from mereo.models.on_backbone import OnBackbone
@@ -12,15 +12,15 @@ from mereo.models.pretrained import fill
 from mereo.models.weights import is_described, load_tensors, read_metadata, weights_file
 from mereo.training.config import TrainConfig, parse_size
 
-PUBLISHED = "timm"
-"""Names weights that timm has published, alone or with a tag after a dot."""
+PUBLISHED = ("timm", "torchvision")
+"""Libraries that have published weights: a name alone, or with a tag after a dot."""
 IMAGES = ("in_chans", "img_size")
 """Arguments that follow from the images."""
 
 
 def is_published(weights: str) -> bool:
-    """Whether weights are those of timm, not a file or folder."""
-    return weights.partition(".")[0] == PUBLISHED and not Path(weights).exists()
+    """Whether weights are those that a library has published, not a file or folder."""
+    return weights.partition(".")[0] in PUBLISHED and not Path(weights).exists()
 
 
 def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
@@ -69,7 +69,15 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
 
 
 def _follow_published(config: TrainConfig, channels: int) -> TrainConfig:
-    mean, std = timm_normalisation(config.model, str(config.weights).partition(".")[2] or None)
+    library, _, tag = str(config.weights).partition(".")
+    plain = get_model_entry(config.model).module
+    if issubclass(plain, PlainNetwork):
+        check_choice("weights", library, (plain.library_name,))
+        stated = plain.library().facts(plain.network_name, tag or None).preprocessing
+        mean, std = tuple(stated["mean"]), tuple(stated["std"])
+    else:
+        check_choice("weights", library, ("timm",))
+        mean, std = timm_normalisation(config.model, tag or None)
     return config.replace(mean=mean, std=std) if config.mean is None and len(mean) == channels else config
 
 
@@ -106,7 +114,7 @@ def _source(model: VisionModel, weights: str) -> tuple[VisionModel, str]:
     """The trained network that weights are of, and what to call them."""
     name, size = str(model.config["model"]), model.image_shape[1:]
     if is_published(weights):
-        return create_model(name, weights=weights, img_size=size), f"timm's weights of {name}"
+        return create_model(name, weights=weights, img_size=size), f"{weights.partition('.')[0]}'s weights of {name}"
     path = weights_file(weights)
     if is_described(path):
         return load(weights), weights

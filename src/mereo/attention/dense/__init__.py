@@ -1,5 +1,6 @@
 """Attention of every receiver to every sender, one file a mechanism."""
 
+from mereo.attention.dense.bottleneck import BottleneckAttention
 from mereo.attention.dense.channel_group import ChannelGroupAttention
 from mereo.attention.dense.class_attention import ClassAttention
 from mereo.attention.dense.multi_head import MultiHeadAttention
@@ -8,6 +9,7 @@ from mereo.attention.dense.talking_heads import TalkingHeadAttention
 from mereo.attention.dense.top_down import TopDownAttention, top_down_attention
 
 __all__ = [
+    "BottleneckAttention",
     "ChannelGroupAttention",
     "ClassAttention",
     "MultiHeadAttention",

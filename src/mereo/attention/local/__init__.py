@@ -4,6 +4,7 @@ from mereo.attention.local.block_attention import BlockAttention
 from mereo.attention.local.grid_attention import GridAttention
 from mereo.attention.local.halo import HaloAttention
 from mereo.attention.local.neighborhood import NeighborhoodAttention, neighborhood_attention
+from mereo.attention.local.outlook import OutlookAttention
 from mereo.attention.local.window import WindowAttention
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "GridAttention",
     "HaloAttention",
     "NeighborhoodAttention",
+    "OutlookAttention",
     "WindowAttention",
     "neighborhood_attention",
 ]

@@ -18,7 +18,7 @@ from mereo.errors import UsageError, check_choice, check_positive
 
 METHODS = ("auto", "gather", "dense")
 PADS = ("masked", "legacy", "zeros")
-DENSE_FROM = 0.3
+DENSE_FROM = 0.2
 """Share of the regions that a region reads from which a mask over all cells is faster than gathering."""
 
 

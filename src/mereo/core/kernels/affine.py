@@ -81,12 +81,20 @@ def _compiles_to_a_convolution(x: Tensor, weight: Tensor) -> bool:
     """Whether a compiler is given a convolution in place of a matrix product."""
     if not _FASTER or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return False
-    return x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and x.dim() > 1 and not autocasts(x)
+    if x.device.type != "cpu" or not x.dtype == weight.dtype == torch.float32 or autocasts(x):
+        return False
+    return x.dim() == 4 or (x.dim() == 3 and _divisor(x.shape[1]) > 1)
+
+
+def _divisor(number: int) -> int:
+    """The largest divisor up to the root."""
+    return max((i for i in range(1, int(number**0.5) + 1) if number % i == 0), default=1)
 
 
 def _as_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    cells = x.reshape(1, 1, -1, x.shape[-1]).permute(0, 3, 1, 2)
-    out = F.conv2d(cells, weight[:, :, None, None], bias).permute(0, 2, 3, 1)
+    # The compiler copies maps of one row, whose layout is ambiguous; the batch size stays free.
+    cells = x if x.dim() == 4 else x.unflatten(1, (_divisor(x.shape[1]), -1))
+    out = F.conv2d(cells.permute(0, 3, 1, 2), weight[:, :, None, None], bias).permute(0, 2, 3, 1)
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 

@@ -6,7 +6,23 @@ from mereo.models.vision.cait import CaiT
 from mereo.models.vision.cifar_resnet import CifarResNet
 from mereo.models.vision.davit import DaViT
 from mereo.models.vision.halonet import HaloNet
+from mereo.models.vision.hierarchical_spectformer import HierarchicalSpectFormer
 from mereo.models.vision.maxvit import MaxViT
+from mereo.models.vision.ninformer import NiNformer
 from mereo.models.vision.shvit import SHViT
+from mereo.models.vision.spectformer import SpectFormer
+from mereo.models.vision.volo import VOLO
 
-__all__ = ["BiFormer", "CaiT", "CifarResNet", "DaViT", "HaloNet", "MaxViT", "SHViT"]
+__all__ = [
+    "VOLO",
+    "BiFormer",
+    "CaiT",
+    "CifarResNet",
+    "DaViT",
+    "HaloNet",
+    "HierarchicalSpectFormer",
+    "MaxViT",
+    "NiNformer",
+    "SHViT",
+    "SpectFormer",
+]

@@ -227,9 +227,11 @@ def _start(linear: nn.Linear) -> nn.Linear:
 
 def _official_pairs(model: BiFormer) -> Iterator[Pair]:
     for i, stage in enumerate(model.stages):
+        assert isinstance(stage, BiFormerStage)
         yield Pair(f"stages.{i}.enter", f"downsample_layers.{i}")
-        for j, block in enumerate(stage.blocks):
+        for j, block in enumerate(stage.blocks.children()):
             ours, theirs = f"stages.{i}.blocks.{j}", f"stages.{i}.{j}"
+            assert isinstance(block, BiFormerBlock)
             routed = isinstance(block.attention, BiLevelRoutingAttention)
             yield Pair(f"{ours}.attention.qkv", f"{theirs}.attn.qkv.qkv" if routed else f"{theirs}.attn.qkv")
             yield Pair(f"{ours}.attention.proj", f"{theirs}.attn.wo" if routed else f"{theirs}.attn.proj")

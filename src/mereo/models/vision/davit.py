@@ -4,8 +4,8 @@ Source: Ding, Xiao, Codella, Luo, Wang, Yuan 2022, arXiv:2204.03645, and the aut
 image encoders of Florence-2, arXiv:2311.06242.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -279,9 +279,9 @@ def _block_pairs(block: DualBlock, ours: str, theirs: str, convolutions: tuple[s
 
 def _timm_pairs(model: DaViT) -> Iterator[Pair]:
     yield from (Pair("stem", "stem"), Pair("norm", "head.norm"), Pair("head", "head.fc"))
-    for i, stage in enumerate(model.stages):
+    for i, stage in enumerate(cast(Iterable[Stage], model.stages)):
         yield Pair(f"stages.{i}.downsample", f"stages.{i}.downsample")
-        for j, block in enumerate(stage.blocks):
+        for j, block in enumerate(cast(Iterable[DualBlock], stage.blocks)):
             place = str(j % 2) if model.scale == "channels" else ("spatial_block", "channel_block")[j % 2]
             theirs = f"stages.{i}.blocks.{j // 2}.{place}"
             yield from _block_pairs(block, f"stages.{i}.blocks.{j}", theirs, ("cpe1", "cpe2"))
@@ -289,11 +289,11 @@ def _timm_pairs(model: DaViT) -> Iterator[Pair]:
 
 def _official_pairs(model: DaViT) -> Iterator[Pair]:
     yield from (Pair("norm", "norms"), Pair("head", "head"))
-    for i, stage in enumerate(model.stages):
+    for i, stage in enumerate(cast(Iterable[Stage], model.stages)):
         patches = f"stages.{i}.downsample" if i else "stem"
         yield Pair(f"{patches}.conv", f"patch_embeds.{i}.proj")
         yield Pair(f"{patches}.norm", f"patch_embeds.{i}.norm")
-        for j, block in enumerate(stage.blocks):
+        for j, block in enumerate(cast(Iterable[DualBlock], stage.blocks)):
             theirs = f"main_blocks.{i}.{j // 2}.{j % 2}"
             yield from _block_pairs(block, f"stages.{i}.blocks.{j}", theirs, ("cpe.0", "cpe.1"))
 

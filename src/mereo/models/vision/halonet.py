@@ -212,7 +212,7 @@ def _timm_pairs(model: HaloNet) -> Iterator[Pair]:
             continue
         for ours, theirs in (("shortcut", "shortcut"), ("reduce", "conv1_1x1"), ("expand", "conv3_1x1")):
             yield from conv_norm(f"{name}.{ours}", f"{name}.{theirs}")
-        if isinstance(block.mix[0], HaloAttention):
+        if not isinstance(block.mix, ConvNorm):
             names = {"query": "q", "key_value": "kv", "rows": "pos_embed.height_rel", "columns": "pos_embed.width_rel"}
             yield from (Pair(f"{name}.mix.0.{ours}", f"{name}.self_attn.{theirs}") for ours, theirs in names.items())
             yield Pair(f"{name}.mix.1", f"{name}.post_attn")

@@ -297,7 +297,7 @@ register_layout("timm", SHViT, _timm_pairs, classes=("SHViT",), arguments=_argum
 register_layout("official", SHViT, _official_pairs)
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
-_PAPER = {"source": "arXiv:2401.16456", "crop_pct": 0.875, **_IMAGENET}
+_PAPER = {"source": "arXiv:2401.16456", "crop_pct": 0.875, "recipe": "shvit", **_IMAGENET}
 
 register_model(
     "shvit_s1",
@@ -349,6 +349,7 @@ register_model(
     source="arXiv:2401.16456",
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
+    recipe="shvit_cifar",
     num_classes=10,
     img_size=32,
     widths=(48, 96, 224),

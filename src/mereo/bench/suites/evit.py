@@ -1,0 +1,71 @@
+"""EViT: a vision transformer with and without the reduction of its tokens, images a second."""
+
+from typing import Any
+
+import torch
+
+from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
+from mereo.bench.counting import FLOAT
+from mereo.select import evit
+
+WIDTHS = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
+"""Size of the tokens and number of heads of DeiT."""
+
+
+def _host(setting: Setting) -> Any:
+    """DeiT with random weights, always the same."""
+    try:
+        from timm.models.vision_transformer import VisionTransformer
+    except ImportError as error:
+        raise UnavailableError("timm is not installed") from error
+    width, heads = WIDTHS[setting.word("width")]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = VisionTransformer(img_size=setting.size("side"), embed_dim=width, num_heads=heads, depth=12)
+    return model.to(setting.device)
+
+
+def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
+    """Images (batch, 3, side, side)."""
+    return (torch.randn(setting.size("batch"), 3, setting.size("side"), setting.size("side"), device=setting.device),)
+
+
+def work(setting: Setting, mode: Mode) -> Work:
+    """Of the host: its matrices and its attention; training takes three times as many operations."""
+    width, _ = WIDTHS[setting.word("width")]
+    patches = (setting.size("side") // 16) ** 2
+    tokens, weights = patches + 1, 12 * width**2
+    layers = 12 * (2 * tokens * weights + 4 * tokens**2 * width)
+    flops = setting.size("batch") * (layers + 2 * patches * 768 * width + 2 * width * 1000)
+    times = 1 if mode == "forward" else 3
+    return Work(times * flops, FLOAT * times * (12 * weights + setting.size("batch") * 3 * setting.size("side") ** 2))
+
+
+def _contender(setting: Setting, name: str, keep_rate: float) -> Contender:
+    def build(mode: Mode) -> Workload:
+        model = _host(setting)
+        if keep_rate < 1:
+            model = evit(model, keep_rate)
+        if mode == "training":
+            return Workload(model.train(), leaves=tuple(model.parameters()))
+        return Workload(torch.inference_mode()(model.eval()))
+
+    return Contender(name, build, "contender" if keep_rate == 1 else "unchecked")
+
+
+def contenders(setting: Setting) -> tuple[Contender, ...]:
+    """The host first; the others compute something else on purpose."""
+    rates = (0.9, 0.7, 0.5)
+    return _contender(setting, "host", 1.0), *(_contender(setting, f"keep {rate}", rate) for rate in rates)
+
+
+EVIT = Suite(
+    "evit",
+    "a vision transformer (DeiT) without and with EViT, at keep rates of 0.9, 0.7 and 0.5",
+    "images (batch, 3, side, side) -> logits (batch, 1000)",
+    {"batch": 8, "side": 224, "width": "small"},
+    inputs,
+    contenders,
+    work,
+    quick={"batch": 2, "side": 64, "width": "tiny"},
+)
