@@ -10,6 +10,7 @@ from mereo.errors import UsageError
 from mereo.models.base import VisionModel
 from mereo.models.conversion import from_timm_checkpoint
 from mereo.models.feature_maps import FeatureMaps
+from mereo.models.layers import layer_depths
 from mereo.models.pretrained import fill
 from mereo.models.registry import build, get_model_entry, per_channel
 from mereo.models.timm_backbone import PREFIX, TimmBackbone, preprocessing
@@ -169,9 +170,10 @@ def _own(
 
 
 def _freeze_unused(backbone: FeatureMaps) -> None:
-    """Layers after the last stage used get no gradient; processes that train together must know."""
-    model, depths = backbone.model, backbone.model.layer_depths()
+    """What is registered after the last stage used gets no gradient; processes that train together must know."""
+    model = backbone.model
     last = str(backbone.feature_info.module_name()[-1])
+    depths = layer_depths([name for name, _ in model.named_parameters()], [last], ())
     used = max((depth for name, depth in depths.items() if name.startswith(f"{last}.")), default=max(depths.values()))
     for name, parameter in model.named_parameters():
         if depths[name] > used:

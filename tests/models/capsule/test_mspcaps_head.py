@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import mereo
 from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier, LinearHead, MSPCapsHead, VisionModel
-from mereo.models.registry import outline
+from mereo.models.registry import families, outline
 from mereo.training.config import TrainConfig
 from mereo.training.plan import make_plan
 from mereo.training.start import start_from
@@ -284,3 +284,26 @@ def test_a_training_starts_from_a_trained_backbone(tmp_path: Path) -> None:
     again = plan.build_model()
     assert start_from(again, str(tmp_path / "head.safetensors")).startswith("starting from")
     assert all(torch.equal(x, model.state_dict()[name]) for name, x in again.state_dict().items() if "norm" in name)
+
+
+BACKBONES = sorted(name for name, entry in families().items() if ".vision." in entry.module.__module__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", BACKBONES)
+def test_every_backbone_carries_both_heads(family: str) -> None:
+    entry = families()[family]
+    tiny = {name: value for name, value in (entry.tiny or {}).items() if name not in ("num_classes", "in_chans")}
+    size = tiny.pop("img_size", entry.defaults["img_size"])
+    count = min(3, len(mereo.create_model(entry.name, **(entry.tiny or {})).feature_info))
+    for head in ("capsules", "linear"):
+        model = mereo.create_model(
+            "mspcaps_head", num_classes=3, head=head, backbone=entry.name, backbone_args=tiny, img_size=size,
+            out_indices=tuple(range(-count, 0)), cells=(8, 4, 2)[:count], pose_dims=(8, 8, 16)[:count], mid_dim=16,
+        )  # fmt: skip
+        scores = model(torch.rand(3, *model.image_shape))
+        scores.square().sum().backward()
+        assert scores.shape == (3, 3) and scores.isfinite().all()
+        unused = {name for name, p in model.named_parameters() if p.requires_grad and p.grad is None}
+        # Registered before the stages, and read after them.
+        assert unused <= {"backbone.model.class_token"}
