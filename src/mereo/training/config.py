@@ -260,6 +260,9 @@ class TrainConfig:
     dry_run: bool = False
     """Print parameters, FLOPs, memory and time per epoch, without training."""
 
+    find_lr: bool = False
+    """Try learning rates from 1e-6 to 1 in 100 steps, print one to train with and draw the loss over them."""
+
     def check(self) -> None:
         """UsageError for the first invalid field."""
         check_positive(

@@ -139,8 +139,14 @@ class Trainer:
             cutmix=config.cutmix, seed=config.seed, step=epoch * self.steps + step,
         )  # fmt: skip
 
-    def optimise(self, epoch: int, step: int, order: Tensor) -> tuple[Tensor, Tensor, float]:
-        """One optimiser step: mean loss, mean metric, and the seconds spent on loading the batch."""
+    def optimise(self, epoch: int, step: int, order: Tensor, rate: float | None = None) -> tuple[Tensor, Tensor, float]:
+        """One optimiser step: mean loss, mean metric, and the seconds spent on loading the batch.
+
+        Args:
+            epoch, step: counted from 0.
+            order: of the images of the epoch.
+            rate: the learning rate; by default that of the schedule.
+        """
         config, number = self.config, epoch * self.steps + step
         self.plain_objective.at_step(number, config.epochs * self.steps)
         torch.manual_seed(derived_seed(config.seed, "dropout", number, self.rank))
@@ -164,7 +170,7 @@ class Trainer:
             if config.clip_norm is not None:
                 self.accelerator.clip_grad_norm_(self.objective.parameters(), config.clip_norm)
 
-        rate = learning_rate(config, number, self.steps)
+        rate = learning_rate(config, number, self.steps) if rate is None else rate
         descend(self.optimizer, rate, losses(), parts=parts, backward=self.accelerator.backward, clip=clip)
         if self.average is not None:
             self.average.update(number)
@@ -425,7 +431,7 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report) -> RunResult:
         for line in describe_trained(setup.model, setup.config.layer_decay, setup.config.lr):
             report.say(line)
         if trainer.main:
-            saved = setup.config.replace(resume=False, dry_run=False)
+            saved = setup.config.replace(resume=False, dry_run=False, find_lr=False)
             write_atomically(folder.config, saved.to_yaml().encode())
         trainer.fit()
         return trainer.finish()
