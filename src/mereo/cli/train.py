@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from pathlib import Path
 
 from mereo.cli.options import TrainOptions
 from mereo.cli.parse import parse
@@ -58,6 +59,19 @@ def options_from(words: list[str], command: str = "train") -> TrainConfig:
     return config
 
 
+def _find_rate(config: TrainConfig) -> None:
+    from mereo.training.plan import make_plan
+    from mereo.training.rate_finder import draw_rates, find_rate
+    from mereo.training.run_folder import run_name
+
+    found = find_rate(make_plan(config))
+    path = Path(config.output) / f"{run_name(config)}-rates.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_rates(found, path)
+    print(f"the loss was lowest at a rate of {found.lowest:.1e}, after {len(found.rates)} steps: {path}")
+    print(f"suggested: --lr {found.suggested:g}")
+
+
 def run(words: list[str], command: str) -> None:
     """Train, or print the cost of training."""
     config = options_from(words, command)
@@ -67,6 +81,9 @@ def run(words: list[str], command: str) -> None:
         from mereo.training.estimate import print_estimate
 
         print_estimate(make_plan(config))
+        return
+    if config.find_lr:
+        _find_rate(config)
         return
     from mereo.training.engine import train
     from mereo.training.estimate import announce

@@ -1,4 +1,4 @@
-"""Fits without a recipe: the engine's order, learning rate and optimiser step for any loss of a batch."""
+"""Fits without a recipe: the engine's loop, order, learning rate and optimiser step for any loss of a batch."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -10,6 +10,7 @@ from mereo.data import Batch
 from mereo.data.images import Images
 from mereo.runtime.text import duration
 from mereo.training.config import TrainConfig
+from mereo.training.loop import run_epochs
 from mereo.training.order import epoch_order, generator
 from mereo.training.schedule import learning_rate
 from mereo.training.step import descend
@@ -35,24 +36,53 @@ def fit(
     """
     config = TrainConfig(epochs=epochs, lr=lr, min_lr=lr / 10, warmup_epochs=0.0, seed=seed)
     optimizer = torch.optim.Adam(list(parameters), lr=lr)
-    steps = -(-len(images) // batch_size)
-    history, began = [], time.monotonic()
-    reported = began
-    for epoch in range(epochs):
-        total = 0.0
-        for step, indices in enumerate(epoch_order(seed, epoch, len(images)).split(batch_size)):
-            number = epoch * steps + step
-            batch = images.batch(indices, generator=generator(seed, "augment", epoch, step), device=device)
-            value = loss(batch)
-            descend(optimizer, learning_rate(config, number, steps), [value])
-            total += value.item() * len(indices)
-            now, done = time.monotonic(), number + 1
-            if now - reported > 10:
-                reported, left = now, (now - began) * (epochs * steps - done) / done
-                say(f"{title}: step {done:,} of {epochs * steps:,}, {duration(left)} left")
-        history.append(total / len(images))
-        say(f"{title}: epoch {epoch + 1}/{epochs}, loss {history[-1]:.4f}")
-    return history
+    fitted = _Fit(loss, optimizer, images, config, batch_size, device, title, say)
+    run_epochs(fitted, epochs, fitted.steps)
+    return fitted.history
+
+
+class _Fit:
+    """The state of one fit between its steps; its arguments are those of `fit`."""
+
+    def __init__(
+        self,
+        loss: Callable[[Batch], Tensor],
+        optimizer: torch.optim.Optimizer,
+        images: Images,
+        config: TrainConfig,
+        batch_size: int,
+        device: torch.device,
+        title: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self.loss, self.optimizer, self.images, self.config = loss, optimizer, images, config
+        self.batch_size, self.device, self.title, self.say = batch_size, device, title, say
+        self.steps = -(-len(images) // batch_size)
+        self.history: list[float] = []
+        self.began = self.reported = time.monotonic()
+
+    def begin_epoch(self, epoch: int, first: int) -> None:
+        """Order the images."""
+        self.total = 0.0
+        self.parts = epoch_order(self.config.seed, epoch, len(self.images)).split(self.batch_size)
+
+    def step(self, epoch: int, step: int) -> None:
+        """One step of Adam, and a line every ten seconds."""
+        number, all_steps, indices = epoch * self.steps + step, self.config.epochs * self.steps, self.parts[step]
+        draws = generator(self.config.seed, "augment", epoch, step)
+        value = self.loss(self.images.batch(indices, generator=draws, device=self.device))
+        descend(self.optimizer, learning_rate(self.config, number, self.steps), [value])
+        self.total += value.item() * len(indices)
+        now, done = time.monotonic(), number + 1
+        if now - self.reported > 10:
+            self.reported, left = now, (now - self.began) * (all_steps - done) / done
+            self.say(f"{self.title}: step {done:,} of {all_steps:,}, {duration(left)} left")
+
+    def end_epoch(self, epoch: int) -> bool:
+        """Keep and print the mean loss."""
+        self.history.append(self.total / len(self.images))
+        self.say(f"{self.title}: epoch {epoch + 1}/{self.config.epochs}, loss {self.history[-1]:.4f}")
+        return True
 
 
 def batches(images: Images, batch_size: int, device: torch.device) -> Iterable[Batch]:

@@ -169,7 +169,7 @@ def write_comparison(
         measured: further measurements by network.
         verdicts: lines on which network is better at what.
     """
-    document = {"data": data, "protocol": protocol, "networks": [row.to_dict() for row in ranked(rows)]}
+    document: dict[str, Any] = {"data": data, "protocol": protocol, "networks": [row.to_dict() for row in ranked(rows)]}
     document |= {"measured": {name: dict(values) for name, values in measured.items()}} if measured else {}
     texts = {
         "md": markdown(rows, data, protocol, verdicts),

@@ -94,7 +94,9 @@ def better_at(
         cost: further quantities by name, of both; more is better.
         least: names in `cost` of which less is better.
     """
-    better, worse, same = [], [], []
+    better: list[str] = []
+    worse: list[str] = []
+    same: list[str] = []
 
     def put(words: str, clear: bool, first: bool) -> None:
         (same if not clear else better if first else worse).append(words)

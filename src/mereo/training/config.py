@@ -145,6 +145,9 @@ class TrainConfig:
 
     epochs: int = 20
     """Passes over the training images."""
+    patience: int | None = None
+    """Stop early after this many epochs without a better one on the held-out images; by default never. The learning
+    rate still follows --epochs."""
     batch_size: int = 128
     """Images per optimiser step, summed over processes and accumulated parts."""
     accumulate: int = 1
@@ -257,6 +260,9 @@ class TrainConfig:
     dry_run: bool = False
     """Print parameters, FLOPs, memory and time per epoch, without training."""
 
+    find_lr: bool = False
+    """Try learning rates from 1e-6 to 1 in 100 steps, print one to train with and draw the loss over them."""
+
     def check(self) -> None:
         """UsageError for the first invalid field."""
         check_positive(
@@ -286,7 +292,7 @@ class TrainConfig:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 0, or at least {_LEAST_MIXING}.")
         if self.decay_rate > 1:
             raise UsageError(f"decay_rate is {self.decay_rate}; it must be above 0 and at most 1.")
-        for name in ("in_chans", "clip_norm", "limit", "decay_steps"):
+        for name in ("in_chans", "clip_norm", "limit", "decay_steps", "patience"):
             if getattr(self, name) is not None:
                 check_positive(**{name: getattr(self, name)})
         if self.img_size is not None:

@@ -42,6 +42,7 @@ from mereo.training.evaluation import evaluate_run, is_better
 from mereo.training.events import open_events
 from mereo.training.freezing import describe_trained, freeze
 from mereo.training.groups import parameter_groups
+from mereo.training.loop import run_epochs
 from mereo.training.mixing import mix_step
 from mereo.training.order import derived_seed, generator, sample_epoch
 from mereo.training.pictures import draw_curves
@@ -78,6 +79,10 @@ class Trainer:
         self.device, self.rank = self.accelerator.device, self.accelerator.process_index
         self.processes, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         self.batch_size, self.steps = self.plan.steps(len(self.splits.train), self.processes)
+        if self.config.patience is not None and (self.config.paper_protocol or self.splits.validation is None):
+            raise UsageError(
+                f"patience is {self.config.patience}, and no images are held out to choose the epoch by; leave it out."
+            )
         self.callbacks = make_callbacks(self.config.callbacks)
         self._prepare_model()
         self.history: list[dict[str, Any]] = []
@@ -134,8 +139,14 @@ class Trainer:
             cutmix=config.cutmix, seed=config.seed, step=epoch * self.steps + step,
         )  # fmt: skip
 
-    def optimise(self, epoch: int, step: int, order: Tensor) -> tuple[Tensor, Tensor, float]:
-        """One optimiser step: mean loss, mean metric, and the seconds spent on loading the batch."""
+    def optimise(self, epoch: int, step: int, order: Tensor, rate: float | None = None) -> tuple[Tensor, Tensor, float]:
+        """One optimiser step: mean loss, mean metric, and the seconds spent on loading the batch.
+
+        Args:
+            epoch, step: counted from 0.
+            order: of the images of the epoch.
+            rate: the learning rate; by default that of the schedule.
+        """
         config, number = self.config, epoch * self.steps + step
         self.plain_objective.at_step(number, config.epochs * self.steps)
         torch.manual_seed(derived_seed(config.seed, "dropout", number, self.rank))
@@ -159,7 +170,7 @@ class Trainer:
             if config.clip_norm is not None:
                 self.accelerator.clip_grad_norm_(self.objective.parameters(), config.clip_norm)
 
-        rate = learning_rate(config, number, self.steps)
+        rate = learning_rate(config, number, self.steps) if rate is None else rate
         descend(self.optimizer, rate, losses(), parts=parts, backward=self.accelerator.backward, clip=clip)
         if self.average is not None:
             self.average.update(number)
@@ -192,51 +203,23 @@ class Trainer:
             self._draw_training_samples()
         self.report.start(self.config.epochs * self.steps, epoch * self.steps + first)
         try:
-            for current in range(epoch, self.config.epochs):
-                row = self._epoch(current, first if current == epoch else 0)
-                if events is not None:
-                    events.epoch(row)
+            if not self.stopped_early:
+                run_epochs(_Epochs(self, events), self.config.epochs, self.steps, (epoch, first))
         finally:
             self.report.stop()
             if events is not None:
                 events.close()
+        if self.stopped_early:
+            best = self.best["epoch"] if self.best else 0
+            self.report.say(f"stopped: no better epoch than {best} in {self.config.patience} epochs")
 
-    def _epoch(self, epoch: int, first: int) -> dict[str, Any]:
-        if first == 0:
-            for callback in self.callbacks.values():
-                callback.on_epoch_start(self, epoch)
-        order = self.sampler(epoch)
-        self._announce(order, first)
-        sums = torch.tensor(
-            self._partial, device=self.device, dtype=torch.float64 if self.device.type != "mps" else torch.float32
-        )
-        began = saved = time.monotonic()
-        loading, pending = 0.0, []
-        check_steps = FINITE_CHECK_STEPS.get(self.device.type, 20)
-        self.objective.train()
-        for module in self._frozen:
-            module.eval()
-        for step in range(first, self.steps):
-            loss, metric, waited = self.optimise(epoch, step, order)
-            pending.append(loss)
-            sums += torch.stack((loss, metric)).to(sums.dtype)
-            loading += waited
-            done = step + 1 - first
-            shown = None
-            if len(pending) >= check_steps or step == self.steps - 1:
-                self.check_finite(epoch, step + 1 - len(pending), pending, order)
-                shown, pending = loss.item(), []
-            rate = done * self.batch_size / max(time.monotonic() - began, 1e-9)
-            self.report.step(epoch + 1, self.config.epochs, rate, shown)
-            # Several processes would have to agree on the moment, so they save only at the end of an epoch.
-            late = self.processes == 1 and time.monotonic() - saved > self.config.checkpoint_seconds
-            if late and step < self.steps - 1 and not pending:
-                self._save_state(epoch, step + 1, sums.tolist(), began)
-                saved = time.monotonic()
-        elapsed = time.monotonic() - began
-        rate = (self.steps - first) * self.batch_size / max(elapsed, 1e-9)
-        self._partial = [0.0, 0.0]
-        return self._finish_epoch(epoch, sums, rate, elapsed, loading)
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the last `patience` epochs were no better than one before them, with epochs left."""
+        patience, best = self.config.patience, self.best
+        if patience is None or best is None or len(self.history) >= self.config.epochs:
+            return False
+        return len(self.history) - int(best["epoch"]) >= patience
 
     def _announce(self, order: Tensor, first: int) -> None:
         """Let a set that decodes its images while they are used know which of them this process takes, and when."""
@@ -364,6 +347,62 @@ class Trainer:
         return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main, self.task)
 
 
+class _Epochs:
+    """The epochs of a run as the loop of all fits takes them: sums, checks of the loss, checkpoints and reports."""
+
+    def __init__(self, trainer: Trainer, events: Any) -> None:
+        self.trainer, self.events = trainer, events
+        self.check_steps = FINITE_CHECK_STEPS.get(trainer.device.type, 20)
+
+    def begin_epoch(self, epoch: int, first: int) -> None:
+        """Order the images and put the network in training mode."""
+        trainer = self.trainer
+        if first == 0:
+            for callback in trainer.callbacks.values():
+                callback.on_epoch_start(trainer, epoch)
+        self.order = trainer.sampler(epoch)
+        trainer._announce(self.order, first)
+        precise = torch.float64 if trainer.device.type != "mps" else torch.float32
+        self.sums = torch.tensor(trainer._partial, device=trainer.device, dtype=precise)
+        self.first, self.loading = first, 0.0
+        self.pending: list[Tensor] = []
+        self.began = self.saved = time.monotonic()
+        trainer.objective.train()
+        for module in trainer._frozen:
+            module.eval()
+
+    def step(self, epoch: int, step: int) -> None:
+        """One optimiser step, its loss checked and shown, and a checkpoint where one is due."""
+        trainer, config = self.trainer, self.trainer.config
+        loss, metric, waited = trainer.optimise(epoch, step, self.order)
+        self.pending.append(loss)
+        self.sums += torch.stack((loss, metric)).to(self.sums.dtype)
+        self.loading += waited
+        done = step + 1 - self.first
+        shown = None
+        if len(self.pending) >= self.check_steps or step == trainer.steps - 1:
+            trainer.check_finite(epoch, step + 1 - len(self.pending), self.pending, self.order)
+            shown, self.pending = loss.item(), []
+        rate = done * trainer.batch_size / max(time.monotonic() - self.began, 1e-9)
+        trainer.report.step(epoch + 1, config.epochs, rate, shown)
+        # Several processes would have to agree on the moment, so they save only at the end of an epoch.
+        late = trainer.processes == 1 and time.monotonic() - self.saved > config.checkpoint_seconds
+        if late and step < trainer.steps - 1 and not self.pending:
+            trainer._save_state(epoch, step + 1, self.sums.tolist(), self.began)
+            self.saved = time.monotonic()
+
+    def end_epoch(self, epoch: int) -> bool:
+        """Evaluate, save and report; whether the run goes on."""
+        trainer = self.trainer
+        elapsed = time.monotonic() - self.began
+        rate = (trainer.steps - self.first) * trainer.batch_size / max(elapsed, 1e-9)
+        trainer._partial = [0.0, 0.0]
+        row = trainer._finish_epoch(epoch, self.sums, rate, elapsed, self.loading)
+        if self.events is not None:
+            self.events.epoch(row)
+        return not trainer.stopped_early
+
+
 def train(config: TrainConfig | Plan, report: Report | None = None) -> RunResult:
     """Train a network as configured and return the result; the same as `mereo train`."""
     main = int(os.environ.get("RANK", "0")) == 0
@@ -400,7 +439,7 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report) -> RunResult:
         for line in describe_trained(setup.model, setup.config.layer_decay, setup.config.lr):
             report.say(line)
         if trainer.main:
-            saved = setup.config.replace(resume=False, dry_run=False)
+            saved = setup.config.replace(resume=False, dry_run=False, find_lr=False)
             write_atomically(folder.config, saved.to_yaml().encode())
         trainer.fit()
         return trainer.finish()

@@ -51,6 +51,7 @@ def why_not_timm(name: str) -> str | None:
 
 def drop_nothing(model: nn.Module) -> None:
     """Turn off what is left out at random in training, so that two networks compute the same."""
+    module: Any
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -70,4 +70,4 @@ def _classifier(network: nn.Module) -> tuple[str, ...]:
 def register_libraries() -> None:
     """Let the catalogue answer to "timm:NAME" and "torchvision:NAME"."""
     for library in LIBRARIES:
-        register_library(library, lambda network, library=library: plain_entry(library, network))
+        register_library(library, partial(plain_entry, library))

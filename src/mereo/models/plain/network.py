@@ -30,6 +30,7 @@ class PlainNetwork(VisionModel):
 
     library_name: ClassVar[str]
     network_name: ClassVar[str]
+    network: Any
     _last: str = ""
 
     def __init__(

@@ -1,0 +1,83 @@
+"""Early stopping: after so many epochs without a better one, also over a resumed run."""
+
+import csv
+
+import pytest
+
+from mereo.errors import UsageError
+from mereo.training.engine import Trainer, train
+from mereo.training.loop import run_epochs
+
+
+class Noted:
+    def __init__(self, last=99):
+        self.calls, self.last = [], last
+
+    def begin_epoch(self, epoch, first):
+        self.calls.append(("begin", epoch, first))
+
+    def step(self, epoch, step):
+        self.calls.append((epoch, step))
+
+    def end_epoch(self, epoch):
+        self.calls.append(("end", epoch))
+        return epoch < self.last
+
+
+def test_all_steps_in_order_from_any_step_on():
+    fit = Noted()
+    run_epochs(fit, 2, 2)
+    assert fit.calls == [
+        ("begin", 0, 0), (0, 0), (0, 1), ("end", 0), ("begin", 1, 0), (1, 0), (1, 1), ("end", 1),
+    ]  # fmt: skip
+    fit = Noted()
+    run_epochs(fit, 3, 2, (1, 1))
+    assert fit.calls == [
+        ("begin", 1, 1), (1, 1), ("end", 1), ("begin", 2, 0), (2, 0), (2, 1), ("end", 2),
+    ]  # fmt: skip
+    fit = Noted(last=0)
+    run_epochs(fit, 3, 1)
+    assert fit.calls == [("begin", 0, 0), (0, 0), ("end", 0)]
+
+
+@pytest.fixture
+def _never_better(monkeypatch):
+    """Only the first epoch is better than those before it."""
+    monkeypatch.setattr("mereo.training.engine.is_better", lambda task, scores, best: best is None)
+
+
+def epochs_of(result):
+    return len(list(csv.DictReader(result.folder.history.read_text().splitlines())))
+
+
+@pytest.mark.usefixtures("_never_better")
+def test_a_run_without_a_better_epoch_stops(small_config, silent):
+    result = train(small_config(epochs=9, patience=2), silent)
+    assert epochs_of(result) == 3 and result.results["best_epoch"] == 1
+    again = train(small_config(epochs=9, patience=2, resume=True), silent)
+    assert epochs_of(again) == 3, "a stopped run that is resumed is finished"
+
+
+@pytest.mark.usefixtures("_never_better")
+def test_a_killed_run_stops_where_the_whole_one_does(small_config, silent, monkeypatch):
+    config = small_config(epochs=9, patience=2, name="killed")
+    finish = Trainer._finish_epoch
+
+    def killed(self, epoch, *rest):
+        row = finish(self, epoch, *rest)
+        if epoch == 1:
+            raise KeyboardInterrupt
+        return row
+
+    monkeypatch.setattr(Trainer, "_finish_epoch", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, silent)
+    monkeypatch.setattr(Trainer, "_finish_epoch", finish)
+    assert epochs_of(train(config.replace(resume=True), silent)) == 3
+
+
+def test_patience_needs_held_out_images(small_config, silent):
+    with pytest.raises(UsageError, match="patience is 2, and no images are held out"):
+        train(small_config(patience=2, validation_fraction=0.0), silent)
+    with pytest.raises(UsageError, match="patience is 0"):
+        train(small_config(patience=0), silent)
