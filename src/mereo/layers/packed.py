@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.transforms import steps_aside
 from mereo.layers.feed_forward import FeedForward
 
@@ -168,7 +169,7 @@ def pack(module: nn.Module, convolutions: bool = True) -> None:
     if isinstance(module, FeedForward) and can_pack(module.first):
         name = activation_name(module.activation)
         if name is not None:
-            module.first = cast("nn.Linear", Packed(module.first, name))
+            module.first = cast("Linear", Packed(module.first, name))
             module.activation = nn.Identity()
     for name, child in module.named_children():
         if can_pack(child) and (convolutions or isinstance(child, nn.Linear)):
