@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mereo.attention.dense.multi_head import four_axes
 from mereo.core import Coupling, mechanism
+from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.transforms import transformed
 from mereo.errors import UsageError, check_positive, check_probability
 
@@ -109,10 +110,10 @@ class TalkingHeadAttention(nn.Module):
         if dim % num_heads:
             raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
         self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
         self.premix = nn.Linear(num_heads, num_heads)
         self.coupling = MixedCoupling(num_heads, dropout=attn_drop)
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, Neighborhood, mechanism
+from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.neighborhood import Exchange, exchange
 from mereo.core.topology.neighborhood import each_axis
 from mereo.errors import UsageError, check_positive, check_probability
@@ -207,9 +208,9 @@ class NeighborhoodAttention(nn.Module):
             tuple(max(w, 2) * max(d, 1) for w, d in zip(self.window, self.dilation, strict=True)),
             self.window, self.stride, self.dilation, self.causal,
         )  # fmt: skip
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
         self.coupling = Coupling("senders", dropout=attn_drop)
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
         table = torch.zeros(num_heads, *(2 * w - 1 for w in self.window)) if position_bias else None
         self.position_bias = None if table is None else nn.Parameter(table)
