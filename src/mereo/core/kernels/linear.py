@@ -43,20 +43,15 @@ def _can_convolve(x: Tensor, weight: Tensor) -> bool:
     if autocasts(x) or x.dim() < 2:
         return False
     if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting() and (x.dim() == 4 or (x.dim() == 3 and _divisor(x.shape[1]) > 1))
+        # Inductor copies maps of one row, whose layout is ambiguous, so that tokens must come as maps.
+        return not torch.compiler.is_exporting() and x.dim() == 4
     return x.numel() >= _LEAST and steps_aside() is None
-
-
-def _divisor(number: int) -> int:
-    """The largest divisor up to the root."""
-    return max(i for i in range(1, int(number**0.5) + 1) if number % i == 0)
 
 
 def _cells(x: Tensor) -> Tensor:
     """Tokens as maps: (..., inputs) -> (images, rows, columns, inputs)."""
     if torch.compiler.is_compiling():
-        # Inductor copies maps of one row, whose layout is ambiguous; the batch size stays free.
-        return x if x.dim() == 4 else x.unflatten(1, (_divisor(x.shape[1]), -1))
+        return x
     # One map of one row is fastest; one thread takes oneDNN from 16 maps on.
     count = x.numel() // x.shape[-1]
     images = 1
