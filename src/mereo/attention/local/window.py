@@ -80,10 +80,11 @@ class WindowAttention(nn.Module):
         down, across = (-side % size for side, size in zip((rows, columns), self.window_size, strict=True))
         if down or across:
             maps = F.pad(maps, (0, 0, 0, across, 0, down))
-        windows = to_windows(maps, self.window_size)
-        q, k, v = self.qkv(windows).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        windows = to_windows(maps, self.window_size).unflatten(1, self.window_size)
+        parts = self.qkv(windows).flatten(1, 2).unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
         tiles = window_tiles(rows, columns, self.window_size) if self.coupling.watched else None
-        merged = attend(q, k, v, self.coupling, tiles=tiles).transpose(1, 2).flatten(2)
+        merged = attend(q, k, v, self.coupling, tiles=tiles).transpose(1, 2).reshape(windows.shape)
         out = from_windows(self.proj(merged), self.window_size, rows + down, columns + across)
         return self.proj_drop(out[:, :rows, :columns])
 
