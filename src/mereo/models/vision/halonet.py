@@ -64,6 +64,16 @@ class HaloNetBlock(nn.Module):
         return out
 
 
+class HaloNetStem(nn.Sequential):
+    """Convolutions of images, whose pixels are clamped before."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = images.clamp(-LARGEST, LARGEST)
+        for convolution in self:
+            maps = convolution(maps)
+        return maps
+
+
 class HaloNet(VisionModel):
     """A residual network with halo attention in place of some or all of its 3x3 convolutions.
 
@@ -133,7 +143,7 @@ class HaloNet(VisionModel):
         ]
         # The map at half the size of the image is the first feature.
         kept = len(parts) if stem_pool else len(parts) - 1
-        self.stem = nn.Sequential(*parts[:kept])
+        self.stem = HaloNetStem(*parts[:kept])
         self.enter = nn.MaxPool2d(3, 2, 1) if stem_pool else parts[-1]
         self.feature_info = [{"num_chs": stem_widths[kept - 1], "reduction": 2, "module": "stem"}]
 
@@ -177,7 +187,7 @@ class HaloNet(VisionModel):
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         if index == 0:
-            stem: Tensor = self.stem(inputs.clamp(-LARGEST, LARGEST))
+            stem: Tensor = self.stem(inputs)
             return stem
         maps: Tensor = self.stages[index - 1](self.enter(inputs) if index == 1 else inputs)
         return self.final(maps) if index == len(self.stages) else maps
