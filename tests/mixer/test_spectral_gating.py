@@ -58,13 +58,13 @@ def test_loops_give_the_same(size: tuple[int, int]) -> None:
 def test_matrices_and_transforms_agree_and_so_do_their_gradients(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, found = gating(size), []
+    gate, results = gating(size), []
     tokens = torch.randn(2, size[0] * size[1], 2, dtype=torch.float64, requires_grad=True)
     for limit in (0, 1000):
         monkeypatch.setattr(module, "MATRICES_UP_TO", limit)
         out = gate(tokens)
-        found.append((out, *torch.autograd.grad(out.square().sum(), (tokens, gate.filter))))
-    for a, b in zip(*found, strict=True):
+        results.append((out, *torch.autograd.grad(out.square().sum(), (tokens, gate.filter))))
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -82,9 +82,9 @@ def filtered(filter: Tensor) -> Tensor:
 
 def test_a_filter_of_one_changes_nothing_and_one_at_zero_gives_the_mean() -> None:
     torch.testing.assert_close(filtered(torch.ones(4, 3)).flatten(), numbered().flatten())
-    alone = torch.zeros(4, 3)
-    alone[0, 0] = 1
-    torch.testing.assert_close(filtered(alone), torch.full((4, 4), 7.5, dtype=torch.float64))
+    mean_only = torch.zeros(4, 3)
+    mean_only[0, 0] = 1
+    torch.testing.assert_close(filtered(mean_only), torch.full((4, 4), 7.5, dtype=torch.float64))
 
 
 def test_a_filter_of_turns_shifts_columns() -> None:
