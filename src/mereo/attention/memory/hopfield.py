@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mereo.attention.dense.multi_head import MultiHeadAttention
 from mereo.core import depends, mechanism, settle
+from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.errors import check_positive
 
@@ -87,7 +88,7 @@ class HopfieldAttention(MultiHeadAttention):
         check_positive(steps=steps, beta=1.0 if beta is None else beta)
         self.beta, self.steps, self.connected = beta, steps, connected
         if connected:
-            self.value = nn.Linear(dim, dim, bias=qkv_bias)
+            self.value = Linear(dim, dim, bias=qkv_bias)
             self.reset_parameters()
         sources = (self.query, self.key, self.value)
         self.norm_state, self.norm_stored, self.norm_value = (

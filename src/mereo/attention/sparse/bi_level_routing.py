@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
+from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.tiles import Tiles, from_windows, to_windows
 from mereo.errors import UsageError, check_choice, check_positive
@@ -104,9 +105,9 @@ class BiLevelRoutingAttention(nn.Module):
         self.num_heads, self.regions, self.top_k, self.soft, self.pad = num_heads, regions, top_k, soft, pad
         self.scale = dim**-0.5 if scale is None else scale
         self.method = method
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.qkv = Linear(dim, 3 * dim)
         self.local = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
         self.coupling = Coupling("senders")
         for linear in (self.qkv, self.proj):
             nn.init.trunc_normal_(linear.weight, std=0.02)

@@ -85,19 +85,12 @@ def _compiles_to_a_convolution(x: Tensor, weight: Tensor) -> bool:
         return False
     if x.device.type != "cpu" or not x.dtype == weight.dtype == torch.float32 or autocasts(x):
         return False
-    return x.dim() == 4 or (x.dim() == 3 and _divisor(x.shape[1]) > 1)
-
-
-def _divisor(number: int) -> int:
-    """The largest divisor up to the root."""
-    return max((i for i in range(1, int(number**0.5) + 1) if number % i == 0), default=1)
+    # The compiler copies maps of one row, whose layout is ambiguous, so that tokens must come as maps.
+    return x.dim() == 4
 
 
 def _as_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # The compiler copies maps of one row, whose layout is ambiguous; the batch size stays free.
-    cells = x if x.dim() == 4 else x.unflatten(1, (_divisor(x.shape[1]), -1))
-    out = F.conv2d(cells.permute(0, 3, 1, 2), weight[:, :, None, None], bias).permute(0, 2, 3, 1)
-    return out.reshape(*x.shape[:-1], weight.shape[0])
+    return F.conv2d(x.permute(0, 3, 1, 2), weight[:, :, None, None], bias).permute(0, 2, 3, 1)
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:

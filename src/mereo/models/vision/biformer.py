@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mereo.attention.sparse import BiLevelRoutingAttention
 from mereo.core import Coupling
+from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive, check_probability
@@ -39,9 +40,9 @@ class EnhancedAttention(nn.Module):
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.qkv = Linear(dim, 3 * dim, bias=False)
         self.local = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
         self.coupling = Coupling("senders")
 
     def forward(self, maps: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.init import trunc_normal_
 
 from mereo.core import Coupling
+from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
@@ -35,9 +36,9 @@ class _Attention(nn.Module):
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.query, self.key_value = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.query, self.key_value = Linear(dim, dim), Linear(dim, 2 * dim)
         self.coupling = Coupling("senders")
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
 
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
         q = self.query(queries).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -51,9 +52,9 @@ class _LocalFeedForward(nn.Module):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.first = nn.Linear(dim, hidden)
+        self.first = Linear(dim, hidden)
         self.depthwise = nn.Sequential(nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden), nn.GELU())
-        self.second = nn.Linear(hidden, dim)
+        self.second = Linear(hidden, dim)
 
     def forward(self, cells: Tensor) -> Tensor:
         maps = self.depthwise(self.first(cells).permute(0, 3, 1, 2))

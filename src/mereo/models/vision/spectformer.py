@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.init import trunc_normal_
 
 from mereo.core import Coupling
+from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
@@ -32,9 +33,9 @@ class SelfAttention(nn.Module):
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.qkv = Linear(dim, 3 * dim)
         self.coupling = Coupling("senders")
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
         q, k, v = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)

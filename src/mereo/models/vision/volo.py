@@ -57,10 +57,10 @@ class ClassAttention(nn.Module):
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.query = nn.Linear(dim, dim, bias=False)
-        self.kv = nn.Linear(dim, 2 * dim, bias=False)
+        self.query = Linear(dim, dim, bias=False)
+        self.kv = Linear(dim, 2 * dim, bias=False)
         self.coupling = Coupling("senders")
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
         keys, values = self.kv.weight.unflatten(0, (2, self.num_heads, -1)).unbind(0)  # (heads, size, dim)
