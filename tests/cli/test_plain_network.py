@@ -192,7 +192,7 @@ def test_compare_ranks_it_beside_a_capsule_network(call, monkeypatch):
     monkeypatch.setattr("mereo.export.rows.BATCH", 2)
     small = "mspcaps_tiny:channels=[4,8,8],patch_size=2"
     words = ["--epochs", "1", "--limit", "32", "--batch-size", "16", "--warmup-epochs", "0", "--device", "cpu"]
-    code, _, err = call("compare", small, "plain_cnn", *words, "--img-size", "16")
+    code, _, err = call("compare", small, "plain_cnn", *words, "--img-size", "16", "--plain", "none")
     assert code == 0, err
     rows = json.loads(Path("runs/compare-digits/comparison.json").read_text())["networks"]
     assert {row["model"] for row in rows} == {"mspcaps_tiny:channels=[4,8,8],patch_size=2", "plain_cnn"}

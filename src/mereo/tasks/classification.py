@@ -138,8 +138,9 @@ class ClassificationMetrics(Metrics):
         count, correct, mean_hits, any_hit = self.state[:4].tolist()
         figures = accuracy_figures(correct, int(count))
         there, right = self.state[4:].view(2, self.num_classes)
-        if not self.several and (there > 0).any():
-            figures["balanced_accuracy"] = (right / there)[there > 0].mean().item()
+        if not self.several and self.num_classes:
+            shares = (right / there)[there > 0]
+            figures["balanced_accuracy"] = shares.mean().item() if len(shares) else 0.0
         if self.several:
             figures |= {"mean_hits": mean_hits / max(count, 1), "any_hit": any_hit / max(count, 1)}
         return figures

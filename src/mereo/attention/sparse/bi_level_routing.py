@@ -146,7 +146,7 @@ class BiLevelRoutingAttention(nn.Module):
         values = qkv[..., 2 * dim :].permute(0, 3, 1, 2)
         if padded and self.pad != "legacy":
             qkv = F.pad(qkv, missing)
-        cells = to_windows(qkv, side).unflatten(0, (batch, -1))
+        cells = to_windows(qkv, side).unflatten(0, (batch, self.regions**2))
         real = None
         if padded and self.pad != "legacy":
             real = _cells(rows, columns, self.regions).to(maps.device) >= 0
