@@ -129,7 +129,7 @@ def test_a_pattern_chooses_among_all_networks() -> None:
     suite = get_suite("backbones")
     assert choose_models(suite, "plain*").sweeps["model"] == ("plain_cnn",)
     assert "capsnet" in choose_models(suite, "caps*").sweeps["model"]
-    assert choose_models(suite, "davit*").sweeps["model"] == ("davit_tiny",), "a default, registered or not"
+    assert {"davit_tiny", "davit_base"} <= set(choose_models(suite, "davit*").sweeps["model"])
     with pytest.raises(UsageError, match="no network matches"):
         choose_models(suite, "nothing*")
 

@@ -8,21 +8,19 @@ from torch import nn
 
 from mereo.errors import UsageError
 from mereo.inference.flops import count_flops, forward_flops
-from mereo.models import MODELS, create_model, get_model_entry
-
-SMALLER = {"conv_channels": 8, "channels": (4, 8, 8)}
+from mereo.models import create_model, get_model_entry
+from mereo.models.registry import families
 
 
 def small(name: str, **arguments: Any) -> dict[str, Any]:
-    defaults = get_model_entry(name).defaults
-    return {key: value for key, value in SMALLER.items() if key in defaults} | arguments
+    return {**(get_model_entry(name).tiny or {}), **arguments}
 
 
 def switches() -> list[tuple[str, dict[str, Any]]]:
-    """Every preset as it is, and one preset of each class with each of its switches thrown and each option left out."""
-    cases: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in MODELS]
-    first = {entry.module: name for name, entry in reversed(MODELS.items())}
-    for name in first.values():
+    """The tiny preset of every family as it is, and with each of its switches thrown."""
+    names = [entry.name for entry in families().values()]
+    cases: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in names]
+    for name in names:
         defaults = get_model_entry(name).defaults
         cases += [(name, {key: not value}) for key, value in defaults.items() if isinstance(value, bool)]
     return cases
@@ -43,9 +41,10 @@ def test_every_network_is_counted_and_left_as_it_was(name, arguments):
     except UsageError:
         pytest.skip("the switch does not go with the others of this preset")
     before = {key: value.clone() for key, value in model.state_dict().items()}
+    trained = [parameter.requires_grad for parameter in model.parameters()]
     count = forward_flops(model)
     assert count > 0
-    assert model.training and all(parameter.requires_grad for parameter in model.parameters())
+    assert model.training and [parameter.requires_grad for parameter in model.parameters()] == trained
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()), "statistics were updated"
