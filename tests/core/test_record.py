@@ -10,7 +10,6 @@ from mereo.attention import MultiHeadAttention
 from mereo.core import Call, Coupling, Grid, Signal, intervene, record
 from mereo.core.record import Change
 from mereo.errors import UsageError
-from mereo.mechanisms import MECHANISMS
 from mereo.routing import DynamicRouting
 
 
@@ -147,41 +146,6 @@ def test_what_is_recorded_is_what_acts(outer: str, model: Model) -> None:
         with change, record(model) as trace:
             model(x)
     assert (trace["attention.coupling"] == 0).all()
-
-
-def example(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    torch.manual_seed(0)
-    module, inputs = MECHANISMS[name].example()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return module.eval(), inputs
-
-
-@pytest.mark.parametrize("name", sorted(MECHANISMS))
-def test_silenced_senders_have_no_influence(name: str) -> None:
-    module, inputs = example(name)
-    other = tuple(torch.randn_like(x) if x.is_floating_point() else x for x in inputs)
-    with record(module) as trace:
-        module(*inputs)
-    with intervene(module, dict.fromkeys(trace, torch.zeros_like)):
-        silent, changed = module(*inputs), module(*other)
-    torch.testing.assert_close(silent, changed)
-
-
-@pytest.mark.parametrize("name", sorted(MECHANISMS))
-def test_scores_can_be_changed(name: str) -> None:
-    module, inputs = example(name)
-    with record(module) as plain:
-        module(*inputs)
-    with intervene(module, scores=dict.fromkeys(plain, torch.zeros_like)), record(module) as trace:
-        module(*inputs)
-    for coupling in trace:
-        for call in trace.calls(coupling):
-            assert (call.scores == 0).all()
-            shares = call.couplings if call.weight is None else call.couplings / call.weight.clamp(min=1e-9)
-            shares = shares if call.offset is None else shares - call.offset
-            assert (shares - shares.mean()).abs().max() < 1e-6
 
 
 def test_changes_see_the_call_and_the_context(model: Model) -> None:

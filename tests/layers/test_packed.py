@@ -66,7 +66,7 @@ def test_layers_of_a_network_are_packed_with_their_activations() -> None:
     pack(model)
     layers = [module for module in model.modules() if isinstance(module, Packed)]
     assert [layer.activation for layer in layers] == ["relu", "gelu", "none", "none"]
-    assert not any(type(module) in (nn.Conv2d, nn.Linear, nn.ReLU, nn.GELU) for module in model.modules())
+    assert not any(isinstance(module, nn.Conv2d | nn.Linear | nn.ReLU | nn.GELU) for module in model.modules())
     torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-6)
     assert isinstance(model[-1], nn.Tanh)
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, Mechanism, intervene, record
+from mereo.core import Call, Coupling, Mechanism, intervene, record
 from mereo.core.catalogue import Depends
 
 Inputs = tuple[Tensor, ...]
@@ -303,18 +303,18 @@ def recorded(entry: Mechanism) -> dict[str, list[Tensor]]:
     return {name: trace.steps(name) for name in trace}
 
 
+def shares_of(call: Call) -> Tensor:
+    couplings = cast(Tensor, call.couplings)
+    couplings = couplings if call.weight is None else couplings / call.weight.clamp(min=1e-9)
+    return couplings if call.offset is None else couplings - call.offset
+
+
 def shares(entry: Mechanism) -> list[Tensor]:
     """What the couplings were before the mechanism's own offset and weight."""
     module, inputs = build(entry)
     with record(module) as trace:
         module(*inputs)
-    made = []
-    for call in (call for name in trace for call in trace.calls(name)):
-        couplings = call.couplings
-        if call.weight is not None:
-            couplings = couplings / call.weight
-        made.append(couplings if call.offset is None else couplings - call.offset)
-    return made
+    return [shares_of(call) for name in trace for call in trace.calls(name)]
 
 
 def value_of(fact: Any, module: nn.Module) -> Any:
@@ -367,6 +367,29 @@ def intervening_changes_the_output(entry: Mechanism) -> None:
         changed = module(*inputs)
     assert is_finite(changed) and difference(changed, plain) > 1e-3
     assert torch.equal(module(*inputs), plain)
+
+
+@check(promising("couplings only"))
+def without_couplings_no_input_changes_the_output(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    others = tuple(torch.randn_like(x) if x.is_floating_point() else x for x in inputs)
+    with intervene(module, dict.fromkeys(recorded(entry), torch.zeros_like)):
+        close(module(*inputs), module(*others))
+
+
+@check(lambda entry: gives_a_module(entry) and entry.records == "couplings")
+def equal_scores_give_equal_shares(entry: Mechanism) -> None:
+    module, inputs = build(entry)
+    over = value_of(entry.over, module)
+    with intervene(module, scores=dict.fromkeys(recorded(entry), torch.zeros_like)), record(module) as trace:
+        module(*inputs)
+    for call in (call for name in trace for call in trace.calls(name)):
+        assert (call.placed(call.scores) == 0).all()
+        made = shares_of(call)
+        made = made if call.tiles is not None and not call.tiles.exclusive else call.placed(made)
+        for lines in made.movedim(SUM_AXES.get(over, (-1,))[0], -1).flatten(0, -2):
+            there = lines[lines != 0]
+            assert len(there) == 0 or there.max() - there.min() < 1e-6
 
 
 @check(promising("any sender order"))

@@ -46,11 +46,12 @@ PROMISES: dict[str, str] = {
     "compile": "torch.compile(fullgraph=True) gives the same outputs and gradients",
     "export": "torch.export with a free batch size gives the same outputs",
     "half precision": "float16 and bfloat16 stay close to float32",
+    "couplings only": "with every coupling set to 0 no input changes the output",
 }
 """What a mechanism can promise, each with what the conformance tests check."""
 
-COMMON = ("compile", "export", "half precision")
-"""Promised by every mechanism that does not give a reason in `lacks`."""
+COMMON = ("compile", "export", "half precision", "couplings only")
+"""Promised by every mechanism that does not give a reason in `lacks`; the last by those that record couplings."""
 
 T = TypeVar("T")
 
@@ -181,7 +182,8 @@ def mechanism(
             if promise in promises and not axes:
                 argument = "sender_axes" if axes is senders else "receiver_axes"
                 raise UsageError(f"{argument} is empty with {promise!r} among the promises; name the axes to test.")
-    everything = frozenset(promises) | (set(COMMON) - set(lacks or {}))
+    common = set(COMMON) if records == "couplings" else set(COMMON) - {"couplings only"}
+    everything = frozenset(promises) | (common - set(lacks or {}))
 
     def register(target: F) -> F:
         if name in MECHANISMS:

@@ -21,7 +21,7 @@ _ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}
 def can_pack(module: nn.Module) -> TypeGuard[nn.Conv2d | nn.Linear]:
     """Whether a layer has a packed form: a convolution or linear layer in float32 on a CPU, under a PyTorch that has
     oneDNN's operators."""
-    if type(module) not in (nn.Conv2d, nn.Linear) or not torch.backends.mkldnn.is_available():
+    if type(module) not in (nn.Conv2d, nn.Linear, Linear) or not torch.backends.mkldnn.is_available():
         return False
     if module._forward_hooks or module._forward_pre_hooks:
         return False

@@ -34,6 +34,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     update="linear",
     source="arXiv:2401.16456",
     promises=("normalised", "any sender order", "any receiver order", "any length"),
+    lacks={"couplings only": "channels that are not attended go past attention"},
     zero_gradients={"norm.bias": "in training the batch normalisation of queries, keys and values takes it out"},
     sender_axes={"0": 2},
     receiver_axes={"0": 2, "output": 2},

@@ -44,6 +44,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     update="linear",
     source="arXiv:2303.08810",
     promises=("normalised",),
+    lacks={"couplings only": "a convolution of the values is added"},
     largest_input=1e15,  # queries times keys must fit float32
     example=_example,
 )
@@ -137,6 +138,10 @@ class BiLevelRoutingAttention(nn.Module):
 
     def forward(self, maps: Tensor, return_routes: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         batch, rows, columns, dim = maps.shape
+        if not rows * columns:
+            raise UsageError(
+                f"BiLevelRoutingAttention: maps has {rows} rows and {columns} columns; give at least one of each."
+            )
         side = (-(-rows // self.regions), -(-columns // self.regions))
         missing = (0, 0, 0, side[1] * self.regions - columns, 0, side[0] * self.regions - rows)
         padded = any(missing)
