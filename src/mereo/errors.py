@@ -56,6 +56,13 @@ def check_probability(**arguments: float) -> None:
             raise UsageError(f"{argument} is {value!r}; it must be a number of at least 0 and below 1.")
 
 
+def check_heads(dim: int, num_heads: int) -> None:
+    """Raise `UsageError` unless `num_heads` divides `dim` and both are above zero."""
+    check_positive(dim=dim, num_heads=num_heads)
+    if dim % num_heads:
+        raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has no message."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -9,6 +9,7 @@ from mereo.layers.layer_scale import LayerScale
 from mereo.layers.norms import ChannelNorm
 from mereo.layers.positions import resize_positions
 from mereo.layers.residual import Residual
+from mereo.layers.self_attention import SelfAttention
 from mereo.layers.stochastic_depth import StochasticDepth, linear_rates
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "RelativePositionNetwork",
     "RelativePositions",
     "Residual",
+    "SelfAttention",
     "StochasticDepth",
     "linear_rates",
     "resize_positions",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mereo.core.squash import accumulation_type
+from mereo.layers.norms import norm_factors
 
 _CHEAP = 1
 """How many times more outputs than weights there must be for folding the weights to cost less than a norm."""
@@ -58,15 +58,12 @@ class ConvNorm(nn.Sequential):
         return (convolution, norm) if cells >= _CHEAP * convolution.weight[0].numel() else None
 
     def forward(self, maps: Tensor) -> Tensor:
-        found = self._foldable(maps)
-        if found is None:
+        foldable = self._foldable(maps)
+        if foldable is None:
             plain: Tensor = super().forward(maps)
             return plain
-        convolution, norm = found
-        assert norm.running_mean is not None and norm.running_var is not None
-        wide = accumulation_type(norm.weight)  # the root of a small variance has too few digits in half precision
-        factor = norm.weight.to(wide) * (norm.running_var.to(wide) + norm.eps).rsqrt()
-        shift = norm.bias.to(wide) - norm.running_mean.to(wide) * factor
+        convolution, norm = foldable
+        factor, shift = norm_factors(norm)
         weight = (convolution.weight * factor[:, None, None, None]).to(convolution.weight.dtype)
         out = convolution._conv_forward(maps, weight, shift.to(weight.dtype))
         for module in list(self)[2:]:

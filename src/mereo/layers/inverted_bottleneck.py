@@ -13,20 +13,12 @@ from torch import Tensor, nn
 from mereo.core.kernels.affine import Linear, convolve, linear
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.gate import SqueezeExcite
+from mereo.layers.norms import norm_factors
 from mereo.layers.stochastic_depth import StochasticDepth
 
 Border = tuple[int, int, int, int]
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Weights and biases of the expansion and of the depthwise convolution, with their norms folded in."""
-
-
-def norm_factors(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """What a batch normalisation multiplies channels by in evaluation, and what it then adds."""
-    assert norm.running_mean is not None and norm.running_var is not None
-    # In half precision the root of a small variance has too few digits.
-    wide = torch.promote_types(norm.running_var.dtype, torch.float32)
-    factor = norm.weight.to(wide) * (norm.running_var.to(wide) + norm.eps).rsqrt()
-    return factor, norm.bias.to(wide) - norm.running_mean.to(wide) * factor
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:

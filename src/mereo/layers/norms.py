@@ -1,7 +1,9 @@
-"""Layer normalisation over the channels of maps."""
+"""Layer normalisation over the channels of maps, and what a batch normalisation does in evaluation."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from mereo.core.squash import accumulation_type
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -15,3 +17,11 @@ class ChannelNorm(nn.LayerNorm):
     def forward(self, maps: Tensor) -> Tensor:
         cells = maps.permute(0, 2, 3, 1)
         return F.layer_norm(cells, self.normalized_shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+
+
+def norm_factors(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """What a batch normalisation multiplies channels by in evaluation, and what it then adds."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    wide = accumulation_type(norm.weight)  # the root of a small variance has too few digits in half precision
+    factor = norm.weight.to(wide) * (norm.running_var.to(wide) + norm.eps).rsqrt()
+    return factor, norm.bias.to(wide) - norm.running_mean.to(wide) * factor

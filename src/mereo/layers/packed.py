@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.core.kernels.affine import Linear
+from mereo.core.kernels.affine import Linear, known_activation, product
 from mereo.core.kernels.transforms import steps_aside
+from mereo.errors import UsageError
 from mereo.layers.feed_forward import FeedForward
-
-_ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}
 
 
 def can_pack(module: nn.Module) -> TypeGuard[nn.Conv2d | nn.Linear]:
@@ -34,23 +33,6 @@ def can_pack(module: nn.Module) -> TypeGuard[nn.Conv2d | nn.Linear]:
     return weight.numel() > 0 and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
-def activation_name(module: nn.Module) -> str | None:
-    """What a packed layer calls an activation that it can apply itself; None for any other module."""
-    if type(module) is nn.ReLU:
-        return "relu"
-    return "gelu" if type(module) is nn.GELU and module.approximate == "none" else None
-
-
-@torch.library.custom_op("mereo::packed_linear", mutates_args=())
-def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
-
-
-@_packed_linear.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
-
-
 class Packed(nn.Module):
     """activation(layer(x)) for a convolution or linear layer, without gradients of its weights.
 
@@ -59,14 +41,17 @@ class Packed(nn.Module):
 
     Args:
         layer: for which `can_pack` holds.
-        activation: "none", "relu" or "gelu".
+        activation: one that oneDNN can apply (see `known_activation`), or None.
 
     Shapes: those of the layer.
     """
 
-    def __init__(self, layer: nn.Conv2d | nn.Linear, activation: str = "none") -> None:
+    def __init__(self, layer: nn.Conv2d | nn.Linear, activation: nn.Module | None = None) -> None:
         super().__init__()
-        self.activation = activation
+        known = known_activation(activation)
+        if known is None:
+            raise UsageError(f"activation is {activation}; a packed layer applies ReLU, GELU and SiLU.")
+        self.activation, self.activation_name = activation, known
         self.described = repr(layer)
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
         self.linear = isinstance(layer, nn.Linear)
@@ -120,7 +105,7 @@ class Packed(nn.Module):
             out = F.linear(x, self.weight, self.bias)
         else:
             out = F.conv2d(x, self.weight, self.bias, stride, padding, dilation, groups)
-        return _ACTIVATIONS[self.activation](out)
+        return out if self.activation is None else self.activation(out)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor
@@ -129,20 +114,16 @@ class Packed(nn.Module):
         if gradient or not fits or torch.is_autocast_enabled("cpu") or steps_aside():
             return self._plain(x)
         if not self.product:
-            return torch.ops.mkldnn._convolution_pointwise(
-                x, self._packed, self.bias, *self.geometry, self.activation, [], "none"
-            )
+            name, form = self.activation_name
+            return torch.ops.mkldnn._convolution_pointwise(x, self._packed, self.bias, *self.geometry, name, [], form)
         # A convolution of size one is a product too, and for some sizes oneDNN's convolutions are ten times as slow.
         rows = x if self.linear else x.permute(0, 2, 3, 1)
-        given = rows.reshape(-1, rows.shape[-1]), self._packed, self.bias, self.activation
-        # Inductor takes no packed weights of linear layers that are not constants of its graph.
-        compiling = torch.compiler.is_compiling()
-        out = _packed_linear(*given) if compiling else torch.ops.mkldnn._linear_pointwise(*given, [], "none")
-        out = out.view(*rows.shape[:-1], out.shape[-1])
+        assert self._packed is not None
+        out = product(rows, self._packed, self.bias, self.activation_name)
         return out if self.linear else out.permute(0, 3, 1, 2)
 
     def extra_repr(self) -> str:
-        return self.described + (f", {self.activation}" if self.activation != "none" else "")
+        return self.described + (f", {self.activation}" if self.activation is not None else "")
 
 
 def _pack_sequence(sequence: nn.Sequential, convolutions: bool) -> None:
@@ -152,10 +133,11 @@ def _pack_sequence(sequence: nn.Sequential, convolutions: bool) -> None:
         layer = sequence[place]
         if not can_pack(layer) or not (convolutions or isinstance(layer, nn.Linear)):
             continue
-        name = None if following is None else activation_name(sequence[following])
-        sequence[place] = Packed(layer, name or "none")
-        if name is not None and following is not None:
-            sequence[following] = nn.Identity()
+        activation = None if following is None else sequence[following]
+        if activation is None or following is None or known_activation(activation) is None:
+            sequence[place] = Packed(layer)
+        else:
+            sequence[place], sequence[following] = Packed(layer, activation), nn.Identity()
 
 
 def pack(module: nn.Module, convolutions: bool = True) -> None:
@@ -166,11 +148,9 @@ def pack(module: nn.Module, convolutions: bool = True) -> None:
     """
     if isinstance(module, nn.Sequential):
         _pack_sequence(module, convolutions)
-    if isinstance(module, FeedForward) and can_pack(module.first):
-        name = activation_name(module.activation)
-        if name is not None:
-            module.first = cast("Linear", Packed(module.first, name))
-            module.activation = nn.Identity()
+    if isinstance(module, FeedForward) and can_pack(module.first) and known_activation(module.activation) is not None:
+        module.first = cast("Linear", Packed(module.first, module.activation))
+        module.activation = nn.Identity()
     for name, child in module.named_children():
         if can_pack(child) and (convolutions or isinstance(child, nn.Linear)):
             setattr(module, name, Packed(child))

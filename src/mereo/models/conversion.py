@@ -9,12 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mereo.errors import UsageError, check_choice, first_line
 from mereo.escape import cut
 from mereo.models.base import VisionModel
-from mereo.models.layout import LAYOUTS, Layout, Pair, same
+from mereo.models.layout import LAYOUTS, Layout, Pair
 from mereo.models.registry import MODELS, build, get_model_entry, is_model, outline
 from mereo.models.weights import read_tensors
 
@@ -56,7 +57,7 @@ def from_layout(model: VisionModel, tensors: Mapping[str, Tensor], layout: Layou
         if theirs not in tensors:
             faults.append(f"missing {theirs}")
             continue
-        converted = pair.to_ours(tensors[theirs])
+        converted = pair.read(tensors[theirs])
         if converted.shape != own[name].shape:
             faults.append(_shapes_differ(theirs, converted, own[name]))
         state[name] = converted
@@ -68,8 +69,14 @@ def from_layout(model: VisionModel, tensors: Mapping[str, Tensor], layout: Layou
 
 def to_layout(model: VisionModel, layout: Layout) -> dict[str, Tensor]:
     """The weights of `model` under another library's names."""
-    own = model.state_dict()
-    return {theirs: pair.to_theirs(own[name]) for name, (theirs, pair) in _matches(model, layout).items()}
+    own, parts = model.state_dict(), dict[str, dict[int, Tensor]]()
+    for name, (theirs, pair) in _matches(model, layout).items():
+        number = 0 if pair.part is None else pair.part[0]
+        parts.setdefault(theirs, {})[number] = pair.to_theirs(own[name])
+    return {
+        theirs: tensors[0] if len(tensors) == 1 else torch.cat([tensors[i] for i in range(len(tensors))])
+        for theirs, tensors in parts.items()
+    }
 
 
 def _layout_for(model: VisionModel, library: str) -> Layout:
@@ -165,7 +172,7 @@ def _read_sizes(tensors: Mapping[str, Tensor], name: str, arguments: Mapping[str
         for argument, module, axis in (("num_classes", model.classifier, 0), ("in_chans", model.first_conv, 1)):
             theirs, pair = matches.get(f"{module}.weight", ("", None))
             if pair is not None and theirs in tensors and tensors[theirs].dim() > axis:
-                sizes[argument] = pair.to_ours(tensors[theirs]).shape[axis]
+                sizes[argument] = pair.read(tensors[theirs]).shape[axis]
     return sizes
 
 
@@ -229,7 +236,7 @@ def convert(
 def same_tensors(model: VisionModel, library: str) -> dict[str, str]:
     """Names of the tensors of a network that another library holds unchanged, with the names that they have there."""
     matches = _matches(model, _layout_for(model, library))
-    return {name: theirs for name, (theirs, pair) in matches.items() if pair.to_theirs is same}
+    return {name: theirs for name, (theirs, pair) in matches.items() if pair.copies}
 
 
 def timm_weights(name: str, tag: str | None = None) -> str:

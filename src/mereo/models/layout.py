@@ -22,12 +22,28 @@ class Pair:
     Attributes:
         ours, theirs: names of two modules whose tensors correspond by name, or of two tensors.
         to_ours, to_theirs: what changes in a tensor on the way, such as the order of its rows. Only for tensors.
+        part: (i, n) where ours is part i of the n equal parts of theirs along the first axis, such as the keys of a
+            layer that makes keys and values together. Every part has a pair.
     """
 
     ours: str
     theirs: str
     to_ours: Callable[[Tensor], Tensor] = same
     to_theirs: Callable[[Tensor], Tensor] = same
+    part: tuple[int, int] | None = None
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Ours, from a tensor of theirs."""
+        if self.part is not None:
+            number, count = self.part
+            size = tensor.shape[0] // count
+            tensor = tensor[number * size : (number + 1) * size].clone()
+        return self.to_ours(tensor)
+
+    @property
+    def copies(self) -> bool:
+        """Whether both tensors are the same."""
+        return self.to_theirs is same and self.part is None
 
 
 @dataclass(frozen=True)

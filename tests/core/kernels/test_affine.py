@@ -16,13 +16,13 @@ ACTIVATIONS = [None, nn.Identity(), nn.ReLU(), nn.SiLU(), nn.GELU(), nn.GELU(app
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
     """The activations with which oneDNN's product ran."""
-    calls, product = [], affine._product
+    calls, product = [], affine.product
 
     def counted(x: Tensor, weight: Tensor, bias: Tensor | None, activation: tuple[str, str] = ("none", "")) -> Tensor:
         calls.append(activation)
         return product(x, weight, bias, activation)
 
-    monkeypatch.setattr(affine, "_product", counted)
+    monkeypatch.setattr(affine, "product", counted)
     yield calls
 
 

@@ -59,7 +59,7 @@ def test_the_class_token_attends_and_tokens_stay() -> None:
     for b in range(2):
         token = tokens[b].mean(0)
         normed = block.norm1(torch.cat((token[None], tokens[b])))
-        keys, values = block.attention.key_value(normed).split(6, -1)
+        keys, values = block.attention.key(normed), block.attention.value(normed)
         query, parts = block.attention.query(normed[0]), []
         for head in (slice(0, 3), slice(3, 6)):
             shares = torch.softmax(torch.stack([query[head] @ key[head] / 3**0.5 for key in keys]), 0)

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import mereo
+from mereo.attention import ClassAttention
 from mereo.errors import UsageError
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS
 from mereo.models.token_labels import TokenLabels, draw_box, token_label_loss
-from mereo.models.vision.volo import VOLO, ClassAttention
+from mereo.models.vision.volo import VOLO
 
 TINY: dict[str, Any] = {
     "num_classes": 5, "img_size": 48, "layers": (1, 2, 0, 1), "widths": (8, 12), "num_heads": (2, 3), "stem_width": 6,
@@ -38,11 +39,11 @@ def tiny(**changes: Any) -> VOLO:
 
 
 def test_class_attention_is_attention_of_the_first_token() -> None:
-    attention = ClassAttention(6, 2).double()
+    attention = ClassAttention(6, 2, qkv_bias=False).double()
     tokens = torch.randn(2, 5, 6, dtype=torch.float64)
     with mereo.record(attention) as trace:
         output = attention(tokens)
-    keys, values = (tokens @ attention.kv.weight.T).chunk(2, -1)
+    keys, values = tokens @ attention.key.weight.T, tokens @ attention.value.weight.T
     for b in range(2):
         query, merged = attention.query.weight @ tokens[b, 0], []
         for head in range(2):

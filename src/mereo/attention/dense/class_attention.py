@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from mereo.attention.dense.multi_head import four_axes
 from mereo.core import Coupling, mechanism
-from mereo.errors import UsageError, check_positive, check_probability
+from mereo.core.initialise import start_linears
+from mereo.errors import check_heads, check_probability
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -67,10 +68,8 @@ class ClassAttention(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        check_positive(dim=dim, num_heads=num_heads)
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
+        check_heads(dim, num_heads)
         self.num_heads = num_heads
         self.query, self.key, self.value = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
         self.coupling = Coupling("senders", dropout=attn_drop)
@@ -81,9 +80,7 @@ class ClassAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise: weights from a truncated normal of deviation 0.02, biases of zero."""
         for linear in (self.query, self.key, self.value, self.proj):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+            start_linears(linear)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.gather(tokens[:, :1], tokens[:, 1:], mask=mask)

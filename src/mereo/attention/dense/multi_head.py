@@ -11,7 +11,7 @@ from mereo.core import Causal, Coupling, depends, mechanism
 from mereo.core.coupling import Over
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
-from mereo.errors import UsageError, check_positive, check_probability
+from mereo.errors import UsageError, check_heads, check_positive, check_probability
 
 
 def four_axes(mask: Tensor | None) -> Tensor | None:
@@ -91,10 +91,9 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         context_dim = dim if context_dim is None else context_dim
-        check_positive(dim=dim, num_heads=num_heads, context_dim=context_dim)
+        check_positive(context_dim=context_dim)
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
+        check_heads(dim, num_heads)
         self.num_heads = num_heads
         self.query = Linear(dim, dim, bias=qkv_bias)
         self.key = Linear(context_dim, dim, bias=qkv_bias)

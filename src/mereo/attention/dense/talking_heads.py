@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from mereo.attention.dense.multi_head import four_axes
 from mereo.core import Coupling, mechanism
+from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.transforms import transformed
-from mereo.errors import UsageError, check_positive, check_probability
+from mereo.errors import check_heads, check_probability
 
 BLOCK = 2**18
 """Entries of the maps that inference works on at a time (1 MiB in float32), so that they stay in the cache."""
@@ -105,10 +106,8 @@ class TalkingHeadAttention(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        check_positive(dim=dim, num_heads=num_heads)
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
+        check_heads(dim, num_heads)
         self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
         self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
         self.premix = nn.Linear(num_heads, num_heads)
@@ -120,9 +119,7 @@ class TalkingHeadAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise: weights from a truncated normal of deviation 0.02, biases of zero."""
         for linear in (self.qkv, self.premix, self.coupling.mix, self.proj):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+            start_linears(linear)
 
     def _runs_in_blocks(self, q: Tensor, mask: Tensor | None) -> bool:
         """Whether nobody needs the couplings of the whole batch: inference on a CPU."""

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, Neighborhood, mechanism
+from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.neighborhood import Exchange, exchange
 from mereo.core.topology.neighborhood import each_axis
-from mereo.errors import UsageError, check_positive, check_probability
+from mereo.errors import UsageError, check_heads, check_probability
 
 PerAxis = int | Sequence[int]
 Switches = bool | Sequence[bool]
@@ -194,10 +195,8 @@ class NeighborhoodAttention(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        check_positive(dim=dim, num_heads=num_heads)
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
+        check_heads(dim, num_heads)
         if axes not in (1, 2, 3):
             raise UsageError(f"axes is {axes!r}; it must be 1, 2 or 3.")
         self.num_heads, self.axes, self.input_axes = num_heads, axes, (axes + 2,)
@@ -219,9 +218,7 @@ class NeighborhoodAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise: truncated normal weights and position biases of 0.02, other biases zero."""
         for linear in (self.qkv, self.proj):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+            start_linears(linear)
         if self.position_bias is not None:
             nn.init.trunc_normal_(self.position_bias, std=0.02)
 

@@ -13,7 +13,7 @@ from mereo.core import Coupling, mechanism
 from mereo.core.kernels.affine import Linear, linear
 from mereo.core.tiles import Tiles
 from mereo.core.votes import SameVotes
-from mereo.errors import UsageError, check_positive, check_probability
+from mereo.errors import UsageError, check_heads, check_positive, check_probability
 
 
 def outlook_tiles(rows: int, columns: int, kernel: int, padding: int, stride: int) -> Tiles:
@@ -79,10 +79,9 @@ class OutlookAttention(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        check_positive(dim=dim, num_heads=num_heads, kernel=kernel, stride=stride)
+        check_positive(kernel=kernel, stride=stride)
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
+        check_heads(dim, num_heads)
         if not 0 <= padding < kernel:
             raise UsageError(f"padding is {padding}; it must be at least 0 and below kernel, {kernel}.")
         self.num_heads, self.kernel, self.padding, self.stride = num_heads, kernel, padding, stride

@@ -13,7 +13,7 @@ from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.shapes import image_size
 from mereo.core.tiles import from_windows, to_windows, window_tiles
-from mereo.errors import UsageError, check_positive, check_probability
+from mereo.errors import check_heads, check_positive, check_probability
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -65,10 +65,8 @@ class WindowAttention(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        check_positive(dim=dim, num_heads=num_heads)
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
+        check_heads(dim, num_heads)
         check_positive(window_size=window_size if isinstance(window_size, int) else min(window_size))
         self.num_heads, self.window_size = num_heads, image_size(window_size)
         self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
+from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.tiles import Tiles, from_windows, to_windows
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_heads, check_positive
 
 METHODS = ("auto", "gather", "dense")
 PADS = ("masked", "legacy", "zeros")
@@ -94,11 +95,10 @@ class BiLevelRoutingAttention(nn.Module):
         method: str = "auto",
     ) -> None:
         super().__init__()
-        check_positive(dim=dim, num_heads=num_heads, regions=regions, top_k=top_k)
+        check_positive(regions=regions, top_k=top_k)
         check_choice("pad", pad, PADS)
         check_choice("method", method, METHODS)
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
+        check_heads(dim, num_heads)
         if top_k > regions**2:
             raise UsageError(f"top_k is {top_k} with {regions} x {regions} regions; give at most {regions**2}.")
         if soft and method == "dense":
@@ -110,9 +110,7 @@ class BiLevelRoutingAttention(nn.Module):
         self.local = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
         self.proj = Linear(dim, dim)
         self.coupling = Coupling("senders")
-        for linear in (self.qkv, self.proj):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
+        start_linears(self)
 
     def _dense(self) -> bool:
         """Whether attention runs over all cells with a mask."""

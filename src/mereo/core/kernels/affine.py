@@ -20,8 +20,8 @@ from mereo.core.kernels.transforms import steps_aside
 _PLAIN = ("none", "")
 
 
-def _known(activation: nn.Module | None) -> tuple[str, str] | None:
-    """oneDNN's name of an activation; None where it has none."""
+def known_activation(activation: nn.Module | None) -> tuple[str, str] | None:
+    """oneDNN's name and form of an activation that it can apply to a result; None for any other."""
     if activation is None or type(activation) is nn.Identity:
         return _PLAIN
     if isinstance(activation, nn.Module) and (activation._forward_hooks or activation._forward_pre_hooks):
@@ -102,22 +102,23 @@ def _activated(out: Tensor, activation: nn.Module | None) -> Tensor:
 
 
 @torch.library.custom_op("mereo::affine_product", mutates_args=())
-def _opaque_product(x: Tensor, weight: Tensor, bias: Tensor | None, name: str, form: str) -> Tensor:
+def _opaque(x: Tensor, weight: Tensor, bias: Tensor | None, name: str, form: str) -> Tensor:
     """oneDNN's product as one operation of ours: compilers take their own only with constant weights."""
     rows: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, name, [], form)
     return rows
 
 
-@_opaque_product.register_fake
+@_opaque.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor | None, name: str, form: str) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: tuple[str, str] = _PLAIN) -> Tensor:
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: tuple[str, str] = _PLAIN) -> Tensor:
+    """activation(x W^T + b) by oneDNN, W as it is or packed. Shapes: those of `linear`."""
     name, form = activation
     rows = x.reshape(-1, x.shape[-1])
     if torch.compiler.is_compiling():
-        rows = _opaque_product(rows, weight, bias, name, form)
+        rows = _opaque(rows, weight, bias, name, form)
     else:
         rows = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, name, [], form)
     return rows.view(*x.shape[:-1], weight.shape[0])
@@ -129,7 +130,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -140,8 +141,8 @@ class _Linear(torch.autograd.Function):
         of_bias = rows.sum(0) if wanted[2] else None
         if torch.is_grad_enabled() or not _can_run(gradient, weight):
             return gradient @ weight if wanted[0] else None, rows.t() @ inputs if wanted[1] else None, of_bias
-        of_x = _product(gradient, weight.t(), None) if wanted[0] else None
-        return of_x, _product(rows.t(), inputs.t(), None) if wanted[1] else None, of_bias
+        of_x = product(gradient, weight.t(), None) if wanted[0] else None
+        return of_x, product(rows.t(), inputs.t(), None) if wanted[1] else None, of_bias
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: nn.Module | None = None) -> Tensor:
@@ -152,13 +153,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: nn
 
     Shapes: x (..., inputs), weight (outputs, inputs), bias (outputs) -> (..., outputs).
     """
-    name = _known(activation)
+    name = known_activation(activation)
     if not _can_run(x, weight):
         plain = _as_convolution if _compiles_to_a_convolution(x, weight) else F.linear
         return _activated(plain(x, weight, bias), activation)
     if _needs_gradient(x, weight, bias):
         return _activated(_Linear.apply(x, weight, bias), activation)
-    return _product(x, weight, bias, name) if name else _activated(_product(x, weight, bias), activation)
+    return product(x, weight, bias, name) if name else _activated(product(x, weight, bias), activation)
 
 
 def convolve(
@@ -175,7 +176,7 @@ def convolve(
     Shapes: x (batch, inputs, height, width), weight (outputs, inputs / groups, kernel, kernel)
         -> (batch, outputs, ...).
     """
-    name = _known(activation)
+    name = known_activation(activation)
     if (
         name in (None, _PLAIN)
         or torch.compiler.is_compiling()

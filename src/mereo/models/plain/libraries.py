@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from mereo.errors import UsageError, first_line, unknown
 from mereo.escape import cut
+from mereo.models.registry import IMAGENET
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RATES = ("drop_rate", "drop_path_rate")
 
 
@@ -110,7 +110,7 @@ class Timm(Library):
         configuration = self._import().get_pretrained_cfg(name)
         stated = {} if configuration is None else configuration.to_dict()
         _, height, width = stated.get("input_size") or (3, 224, 224)
-        fields = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "interpolation": "bicubic", "crop_pct": 0.875}
+        fields = {**IMAGENET, "crop_pct": 0.875}
         kept = {key: stated.get(key) or value for key, value in fields.items()}
         return Facts((height, width), bool(stated.get("fixed_input_size", False)), kept)
 
@@ -176,7 +176,7 @@ class Torchvision(Library):
 
     def facts(self, network: str, tag: str | None = None) -> Facts:
         side = 299 if network == "inception_v3" else 224
-        preprocessing = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "interpolation": "bilinear", "crop_pct": 0.875}
+        preprocessing = {**IMAGENET, "interpolation": "bilinear", "crop_pct": 0.875}
         return Facts((side, side), network.startswith(("vit_", "maxvit")), preprocessing)
 
     def make(

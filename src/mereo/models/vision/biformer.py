@@ -13,21 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.attention.sparse import BiLevelRoutingAttention
-from mereo.core import Coupling
-from mereo.core.kernels.affine import Linear
-from mereo.core.kernels.attention import attend
+from mereo.core.initialise import start_linears
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive, check_probability
-from mereo.layers import FeedForward, StochasticDepth, linear_rates
+from mereo.layers import FeedForward, SelfAttention, StochasticDepth, linear_rates
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
-from mereo.models.registry import register_model
+from mereo.models.registry import IMAGENET, register_model
 
 LARGEST = 1e6
 """Pixels beyond are clamped, so that the sums of what they become fit float32."""
 
 
-class EnhancedAttention(nn.Module):
+class EnhancedAttention(SelfAttention):
     """Full attention and a depthwise convolution of its input: out = W_o [attention(x) + DW5x5(x)] + b.
 
     Args:
@@ -38,17 +36,12 @@ class EnhancedAttention(nn.Module):
     """
 
     def __init__(self, dim: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv = Linear(dim, 3 * dim, bias=False)
+        super().__init__(dim, num_heads, qkv_bias=False)
         self.local = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
-        self.proj = Linear(dim, dim)
-        self.coupling = Coupling("senders")
 
-    def forward(self, maps: Tensor) -> Tensor:
-        q, k, v = self.qkv(maps).flatten(1, 2).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = attend(q, k, v, self.coupling).transpose(1, 2).reshape(maps.shape)
-        out: Tensor = self.proj(mixed + self.local(maps.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
+    def forward(self, cells: Tensor) -> Tensor:
+        local = self.local(cells.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        out: Tensor = self.proj(self.mix(cells) + local)
         return out
 
 
@@ -196,9 +189,7 @@ class BiFormer(VisionModel):
         self.feature_info = [
             {"num_chs": width, "reduction": 2 ** (i + 2), "module": f"stages.{i}"} for i, width in enumerate(widths)
         ]
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                _start(module)
+        start_linears(self)
         self.reset_classifier(num_classes)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
@@ -216,14 +207,7 @@ class BiFormer(VisionModel):
         return features.mean((2, 3))
 
     def make_classifier(self) -> nn.Module:
-        return _start(nn.Linear(self.num_features, self.num_classes))
-
-
-def _start(linear: nn.Linear) -> nn.Linear:
-    nn.init.trunc_normal_(linear.weight, std=0.02)
-    if linear.bias is not None:
-        nn.init.zeros_(linear.bias)
-    return linear
+        return start_linears(nn.Linear(self.num_features, self.num_classes))
 
 
 def _official_pairs(model: BiFormer) -> Iterator[Pair]:
@@ -248,8 +232,7 @@ def _official_pairs(model: BiFormer) -> Iterator[Pair]:
 register_layout("official", BiFormer, _official_pairs)
 
 _SHARED: dict[str, Any] = {
-    "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic", "crop_pct": 0.875,
-    "source": "arXiv:2303.08810", "recipe": "biformer",
+    "source": "arXiv:2303.08810", "recipe": "biformer", "crop_pct": 0.875, **IMAGENET,
 }  # fmt: skip
 _WIDE = (96, 192, 384, 768)
 

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from mereo.attention.dense import ClassAttention, TalkingHeadAttention
 from mereo.core import Coupling, Grid
+from mereo.core.initialise import start_linears
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive
 from mereo.layers import FeedForward, Residual, resize_positions
 from mereo.layers.residual import start_by_depth
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
-from mereo.models.registry import register_model
+from mereo.models.registry import IMAGENET, register_model
 
 EPS = 1e-6
 
@@ -152,8 +153,7 @@ class CaiT(VisionModel):
         for block in (*self.blocks, *self.class_blocks):
             attention, feed_forward = block.attention.branch, block.feed_forward.branch
             for linear in (feed_forward.first, feed_forward.second):
-                nn.init.trunc_normal_(linear.weight, std=0.02)
-                nn.init.zeros_(linear.bias)
+                start_linears(linear)
             fused = isinstance(attention, TalkingHeadAttention)
             values = attention.qkv.weight[2 * self.num_features :] if fused else attention.value.weight
             paths += [(values, attention.proj), (feed_forward.first.weight, feed_forward.second)]
@@ -171,10 +171,7 @@ class CaiT(VisionModel):
                     module.receivers = None if prefix else module.senders
 
     def make_classifier(self) -> nn.Module:
-        head = nn.Linear(self.num_features, self.num_classes)
-        nn.init.trunc_normal_(head.weight, std=0.02)
-        nn.init.zeros_(head.bias)
-        return head
+        return start_linears(nn.Linear(self.num_features, self.num_classes))
 
     def check_images(self, images: Tensor) -> None:
         """UsageError also for images smaller than a patch."""
@@ -325,9 +322,6 @@ for _name, (_dim, _depth, _heads, _start, _rate, _sizes) in PRESETS.items():
             f"CaiT of {_depth} layers and {_dim} channels for images of {_size} pixels.",
             source="arXiv:2103.17239",
             parameters=_parameters,
-            mean=(0.485, 0.456, 0.406),
-            std=(0.229, 0.224, 0.225),
-            interpolation="bicubic",
             recipe="cait",
             tiny=TINY if _first else None,
             variants={"not square": VARIANT} if _first else None,
@@ -338,4 +332,5 @@ for _name, (_dim, _depth, _heads, _start, _rate, _sizes) in PRESETS.items():
             num_heads=_heads,
             init_values=_start,
             path_drop=_rate,
+            **IMAGENET,
         )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mereo.attention.dense.channel_group import ChannelGroupAttention
 from mereo.attention.local.window import WindowAttention
+from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import autocasts
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
@@ -20,7 +21,7 @@ from mereo.errors import UsageError, check_positive
 from mereo.layers import ChannelNorm, FeedForward, StochasticDepth, linear_rates
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
-from mereo.models.registry import register_model
+from mereo.models.registry import IMAGENET, register_model
 
 
 class PositionConv(nn.Conv2d):
@@ -205,9 +206,7 @@ class DaViT(VisionModel):
 
     def reset_parameters(self) -> None:
         """Initialise: truncated normal 0.02 for linear layers, biases of zero; PyTorch's default for convolutions."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                _start(module)
+        start_linears(self)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         maps: Tensor = self.stages[index](self.stem(bounded(inputs)) if index == 0 else inputs)
@@ -218,22 +217,14 @@ class DaViT(VisionModel):
         return pooled
 
     def make_classifier(self) -> nn.Module:
-        return _start(nn.Linear(self.num_features, self.num_classes))
+        return start_linears(nn.Linear(self.num_features, self.num_classes))
 
 
-def _start(linear: nn.Linear) -> nn.Linear:
-    nn.init.trunc_normal_(linear.weight, std=0.02)
-    if linear.bias is not None:
-        nn.init.zeros_(linear.bias)
-    return linear
-
-
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic", "crop_pct": 0.95}
 TINY = {"widths": (8, 16), "depths": (1, 1), "num_heads": (2, 4), "window_size": 3, "img_size": 28}
 
 
 def _preset(name: str, summary: str, parameters: int, tiny: dict[str, Any] | None = None, **arguments: Any) -> None:
-    described: dict[str, Any] = {"source": "arXiv:2204.03645", "recipe": "davit", **IMAGENET}
+    described: dict[str, Any] = {"source": "arXiv:2204.03645", "recipe": "davit", "crop_pct": 0.95, **IMAGENET}
     if tiny is not None:
         florence = {"down_kernel": 3, "scale": "tokens", "num_heads": (1, 2)}
         described |= {"tiny": tiny, "variants": {"florence": florence}}

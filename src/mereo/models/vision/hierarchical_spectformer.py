@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.init import trunc_normal_
 
+from mereo.attention.dense import ClassAttention
 from mereo.core import Coupling
+from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.shapes import image_size
@@ -22,16 +23,13 @@ from mereo.layers import ChannelNorm, ConvNorm, FeedForward, StochasticDepth, li
 from mereo.mixer.spectral_gating import SpectralGating
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
-from mereo.models.registry import register_model
+from mereo.models.registry import IMAGENET, register_model
 
 _relu = partial(nn.ReLU, inplace=True)
 
 
 class _Attention(nn.Module):
-    """Multi-head attention of the first tokens to all.
-
-    Shapes: queries (batch, receivers, dim), tokens (batch, senders, dim) -> (batch, receivers, dim).
-    """
+    """Multi-head self-attention with queries apart from keys and values. Shapes: (batch, tokens, dim) -> the same."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -40,8 +38,8 @@ class _Attention(nn.Module):
         self.coupling = Coupling("senders")
         self.proj = Linear(dim, dim)
 
-    def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
-        q = self.query(queries).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+    def forward(self, tokens: Tensor) -> Tensor:
+        q = self.query(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         k, v = self.key_value(tokens).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         merged: Tensor = self.proj(attend(q, k, v, self.coupling).transpose(1, 2).flatten(2))
         return merged
@@ -79,7 +77,7 @@ class _Block(nn.Module):
         size = (maps.shape[2], maps.shape[3])
         x = maps.permute(0, 2, 3, 1)
         tokens = self.norm1(x).flatten(1, 2)
-        mixed = self.mixer(tokens, tokens if isinstance(self.mixer, _Attention) else size)
+        mixed = self.mixer(tokens, size) if isinstance(self.mixer, SpectralGating) else self.mixer(tokens)
         x = x + self.drop_path(mixed.unflatten(1, size))
         x = x + self.drop_path(self.feed_forward(self.norm2(x)))
         return x.permute(0, 3, 1, 2)
@@ -88,7 +86,7 @@ class _Block(nn.Module):
 class _ClassBlock(nn.Module):
     """A class token, the mean of the tokens at first, attends to itself and the tokens, which stay as they are.
 
-    c = mean x;  c += attention(norm_1 c, norm_1 [c, x]);  c += feed_forward(norm_2 c)
+    c = mean x;  c += class_attention(norm_1 [c, x]);  c += feed_forward(norm_2 c)
 
     Shapes: tokens (batch, tokens, dim) -> (batch, 1 + tokens, dim).
     """
@@ -96,13 +94,12 @@ class _ClassBlock(nn.Module):
     def __init__(self, dim: int, num_heads: int, ratio: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
-        self.attention = _Attention(dim, num_heads)
+        self.attention = ClassAttention(dim, num_heads)
         self.feed_forward = FeedForward(dim, ratio * dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
         token = tokens.mean(1, keepdim=True)
-        normed = self.norm1(torch.cat((token, tokens), 1))
-        token = token + self.attention(normed[:, :1], normed)
+        token = token + self.attention(self.norm1(torch.cat((token, tokens), 1)))
         token = token + self.feed_forward(self.norm2(token))
         return torch.cat((token, tokens), 1)
 
@@ -200,14 +197,13 @@ class HierarchicalSpectFormer(VisionModel):
 
     def reset_parameters(self) -> None:
         """Initialise: linear layers truncated normal of 0.02, convolutions normal of sqrt(2 / fan out), biases 0."""
+        start_linears(self)
         for module in self.modules():
-            if isinstance(module, nn.Linear):
-                trunc_normal_(module.weight, std=0.02)
-            elif isinstance(module, nn.Conv2d):
+            if isinstance(module, nn.Conv2d):
                 fan_out = module.weight[0, 0].numel() * module.out_channels // module.groups
                 nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
-            if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         # The variances of larger entries overflow in the first norm over channels.
@@ -224,10 +220,7 @@ class HierarchicalSpectFormer(VisionModel):
         return features[:, 0]
 
     def make_classifier(self) -> nn.Module:
-        head = nn.Linear(self.num_features, self.num_classes)
-        trunc_normal_(head.weight, std=0.02)
-        nn.init.zeros_(head.bias)
-        return head
+        return start_linears(nn.Linear(self.num_features, self.num_classes))
 
     def _renew_classifier(self) -> None:
         super()._renew_classifier()
@@ -264,16 +257,17 @@ def _pairs(model: HierarchicalSpectFormer) -> Iterator[Pair]:
         yield Pair(f"stages.{i}.norm", f"norm{i + 1}")
     final = {
         "norm1": "norm1", "norm2": "norm2", "feed_forward.first": "mlp.fc1", "feed_forward.second": "mlp.fc2",
-        **{f"attention.{ours}": f"attn.{theirs}" for ours, theirs in attention.items()},
+        "attention.query": "attn.q", "attention.proj": "attn.proj",
     }  # fmt: skip
     yield from (Pair(f"class_block.{ours}", f"post_network.0.{theirs}") for ours, theirs in final.items())
+    for i, ours in enumerate(("key", "value")):
+        yield Pair(f"class_block.attention.{ours}", "post_network.0.attn.kv", part=(i, 2))
     yield from (Pair("norm", f"norm{len(model.stages)}"), Pair("head", "head"), Pair("token_head", "aux_head"))
 
 
 register_layout("official", HierarchicalSpectFormer, _pairs)
 
-_IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
-_PAPER: dict[str, Any] = {"source": "arXiv:2304.06446", "crop_pct": 0.9, **_IMAGENET}
+_PAPER: dict[str, Any] = {"source": "arXiv:2304.06446", "crop_pct": 0.9, **IMAGENET}
 
 register_model(
     "spectformer_h_small",

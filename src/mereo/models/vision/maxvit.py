@@ -20,7 +20,8 @@ from mereo.core.shapes import image_size
 from mereo.core.tiles import from_grid, from_windows, grid_tiles, to_grid, to_windows, window_tiles
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 from mereo.layers import ChannelNorm, FeedForward, InvertedBottleneck, LayerScale, StochasticDepth, linear_rates
-from mereo.layers.inverted_bottleneck import norm_factors, same_padding
+from mereo.layers.inverted_bottleneck import same_padding
+from mereo.layers.norms import norm_factors
 from mereo.models.base import VisionModel, check_sides
 
 LARGEST = 1e9

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from mereo.core.relative_positions import Window, resize_relative_table
 from mereo.errors import UsageError
 from mereo.models.layout import Pair, register_layout
-from mereo.models.registry import register_model
+from mereo.models.registry import IMAGENET, register_model
 from mereo.models.vision.maxvit import MaxViT, MaxViTBlock, ParallelBlock
 
 SOURCE = "arXiv:2204.01697"
-IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-HALF: dict[str, Any] = {"mean": 0.5, "std": 0.5}
+HALF: dict[str, Any] = {"mean": 0.5, "std": 0.5, "interpolation": "bicubic"}
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {},
     "small": {"widths": (96, 192, 384, 768)},
@@ -56,7 +55,7 @@ def _official() -> None:
             small = size == 224
             register_model(
                 f"maxvit_{shape}_tf_{size}", MaxViT, f"MaxViT-{shape[:1].upper()} for {size}x{size} images.",
-                source=SOURCE, parameters=parameters, family="maxvit", interpolation="bicubic",
+                source=SOURCE, parameters=parameters,
                 crop_pct=0.95 if small else 1.0, crop_mode="center" if small else "squash", recipe="maxvit",
                 tiny=TINY if first else None, variants=VARIANTS if first else None,
                 aliases=(f"maxvit_{shape}_tf",) if small else (), img_size=size,
@@ -67,7 +66,7 @@ def _official() -> None:
 def _of_timm(name: str, size: int, parameters: int, summary: str, alias: str | None = None, **arguments: Any) -> None:
     small = size == 384
     register_model(
-        name, MaxViT, summary, source=SOURCE, parameters=parameters, family="maxvit", interpolation="bicubic",
+        name, MaxViT, summary, source=SOURCE, parameters=parameters,
         crop_pct=1.0 if small else arguments.pop("crop_pct", 0.95), crop_mode="squash" if small else "center",
         aliases=(alias,) if alias else (), form="timm", img_size=size, **HALF, **arguments,
     )  # fmt: skip

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from mereo.attention.dense.single_head import SingleHeadAttention
+from mereo.core.initialise import start_linears
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive
 from mereo.gate.squeeze_excite import SqueezeExcite
 from mereo.layers import ConvNorm
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
-from mereo.models.registry import register_model
+from mereo.models.registry import IMAGENET, register_model
 
 _relu = partial(nn.ReLU, inplace=True)
 
@@ -94,10 +95,7 @@ class NormLinear(nn.Sequential):
     """linear(batchnorm(x)), the classifier. Shapes: (batch, inputs) -> (batch, outputs)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        linear = nn.Linear(inputs, outputs)
-        nn.init.trunc_normal_(linear.weight, std=0.02)
-        nn.init.zeros_(linear.bias)
-        super().__init__(nn.BatchNorm1d(inputs), linear)
+        super().__init__(nn.BatchNorm1d(inputs), start_linears(nn.Linear(inputs, outputs)))
 
     @torch.no_grad()
     def for_inference(self) -> nn.Linear:
@@ -299,8 +297,7 @@ def _arguments(theirs: Any) -> dict[str, Any]:
 register_layout("timm", SHViT, _timm_pairs, classes=("SHViT",), arguments=_arguments)
 register_layout("official", SHViT, _official_pairs)
 
-_IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
-_PAPER: dict[str, Any] = {"source": "arXiv:2401.16456", "crop_pct": 0.875, "recipe": "shvit", **_IMAGENET}
+_PAPER: dict[str, Any] = {"source": "arXiv:2401.16456", "crop_pct": 0.875, "recipe": "shvit", **IMAGENET}
 
 register_model(
     "shvit_s1",

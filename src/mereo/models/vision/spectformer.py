@@ -11,36 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.init import trunc_normal_
 
-from mereo.core import Coupling
-from mereo.core.kernels.affine import Linear
-from mereo.core.kernels.attention import attend
+from mereo.core.initialise import start_linears
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
-from mereo.errors import UsageError, check_positive
-from mereo.layers import FeedForward, StochasticDepth, linear_rates, resize_positions
+from mereo.errors import UsageError, check_heads, check_positive
+from mereo.layers import FeedForward, SelfAttention, StochasticDepth, linear_rates, resize_positions
 from mereo.mixer.spectral_gating import SpectralGating
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
-from mereo.models.registry import register_model
-
-
-class SelfAttention(nn.Module):
-    """Multi-head self-attention with queries, keys and values of one projection.
-
-    Shapes: tokens (batch, tokens, dim) -> the same; couplings (batch, heads, tokens, tokens).
-    """
-
-    def __init__(self, dim: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv = Linear(dim, 3 * dim)
-        self.coupling = Coupling("senders")
-        self.proj = Linear(dim, dim)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        q, k, v = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        merged: Tensor = self.proj(attend(q, k, v, self.coupling).transpose(1, 2).flatten(2))
-        return merged
+from mereo.models.registry import IMAGENET, register_model
 
 
 class SpectralBlock(nn.Module):
@@ -122,11 +101,10 @@ class SpectFormer(VisionModel):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        check_positive(patch_size=patch_size, dim=dim, depth=depth, num_heads=num_heads, ratio=ratio)
+        check_positive(patch_size=patch_size, depth=depth, ratio=ratio)
         if not 0 <= spectral_layers <= depth:
             raise UsageError(f"spectral_layers is {spectral_layers}; it must be between 0 and depth, {depth}.")
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
+        check_heads(dim, num_heads)
         height, width = image_size(img_size)
         if min(height, width) < patch_size:
             raise UsageError(
@@ -150,10 +128,7 @@ class SpectFormer(VisionModel):
     def reset_parameters(self) -> None:
         """Initialise positions and linear layers: truncated normal of 0.02, biases of zero."""
         trunc_normal_(self.positions, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+        start_linears(self)
 
     def embed(self, images: Tensor) -> Tensor:
         """Patches with their positions: (batch, dim, rows, columns)."""
@@ -181,10 +156,7 @@ class SpectFormer(VisionModel):
         return features.mean(1)
 
     def make_classifier(self) -> nn.Module:
-        head = nn.Linear(self.num_features, self.num_classes)
-        trunc_normal_(head.weight, std=0.02)
-        nn.init.zeros_(head.bias)
-        return head
+        return start_linears(nn.Linear(self.num_features, self.num_classes))
 
     def no_weight_decay(self) -> set[str]:
         return {"positions"}
@@ -203,8 +175,7 @@ def _pairs(model: SpectFormer) -> Iterator[Pair]:
 
 register_layout("official", SpectFormer, _pairs)
 
-_IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
-_PAPER: dict[str, Any] = {"source": "arXiv:2304.06446", "crop_pct": 0.9, "recipe": "spectformer", **_IMAGENET}
+_PAPER: dict[str, Any] = {"source": "arXiv:2304.06446", "crop_pct": 0.9, "recipe": "spectformer", **IMAGENET}
 
 register_model(
     "spectformer_tiny",

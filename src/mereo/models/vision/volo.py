@@ -4,6 +4,7 @@ Source: Yuan, Hou, Jiang, Feng, Yan 2021, arXiv:2106.13112, and the authors' cod
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -11,64 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mereo.attention.dense import ClassAttention
 from mereo.attention.local.outlook import OutlookAttention
-from mereo.core import Coupling
+from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
-from mereo.core.kernels.attention import attend
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
-from mereo.layers import ConvNorm, FeedForward, StochasticDepth, linear_rates, resize_positions
+from mereo.layers import ConvNorm, FeedForward, SelfAttention, StochasticDepth, linear_rates, resize_positions
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
-from mereo.models.registry import register_model
+from mereo.models.registry import IMAGENET, register_model
 from mereo.models.token_labels import Box, TokenLabels, draw_box
-
-
-class SelfAttention(nn.Module):
-    """Attention between all cells of a map: out = W_o [softmax(q k^T / sqrt(C / heads)) v, ...] + b,  q, k, v = W x.
-
-    Shapes: (batch, rows, columns, dim) -> the same.
-    """
-
-    def __init__(self, dim: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv = Linear(dim, 3 * dim, bias=False)
-        self.coupling = Coupling("senders")
-        self.proj = Linear(dim, dim)
-
-    def forward(self, cells: Tensor) -> Tensor:
-        parts = self.qkv(cells).flatten(1, 2).unflatten(-1, (3, self.num_heads, -1))
-        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        merged = attend(q, k, v, self.coupling).transpose(1, 2)
-        attended: Tensor = self.proj(merged.reshape(cells.shape))
-        return attended
-
-
-class ClassAttention(nn.Module):
-    """What the class token takes from all tokens and itself, without keys and values of the tokens.
-
-    With one query, q^T (W_k x) = (W_k^T q)^T x and sum_s a_s W_v x_s = W_v sum_s a_s x_s, for each head.
-
-    Shapes: (batch, 1 + tokens, dim), the class token first -> (batch, 1, dim).
-    """
-
-    def __init__(self, dim: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.query = Linear(dim, dim, bias=False)
-        self.kv = Linear(dim, 2 * dim, bias=False)
-        self.coupling = Coupling("senders")
-        self.proj = Linear(dim, dim)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        keys, values = self.kv.weight.unflatten(0, (2, self.num_heads, -1)).unbind(0)  # (heads, size, dim)
-        query = self.query(tokens[:, 0]).unflatten(1, (self.num_heads, 1, -1)) * keys.shape[1] ** -0.5
-        couplings = self.coupling((query @ keys) @ tokens.unsqueeze(1).mT)  # (batch, heads, 1, 1 + tokens)
-        taken = (couplings @ tokens.unsqueeze(1)) @ values.mT  # (batch, heads, 1, size)
-        attended: Tensor = self.proj(taken.transpose(1, 2).flatten(2))
-        return attended
 
 
 class Block(nn.Module):
@@ -213,22 +168,23 @@ class VOLO(VisionModel):
             if i == 0:
                 blocks = [Block(widths[0], OutlookAttention(widths[0], num_heads[0]), mlp_ratio) for _ in own]
             else:
-                blocks = [Block(widths[1], SelfAttention(widths[1], num_heads[1]), mlp_ratio, rate) for rate in own]
+                blocks = [
+                    Block(widths[1], SelfAttention(widths[1], num_heads[1], qkv_bias=False), mlp_ratio, rate)
+                    for rate in own
+                ]
             stages.append(Stage(blocks, nn.Conv2d(*widths, 2, 2), grid) if i == 1 else Stage(blocks))
         self.stages = nn.ModuleList(stages)
         self.class_token = nn.Parameter(torch.zeros(1, 1, widths[1]))
         nn.init.trunc_normal_(self.class_token, std=0.02)
         self.class_blocks = nn.ModuleList(
-            ClassBlock(widths[1], ClassAttention(widths[1], num_heads[1]), mlp_ratio) for _ in range(2)
+            ClassBlock(widths[1], ClassAttention(widths[1], num_heads[1], qkv_bias=False), mlp_ratio) for _ in range(2)
         )
         self.norm = nn.LayerNorm(widths[1])
         self.feature_info = [
             {"num_chs": widths[min(i, 1)], "reduction": patch_size * (2 if i else 1), "module": f"stages.{i}"}
             for i in range(4)
         ]
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                _start(module)
+        start_linears(self)
         self.reset_classifier(num_classes)
 
     def no_weight_decay(self) -> set[str]:
@@ -261,7 +217,7 @@ class VOLO(VisionModel):
         return normed.permute(0, 3, 1, 2)
 
     def make_classifier(self) -> nn.Module:
-        return _start(Linear(self.num_features, self.num_classes))
+        return start_linears(Linear(self.num_features, self.num_classes))
 
     def _renew_classifier(self) -> None:
         super()._renew_classifier()
@@ -304,13 +260,6 @@ class VOLO(VisionModel):
         return TokenLabels(self.head(features[:, 0]), tokens, box)
 
 
-def _start(linear: nn.Linear) -> nn.Linear:
-    nn.init.trunc_normal_(linear.weight, std=0.02)
-    if linear.bias is not None:
-        nn.init.zeros_(linear.bias)
-    return linear
-
-
 _SMALL: dict[str, Any] = {"widths": (256, 512), "num_heads": (8, 16)}
 _LARGE: dict[str, Any] = {"widths": (384, 768), "num_heads": (12, 16)}
 _SIZES: dict[str, dict[str, Any]] = {
@@ -342,23 +291,23 @@ for _size, _side, _parameters, _crop in _PRESETS:
     register_model(
         f"volo_{_size}_{_side}", VOLO, f"VOLO-{_size.upper()} at {_side} pixels.",
         source="arXiv:2106.13112", parameters=_parameters, recipe="volo",
-        mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bicubic", crop_pct=_crop,
+        crop_pct=_crop, **IMAGENET,
         tiny=_TINY if _first else None, variants={"without aux": {"aux": False}} if _first else None,
         aliases=(f"volo_{_size}",) if _side == 224 else (), img_size=_side, **_SIZES[_size],
     )  # fmt: skip
 
 
-def _block_pairs(ours: str, theirs: str, attention: tuple[tuple[str, str], ...]) -> Iterator[Pair]:
-    for mine, there in attention:
-        yield Pair(f"{ours}.attention.{mine}", f"{theirs}.attn.{there}")
+def _block_pairs(ours: str, theirs: str, attention: tuple[Pair, ...]) -> Iterator[Pair]:
+    for pair in attention:
+        yield replace(pair, ours=f"{ours}.attention.{pair.ours}", theirs=f"{theirs}.attn.{pair.theirs}")
     yield Pair(f"{ours}.feed_forward.first", f"{theirs}.mlp.fc1")
     yield Pair(f"{ours}.feed_forward.second", f"{theirs}.mlp.fc2")
     yield Pair(ours, theirs)
 
 
-_OUTLOOK = (("value", "v"), ("weights", "attn"), ("proj", "proj"))
-_SELF = (("qkv", "qkv"), ("proj", "proj"))
-_CLASS = (("query", "q"), ("kv", "kv"), ("proj", "proj"))
+_OUTLOOK = (Pair("value", "v"), Pair("weights", "attn"), Pair("proj", "proj"))
+_SELF = (Pair("qkv", "qkv"), Pair("proj", "proj"))
+_CLASS = (Pair("query", "q"), Pair("key", "kv", part=(0, 2)), Pair("value", "kv", part=(1, 2)), Pair("proj", "proj"))
 
 
 def _pairs(model: VOLO) -> Iterator[Pair]:
