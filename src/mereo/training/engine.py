@@ -38,6 +38,7 @@ from mereo.training.checkpoint import (
     save_state,
 )
 from mereo.training.config import TrainConfig
+from mereo.training.epochs import Epochs
 from mereo.training.evaluation import evaluate_run, is_better
 from mereo.training.events import open_events
 from mereo.training.freezing import describe_trained, freeze
@@ -57,9 +58,6 @@ from mereo.training.step import descend
 
 FEW_STEPS = 100
 """Fewest steps of a useful training; with fewer a network hardly changes."""
-
-FINITE_CHECK_STEPS = {"cpu": 1}
-"""Steps between checks of the loss, by device: reading it synchronises other devices, so it is checked less often."""
 
 
 class Trainer:
@@ -92,7 +90,7 @@ class Trainer:
             "data": describe_data(self.splits),
             "environment": describe_environment(self.device, self.processes, self.config.sync_batchnorm),
         }
-        self._partial = [0.0, 0.0]
+        self.partial = [0.0, 0.0]
 
     def _prepare_model(self) -> None:
         wanted = self.config.channels_last
@@ -102,7 +100,7 @@ class Trainer:
         lay_out(model, self.memory_format)
         if self.config.sync_batchnorm and self.processes > 1:
             share_batch_statistics(model, self.device)
-        self._frozen = freeze(
+        self.frozen = freeze(
             model, self.config.freeze, layers=self.config.freeze_layers, until=self.config.freeze_until
         )
         self.plain_objective = self.task.objective(model, self.config)
@@ -204,7 +202,7 @@ class Trainer:
         self.report.start(self.config.epochs * self.steps, epoch * self.steps + first)
         try:
             if not self.stopped_early:
-                run_epochs(_Epochs(self, events), self.config.epochs, self.steps, (epoch, first))
+                run_epochs(Epochs(self, events), self.config.epochs, self.steps, (epoch, first))
         finally:
             self.report.stop()
             if events is not None:
@@ -221,13 +219,14 @@ class Trainer:
             return False
         return len(self.history) - int(best["epoch"]) >= patience
 
-    def _announce(self, order: Tensor, first: int) -> None:
+    def announce(self, order: Tensor, first: int) -> None:
         """Let a set that decodes its images while they are used know which of them this process takes, and when."""
         size = self.batch_size // (self.processes * self.config.accumulate)
         rest = order[first * self.batch_size : self.steps * self.batch_size]
         self.splits.train.prefetch(rest.view(-1, self.processes, size)[:, self.rank].flatten())
 
-    def _finish_epoch(self, epoch: int, sums: Tensor, rate: float, elapsed: float, loading: float) -> dict[str, Any]:
+    def finish_epoch(self, epoch: int, sums: Tensor, rate: float, elapsed: float, loading: float) -> dict[str, Any]:
+        """Evaluate, keep the row of results, save and report; `sums` are those of the losses and metrics of steps."""
         if self.processes > 1:
             sums = self.accelerator.reduce(sums, "mean")
         train_loss, train_metric = (sums / self.steps).tolist()
@@ -260,7 +259,7 @@ class Trainer:
                 self._save_weights(self.folder.best, state)
             self._save_weights(self.folder.last, state)
             write_history(self.folder.history, self.history, self.task.columns)
-        self._save_state(epoch + 1, 0, [0.0, 0.0], None)
+        self.save_state(epoch + 1, 0, [0.0, 0.0], None)
         left = self.seconds / (epoch + 1) * (self.config.epochs - epoch - 1)
         self.report.epoch(row, self.config.epochs, better and scores is not None, left, self.task)
         return row
@@ -284,7 +283,8 @@ class Trainer:
             data=self.config.data, seed=self.config.seed, epoch=len(self.history), **kind,
         )  # fmt: skip
 
-    def _save_state(self, epoch: int, step: int, partial: list[float], began: float | None) -> None:
+    def save_state(self, epoch: int, step: int, partial: list[float], began: float | None) -> None:
+        """Save everything that resuming needs: `partial` sums of the epoch that `began` at a time and is under way."""
         elapsed = 0.0 if began is None else time.monotonic() - began
         progress = {
             "epoch": epoch, "step": step, "partial": partial, "history": self.history, "best": self.best,
@@ -312,7 +312,7 @@ class Trainer:
         for warning in compare_with_saved(self.folder.path, progress, self.provenance):
             self.report.say(warning)
         self.history, self.best = progress["history"], progress["best"]
-        self.seconds, self._partial = progress["seconds"], progress["partial"]
+        self.seconds, self.partial = progress["seconds"], progress["partial"]
         if progress["epoch"] < self.config.epochs:
             self.report.say(f"resuming at epoch {progress['epoch'] + 1}, step {progress['step'] + 1} of {self.steps}")
         return progress["epoch"], progress["step"]
@@ -345,62 +345,6 @@ class Trainer:
                 draw_test_samples(self.task, self.model, self.splits.test, self.device, self.folder.test_samples)
         self.accelerator.wait_for_everyone()
         return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main, self.task)
-
-
-class _Epochs:
-    """The epochs of a run as the loop of all fits takes them: sums, checks of the loss, checkpoints and reports."""
-
-    def __init__(self, trainer: Trainer, events: Any) -> None:
-        self.trainer, self.events = trainer, events
-        self.check_steps = FINITE_CHECK_STEPS.get(trainer.device.type, 20)
-
-    def begin_epoch(self, epoch: int, first: int) -> None:
-        """Order the images and put the network in training mode."""
-        trainer = self.trainer
-        if first == 0:
-            for callback in trainer.callbacks.values():
-                callback.on_epoch_start(trainer, epoch)
-        self.order = trainer.sampler(epoch)
-        trainer._announce(self.order, first)
-        precise = torch.float64 if trainer.device.type != "mps" else torch.float32
-        self.sums = torch.tensor(trainer._partial, device=trainer.device, dtype=precise)
-        self.first, self.loading = first, 0.0
-        self.pending: list[Tensor] = []
-        self.began = self.saved = time.monotonic()
-        trainer.objective.train()
-        for module in trainer._frozen:
-            module.eval()
-
-    def step(self, epoch: int, step: int) -> None:
-        """One optimiser step, its loss checked and shown, and a checkpoint where one is due."""
-        trainer, config = self.trainer, self.trainer.config
-        loss, metric, waited = trainer.optimise(epoch, step, self.order)
-        self.pending.append(loss)
-        self.sums += torch.stack((loss, metric)).to(self.sums.dtype)
-        self.loading += waited
-        done = step + 1 - self.first
-        shown = None
-        if len(self.pending) >= self.check_steps or step == trainer.steps - 1:
-            trainer.check_finite(epoch, step + 1 - len(self.pending), self.pending, self.order)
-            shown, self.pending = loss.item(), []
-        rate = done * trainer.batch_size / max(time.monotonic() - self.began, 1e-9)
-        trainer.report.step(epoch + 1, config.epochs, rate, shown)
-        # Several processes would have to agree on the moment, so they save only at the end of an epoch.
-        late = trainer.processes == 1 and time.monotonic() - self.saved > config.checkpoint_seconds
-        if late and step < trainer.steps - 1 and not self.pending:
-            trainer._save_state(epoch, step + 1, self.sums.tolist(), self.began)
-            self.saved = time.monotonic()
-
-    def end_epoch(self, epoch: int) -> bool:
-        """Evaluate, save and report; whether the run goes on."""
-        trainer = self.trainer
-        elapsed = time.monotonic() - self.began
-        rate = (trainer.steps - self.first) * trainer.batch_size / max(elapsed, 1e-9)
-        trainer._partial = [0.0, 0.0]
-        row = trainer._finish_epoch(epoch, self.sums, rate, elapsed, self.loading)
-        if self.events is not None:
-            self.events.epoch(row)
-        return not trainer.stopped_early
 
 
 def train(config: TrainConfig | Plan, report: Report | None = None) -> RunResult:

@@ -68,7 +68,7 @@ class _Rising:
     def begin_epoch(self, epoch: int, first: int) -> None:
         """Put the network in training mode."""
         self.trainer.objective.train()
-        for module in self.trainer._frozen:
+        for module in self.trainer.frozen:
             module.eval()
 
     def step(self, epoch: int, step: int) -> None:

@@ -144,7 +144,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "cait": Recipe(
         "CaiT without distillation: 400 epochs of AdamW with RandAugment, mixup, cutmix and an average of the weights.",
-        "arXiv:2103.17239, section 5.1, whose training is that of DeiT, arXiv:2012.12877, table 9; the average is ours",
+        "arXiv:2103.17239, section 5.1, and DeiT, arXiv:2012.12877, table 9, not every number confirmed; average: ours",
         # A rate of 5e-4 for every 512 images. Stochastic depth is an argument of the presets.
         {
             "model": "cait_xxs24_224", "data": "imagenet", "epochs": 400, "batch_size": 1024, "optimizer": "adamw",
@@ -156,7 +156,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "davit": Recipe(
         "DaViT-Tiny from scratch: AdamW, 300 epochs, 20 of warm-up, mixup and cutmix.",
-        "arXiv:2204.03645, section 4.1; what it does not state is that of DeiT, arXiv:2012.12877, table 9",
+        "arXiv:2204.03645, section 4.1; not confirmed: augmentation, which is that of DeiT, arXiv:2012.12877",
         # The small and the base network have drop_path_rate 0.2 and 0.4.
         {
             "model": "davit_tiny", "data": "imagenet", "epochs": 300, "batch_size": 1024, "optimizer": "adamw",
@@ -180,7 +180,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "volo": Recipe(
         "VOLO-D1 from scratch: AdamW, 310 epochs, 20 of warm-up; without token labelling.",
-        "arXiv:2106.13112, section 4.1, and the authors' code",
+        "arXiv:2106.13112, section 4.1, and the authors' code; not confirmed: erasing and the strength of RandAugment",
         # The published network learns the labels of an annotator for every token as well, with cut and paste of tokens
         # in place of mixup and cutmix; those labels are files of the authors.
         {
@@ -203,11 +203,11 @@ RECIPES: dict[str, Recipe] = {
         reported={"imagenet": 79.4},
     ),
     "shvit_cifar": Recipe(
-        "SHViT on images of 32 x 32 in some hours on a CPU: AdamW, cosine, 100 epochs, crops, flips and RandAugment.",
+        "SHViT on images of 32 x 32 in an hour or two on a CPU: AdamW, 20 epochs, crops, flips, RandAugment.",
         "ours",
         {
-            "model": "shvit_cifar", "data": "cifar10", "epochs": 100, "batch_size": 128, "optimizer": "adamw",
-            "lr": 2e-3, "weight_decay": 0.03, "weight_decay_norm": False, "schedule": "cosine", "warmup_epochs": 5.0,
+            "model": "shvit_cifar", "data": "cifar10", "epochs": 20, "batch_size": 128, "optimizer": "adamw",
+            "lr": 2e-3, "weight_decay": 0.03, "weight_decay_norm": False, "schedule": "cosine", "warmup_epochs": 2.0,
             "min_lr": 1e-6, "label_smoothing": 0.1, "augment": ("crop=4", "flip", "rand_augment=1:7"),
             "validation_fraction": 0.04,
         },
@@ -234,15 +234,6 @@ RECIPES: dict[str, Recipe] = {
         },
         {"mnist": {"model": "ninformer_mnist", "augment": ("none",)}},
     ),
-    "digits_demo": Recipe(
-        "The demonstration: MSPCaps-T on 1,797 handwritten digits, in two minutes on two CPU cores.",
-        "ours",
-        {
-            "model": "mspcaps_tiny", "data": "digits", "epochs": 30, "batch_size": 64, "optimizer": "adamw",
-            "lr": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 1.0, "min_lr": 1e-6,
-            "augment": ("rotate=10", "crop=3"), "validation_fraction": 0.0, "tensorboard": False,
-        },
-    ),
     "halonet": Recipe(
         "HaloNet by AdamW in 300 epochs, with RandAugment, mixup and random erasing.",
         "github.com/mindspore-lab/mindcv, configs/halonet; the paper's authors have published no code",
@@ -265,6 +256,15 @@ RECIPES: dict[str, Recipe] = {
             "cutmix": 1.0, "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9", "erase=0.25:0.02:0.33"),
         },
         reported={"imagenet": 81.4},
+    ),
+    "digits_demo": Recipe(
+        "The demonstration: MSPCaps-T on 1,797 handwritten digits, in two minutes on two CPU cores.",
+        "ours",
+        {
+            "model": "mspcaps_tiny", "data": "digits", "epochs": 30, "batch_size": 64, "optimizer": "adamw",
+            "lr": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 1.0, "min_lr": 1e-6,
+            "augment": ("rotate=10", "crop=3"), "validation_fraction": 0.0, "tensorboard": False,
+        },
     ),
 }  # fmt: skip
 

@@ -1,0 +1,69 @@
+"""What the engine does at the beginning of an epoch, in each of its steps and at its end."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from mereo.training.engine import Trainer
+
+FINITE_CHECK_STEPS = {"cpu": 1}
+"""Steps between checks of the loss, by device: reading it synchronises other devices, so it is checked less often."""
+
+
+class Epochs:
+    """The epochs of a run as the loop of all fits takes them: sums, checks of the loss, checkpoints and reports."""
+
+    def __init__(self, trainer: "Trainer", events: Any) -> None:
+        self.trainer, self.events = trainer, events
+        self.check_steps = FINITE_CHECK_STEPS.get(trainer.device.type, 20)
+
+    def begin_epoch(self, epoch: int, first: int) -> None:
+        """Order the images and put the network in training mode."""
+        trainer = self.trainer
+        if first == 0:
+            for callback in trainer.callbacks.values():
+                callback.on_epoch_start(trainer, epoch)
+        self.order = trainer.sampler(epoch)
+        trainer.announce(self.order, first)
+        precise = torch.float64 if trainer.device.type != "mps" else torch.float32
+        self.sums = torch.tensor(trainer.partial, device=trainer.device, dtype=precise)
+        self.first, self.loading = first, 0.0
+        self.pending: list[Tensor] = []
+        self.began = self.saved = time.monotonic()
+        trainer.objective.train()
+        for module in trainer.frozen:
+            module.eval()
+
+    def step(self, epoch: int, step: int) -> None:
+        """One optimiser step, its loss checked and shown, and a checkpoint where one is due."""
+        trainer, config = self.trainer, self.trainer.config
+        loss, metric, waited = trainer.optimise(epoch, step, self.order)
+        self.pending.append(loss)
+        self.sums += torch.stack((loss, metric)).to(self.sums.dtype)
+        self.loading += waited
+        done = step + 1 - self.first
+        shown = None
+        if len(self.pending) >= self.check_steps or step == trainer.steps - 1:
+            trainer.check_finite(epoch, step + 1 - len(self.pending), self.pending, self.order)
+            shown, self.pending = loss.item(), []
+        rate = done * trainer.batch_size / max(time.monotonic() - self.began, 1e-9)
+        trainer.report.step(epoch + 1, config.epochs, rate, shown)
+        # Several processes would have to agree on the moment, so they save only at the end of an epoch.
+        late = trainer.processes == 1 and time.monotonic() - self.saved > config.checkpoint_seconds
+        if late and step < trainer.steps - 1 and not self.pending:
+            trainer.save_state(epoch, step + 1, self.sums.tolist(), self.began)
+            self.saved = time.monotonic()
+
+    def end_epoch(self, epoch: int) -> bool:
+        """Evaluate, save and report; whether the run goes on."""
+        trainer = self.trainer
+        elapsed = time.monotonic() - self.began
+        rate = (trainer.steps - self.first) * trainer.batch_size / max(elapsed, 1e-9)
+        trainer.partial = [0.0, 0.0]
+        row = trainer.finish_epoch(epoch, self.sums, rate, elapsed, self.loading)
+        if self.events is not None:
+            self.events.epoch(row)
+        return not trainer.stopped_early
