@@ -16,6 +16,7 @@ from mereo.escape import cut
 from mereo.models.base import VisionModel
 from mereo.models.layout import LAYOUTS, Layout, Pair, same
 from mereo.models.registry import MODELS, build, get_model_entry, is_model, outline
+from mereo.models.timm_cache import without_network
 from mereo.models.weights import read_tensors
 
 
@@ -268,17 +269,18 @@ def from_timm_checkpoint(name: str, arguments: Mapping[str, Any], tag: str | Non
         raise UsageError(f"weights are timm's, which fit the preset; leave out {', '.join(others)}.")
     theirs, changed = timm_weights(name, tag), {}
     try:
+        given |= {"pretrained": True, **without_network(timm, theirs)}
         try:
-            source = timm.create_model(theirs, pretrained=True, **given)
+            source = timm.create_model(theirs, **given)
         except TypeError:  # a network without a table of positions takes no size
             if "img_size" not in given:
                 raise
             changed["img_size"] = given.pop("img_size")
-            source = timm.create_model(theirs, pretrained=True, **given)
+            source = timm.create_model(theirs, **given)
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(
-            f"timm's weights of {theirs} could not be had ({cut(first_line(error), 200)}); they need a network once."
-            " Where there is none, use a file: --weights file.safetensors in `mereo train`, or"
+            f"timm's weights of {theirs} could not be had ({cut(first_line(error), 200)}); they are downloaded once."
+            " Without a network, use a file: --weights file.safetensors in `mereo train`, or"
             " mereo.convert('file.safetensors', model=...)."
         ) from error
     return _from_live(source, changed).train()

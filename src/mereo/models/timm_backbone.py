@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from mereo.errors import UsageError, first_line, unknown
 from mereo.escape import cut
 from mereo.models.feature_maps import FeatureInfo
+from mereo.models.timm_cache import without_network
 
 PREFIX = "timm:"
 """Begins the name of a backbone of timm's: "timm:resnet18"."""
@@ -55,9 +56,16 @@ class TimmBackbone(nn.Module):
         super().__init__()
         timm = import_timm()
         _check_name(timm, name)
-        given = {
+        given: dict[str, Any] = {
             "features_only": True, "out_indices": tuple(out_indices), "in_chans": in_chans, "pretrained": pretrained
         }  # fmt: skip
+        if pretrained:
+            try:
+                given |= without_network(timm, name)
+            except OSError as error:
+                raise UsageError(
+                    f"timm's weights of {name} could not be had ({error}); they are downloaded once."
+                ) from error
         try:
             try:
                 self.model = timm.create_model(name, img_size=img_size, **given)

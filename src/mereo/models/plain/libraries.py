@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mereo.errors import UsageError, first_line, unknown
 from mereo.escape import cut
+from mereo.models.timm_cache import without_network
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RATES = ("drop_rate", "drop_path_rate")
@@ -139,8 +140,9 @@ class Timm(Library):
         self, network: str, tag: str | None, num_classes: int, in_chans: int, size: tuple[int, int]
     ) -> dict[str, Tensor]:
         timm, name = self._import(), self._published_name(network, tag)
-        given = {"pretrained": True, "num_classes": num_classes, "in_chans": in_chans}
+        given: dict[str, Any] = {"pretrained": True, "num_classes": num_classes, "in_chans": in_chans}
         try:
+            given |= without_network(timm, name)
             try:
                 made = timm.create_model(name, **given, img_size=size)
             except TypeError:  # a network without a table of positions takes no size
@@ -221,7 +223,7 @@ class Torchvision(Library):
 
 def _out_of_reach(library: str, name: str, error: Exception) -> UsageError:
     reason = cut(first_line(error), 200)
-    return UsageError(f"{library}'s weights of {name} could not be had ({reason}); they need a network once.")
+    return UsageError(f"{library}'s weights of {name} could not be had ({reason}); they are downloaded once.")
 
 
 def _replace_first(model: nn.Module, in_chans: int) -> None:
