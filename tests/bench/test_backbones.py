@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from mereo.bench import Bench, Request, get_suite, tables_of
 from mereo.bench.plan import parse_sizes
 from mereo.bench.report import heading
+from mereo.bench.suites.backbones import PRESETS
 from mereo.cli.bench import choose_models
 from mereo.errors import UsageError
+from mereo.models import is_model
 from mereo.models.layout import LAYOUTS, Pair, register_layout
 from plain_cnn import PlainCNN, registered
 
@@ -149,3 +151,7 @@ def test_inputs_are_images_of_the_preset() -> None:
     images, labels = get_suite("backbones").inputs(Setting({"batch": 3, "model": "plain_cnn"}), "forward")
     assert images.shape == (3, 3, 16, 16) and images.is_contiguous() and labels.shape == (3,)
     assert torch.all(labels < 5)
+
+
+def test_the_presets_that_are_measured_by_default_exist() -> None:
+    assert [name for name in PRESETS if not is_model(name)] == []

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+import mereo.mechanisms  # noqa: F401 - registers all of them
 from mereo.attention import HopfieldAttention, MultiHeadAttention
 from mereo.core import MECHANISMS, depends, get_mechanism, list_mechanisms, mechanism
 from mereo.core.catalogue import COMMON, PROMISES

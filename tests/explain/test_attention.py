@@ -23,10 +23,12 @@ from mereo.explain import (
     write_explanations,
 )
 from mereo.explain.attention_layers import cells_of
-from mereo.explain.attention_pictures import chosen_layers, why_no_attention
+from mereo.explain.attention_pictures import _draw_spectrum, _gate_maps, chosen_layers, why_no_attention
 from mereo.explain.folder import why_not
 from mereo.gate import SqueezeExcite
+from mereo.mixer import SpectralGating
 from mereo.models import VisionModel
+from mereo.pictures import new_figure
 from plain_cnn import PlainCNN, registered
 
 NETS = {"token": TokenNet, "late token": LateTokenNet, "windows": WindowNet}
@@ -233,6 +235,27 @@ def test_gates_and_filters_are_drawn_where_there_is_no_attention(tmp_path: Path)
     with_gates = read(draw_attention(model, images, tmp_path / "gates.png"))
     inks = [int((pixels < 250).sum()) for pixels in (alone, with_filter, with_gates)]
     assert inks[0] + 1000 < inks[1] and inks[1] + 1000 < inks[2]
+
+
+@pytest.mark.parametrize("size", [(4, 6), (5, 7), (8, 5)])
+def test_the_ticks_of_a_filter_are_at_frequency_zero(size: tuple[int, int]) -> None:
+    gating = SpectralGating(3, size)
+    with torch.no_grad():
+        gating.filter.zero_()[0, 0] = 1.0
+    axes = new_figure(2, 2).add_subplot()
+    _draw_spectrum(axes, gating.spectrum(), "gating")
+    assert divmod(int(gating.spectrum()[0].argmax()), size[1]) == (axes.get_yticks()[0], axes.get_xticks()[0])
+
+
+def test_gates_of_places_are_drawn_over_the_image() -> None:
+    torch.manual_seed(0)
+    model = mereo.create_model("ninformer_cifar", num_classes=3).eval()
+    observation = observe(model, torch.rand(2, 3, 32, 32))
+    maps = _gate_maps(observation, 1)
+    assert [name for name, _, _ in maps] == [f"stages.{i}.gate" for i in range(4)]
+    name, cells, grid = maps[0]
+    assert (grid.rows, grid.columns, grid.step) == (8, 8, 4.0)
+    torch.testing.assert_close(cells.flatten()[9], observation.trace[f"{name}.gates"][1, 9].abs().mean())
 
 
 def test_the_folder_has_a_picture_of_attention_for_each_image(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mereo.core import Coupling, Grid, Signal
-from mereo.explain.attention_layers import AttentionLayer, attention_layers
+from mereo.explain.attention_layers import AttentionLayer, attention_layers, cells_of
 from mereo.explain.observation import Observation, observe
 from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, colour_scale, draw_image, draw_map, printable, short
 from mereo.explain.places import spread
@@ -88,7 +88,7 @@ def _draw_shares(axes: Any, image: Tensor, cells: Tensor, grid: Grid, title: str
     low, high = float(cells.min()), float(cells.max())
     signed = low < -1e-6 * max(high, 1e-6)
     draw_map(axes, image, heat, cells, grid, colour_scale(cells, signed=signed), "+.2f" if signed else ".2f")
-    _head(axes, title, f"{note}up to {'±' * signed}{max(high, -low):.2g}")
+    _head(axes, title, f"{note}{'±' if signed else '≤ '}{max(high, -low):.2g}")
 
 
 def names_of(layers: Sequence[AttentionLayer]) -> dict[str, str]:
@@ -133,6 +133,20 @@ def _gates(observation: Observation, number: int) -> list[tuple[str, Tensor]]:
     return [(name, value[number].float().flatten()) for name, value in values.items() if value.shape[0] == batch]
 
 
+def _gate_maps(observation: Observation, number: int) -> list[tuple[str, Tensor, Grid]]:
+    """The mean size of the gates of each place of one image, where gates are of places: (rows, columns)."""
+    maps = []
+    for name, kind in observation.trace.kinds.items():
+        value = observation.trace[name] if kind == "gates" else None
+        if value is None or value.dim() != 3 or len(value) != len(observation.scores):
+            continue
+        if (grid := cells_of(value.shape[1], *observation.image_shape[1:])) is not None:
+            cells = value[number].float().abs().mean(1).view(grid.rows, grid.columns)
+            maps.append((name.removesuffix(".gates"), cells, grid))
+    step = max(1, len(maps) // MOST_FILTERS)
+    return maps[::step][:MOST_FILTERS]
+
+
 def _draw_gates(axes: Any, gates: Sequence[tuple[str, Tensor]]) -> None:
     """Bars to the median gate of each module, and a line from the 10th to the 90th percentile."""
     marks = torch.tensor([0.1, 0.5, 0.9])
@@ -157,11 +171,16 @@ def _draw_spectrum(axes: Any, magnitudes: Tensor, name: str) -> None:
     """The mean magnitude over the channels at each frequency, zero in the middle, as a share of the largest."""
     mean = magnitudes.detach().float().mean(0).cpu()
     top = float(mean.max()) or 1.0
-    axes.imshow((mean / top).numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
-    axes.set_xticks([(mean.shape[1] - 1) // 2], ["0"])
-    axes.set_yticks([mean.shape[0] // 2], ["0"])
-    axes.tick_params(length=2, labelsize=6.5, colors=FAINT)
-    _head(axes, short(name, 28), f"filter, {magnitudes.shape[0]} channels, up to {top:.2g}")
+    rows, columns = mean.shape
+    axes.imshow((mean / top).numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    # Ticks at the frequency zero, on all sides so that they need no numbers.
+    axes.set_xticks([columns // 2])
+    axes.set_yticks([rows // 2])
+    axes.tick_params(length=5, width=1.2, direction="in", color=INK, top=True, right=True)
+    axes.tick_params(labelbottom=False, labelleft=False)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    _head(axes, short(name, 28), f"filter, {magnitudes.shape[0]} channels, ≤ {top:.2g}")
 
 
 def _strongest(cells: Tensor, grid: Grid) -> tuple[float, float]:
@@ -186,7 +205,7 @@ def draw_attention(
 
     Panels: the image; what the class token takes in its last layer, by head; the rollout; the couplings of one cell in
     layers of every kind, with an outline around the cells that it can attend to (its window, group, block or regions);
-    the gates as bars; the filters of spectral layers.
+    gates of places over the image; all gates as bars; the filters of spectral layers.
 
     Args:
         model: the network, or what `observe` returned for it and the same images.
@@ -229,15 +248,20 @@ def draw_attention(
         panels.append(
             partial(_layer_panel, image=image, layer=layer, name=names[layer.name], number=number, place=place)
         )
+    for name, cells, grid in (on_places := _gate_maps(observation, number)):
+        note = f"gates, {grid.rows} x {grid.columns}, "
+        panels.append(shares(cells, grid, name, note))
     filters = [(name, m) for name, m in observation.model.named_modules() if isinstance(m, HasSpectrum)]
     step = max(1, len(filters) // MOST_FILTERS)
     for name, module in filters[::step][:MOST_FILTERS]:
         panels.append(partial(_draw_spectrum, magnitudes=module.spectrum(), name=name))
-    caption, gates = _caption(bool(layers), bool(of_class)), _gates(observation, number)
+    caption, gates = _caption(layers, of_class, on_places, filters), _gates(observation, number)
     return _sheet(panels, gates, image, Path(path), caption)
 
 
-def _caption(layers: bool, of_class: bool) -> list[str]:
+def _caption(
+    layers: Sequence[object], of_class: Sequence[object], gates: Sequence[object], filters: Sequence[object]
+) -> list[str]:
     lines = []
     if layers:
         lines += [
@@ -248,6 +272,12 @@ def _caption(layers: bool, of_class: bool) -> list[str]:
         ]
     if of_class:
         lines.append("Class attention: what the class token takes from each place in its last layer, mean and by head.")
+    if gates:
+        lines.append("Gates over the image: the mean size of the factors of a place's channels.")
+    if filters:
+        lines.append(
+            "Filters: how strongly each frequency of a map passes, mean over channels; the ticks mark frequency zero."
+        )
     return lines
 
 

@@ -17,6 +17,8 @@ from mereo.escape import cut
 from mereo.models.base import VisionModel
 from mereo.models.layout import LAYOUTS, Layout, Pair
 from mereo.models.registry import MODELS, build, get_model_entry, is_model, outline
+from mereo.models.timm_access import import_timm
+from mereo.models.timm_cache import without_network
 from mereo.models.weights import read_tensors
 
 
@@ -129,7 +131,7 @@ def _from_live(source: nn.Module, changes: Mapping[str, Any] = MappingProxyType(
 
 def _to_timm(model: VisionModel) -> nn.Module:
     layout = _layout_for(model, "timm")
-    timm = _timm()
+    timm = import_timm()
     arguments = {"num_classes": model.num_classes, "in_chans": model.image_shape[0]}
     name = model.config["model"]
     if not timm.is_model(name):
@@ -151,14 +153,6 @@ def _to_timm(model: VisionModel) -> nn.Module:
     theirs.load_state_dict({**needed, **tensors})
     like = next(model.parameters())
     return theirs.to(like.device, like.dtype).train(model.training)
-
-
-def _timm() -> Any:
-    try:
-        import timm
-    except ImportError as error:
-        raise UsageError("timm is not installed; install it with: pip install 'mereo[timm]'.") from error
-    return timm
 
 
 def _read_sizes(tensors: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any]) -> dict[str, int]:
@@ -241,7 +235,7 @@ def same_tensors(model: VisionModel, library: str) -> dict[str, str]:
 
 def timm_weights(name: str, tag: str | None = None) -> str:
     """The name under which timm has published weights of a preset of ours; UsageError if there are none."""
-    timm, entry = _timm(), get_model_entry(name)
+    timm, entry = import_timm(), get_model_entry(name)
     theirs = entry.name if not tag else f"{entry.name}.{tag}"
     if not timm.is_model(entry.name) or not any(
         layout.module is entry.module and layout.library == "timm" for layout in LAYOUTS
@@ -258,7 +252,7 @@ def timm_weights(name: str, tag: str | None = None) -> str:
 
 def timm_normalisation(name: str, tag: str | None = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of the channels for which timm's weights of a preset were trained."""
-    configuration = _timm().get_pretrained_cfg(timm_weights(name, tag))
+    configuration = import_timm().get_pretrained_cfg(timm_weights(name, tag))
     return tuple(configuration.mean), tuple(configuration.std)
 
 
@@ -268,24 +262,25 @@ def from_timm_checkpoint(name: str, arguments: Mapping[str, Any], tag: str | Non
     timm keeps its own cache, and downloads what is not there. Other classes, colours and image sizes are adapted by
     timm before the conversion.
     """
-    timm = _timm()
+    timm = import_timm()
     given = {key: value for key, value in arguments.items() if key in ("num_classes", "in_chans", "img_size")}
     others = sorted(arguments.keys() - given.keys())
     if others:
         raise UsageError(f"weights are timm's, which fit the preset; leave out {', '.join(others)}.")
     theirs, changed = timm_weights(name, tag), {}
     try:
+        given |= {"pretrained": True, **without_network(timm, theirs)}
         try:
-            source = timm.create_model(theirs, pretrained=True, **given)
+            source = timm.create_model(theirs, **given)
         except TypeError:  # a network without a table of positions takes no size
             if "img_size" not in given:
                 raise
             changed["img_size"] = given.pop("img_size")
-            source = timm.create_model(theirs, pretrained=True, **given)
+            source = timm.create_model(theirs, **given)
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(
-            f"timm's weights of {theirs} could not be had ({cut(first_line(error), 200)}); they need a network once."
-            " Where there is none, use a file: --weights file.safetensors in `mereo train`, or"
+            f"timm's weights of {theirs} could not be had ({cut(first_line(error), 200)}); they are downloaded once."
+            " Without a network, use a file: --weights file.safetensors in `mereo train`, or"
             " mereo.convert('file.safetensors', model=...)."
         ) from error
     return _from_live(source, changed).train()

@@ -1,20 +1,20 @@
 """A network that reads the maps of another one: a backbone of mereo's or of timm's, and what stands on it."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from torch import Tensor
 
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError
 from mereo.models.base import VisionModel
-from mereo.models.conversion import from_timm_checkpoint
+from mereo.models.conversion import convert, from_timm_checkpoint
 from mereo.models.feature_maps import FeatureMaps
 from mereo.models.layers import layer_depths
 from mereo.models.pretrained import fill
 from mereo.models.registry import build, get_model_entry, per_channel
 from mereo.models.timm_backbone import PREFIX, TimmBackbone, preprocessing
-from mereo.models.weights import load
+from mereo.models.weights import is_described, load, weights_file
 
 FOLLOWED = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
 """Fields of the preprocessing that follow from the backbone."""
@@ -106,10 +106,12 @@ class OnBackbone(VisionModel):
             trained = TimmBackbone(tagged, indices, self.image_shape[0], size, pretrained=True)
             self.backbone.load_state_dict(trained.state_dict())
             return
+        source: VisionModel
         if library == "timm":
-            source: VisionModel = from_timm_checkpoint(
-                name, {"in_chans": self.image_shape[0], "img_size": size}, tag or None
-            )
+            source = from_timm_checkpoint(name, {"in_chans": self.image_shape[0], "img_size": size}, tag or None)
+        elif isinstance(self.backbone, FeatureMaps) and not is_described(path := weights_file(weights)):
+            # Of another library, by the names of its tensors.
+            source = cast(VisionModel, convert(path, model=name, img_size=size))
         else:
             source = load(weights)
         if isinstance(source, OnBackbone) and source._backbone_name == name:

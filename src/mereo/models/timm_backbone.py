@@ -8,31 +8,23 @@ from torch import Tensor, nn
 from mereo.errors import UsageError, first_line, unknown
 from mereo.escape import cut
 from mereo.models.feature_maps import FeatureInfo
+from mereo.models.timm_access import import_timm, own_networks
+from mereo.models.timm_cache import without_network
 
 PREFIX = "timm:"
 """Begins the name of a backbone of timm's: "timm:resnet18"."""
 
 
-def import_timm() -> Any:
-    """The package; UsageError where it is not installed."""
-    try:
-        import timm
-    except ImportError as error:
-        raise UsageError("timm is not installed; install it with: pip install 'mereo[timm]'.") from error
-    return timm
-
-
-def _check_name(timm: Any, name: str) -> None:
-    """UsageError unless the name is one of timm's own networks: no address of a hub or a folder."""
-    theirs = [each for each in timm.list_models() if timm.model_entrypoint(each).__module__.startswith("timm.")]
-    if name.partition(".")[0] not in theirs:
-        raise unknown("backbone of timm", name, theirs)
+def _check_name(name: str) -> None:
+    """UsageError unless the name is one of timm's own networks."""
+    if name.partition(".")[0] not in own_networks():
+        raise unknown("backbone of timm", name, own_networks())
 
 
 def preprocessing(name: str) -> dict[str, Any]:
     """timm's configuration of a network."""
     timm = import_timm()
-    _check_name(timm, name)
+    _check_name(name)
     configuration = timm.get_pretrained_cfg(name)
     return {} if configuration is None else dict(configuration.to_dict())
 
@@ -54,10 +46,17 @@ class TimmBackbone(nn.Module):
     ) -> None:
         super().__init__()
         timm = import_timm()
-        _check_name(timm, name)
-        given = {
+        _check_name(name)
+        given: dict[str, Any] = {
             "features_only": True, "out_indices": tuple(out_indices), "in_chans": in_chans, "pretrained": pretrained
         }  # fmt: skip
+        if pretrained:
+            try:
+                given |= without_network(timm, name)
+            except OSError as error:
+                raise UsageError(
+                    f"timm's weights of {name} could not be had ({error}); they are downloaded once."
+                ) from error
         try:
             try:
                 self.model = timm.create_model(name, img_size=img_size, **given)

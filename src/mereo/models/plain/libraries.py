@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from mereo.errors import UsageError, first_line, unknown
 from mereo.escape import cut
 from mereo.models.registry import IMAGENET
+from mereo.models.timm_access import import_timm, own_networks
+from mereo.models.timm_cache import without_network
 
 RATES = ("drop_rate", "drop_path_rate")
 
@@ -84,22 +86,12 @@ class Timm(Library):
 
     name, source, splits = "timm", "https://github.com/huggingface/pytorch-image-models", False
 
-    def _import(self) -> Any:
-        try:
-            import timm
-        except ImportError as error:
-            raise UsageError("timm is not installed; install it with: pip install 'mereo[timm]'.") from error
-        return timm
-
-    @cache  # noqa: B019 - the two libraries live as long as the process
     def names(self) -> list[str]:
-        timm = self._import()
-        # mereo registers its own networks with timm.
-        return [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("timm.")]
+        return list(own_networks())
 
     def _published_name(self, network: str, tag: str | None) -> str:
         """The name of published weights; UsageError if there are none."""
-        timm, name = self._import(), f"{network}.{tag}" if tag else network
+        timm, name = import_timm(), f"{network}.{tag}" if tag else network
         if not timm.is_model_pretrained(name):
             known = ", ".join(timm.list_pretrained(f"{network}.*")) or "none"
             raise UsageError(f"weights is {name!r}, which timm has not published; it has {known}.")
@@ -107,7 +99,7 @@ class Timm(Library):
 
     def facts(self, network: str, tag: str | None = None) -> Facts:
         name = self._published_name(network, tag) if tag else network
-        configuration = self._import().get_pretrained_cfg(name)
+        configuration = import_timm().get_pretrained_cfg(name)
         stated = {} if configuration is None else configuration.to_dict()
         _, height, width = stated.get("input_size") or (3, 224, 224)
         fields = {**IMAGENET, "crop_pct": 0.875}
@@ -117,7 +109,7 @@ class Timm(Library):
     def make(
         self, network: str, num_classes: int, in_chans: int, size: tuple[int, int], rates: Mapping[str, float]
     ) -> nn.Module:
-        timm = self._import()
+        timm = import_timm()
         given: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, **rates}
         made: nn.Module
         if size != self.facts(network).size:
@@ -138,9 +130,10 @@ class Timm(Library):
     def published(
         self, network: str, tag: str | None, num_classes: int, in_chans: int, size: tuple[int, int]
     ) -> dict[str, Tensor]:
-        timm, name = self._import(), self._published_name(network, tag)
-        given = {"pretrained": True, "num_classes": num_classes, "in_chans": in_chans}
+        timm, name = import_timm(), self._published_name(network, tag)
+        given: dict[str, Any] = {"pretrained": True, "num_classes": num_classes, "in_chans": in_chans}
         try:
+            given |= without_network(timm, name)
             try:
                 made = timm.create_model(name, **given, img_size=size)
             except TypeError:  # a network without a table of positions takes no size
@@ -221,7 +214,7 @@ class Torchvision(Library):
 
 def _out_of_reach(library: str, name: str, error: Exception) -> UsageError:
     reason = cut(first_line(error), 200)
-    return UsageError(f"{library}'s weights of {name} could not be had ({reason}); they need a network once.")
+    return UsageError(f"{library}'s weights of {name} could not be had ({reason}); they are downloaded once.")
 
 
 def _replace_first(model: nn.Module, in_chans: int) -> None:

@@ -1,0 +1,23 @@
+"""timm, imported when a network of it is asked for, and the names of its own networks."""
+
+from functools import cache
+from typing import Any
+
+from mereo.errors import UsageError
+
+
+def import_timm() -> Any:
+    """The package; UsageError where it is not installed."""
+    try:
+        import timm
+    except ImportError as error:
+        raise UsageError("timm is not installed; install it with: pip install 'mereo[timm]'.") from error
+    return timm
+
+
+@cache
+def own_networks() -> tuple[str, ...]:
+    """Names of timm's own networks, without those that mereo and others have registered with it: no address of a hub or
+    a folder is among them."""
+    timm = import_timm()
+    return tuple(name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("timm."))
