@@ -1,9 +1,10 @@
-"""Layer normalisation over the channels of maps, and what a batch normalisation does in evaluation."""
+"""Norms of maps and tokens, and what a batch normalisation does in evaluation."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core.squash import accumulation_type
+from mereo.scan.lightning import simple_rms_norm
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -25,3 +26,24 @@ def norm_factors(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     wide = accumulation_type(norm.weight)  # the root of a small variance has too few digits in half precision
     factor = norm.weight.to(wide) * (norm.running_var.to(wide) + norm.eps).rsqrt()
     return factor, norm.bias.to(wide) - norm.running_mean.to(wide) * factor
+
+
+class SimpleRMSNorm(nn.Module):
+    """Divide each token by the root of its mean square; no parameters.
+
+    x / sqrt(mean x^2 + eps)
+
+    Args:
+        eps: added to the mean.
+
+    Shapes: (..., dim) -> the same.
+
+    Reference: arXiv:2307.14995, section 3.5.
+    """
+
+    def __init__(self, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return simple_rms_norm(x, self.eps)
