@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from mereo.core import Coupling, Trace, record
 from mereo.errors import UsageError, check_choice, check_positive, unknown
 
-What = Literal["output", "layer", "coupling"]
-WHAT = ("output", "layer", "coupling")
+What = Literal["output", "layer", "input", "coupling"]
+WHAT = ("output", "layer", "input", "coupling")
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(student, teacher) -> scalar; the teacher's value has no gradient."""
 
@@ -48,8 +48,8 @@ class Match:
     """One term of a distillation: weight * loss(what the student computes, what the teacher computes).
 
     Args:
-        what: "output" of the networks, output of a "layer", or a "coupling": couplings (batch, heads, receivers,
-            senders) over all tokens, as `mereo.record` shows them.
+        what: "output" of the networks, output of a "layer", "input" of a layer (its first), or a "coupling": couplings
+            (batch, heads, receivers, senders) over all tokens, as `mereo.record` shows them.
         teacher: name of the teacher's layer or coupling.
         student: name in the student; the same by default.
         student_what: of the student, if it is another kind, such as a layer that predicts couplings.
@@ -127,7 +127,7 @@ class Views:
 
     def __init__(self, role: str) -> None:
         self.role, self.output = role, None
-        self.layers: dict[str, Any] = {}
+        self.layers: dict[tuple[str, str], Any] = {}
         self.trace = Trace()
 
     def value(self, what: str, name: str) -> Tensor:
@@ -138,7 +138,7 @@ class Views:
             call = self.trace.calls(name)[-1]
             assert call.couplings is not None
             return call.couplings if call.tiles is None else call.tiles.place(call.couplings, sparse=False)
-        value = self.output if what == "output" else self.layers.get(name)
+        value = self.output if what == "output" else self.layers.get((what, name))
         if isinstance(value, (tuple, list)) and value:
             value = value[0]
         if not isinstance(value, Tensor):
@@ -158,14 +158,15 @@ def watching(
     """A function that runs the model and gives its `Views`, while the block is open."""
     views = Views(role)
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
+    def keep(what: str, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            views.layers[name] = output
+            views.layers[what, name] = inputs if what == "input" else output
 
         return hook
 
     named = dict(model.named_modules())
-    hooks = [named[n].register_forward_hook(keep(n)) for n in dict.fromkeys(n for w, n in places if w == "layer")]
+    at_layers = [place for place in dict.fromkeys(places) if place[0] in ("layer", "input")]
+    hooks = [named[name].register_forward_hook(keep(what, name)) for what, name in at_layers]
     couplings = list(dict.fromkeys(name for what, name in places if what == "coupling"))
 
     def run(*inputs: Any) -> Views:
