@@ -21,13 +21,14 @@ from mereo._timm_hook import register_with_timm
 if TYPE_CHECKING:
     from mereo.attention import neighborhood_attention, watchable
     from mereo.attention.sparse.sea_model import sea
+    from mereo.attention.sparse.sparsifiner_model import sparsifiner
     from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
     from mereo.scan import lightning_attention
     from mereo.select import evit
-    from mereo.training.attention_matches import sea_matches
+    from mereo.training.attention_matches import sea_matches, sparsifiner_matches
     from mereo.training.distil import Distilled, distil
     from mereo.training.engine import train
     from mereo.training.matching import Match
@@ -59,6 +60,8 @@ _HOMES = {
     "save_weights": "mereo.models",
     "sea": "mereo.attention.sparse.sea_model",
     "sea_matches": "mereo.training.attention_matches",
+    "sparsifiner": "mereo.attention.sparse.sparsifiner_model",
+    "sparsifiner_matches": "mereo.training.attention_matches",
     "train": "mereo.training.engine",
     "watchable": "mereo.attention",
 }
@@ -88,6 +91,8 @@ __all__ = [
     "save_weights",
     "sea",
     "sea_matches",
+    "sparsifiner",
+    "sparsifiner_matches",
     "train",
     "watchable",
 ]

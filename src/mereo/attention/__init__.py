@@ -34,7 +34,7 @@ from mereo.attention.memory import (
     energy,
     retrieve,
 )
-from mereo.attention.sparse import BiLevelRoutingAttention, SeaAttention
+from mereo.attention.sparse import BiLevelRoutingAttention, SeaAttention, SparsifinerAttention
 
 __all__ = [
     "MEMORIES",
@@ -56,6 +56,7 @@ __all__ = [
     "SeaAttention",
     "Separation",
     "SingleHeadAttention",
+    "SparsifinerAttention",
     "TalkingHeadAttention",
     "TopDownAttention",
     "WindowAttention",

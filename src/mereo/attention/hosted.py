@@ -6,6 +6,7 @@ The layer's own modules stay where they are, so that weights keep their names an
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,12 +88,16 @@ class HostedAttention(nn.Module, ABC):
     def exchange(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(batch, heads, tokens, d) each -> (batch, tokens, heads * d)."""
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def attended(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool, *others: Any) -> Tensor:
+        """Split, exchange with further arguments, merge; timm's blocks give the two switches, which must be off."""
         if attn_mask is not None or is_causal:
             raise UsageError(
                 f"attn_mask or is_causal is given, and {type(self).__name__} takes neither; leave them out."
             )
-        return merge_heads(self, x, self.exchange(*split_heads(self, x)))
+        return merge_heads(self, x, self.exchange(*split_heads(self, x), *others))
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        return self.attended(x, attn_mask, is_causal)
 
 
 class DenseHosted(HostedAttention):

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
-from mereo.attention.sparse import SeaHosted, map_losses
+from mereo.attention.sparse import SeaHosted, SparsifinerAttention, map_losses
 from mereo.errors import UsageError
 from mereo.training.matching import Match
 
@@ -52,3 +52,42 @@ def sea_matches(
     if logits_weight is not None:
         matches.append(Match(loss="kl", weight=logits_weight))
     return matches
+
+
+def reconstruction(approx: Tensor, teacher: Tensor) -> Tensor:
+    """Sum of squared differences between an estimate and the teacher's couplings, without the rows of the class token.
+
+    Shapes: approx (batch, heads, queries, tokens), teacher (batch, heads, tokens, tokens) -> scalar.
+    """
+    return (approx - teacher[:, :, -approx.shape[2] :]).square().sum()
+
+
+def sparsifiner_matches(student: nn.Module, *, weight: float | None = None, tokens: str = "norm") -> list[Match]:
+    """The terms of Sparsifiner in its present phase.
+
+    "reconstruction":  weight / layers * sum over layers of |estimate - teacher's couplings|^2
+    "sparse":          weight (KL of the logits + MSE of the tokens of the last layer); add task="cross_entropy"
+
+    The teacher needs the couplings of its attention in the first phase, as `mereo.watchable` has them.
+
+    Args:
+        student: what `mereo.sparsifiner` gives, after `set_phase`.
+        weight: 0.01 in the first phase and 0.5 in the second by default, as in the paper.
+        tokens: the layer whose output are the last tokens; "" leaves that term out.
+
+    Reference: arXiv:2303.13755, section 3.4.
+    """
+    layers = layers_of(student, SparsifinerAttention)
+    phases = {student.get_submodule(name).phase for name in layers}
+    if phases == {"reconstruction"}:
+        each = (0.01 if weight is None else weight) / len(layers)
+        return [
+            Match(
+                "coupling", inside(layer, "coupling"), inside(layer, "predictor"), student_what="layer",
+                loss=reconstruction, weight=each,
+            )
+            for layer in layers
+        ]  # fmt: skip
+    weight = 0.5 if weight is None else weight
+    matches = [Match(loss="kl", weight=weight)]
+    return [*matches, Match("layer", tokens, weight=weight)] if tokens else matches
