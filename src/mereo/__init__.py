@@ -19,23 +19,31 @@ from typing import TYPE_CHECKING, Any
 from mereo._timm_hook import register_with_timm
 
 if TYPE_CHECKING:
-    from mereo.attention import neighborhood_attention
+    from mereo.attention import neighborhood_attention, watchable
+    from mereo.attention.sparse.sea_model import sea
+    from mereo.attention.sparse.sparsifiner_model import sparsifiner
     from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
     from mereo.scan import lightning_attention
     from mereo.select import evit
+    from mereo.training.attention_matches import sea_matches, sparsifiner_matches
+    from mereo.training.distil import Distilled, distil
     from mereo.training.engine import train
+    from mereo.training.matching import Match
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Capsules": "mereo.core",
+    "Distilled": "mereo.training.distil",
+    "Match": "mereo.training.matching",
     "MereoError": "mereo.errors",
     "UsageError": "mereo.errors",
     "convert": "mereo.models",
     "create_model": "mereo.models",
+    "distil": "mereo.training.distil",
     "evit": "mereo.select",
     "from_pretrained": "mereo.export",
     "get_mechanism": "mereo.mechanisms",
@@ -50,15 +58,23 @@ _HOMES = {
     "record": "mereo.core",
     "save_pretrained": "mereo.export",
     "save_weights": "mereo.models",
+    "sea": "mereo.attention.sparse.sea_model",
+    "sea_matches": "mereo.training.attention_matches",
+    "sparsifiner": "mereo.attention.sparse.sparsifiner_model",
+    "sparsifiner_matches": "mereo.training.attention_matches",
     "train": "mereo.training.engine",
+    "watchable": "mereo.attention",
 }
 
 __all__ = [
     "Capsules",
+    "Distilled",
+    "Match",
     "MereoError",
     "UsageError",
     "convert",
     "create_model",
+    "distil",
     "evit",
     "from_pretrained",
     "get_mechanism",
@@ -73,7 +89,12 @@ __all__ = [
     "record",
     "save_pretrained",
     "save_weights",
+    "sea",
+    "sea_matches",
+    "sparsifiner",
+    "sparsifiner_matches",
     "train",
+    "watchable",
 ]
 
 

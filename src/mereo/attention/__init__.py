@@ -13,6 +13,7 @@ from mereo.attention.dense import (
     TopDownAttention,
     top_down_attention,
 )
+from mereo.attention.hosted import DenseHosted, HostedAttention, attention_layers, replace_attention, watchable
 from mereo.attention.local import (
     BlockAttention,
     GridAttention,
@@ -33,7 +34,7 @@ from mereo.attention.memory import (
     energy,
     retrieve,
 )
-from mereo.attention.sparse import BiLevelRoutingAttention
+from mereo.attention.sparse import BiLevelRoutingAttention, SeaAttention, SparsifinerAttention
 
 __all__ = [
     "MEMORIES",
@@ -43,21 +44,28 @@ __all__ = [
     "BlockAttention",
     "ChannelGroupAttention",
     "ClassAttention",
+    "DenseHosted",
     "GridAttention",
     "HaloAttention",
     "HopfieldAttention",
     "HopfieldLookup",
     "HopfieldPooling",
+    "HostedAttention",
     "MultiHeadAttention",
     "NeighborhoodAttention",
+    "SeaAttention",
     "Separation",
     "SingleHeadAttention",
+    "SparsifinerAttention",
     "TalkingHeadAttention",
     "TopDownAttention",
     "WindowAttention",
     "associative_memory",
+    "attention_layers",
     "energy",
     "neighborhood_attention",
+    "replace_attention",
     "retrieve",
     "top_down_attention",
+    "watchable",
 ]
