@@ -15,10 +15,12 @@ from mereo.attention.dense import (
 )
 from mereo.attention.local import (
     BlockAttention,
+    ClearAttention,
     GridAttention,
     HaloAttention,
     NeighborhoodAttention,
     WindowAttention,
+    clear_attention,
     neighborhood_attention,
 )
 from mereo.attention.memory import (
@@ -43,6 +45,7 @@ __all__ = [
     "BlockAttention",
     "ChannelGroupAttention",
     "ClassAttention",
+    "ClearAttention",
     "GridAttention",
     "HaloAttention",
     "HopfieldAttention",
@@ -56,6 +59,7 @@ __all__ = [
     "TopDownAttention",
     "WindowAttention",
     "associative_memory",
+    "clear_attention",
     "energy",
     "neighborhood_attention",
     "retrieve",

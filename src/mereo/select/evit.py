@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.attention.dense import MultiHeadAttention
+from mereo.attention.dense.host import finish, heads_of, optional
 from mereo.core import Signal, mechanism
 from mereo.core.kernels.attention import attend
 from mereo.core.squash import accumulation_type
@@ -51,29 +52,14 @@ def _exchange(attn: nn.Module, x: Tensor) -> Exchanged:
 
     Shapes: (batch, tokens, dim) -> (batch, tokens, dim), (batch, heads, tokens, d), (batch, heads, tokens, d).
     """
+    q, k, v = heads_of(attn, x)
     if isinstance(attn, MultiHeadAttention):
-        q, k, v = (
-            linear(x).unflatten(-1, (attn.num_heads, -1)).transpose(1, 2)
-            for linear in (attn.query, attn.key, attn.value)
-        )
-        merged = attend(q, k, v, attn.coupling).transpose(1, 2).flatten(2)
-        return attn.proj_drop(attn.proj(merged)), q, k
-    heads: int = attn.num_heads  # type: ignore[assignment]
-    q, k, v = attn.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[operator]
-    q, k = _optional(attn, "q_norm")(q), _optional(attn, "k_norm")(k)
-    drop = _optional(attn, "attn_drop")
-    share = float(drop.p) if attn.training and isinstance(drop, nn.Dropout) else 0.0
-    merged = F.scaled_dot_product_attention(q, k, v, dropout_p=share).transpose(1, 2).flatten(2)
-    merged = _optional(attn, "norm")(merged)
-    if getattr(attn, "gate", None) is not None:
-        merged = merged * attn.gate(x).sigmoid()  # type: ignore[operator]
-    return _optional(attn, "proj_drop")(attn.proj(merged)), q, k  # type: ignore[operator]
-
-
-def _optional(module: nn.Module, name: str) -> nn.Module:
-    """A child that the module may lack; without it nothing happens."""
-    child = getattr(module, name, None)
-    return child if isinstance(child, nn.Module) else nn.Identity()
+        out = attend(q, k, v, attn.coupling)
+    else:
+        drop = optional(attn, "attn_drop")
+        share = float(drop.p) if attn.training and isinstance(drop, nn.Dropout) else 0.0
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=share)
+    return finish(attn, out, x), q, k
 
 
 class ReducingBlock(nn.Module):
@@ -124,7 +110,7 @@ class ReducingBlock(nn.Module):
         return math.ceil(round(self.keep_rate * patches, 6))  # 0.1 * 30 is a little above 3
 
     def _branch(self, which: int, out: Tensor) -> Tensor:
-        return _optional(self, f"drop_path{which}")(_optional(self, f"ls{which}")(out))
+        return optional(self, f"drop_path{which}")(optional(self, f"ls{which}")(out))
 
     def forward(self, x: Tensor) -> Tensor:
         count = self.count(x.shape[1] - self.prefix)
