@@ -26,16 +26,21 @@ if TYPE_CHECKING:
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
     from mereo.scan import lightning_attention
     from mereo.select import evit
+    from mereo.training.distil import Distilled, distil
     from mereo.training.engine import train
+    from mereo.training.matching import Match
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Capsules": "mereo.core",
+    "Distilled": "mereo.training.distil",
+    "Match": "mereo.training.matching",
     "MereoError": "mereo.errors",
     "UsageError": "mereo.errors",
     "convert": "mereo.models",
     "create_model": "mereo.models",
+    "distil": "mereo.training.distil",
     "evit": "mereo.select",
     "from_pretrained": "mereo.export",
     "get_mechanism": "mereo.mechanisms",
@@ -55,10 +60,13 @@ _HOMES = {
 
 __all__ = [
     "Capsules",
+    "Distilled",
+    "Match",
     "MereoError",
     "UsageError",
     "convert",
     "create_model",
+    "distil",
     "evit",
     "from_pretrained",
     "get_mechanism",

@@ -213,3 +213,17 @@ def test_couplings_and_scores_that_are_not_finite(model: Model) -> None:
     whole = {"attention.coupling": lambda s: s * 0 - torch.inf}
     with intervene(model, scores=whole), pytest.raises(UsageError, match="no finite score"):
         model(x)
+
+
+def test_recorded_values_keep_their_graph_where_a_loss_needs_it() -> None:
+    model = MultiHeadAttention(6, 2)
+    with record(model, ["coupling"], gradients=True) as trace:
+        model(torch.randn(2, 4, 6))
+    assert trace["coupling"].requires_grad and trace.scores("coupling")[0].requires_grad
+    (trace["coupling"] ** 2).sum().backward()
+    assert model.query.weight.grad.abs().max() > 0
+    with record(model, []) as trace:
+        model(torch.randn(2, 4, 6))
+    assert not trace
+    with pytest.raises(UsageError, match="couplings"), record(model, ["couplings"]):
+        pass

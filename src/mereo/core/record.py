@@ -6,7 +6,7 @@ their `Coupling` is observed.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -32,10 +32,12 @@ class Trace(Mapping[str, Tensor]):
     `mereo.core.tiles.LARGEST_DENSE` entries as a sparse tensor; `trace.calls(name)` has them as they were computed.
 
     Attributes:
+        gradients: whether values stay part of the graph they were computed in.
         kinds: the kind of each name: "couplings", "gates", "states" or "kept tokens".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gradients: bool = False) -> None:
+        self.gradients = gradients
         self.kinds: dict[str, str] = {}
         self._values: dict[str, list[Tensor]] = {}
         self._calls: dict[str, list[Call]] = {}
@@ -43,9 +45,13 @@ class Trace(Mapping[str, Tensor]):
     def add(self, name: str, kind: str, value: Tensor, call: Call | None = None) -> None:
         """Keep one more value of a module."""
         self.kinds[name] = kind
-        self._values.setdefault(name, []).append(value.detach())
+        self._values.setdefault(name, []).append(self.kept(value))
         if call is not None:
             self._calls.setdefault(name, []).append(call)
+
+    def kept(self, value: Tensor) -> Tensor:
+        """A value as it is recorded: detached, unless gradients are."""
+        return value if self.gradients else value.detach()
 
     def steps(self, name: str) -> list[Tensor]:
         """Every value of module `name`."""
@@ -111,10 +117,8 @@ class _Recorder(_Watcher):
     def couplings(self, call: Call) -> Tensor:
         assert call.couplings is not None
         number = sum(map(len, self.trace._calls.values()))
-        acted = call.couplings.detach()
-        kept = replace(
-            call, name=self.name, step=self.step, number=number, scores=call.scores.detach(), couplings=acted
-        )
+        acted, scores = self.trace.kept(call.couplings), self.trace.kept(call.scores)
+        kept = replace(call, name=self.name, step=self.step, number=number, scores=scores, couplings=acted)
         self.trace.add(self.name, "couplings", acted, kept)
         self.step += 1
         return call.couplings
@@ -222,16 +226,24 @@ def _watching(watched: Mapping[str, tuple[Observable, Observer]]) -> Iterator[No
 
 
 @contextmanager
-def record(model: nn.Module) -> Iterator[Trace]:
+def record(model: nn.Module, names: Collection[str] | None = None, *, gradients: bool = False) -> Iterator[Trace]:
     """Record the couplings and signals that `model` makes inside the block; a model without any gives an empty trace.
+
+    Args:
+        names: of the modules to record; all by default.
+        gradients: keep values in the graph they were computed in, for a loss on them.
 
     with mereo.record(model) as trace:
         model(images)
     trace["routing.coupling"]            # what acted last: (batch, heads, receivers, senders)
     trace.calls("routing.coupling")      # every pass, with scores, mask, topology and places
     """
-    trace = Trace()
-    with _watching({name: (m, _Recorder(name, trace)) for name, m in _observables(model).items()}):
+    trace, there = Trace(gradients), _observables(model)
+    for name in [] if names is None else names:
+        if name not in there:
+            raise unknown("coupling or signal", name, there)
+    wanted = there if names is None else {name: there[name] for name in names}
+    with _watching({name: (m, _Recorder(name, trace)) for name, m in wanted.items()}):
         yield trace
 
 

@@ -17,13 +17,16 @@ def _inside(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
 
-def _by_pattern(model: nn.Module, names: Collection[str], pattern: str) -> set[str]:
+def by_pattern(model: nn.Module, names: Collection[str], pattern: str, argument: str = "freeze") -> set[str]:
+    """The parameters among `names` that a pattern of `freeze` selects; UsageError, with the argument, for none."""
     chosen = {name for name in names if fnmatch.fnmatchcase(name, pattern) or _inside(name, pattern)}
     if not chosen and pattern == BACKBONE and isinstance(model, VisionModel):
         heads = (*model.classifier_parts, model.classifier)
         chosen = {name for name in names if not any(_inside(name, head) for head in heads)}
     if not chosen:
-        raise unknown("part of the network in freeze", pattern, [name for name, _ in model.named_modules() if name])
+        raise unknown(
+            f"part of the network in {argument}", pattern, [name for name, _ in model.named_modules() if name]
+        )
     return chosen
 
 
@@ -62,7 +65,7 @@ def freeze(
         their statistics and nothing is dropped in them.
     """
     named = dict(model.named_parameters())
-    chosen = {name for pattern in patterns for name in _by_pattern(model, named, pattern)}
+    chosen = {name for pattern in patterns for name in by_pattern(model, named, pattern)}
     if layers or until is not None:
         if not isinstance(model, VisionModel):
             raise UsageError(f"freeze_layers is {layers}, and a {type(model).__name__} does not know its layers.")
@@ -71,14 +74,15 @@ def freeze(
         named[name].requires_grad_(False)
     if chosen and not any(parameter.requires_grad for parameter in named.values()):
         raise UsageError(f"freeze is {', '.join(patterns)}, which matches every parameter; leave some to train.")
-    return _outermost(model) if chosen else []
+    return outermost(model) if chosen else []
 
 
-def _outermost(module: nn.Module) -> list[nn.Module]:
+def outermost(module: nn.Module) -> list[nn.Module]:
+    """The outermost modules all of whose parameters are frozen."""
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return [module]
-    return [frozen for child in module.children() for frozen in _outermost(child)]
+    return [frozen for child in module.children() for frozen in outermost(child)]
 
 
 def describe_trained(model: VisionModel, layer_decay: float | None = None, lr: float = 1.0) -> list[str]:
@@ -90,7 +94,7 @@ def describe_trained(model: VisionModel, layer_decay: float | None = None, lr: f
         count = max(depths.values()) + 1
         frozen = sum(all(name not in trained for name in names) for names in _by_depth(depths))
         modules = {id(module): name for name, module in model.named_modules()}
-        parts = [modules[id(module)] for module in _outermost(model)]
+        parts = [modules[id(module)] for module in outermost(model)]
         parts += [name for name in parameters if name not in trained and not any(_inside(name, p) for p in parts)]
         shown = ", ".join(parts[:_SHOWN]) + (f" and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else "")
         whole = sum(parameter.numel() for parameter in parameters.values())
