@@ -39,6 +39,19 @@ def test_neighborhood():
 
 
 @pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
+def test_clear():
+    run = measured("clear", "tokens=36,64", "text=3", "dim=4", "radius=2,3")
+    for mode in ("forward", "training"):
+        found = statuses(run, mode, tokens=64)
+        assert found.pop("full attention") == "unchecked"
+        assert found == dict.fromkeys(("dense masked", "tiles", "compiled"), "ok")
+    titles = [table["title"] for table in run.tables]
+    assert titles[-2:] == [f"Time and operations by radius, {mode}, 1 threads" for mode in ("forward", "training")]
+    radii = {row[0]: float(row[4]) for row in run.tables[-2]["rows"]}
+    assert radii["2"] < radii["3"] < 100
+
+
+@pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 def test_lightning():
     run = measured("lightning", "heads=2", "tokens=70,200", "dim=8")
     for mode in ("forward", "training"):

@@ -16,10 +16,12 @@ from mereo.attention.dense import (
 from mereo.attention.hosted import DenseHosted, HostedAttention, attention_layers, replace_attention, watchable
 from mereo.attention.local import (
     BlockAttention,
+    ClearAttention,
     GridAttention,
     HaloAttention,
     NeighborhoodAttention,
     WindowAttention,
+    clear_attention,
     neighborhood_attention,
 )
 from mereo.attention.memory import (
@@ -44,6 +46,7 @@ __all__ = [
     "BlockAttention",
     "ChannelGroupAttention",
     "ClassAttention",
+    "ClearAttention",
     "DenseHosted",
     "GridAttention",
     "HaloAttention",
@@ -62,6 +65,7 @@ __all__ = [
     "WindowAttention",
     "associative_memory",
     "attention_layers",
+    "clear_attention",
     "energy",
     "neighborhood_attention",
     "replace_attention",

@@ -116,8 +116,12 @@ class DenseHosted(HostedAttention):
 
 
 @torch.no_grad()
-def _check_host(name: str, host: nn.Module) -> None:
-    """UsageError unless the layer computes what `DenseHosted` does, tried on random tokens."""
+def check_host(name: str, host: nn.Module, *, dense: bool = False) -> None:
+    """UsageError unless the layer computes what `DenseHosted` does, tried on random tokens.
+
+    Args:
+        dense: refuse a layer that restricts which tokens attend to which as well, such as a causal one.
+    """
     like = next(host.parameters())
     if like.is_meta:
         return
@@ -125,14 +129,17 @@ def _check_host(name: str, host: nn.Module) -> None:
     read = copy.query if isinstance(copy, MultiHeadAttention) else copy.qkv
     x = torch.randn(2, 9, read.in_features, generator=torch.Generator().manual_seed(0)).to(like)  # type: ignore[union-attr,arg-type]
     try:
-        expected, ours = copy(x), DenseHosted(copy).eval()(x)
+        expected, twin = copy(x), DenseHosted(copy).eval()
+        if dense:
+            twin.coupling.topology = None
+        ours = twin(x)
         agrees = torch.allclose(ours, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
     except (AttributeError, RuntimeError, TypeError, ValueError):
         agrees = False
     if not agrees:
         raise UsageError(
-            f"{name or 'the layer'} is a {type(host).__name__} that computes something else than softmax attention over"
-            " all tokens, such as relative positions or windows; it cannot be replaced."
+            f"layer {name!r} is a {type(host).__name__} that computes something else than softmax attention over"
+            " all tokens, such as relative positions, windows or a mask; it cannot be replaced."
         )
 
 
@@ -163,7 +170,7 @@ def replace_attention(
     copy = deepcopy(model)
     for name in (names[number] for number in dict.fromkeys(chosen)):
         host = copy.get_submodule(name)
-        _check_host(name, host)
+        check_host(name, host)
         if not name:
             return make(host)
         copy.set_submodule(name, make(host))

@@ -10,7 +10,7 @@ from mereo.core.settle import settle
 from mereo.core.shapes import Capsules
 from mereo.core.source import Source
 from mereo.core.squash import bounded, lengths, squash, squash_exponential
-from mereo.core.topology import Causal, Grid, Neighborhood, Topology, grid_groups
+from mereo.core.topology import Causal, Circle, Grid, Neighborhood, Topology, grid_groups
 from mereo.core.votes import DenseVotes, MatrixVotes, SameVotes, SharedVotes, Votes, transformed_votes
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Call",
     "Capsules",
     "Causal",
+    "Circle",
     "Coupling",
     "DenseVotes",
     "Grid",

@@ -112,4 +112,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         TRAINING | {"seeds"},
         data="cifar10",
     ),
+    "clear": Experiment(
+        "Does a diffusion transformer keep its output when its image tokens attend to circles?",
+        "arXiv:2412.16112, section 3",
+        "clear",
+        TRAINING,
+        data="digits",
+    ),
 }

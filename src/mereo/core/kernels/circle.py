@@ -1,0 +1,138 @@
+"""How attention to circles is executed; a table of predicates chooses."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.core.coupling import Coupling
+from mereo.core.kernels import library
+from mereo.core.kernels.attention import attend
+from mereo.core.kernels.circle_compiled import attend_compiled, numbers_of
+from mereo.core.kernels.circle_tiles import tiled
+from mereo.core.kernels.transforms import steps_aside
+from mereo.core.topology import Circle
+from mereo.errors import UsageError, check_choice
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One call, for the queries of the image.
+
+    Attributes:
+        q: (batch, heads, image, dim).
+        k, v: (batch, heads, senders, dim or pose), senders [text | image | blocks].
+        circle: who attends to whom.
+        coupling: makes the couplings.
+        scale: factor of q k^T.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    circle: Circle
+    coupling: Coupling
+    scale: float
+
+
+def _dense(given: Exchange) -> Tensor:
+    """All scores, with a mask: the reference."""
+    circle, device = given.circle, given.q.device
+    mask = torch.ones(circle.image, given.k.shape[2], dtype=torch.bool, device=device)
+    mask[:, circle.text : circle.text + circle.image] = circle.near(device)
+    return attend(given.q, given.k, given.v, given.coupling, mask=mask, scale=given.scale)
+
+
+def _tiles(given: Exchange) -> Tensor:
+    return tiled(given.q, given.k, given.v, given.circle, given.coupling, given.scale)
+
+
+def _compiled(given: Exchange) -> Tensor:
+    circle = given.circle
+    out: Tensor = attend_compiled(given.q, given.k, given.v, numbers_of(circle), float(circle.radius), given.scale)[0]
+    return out
+
+
+@lru_cache(maxsize=1)
+def _flex_attention() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@lru_cache(maxsize=16)
+def _block_mask(circle: Circle, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    text, image, columns, most = circle.text, circle.image, circle.grid[1], circle.radius**2
+
+    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        place = key - text
+        down, across = query // columns - place // columns, query % columns - place % columns
+        return (place < 0) | (place >= image) | (down * down + across * across < most)
+
+    senders = text + image + circle.pooled
+    return create_block_mask(allowed, None, None, image, senders, device=device)
+
+
+def _flex(given: Exchange) -> Tensor:
+    q, k, v = (x.contiguous() for x in (given.q, given.k, given.v))
+    out: Tensor = _flex_attention()(q, k, v, block_mask=_block_mask(given.circle, q.device), scale=given.scale)
+    return out
+
+
+def _plain_cannot(given: Exchange) -> str | None:
+    if given.coupling.watched:
+        return "the couplings are observed"
+    if given.coupling.training and given.coupling.dropout:
+        return "there is dropout"
+    return None if given.coupling.is_plain_softmax else f"it does not support {given.coupling}"
+
+
+def _compiled_cannot(given: Exchange) -> str | None:
+    if library.missing is not None:
+        return library.missing
+    tensors = (given.q, given.k, given.v)
+    if any(x.device.type != "cpu" or x.dtype not in FLOATS for x in tensors):
+        return f"it computes in float32 on a CPU, and q is {given.q.dtype} on {given.q.device}"
+    return steps_aside() or _plain_cannot(given)
+
+
+def _flex_cannot(given: Exchange) -> str | None:
+    tensors = (given.q, given.k, given.v)
+    if given.q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "FlexAttention has no gradients on a CPU"
+    if torch.compiler.is_compiling():
+        return "the model is being compiled"
+    if not given.q.numel():
+        return "the batch is empty"
+    return steps_aside() or _plain_cannot(given)
+
+
+METHODS: dict[str, tuple[Callable[[Exchange], Tensor], Callable[[Exchange], str | None]]] = {
+    "compiled": (_compiled, _compiled_cannot),
+    "tiles": (_tiles, lambda given: None),
+    "flex": (_flex, _flex_cannot),
+    "dense": (_dense, lambda given: None),
+}
+"""Name -> (function, why it cannot run: None if it can), the preferred first."""
+
+
+def exchange(given: Exchange, method: str = "auto") -> Tensor:
+    """What each image token becomes: (batch, heads, image, pose).
+
+    Args:
+        method: "auto", or a row of METHODS.
+    """
+    check_choice("method", method, ["auto", *METHODS])
+    if method == "auto":
+        method = next(name for name, (_, cannot) in METHODS.items() if cannot(given) is None)
+    run, cannot = METHODS[method]
+    if (reason := cannot(given)) is not None:
+        raise UsageError(f"method is {method!r}, which cannot run here: {reason}; use 'auto' or 'tiles'.")
+    return run(given)
