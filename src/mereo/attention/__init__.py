@@ -33,7 +33,7 @@ from mereo.attention.memory import (
     energy,
     retrieve,
 )
-from mereo.attention.sparse import BiLevelRoutingAttention
+from mereo.attention.sparse import BiLevelRoutingAttention, RoutingAttention, routing_attention
 
 __all__ = [
     "MEMORIES",
@@ -50,6 +50,7 @@ __all__ = [
     "HopfieldPooling",
     "MultiHeadAttention",
     "NeighborhoodAttention",
+    "RoutingAttention",
     "Separation",
     "SingleHeadAttention",
     "TalkingHeadAttention",
@@ -59,5 +60,6 @@ __all__ = [
     "energy",
     "neighborhood_attention",
     "retrieve",
+    "routing_attention",
     "top_down_attention",
 ]
