@@ -12,22 +12,24 @@ from mereo.core.tiles import Tiles
 
 
 def distances(x: Tensor, centroids: Tensor) -> Tensor:
-    """Squared distance of every token from every centroid of its head; infinite where it is not a number.
+    """Squared distance of every token from every centroid of its head.
 
-    |x_n - mu_c|^2 = |x_n|^2 + |mu_c|^2 - 2 <x_n, mu_c>
+    |x_n - mu_c|^2 = |x_n|^2 + |mu_c|^2 - 2 <x_n, mu_c> = <[-2 mu_c, 1, |mu_c|^2], [x_n, |x_n|^2, 1]>
 
     Shapes: x (batch, heads, tokens, dim), centroids (heads, clusters, dim) -> (batch, heads, clusters, tokens), at
         least float32.
     """
     wide = torch.promote_types(accumulation_type(x), accumulation_type(centroids))
     x, centroids = x.to(wide), centroids.to(wide)
-    own = x.square().sum(-1).unsqueeze(2) + centroids.square().sum(-1).unsqueeze(-1)
-    apart = own - 2 * (centroids @ x.mT)
-    return apart.nan_to_num(torch.inf, torch.inf, -torch.inf)
+    one, length = torch.ones_like(x[..., :1]), x.square().sum(-1, keepdim=True)
+    own = centroids.square().sum(-1, keepdim=True)
+    return torch.cat((-2 * centroids, torch.ones_like(own), own), -1) @ torch.cat((x, length, one), -1).mT
 
 
 def members(apart: Tensor, window: int) -> Tensor:
     """The tokens nearest to each centroid, in the order of their positions: every cluster has as many.
+
+    What is not a number is farther than everything.
 
     Shapes: apart (batch, heads, clusters, tokens) -> int64 (batch, heads, clusters, min(window, tokens)).
     """
@@ -126,7 +128,7 @@ def gathered(given: Clustered) -> Tensor:
 def over_prefixes(given: Clustered) -> Tensor:
     """Clusters of the tokens up to each query, one cluster after the other over all pairs of tokens."""
     q, k, v, coupling = given.q, given.keys, given.v, given.coupling
-    of_queries, of_keys = given.measured
+    of_queries, of_keys = (x.nan_to_num(torch.inf, torch.inf) for x in given.measured)
     tokens, clusters = q.shape[2], of_queries.shape[2]
 
     def within(apart: Tensor, c: int) -> Tensor:
