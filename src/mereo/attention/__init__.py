@@ -33,7 +33,13 @@ from mereo.attention.memory import (
     energy,
     retrieve,
 )
-from mereo.attention.sparse import BiLevelRoutingAttention, RoutingAttention, routing_attention
+from mereo.attention.sparse import (
+    BiLevelRoutingAttention,
+    CombinerAttention,
+    RoutingAttention,
+    combiner_attention,
+    routing_attention,
+)
 
 __all__ = [
     "MEMORIES",
@@ -43,6 +49,7 @@ __all__ = [
     "BlockAttention",
     "ChannelGroupAttention",
     "ClassAttention",
+    "CombinerAttention",
     "GridAttention",
     "HaloAttention",
     "HopfieldAttention",
@@ -57,6 +64,7 @@ __all__ = [
     "TopDownAttention",
     "WindowAttention",
     "associative_memory",
+    "combiner_attention",
     "energy",
     "neighborhood_attention",
     "retrieve",
