@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mereo.data import DATASETS, Augmentation, Batch, DatasetInfo, load_splits
+from mereo.data import DATASETS, Augmentation, Batch, DatasetInfo, load_splits, load_windows
 from mereo.errors import MereoError
 
 every_dataset = pytest.mark.parametrize("info", [pytest.param(info, id=name) for name, info in DATASETS.items()])
@@ -15,22 +15,32 @@ every_dataset = pytest.mark.parametrize("info", [pytest.param(info, id=name) for
 
 @every_dataset
 def test_its_facts_are_valid(info: DatasetInfo) -> None:
-    assert info.read is not None and info.path is None and info.summary and info.source
+    assert (info.read is None) != (info.text is None) and info.path is None and info.summary and info.source
     assert Augmentation.parse(info.augment).texts == list(info.augment)
-    assert {"images", "labels"} <= set(info.fields) <= set(Batch._fields)
+    needed = {"tokens"} if info.text is not None else {"images", "labels"}
+    assert needed <= set(info.fields) <= set(Batch._fields)
     assert {"train", "test"} <= set(info.splits) <= {"train", "validation", "test"} and min(info.splits.values()) > 0
 
 
 @every_dataset
 def test_it_is_read_from_a_file_of_its_own(info: DatasetInfo) -> None:
-    assert info.read is not None
-    home = inspect.getfile(info.wrap or info.read)
+    reader = info.wrap or info.read or info.text
+    assert reader is not None
+    home = inspect.getfile(reader)
     assert Path(home).stem == info.name and Path(home).parent.name == "sets"
 
 
 @every_dataset
 def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: DatasetInfo, tmp_path: Path) -> None:
     size = info.size or (8, 8)
+    if info.text is not None:
+        windows = load_windows(info.name, 100, root=tmp_path)
+        for name, count in info.splits.items():
+            assert len(getattr(windows, name)) == -(-count // 100)
+        served = windows.test.batch(torch.arange(3))
+        assert served.tokens is not None and served.tokens.shape == (3, 101)
+        assert int(served.tokens.max()) < info.num_classes and served.images is None
+        return
     if info.files:
         scipy = "|scipy" if importlib.util.find_spec("scipy") is None else ""
         with pytest.raises(MereoError, match=f"was not found{scipy}"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import mereo
+from mereo.models import get_sequence_entry
 from mereo.tasks import TASKS, Task
 from mereo.training.config import TrainConfig
 
@@ -17,6 +18,8 @@ every_task = pytest.mark.parametrize("kind", [pytest.param(TASKS[name], id=name)
 
 def small(task: Task) -> Any:
     """A small network with the outputs of the task."""
+    if "tokens" in task.requires:
+        return mereo.create_model("tnl_tiny", **{**(get_sequence_entry("tnl_tiny").tiny or {}), "vocab_size": 256})
     tiny = mereo.models.get_model_entry("mspcaps_tiny").tiny or {}
     return mereo.create_model("mspcaps_tiny", num_classes=task.num_outputs(len(CLASSES)), **tiny)
 

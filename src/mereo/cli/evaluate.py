@@ -98,7 +98,7 @@ def _summary(document: dict[str, object], folder: Path) -> None:
 
     models = cast("dict[str, Any]", document["models"])
     count = next(iter(models.values()))["count"]
-    print_table(*overview(models), title=f"{document['data']}, {count:,} {document['split']} images")
+    print_table(*overview(models), title=f"{document['data']}, {count:,} {document['split']} {document['unit']}")
     for kind, names in (
         ("corruptions", next(iter(models.values())).get("corruptions", ())),
         ("attacks", next(iter(models.values())).get("attacks", ())),

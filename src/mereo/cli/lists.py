@@ -14,10 +14,22 @@ Rows = list[dict[str, str]]
 
 
 def _models() -> Rows:
-    from mereo.models import MODELS
+    from mereo.models import MODELS, SEQUENCE_MODELS
     from mereo.models.pretrained import tags_of
 
     rows = []
+    for name, sequences in sorted(SEQUENCE_MODELS.items()):
+        defaults = sequences.defaults
+        rows.append(
+            {
+                "name": name,
+                "input": f"{defaults['context']} tokens",
+                "classes": str(defaults["vocab_size"]),
+                "weights": "-",
+                "source": sequences.source,
+                "what": sequences.summary,
+            }
+        )
     for name, entry in sorted(MODELS.items()):
         shape = entry.pretrained_cfg(entry.defaults)["input_size"]
         rows.append(
@@ -150,9 +162,9 @@ def run(words: list[str], command: str) -> None:
 
 
 def _arguments(name: str) -> list[tuple[str, str]]:
-    from mereo.models import get_model_entry
+    from mereo.models.registry import find_entry
 
-    return [(argument, repr(value)) for argument, value in get_model_entry(name).defaults.items()]
+    return [(argument, repr(value)) for argument, value in find_entry(name).defaults.items()]
 
 
 def _details(name: str) -> list[tuple[str, str]]:

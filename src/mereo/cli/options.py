@@ -30,15 +30,16 @@ class TrainOptions(TrainConfig):
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Classify images.
+    """Classify images, or continue texts with a network that reads tokens.
 
     Examples:
       mereo predict photo.png --weights runs/mspcaps_tiny-digits
       mereo predict photos/ 'more/*.jpg' --json
+      mereo predict --weights runs/tnl_tiny-pystdlib --prompt 'def __init__(self' --length 200
     """
 
-    images: tyro.conf.Positional[tuple[str, ...]]
-    """Image files, folders or patterns."""
+    images: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Image files, folders or patterns; of a network that reads tokens, text files to continue."""
     weights: Path | None = None
     """Weight file, run folder, or bundled weights such as mspcaps_tiny.mnist (listed by `mereo models`). By
     default the newest run, or mspcaps_tiny.mnist if there is no run."""
@@ -52,6 +53,14 @@ class PredictOptions:
     """Device to run on: auto, cpu, cuda, cuda:1, mps ..."""
     strict: bool = False
     """Stop at the first unreadable file instead of skipping it."""
+    prompt: str | None = None
+    """Text to continue, by a network that reads tokens."""
+    length: int = 256
+    """Largest number of bytes that are added to a text."""
+    temperature: float = 0.8
+    """Divides the scores of the next byte before one is drawn; 0 always takes the highest."""
+    seed: int = 0
+    """Seed of the bytes that are drawn."""
 
 
 @dataclass(frozen=True)

@@ -44,16 +44,22 @@ def _data(run: Path) -> str:
         return run.name
 
 
-def load_weights(weights: Path | None, device: str, *, ready: bool = False) -> tuple["VisionModel", Path]:
+def load_weights(
+    weights: Path | None, device: str, *, ready: bool = False, images: bool = True
+) -> tuple["VisionModel", Path]:
     """A trained network and where it is from.
 
     Args:
         ready: without given weights and without a run, use `READY` instead of raising a UsageError.
+        images: raise a UsageError for a network that reads tokens.
     """
-    from mereo.models import load
+    from mereo.models import SequenceModel, load
     from mereo.runtime.device import choose_device
 
     path = weights
     if path is None:
         path = Path(READY) if ready and not _run_weights(RUNS) else newest_run()
-    return load(path, choose_device(device)), path
+    model = load(path, choose_device(device))
+    if images and isinstance(model, SequenceModel):
+        raise UsageError(f"weights are {str(path)!r}, of a network that reads tokens; this command is for images.")
+    return model, path

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mereo.data.registry import DatasetInfo, register_dataset
     from mereo.data.sets import DATASETS, list_datasets
     from mereo.data.sources import data_root, dataset_info, open_dataset
+    from mereo.data.text import TokenWindows, load_window_split, load_windows
 
 _HOMES = {
     "DATASETS": "sets",
@@ -30,6 +31,7 @@ _HOMES = {
     "Images": "images",
     "Operation": "operation",
     "OverlaidPairs": "overlay",
+    "TokenWindows": "text",
     "Splits": "load",
     "data_root": "sources",
     "dataset_info": "sources",
@@ -37,6 +39,8 @@ _HOMES = {
     "load_size": "load",
     "load_split": "load",
     "load_splits": "load",
+    "load_window_split": "text",
+    "load_windows": "text",
     "open_dataset": "sources",
     "register_dataset": "registry",
     "take_window": "geometric",
@@ -53,12 +57,15 @@ __all__ = [
     "Operation",
     "OverlaidPairs",
     "Splits",
+    "TokenWindows",
     "data_root",
     "dataset_info",
     "list_datasets",
     "load_size",
     "load_split",
     "load_splits",
+    "load_window_split",
+    "load_windows",
     "open_dataset",
     "register_dataset",
     "take_window",

@@ -55,6 +55,10 @@ def open_dataset(
     With its `info` from `dataset_info`, a folder is not scanned again.
     """
     known = DATASETS.get(str(data)) if info is None else info
+    if known is not None and known.text is not None:
+        raise UsageError(
+            f"data is {str(data)!r}, which is text; it is for networks that read tokens, such as tnl_tiny."
+        )
     if known is not None and known.read is not None:
         return known.read(data_root(root), download)
     if info is not None and info.layout is not None and info.path is not None:

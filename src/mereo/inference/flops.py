@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mereo.core import record
 from mereo.inference.mode import evaluating
-from mereo.models import VisionModel
+from mereo.models import SequenceModel, VisionModel
 
 
 def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> int:
@@ -31,6 +31,8 @@ def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> 
 
 
 def forward_flops(model: VisionModel) -> int:
-    """Operations of one image forward."""
+    """Operations of one image forward, or of one window of tokens."""
     like = next(model.parameters())
+    if isinstance(model, SequenceModel):
+        return count_flops(model, torch.zeros(1, model.context, dtype=torch.int64, device=like.device))
     return count_flops(model, torch.zeros(1, *model.image_shape, device=like.device, dtype=like.dtype))

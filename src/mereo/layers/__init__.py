@@ -4,9 +4,10 @@ from mereo.core.kernels.affine import Linear
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, resize_relative_table
 from mereo.layers.conv_norm import ConvNorm
 from mereo.layers.feed_forward import FeedForward
+from mereo.layers.gated_linear_unit import SimpleGLU
 from mereo.layers.inverted_bottleneck import InvertedBottleneck
 from mereo.layers.layer_scale import LayerScale
-from mereo.layers.norms import ChannelNorm
+from mereo.layers.norms import ChannelNorm, SimpleRMSNorm
 from mereo.layers.positions import resize_positions
 from mereo.layers.residual import Residual
 from mereo.layers.stochastic_depth import StochasticDepth, linear_rates
@@ -21,6 +22,8 @@ __all__ = [
     "RelativePositionNetwork",
     "RelativePositions",
     "Residual",
+    "SimpleGLU",
+    "SimpleRMSNorm",
     "StochasticDepth",
     "linear_rates",
     "resize_positions",

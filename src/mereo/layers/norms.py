@@ -1,7 +1,9 @@
-"""Layer normalisation over the channels of maps."""
+"""Layer normalisation over the channels of maps, and a norm of tokens without parameters."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from mereo.scan.lightning import simple_rms_norm
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -15,3 +17,24 @@ class ChannelNorm(nn.LayerNorm):
     def forward(self, maps: Tensor) -> Tensor:
         cells = maps.permute(0, 2, 3, 1)
         return F.layer_norm(cells, self.normalized_shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+
+
+class SimpleRMSNorm(nn.Module):
+    """Divide each token by the root of its mean square; no parameters.
+
+    x / sqrt(mean x^2 + eps)
+
+    Args:
+        eps: added to the mean.
+
+    Shapes: (..., dim) -> the same.
+
+    Reference: arXiv:2307.14995, section 3.5.
+    """
+
+    def __init__(self, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return simple_rms_norm(x, self.eps)

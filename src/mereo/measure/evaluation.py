@@ -53,6 +53,7 @@ def evaluate_models(
     return {
         "mereo": __version__,
         "task": names[0],
+        "unit": trained[0].task.unit,
         "data": trained[0].data,
         "class_names": list(trained[0].class_names),
         "plan": asdict(plan),
@@ -75,11 +76,13 @@ def _by_task(network: TrainedModel, plan: Plan, reporter: Reporter) -> dict[str,
         done(len(network.split))
     reason = f"it needs one score for each class, and the outputs of the task {task.name} are something else"
     asked = {"corruptions": plan.corruptions, "attacks": bool(plan.attacks), "equivariance": plan.equivariance}
+    references = task.references(network.split)
     left_out = ["calibration", *[part for part, wanted in asked.items() if wanted]]
     return {
         **_facts(network),
         "count": figures.count,
         "metrics": figures.values,
+        **({"references": references} if references else {}),
         "not_measured": dict.fromkeys(left_out, reason),
     }
 

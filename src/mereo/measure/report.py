@@ -50,8 +50,11 @@ def suspicious(model: dict[str, Any]) -> list[str]:
 def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """One row a network: accuracy, calibration or objects predicted, and the worst class; or the task's metrics."""
     if "metrics" in (first := next(iter(models.values()))):
+        others = {name: figures for model in models.values() for name, figures in model.get("references", {}).items()}
+        shown = {name: model["metrics"] for name, model in models.items()} | others
         return ["network", *first["metrics"]], [
-            [name, *[f"{value:.6g}" for value in model["metrics"].values()]] for name, model in models.items()
+            [name, *[f"{figures[metric]:.6g}" if metric in figures else "-" for metric in first["metrics"]]]
+            for name, figures in shown.items()
         ]
     if "objects" in next(iter(models.values())):
         return overview_objects(models)
@@ -102,7 +105,8 @@ def markdown(document: dict[str, Any]) -> str:
     models, plan = document["models"], document["plan"]
     first = next(iter(models.values()))
     parts = [
-        f"# {for_markdown(document['data'])}, {document['split']} images ({first['count']:,})",
+        f"# {for_markdown(document['data'])}, {document['split']} {document.get('unit', 'images')}"
+        f" ({first['count']:,})",
         table(*overview(models)),
     ]
     if "objects" in first:

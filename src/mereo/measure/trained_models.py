@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from mereo.data import DATASETS, Images, ImageSet, load_split
+from mereo.data import DATASETS, Images, ImageSet, load_split, load_window_split
 from mereo.data.split import stratified
 from mereo.data.stream.hub import PREFIX
 from mereo.errors import UsageError
 from mereo.escape import cut
 from mereo.inference.predict import task_of
-from mereo.models import VisionModel, load
+from mereo.models import SequenceModel, VisionModel, load
 from mereo.runtime.device import choose_device
 from mereo.tasks import Task
 from mereo.training.config import TrainConfig
@@ -130,6 +130,9 @@ def match_classes(split: Images, model: VisionModel, data: str) -> Images:
 
 def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: str | None, split: str) -> Images:
     """One split of a data set at a model's size. The validation images are those held out in its training."""
+    if isinstance(model, SequenceModel):
+        own_root = None if config is None else config.data_root
+        return load_window_split(data, model.context, split, root=root if root is not None else own_root)
     # Weights without their run do not record which images were held out.
     config = config or TrainConfig(validation_fraction=0.0)
     own = config.data == data
@@ -182,7 +185,7 @@ def load_trained_models(
         held = (
             (config.seed, config.validation_fraction, config.limit) if config is not None and split != "test" else None
         )
-        key = (model.image_shape, model.pretrained_cfg["crop_pct"], held)
+        key = (model.pretrained_cfg["input_size"], model.pretrained_cfg.get("crop_pct"), held)
         if key not in read:
             images = read_split(model, config, name, data_root, split)
             if limit is not None and limit < len(images):

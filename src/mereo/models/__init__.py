@@ -1,5 +1,6 @@
-"""Networks, one file each with its presets: `capsule/` networks, and `vision/` backbones."""
+"""Networks, one file each with its presets: `capsule/` networks, `vision/` backbones, and `sequence/` models."""
 
+import mereo.models.sequence
 import mereo.models.vision  # noqa: F401
 from mereo.models.base import Features, VisionModel
 from mereo.models.capsule import CapsNet, EfficientCapsNet, LinearHead, MSPCaps, MSPCapsHead
@@ -9,10 +10,13 @@ from mereo.models.factory import create_model, list_models
 from mereo.models.feature_maps import FeatureInfo, FeatureMaps
 from mereo.models.plain import PlainNetwork
 from mereo.models.registry import MODELS, ModelEntry, get_model_entry, is_model, register_model
+from mereo.models.sequence_model import SequenceModel, SequenceState
+from mereo.models.sequence_registry import SEQUENCE_MODELS, SequenceEntry, get_sequence_entry, is_sequence_model
 from mereo.models.weights import load, save_weights
 
 __all__ = [
     "MODELS",
+    "SEQUENCE_MODELS",
     "CapsNet",
     "CapsuleClassifier",
     "EfficientCapsNet",
@@ -24,11 +28,16 @@ __all__ = [
     "MSPCapsHead",
     "ModelEntry",
     "PlainNetwork",
+    "SequenceEntry",
+    "SequenceModel",
+    "SequenceState",
     "VisionModel",
     "convert",
     "create_model",
     "get_model_entry",
+    "get_sequence_entry",
     "is_model",
+    "is_sequence_model",
     "list_models",
     "load",
     "register_model",

@@ -13,7 +13,8 @@ from typing import Any
 from mereo.errors import UsageError
 from mereo.models.arguments import as_tuples
 from mereo.models.base import VisionModel
-from mereo.models.registry import get_model_entry
+from mereo.models.registry import find_entry
+from mereo.models.sequence_model import SequenceModel
 
 FORMAT = 1
 """Version of the metadata; a file with a higher number is refused."""
@@ -76,7 +77,7 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
     if not {"model", "args"} <= metadata.keys() or not isinstance(metadata["model"], str):
         raise UsageError(f"{path} does not name its model; it is not a weight file written by mereo.")
     try:
-        entry = get_model_entry(metadata["model"])
+        entry = find_entry(metadata["model"])
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     arguments = _plain(metadata, "args", path)
@@ -85,7 +86,7 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
         raise UsageError(
             f"{path} is for {metadata['model']} with {foreign[0]!r}, which is not an argument of that network."
         )
-    defaults = get_model_entry(metadata["model"]).defaults
+    defaults = entry.defaults
     for name, value in arguments.items():
         if isinstance(value, dict) and not isinstance(defaults[name], dict):
             raise UsageError(f"{name} in args of {path} is a table, and that argument takes none.")
@@ -111,6 +112,10 @@ def check_description(path: Path, description: Description, model: VisionModel) 
             f"class_names of {path} has {len(description.class_names)} names for {model.num_classes} classes; the file"
             " was changed."
         )
+    if isinstance(model, SequenceModel):
+        if (given := description.preprocessing.get("input_size")) not in (None, (model.context,)):
+            raise UsageError(f"input_size of {path} is {given}; it is {[model.context]}.")
+        return
     check_preprocessing(path, {**model.pretrained_cfg, **description.preprocessing}, model)
 
 

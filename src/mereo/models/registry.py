@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -12,6 +12,16 @@ from mereo.core import Source
 from mereo.errors import UsageError, check_choice, unknown
 from mereo.models.arguments import as_tuples, check_arguments
 from mereo.models.base import VisionModel
+from mereo.models.sequence_model import SequenceModel
+from mereo.models.sequence_registry import (
+    SEQUENCE_ALIASES,
+    SEQUENCE_MODELS,
+    SequenceEntry,
+    build_sequence,
+    get_sequence_entry,
+    is_sequence_model,
+    sequence_families,
+)
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 CROP_MODES = ("center", "squash", "border")
@@ -132,7 +142,7 @@ def library_of(name: str) -> str | None:
 
 def register_model(
     name: str,
-    module: type[VisionModel],
+    module: type[VisionModel] | type[SequenceModel],
     summary: str,
     *,
     source: str,
@@ -151,18 +161,25 @@ def register_model(
 ) -> None:
     """Add a network to the catalogue: `arguments` is the preset; see `ModelEntry` for the rest.
 
-    The first preset of a family brings its `tiny` arguments, and `variants` where some are worth testing.
+    The first preset of a family brings its `tiny` arguments, and `variants` where some are worth testing. Sequence
+    models (see `SequenceEntry`) have no images, and ignore what prepares them.
     """
     family = family or module.__module__.rpartition(".")[2]
     for taken in (name, *aliases):
         if is_model(taken):
             raise UsageError(f"model {taken!r} is registered twice.")
-    if (tiny is None) != (family in families()):
+    if (tiny is None) != (family in families() or family in sequence_families()):
         needs = "has its tiny preset already" if tiny is not None else "needs tiny, the arguments of a tiny preset"
         raise UsageError(f"tiny is {tiny} for {name}; the family {family!r} {needs}.")
     check_choice("interpolation", interpolation, INTERPOLATIONS)
     check_choice("crop_mode", crop_mode, CROP_MODES)
     Source(source)
+    if issubclass(module, SequenceModel):
+        SEQUENCE_MODELS[name] = SequenceEntry(
+            name, module, summary, arguments, source, parameters, family, recipe, tiny, variants, aliases
+        )
+        SEQUENCE_ALIASES.update(dict.fromkeys(aliases, name))
+        return
     MODELS[name] = ModelEntry(
         name, module, summary, arguments, source, parameters, family, mean, std, interpolation, crop_pct, crop_mode,
         recipe, tiny, variants, aliases,
@@ -177,7 +194,12 @@ def families() -> dict[str, ModelEntry]:
 
 def is_model(name: str) -> bool:
     """Whether `create_model` has a network of that name, those of other libraries left out."""
-    return name in MODELS or name in ALIASES
+    return name in MODELS or name in ALIASES or is_sequence_model(name)
+
+
+def find_entry(name: str) -> ModelEntry | SequenceEntry:
+    """The row of a network of images or of sequences; UsageError with the nearest names if there is none."""
+    return get_sequence_entry(name) if is_sequence_model(name) else get_model_entry(name)
 
 
 def get_model_entry(name: str) -> ModelEntry:
@@ -186,12 +208,17 @@ def get_model_entry(name: str) -> ModelEntry:
         return LIBRARIES[library](name.partition(":")[2])
     name = ALIASES.get(name, name)
     if name not in MODELS:
-        raise unknown("model", name, MODELS)
+        if is_sequence_model(name):
+            raise UsageError(f"model is {name!r}, which reads tokens; a network of images is needed here.")
+        raise unknown("model", name, [*MODELS, *SEQUENCE_MODELS])
     return MODELS[name]
 
 
 def build(name: str, **given: Any) -> VisionModel:
     """A network of the catalogue as it starts, without trained weights; arguments not given are the preset's."""
+    if is_sequence_model(name):
+        # The class follows from the name, which the annotation cannot express.
+        return cast("VisionModel", build_sequence(name, **given))
     entry = get_model_entry(name)
     name, defaults = entry.name, entry.defaults
     for argument in given:

@@ -57,10 +57,18 @@ class LinearScan(nn.Module, ABC):
     def write(self, out: Tensor, tokens: Tensor) -> Tensor:
         """Outputs of the scan (batch, heads, tokens, pose), and the tokens themselves -> (batch, tokens, dim)."""
 
-    def extend(self, tokens: Tensor, state: ScanState | None = None) -> tuple[Tensor, ScanState]:
-        """Tokens behind those that made `state`: their outputs, and the state behind them."""
+    def extend(
+        self, tokens: Tensor, state: ScanState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, ScanState]:
+        """Tokens behind those that made `state`: their outputs, and the state behind them.
+
+        Args:
+            mask: bool (batch, tokens), True = takes part; the values of the others are 0.
+        """
         position = 0 if state is None else state.position
         q, k, v = self.read(tokens, position)
+        if mask is not None:
+            v = v.masked_fill(~mask[:, None, :, None], 0)
         slopes = torch.tensor(self.slopes(), dtype=torch.promote_types(torch.float32, q.dtype), device=q.device)
         memory, watch = None if state is None else state.memory, self.states if self.states.watched else None
         out, memory = linear_scan(Scan(q, k, v, slopes, memory, self.block, watch))

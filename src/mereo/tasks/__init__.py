@@ -2,5 +2,16 @@
 
 from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tasks, register_task
 from mereo.tasks.classification import Classification
+from mereo.tasks.language import Language
 
-__all__ = ["TASKS", "Classification", "Metrics", "Objective", "Task", "get_task", "list_tasks", "register_task"]
+__all__ = [
+    "TASKS",
+    "Classification",
+    "Language",
+    "Metrics",
+    "Objective",
+    "Task",
+    "get_task",
+    "list_tasks",
+    "register_task",
+]

@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from mereo.data import Batch
+from mereo.data import Batch, Images
 from mereo.errors import UsageError, unknown
+from mereo.tasks.pictures import draw_images
 
 
 class Settings(Protocol):
@@ -94,6 +95,7 @@ class Task(ABC):
         is_share: whether that metric is a share, shown in percent.
         scores_classes: whether outputs are one score for each class, (batch, classes), so that classes can be attacked,
             confused and calibrated.
+        unit: what the entries of its data are called, in reports.
         losses: names that `loss` may take in a configuration; empty where the task has one loss only.
     """
 
@@ -103,6 +105,7 @@ class Task(ABC):
     is_share: ClassVar[bool] = False
     scores_classes: ClassVar[bool] = False
     losses: ClassVar[tuple[str, ...]] = ()
+    unit: ClassVar[str] = "images"
 
     def __init__(self, class_names: Sequence[str] = ()) -> None:
         self.class_names = tuple(class_names)
@@ -166,6 +169,14 @@ class Task(ABC):
     @abstractmethod
     def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:
         """A picture of predictions for a batch, given as loaded and as prepared for the model."""
+
+    def draw_samples(self, batch: Batch, path: Path) -> None:
+        """A picture of training data, as it was loaded."""
+        draw_images(batch.images, self.titles(batch), path)
+
+    def references(self, split: Images) -> dict[str, dict[str, float]]:
+        """Metrics of other ways to do the same on a split, by their names; none by default."""
+        return {}
 
     def show(self, value: float) -> str:
         """A value of the choosing metric as text."""

@@ -23,7 +23,6 @@ from mereo.inference.evaluate import Scores, prepare_batch
 from mereo.models import save_weights
 from mereo.models.registry import lay_out
 from mereo.models.weights import check_finite, load_tensors, save_tensors
-from mereo.tasks.pictures import draw_images
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer
 from mereo.training.batch_norm import restore_batch_norms, share_batch_statistics, statistics_note
@@ -201,7 +200,7 @@ class Trainer:
         events = open_events(self.folder, wanted, epoch + 1, self.report, self.task.columns)
         if self.main and epoch == 0 and first == 0:
             self._draw_training_samples()
-        self.report.start(self.config.epochs * self.steps, epoch * self.steps + first)
+        self.report.start(self.config.epochs * self.steps, epoch * self.steps + first, self.task.unit)
         try:
             if not self.stopped_early:
                 run_epochs(_Epochs(self, events), self.config.epochs, self.steps, (epoch, first))
@@ -321,12 +320,12 @@ class Trainer:
         batch = self.batch(0, 0, self.sampler(0), 0)
         self.task.check(prepare_batch(batch, self.cfg))
         shown = tree_map_only(Tensor, lambda field: field[:32], batch)
-        draw_images(shown.images, self.task.titles(shown), self.folder.train_samples)
+        self.task.draw_samples(shown, self.folder.train_samples)
 
     def finish(self) -> RunResult:
         """Evaluate the last and the best weights on the test images and write the results."""
         restore_batch_norms(self.model)
-        self.report.say(f"evaluating {len(self.splits.test):,} test images")
+        self.report.say(f"evaluating {len(self.splits.test):,} test {self.task.unit}")
         total = self.config.epochs * self.steps
         self.plain_objective.at_step(total - 1, total)
         test_last = self.evaluate(self.splits.test)

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -190,10 +191,10 @@ def print_estimate(config: TrainConfig | Plan) -> None:
     freeze(model, plan.config.freeze, layers=plan.config.freeze_layers, until=plan.config.freeze_until)
     for line in describe_trained(model, plan.config.layer_decay, plan.config.lr):
         print(line)
-    estimated = estimate(plan, before_timing=_print_size)
+    estimated = estimate(plan, before_timing=partial(_print_size, unit=plan.task.unit))
     seconds = estimated.epoch_seconds or 0.0
     _print_rows(
-        ("an epoch", f"about {duration(seconds)} for {estimated.images:,} images"),
+        ("an epoch", f"about {duration(seconds)} for {estimated.images:,} {plan.task.unit}"),
         ("the run", f"about {duration(seconds * estimated.epochs)} for {estimated.epochs} epochs, without evaluation"),
     )
 
@@ -205,21 +206,22 @@ def announce(config: TrainConfig | Plan) -> None:
         warn_of_memory(estimated)
         print("timing a step ...", flush=True)
 
-    estimated = estimate(config, measure=lambda so_far: so_far.long, before_timing=before)
+    plan = as_plan(config)
+    estimated = estimate(plan, measure=lambda so_far: so_far.long, before_timing=before)
     seconds = estimated.epoch_seconds
     if seconds is None:
         warn_of_memory(estimated)
         return
     whole = duration(seconds * estimated.epochs)
     epochs = f"{estimated.epochs} epoch{'s' if estimated.epochs > 1 else ''}"
-    print(f"about {whole} for {epochs} of {estimated.images:,} images, without evaluation", flush=True)
+    print(f"about {whole} for {epochs} of {estimated.images:,} {plan.task.unit}, without evaluation", flush=True)
 
 
-def _print_size(estimated: Estimate) -> None:
+def _print_size(estimated: Estimate, unit: str) -> None:
     memory, available = gibibytes(estimated.memory), gibibytes(estimated.available)
     _print_rows(
         ("parameters", f"{estimated.parameters:,}"),
-        ("FLOPs", f"{estimated.flops / 1e9:.3f} G for the forward pass of an image (a multiply-add is two)"),
+        ("FLOPs", f"{estimated.flops / 1e9:.3f} G for the forward pass of one of the {unit} (a multiply-add is two)"),
         ("memory", f"about {memory} for a step of {estimated.batch_size}; {available} are free"),
     )
     warn_of_memory(estimated)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from torch import nn
 
 from mereo.errors import UsageError, unknown
-from mereo.models import VisionModel
+from mereo.models import SequenceModel, VisionModel
 
 BACKBONE = "backbone"
 """What `freeze` calls everything but the classifier, in a network without a module of that name."""
@@ -19,7 +19,7 @@ def _inside(name: str, module: str) -> bool:
 
 def _by_pattern(model: nn.Module, names: Collection[str], pattern: str) -> set[str]:
     chosen = {name for name in names if fnmatch.fnmatchcase(name, pattern) or _inside(name, pattern)}
-    if not chosen and pattern == BACKBONE and isinstance(model, VisionModel):
+    if not chosen and pattern == BACKBONE and isinstance(model, VisionModel | SequenceModel):
         heads = (*model.classifier_parts, model.classifier)
         chosen = {name for name in names if not any(_inside(name, head) for head in heads)}
     if not chosen:
@@ -27,7 +27,7 @@ def _by_pattern(model: nn.Module, names: Collection[str], pattern: str) -> set[s
     return chosen
 
 
-def _by_layer(model: VisionModel, names: Collection[str], layers: int, until: str | None) -> set[str]:
+def _by_layer(model: VisionModel | SequenceModel, names: Collection[str], layers: int, until: str | None) -> set[str]:
     depths = model.layer_depths()
     count = max(depths.values()) + 1
     if layers >= count:
@@ -64,7 +64,7 @@ def freeze(
     named = dict(model.named_parameters())
     chosen = {name for pattern in patterns for name in _by_pattern(model, named, pattern)}
     if layers or until is not None:
-        if not isinstance(model, VisionModel):
+        if not isinstance(model, VisionModel | SequenceModel):
             raise UsageError(f"freeze_layers is {layers}, and a {type(model).__name__} does not know its layers.")
         chosen |= _by_layer(model, named, layers, until)
     for name in chosen:

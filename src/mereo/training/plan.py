@@ -12,15 +12,16 @@ import torch
 
 from mereo.data import Augmentation, DatasetInfo, dataset_info
 from mereo.data.conversion import check_channels
+from mereo.data.text import in_windows, text_info
 from mereo.errors import UsageError, unknown
-from mereo.models import VisionModel, create_model, get_model_entry
+from mereo.models import VisionModel, create_model, get_model_entry, get_sequence_entry, is_sequence_model
 from mereo.models.registry import outline
 from mereo.runtime.device import choose_device
 from mereo.runtime.memory import available_memory
-from mereo.tasks import Task, get_task
+from mereo.tasks import Classification, Language, Task, get_task
 from mereo.training.config import TrainConfig
 from mereo.training.order import derived_seed
-from mereo.training.start import follow_weights
+from mereo.training.start import follow_weights, follow_weights_of_tokens
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Plan:
         _check_memory(config.model, arguments)
         torch.manual_seed(derived_seed(config.seed, "weights"))
         model = create_model(config.model, **arguments)
-        model.pretrained_cfg |= {"mean": config.mean, "std": config.std}
+        if config.mean is not None:
+            model.pretrained_cfg |= {"mean": config.mean, "std": config.std}
         return model
 
 
@@ -82,8 +84,13 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         info: of its data, where that is known already.
     """
     config.check()
+    if is_sequence_model(config.model):
+        return _plan_of_tokens(config)
     entry, task = get_model_entry(config.model), get_task(config.task)
     info = dataset_info(config.data, config.data_root) if info is None else info
+    if info.text is not None or "images" not in task.requires:
+        what = f"data is {config.data!r}" if info.text is not None else f"task is {config.task!r}"
+        raise UsageError(f"{what}, which is for networks that read tokens, and {config.model} takes images.")
     channels = config.in_chans or info.in_chans
     check_channels(info.in_chans, channels)
     if config.weights is not None:
@@ -114,6 +121,37 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         img_size=size, in_chans=channels, augment=augment, mean=mean, std=std, validation_fraction=fraction, loss=loss
     )
     return Plan(config, task, info, augmentation, arguments)
+
+
+def _plan_of_tokens(config: TrainConfig) -> Plan:
+    """The plan of a sequence model, which has no images to prepare: its windows have the length `context`."""
+    entry = get_sequence_entry(config.model)
+    # The task that a configuration names by default is that of images.
+    task = get_task(Language.name if config.task == Classification.name else config.task)
+    if "tokens" not in task.requires:
+        raise UsageError(f"task is {config.task!r}, which needs {task.requires[0]}, and {config.model} reads tokens.")
+    unused = {"img_size": None, "in_chans": None, "mean": None, "std": None, "mixup": 0.0, "cutmix": 0.0}
+    for name, value in unused.items():
+        if getattr(config, name) != value:
+            raise UsageError(f"{name} is {getattr(config, name)}, and {config.model} reads tokens; leave it out.")
+    if config.augment not in ((), ("auto",), ("none",)):
+        raise UsageError(f"augment is {config.augment}, which changes images, and {config.model} reads tokens.")
+    if config.weights is not None:
+        config = follow_weights_of_tokens(config)
+    known = entry.defaults
+    for name in config.model_args:
+        if name == "vocab_size":
+            raise UsageError("model_args has vocab_size, which follows from the data; leave it out.")
+        if name not in known:
+            raise unknown(f"argument of {config.model}", name, known)
+    length = config.model_args.get("context", known["context"])
+    if not isinstance(length, int) or length < 1:
+        raise UsageError(f"context is {length!r}; it must be a whole number above 0, the bytes of a window.")
+    info = in_windows(text_info(config.data, config.data_root), length)
+    arguments = {**config.model_args, "vocab_size": task().num_outputs(info.num_classes)}
+    loss = task().resolve_loss(config.loss, entry.module)
+    config = config.replace(task=task.name, augment=("none",), loss=loss)
+    return Plan(config, task, info, None, arguments)
 
 
 def as_plan(config: TrainConfig | Plan) -> Plan:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.data import Batch, Images, Splits
+from mereo.data import Batch, Images, Splits, TokenWindows
 from mereo.errors import MereoError, UsageError
 
 SIGNATURES = 8
@@ -43,6 +43,8 @@ def describe_data(splits: Splits) -> dict[str, Any]:
 
 
 def _describe(images: Images) -> dict[str, Any]:
+    if isinstance(images, TokenWindows):
+        return images.describe()
     count, size, classes = len(images), math.prod(images.image_shape), len(images.class_names)
     indices = torch.arange(0, count, max(-(-count * size // MOST_VALUES), 1))
     sums = torch.zeros(min(classes, MOST_SUMS), SIGNATURES, dtype=torch.float64)
@@ -158,7 +160,7 @@ def data_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list
             if before != after:
                 changes.append(f"{split}: {before} images of {_listed([name])}, now {after}")
         if was["labels"] != is_now["labels"] and not changes:
-            changes.append(f"{split}: labels differ or are in another order")
+            changes.append(f"{split}: {'labels' if names else 'bytes'} differ or are in another order")
         difference = (torch.tensor(was["sums"]) - torch.tensor(is_now["sums"])).abs().amax(1)
         places = torch.arange(len(names)) % len(difference)
         pixels = math.prod(is_now["size"]) * torch.bincount(places, torch.tensor(is_now["classes"]))

@@ -26,17 +26,20 @@ class Report(Reporter):
     def __init__(self, *, silent: bool = False) -> None:
         super().__init__(silent=silent, output="stdout")
 
-    def start(self, steps: int, done: int) -> None:
-        """The run starts: `steps` optimiser steps in total, `done` of them already done."""
+    unit = "images"
+
+    def start(self, steps: int, done: int, unit: str = "images") -> None:
+        """The run starts: `steps` optimiser steps in total, `done` of them already done, of images or another unit."""
+        self.unit = unit
         self.begin("training", steps, done)
 
     def step(self, epoch: int, epochs: int, rate: float, loss: float | None) -> None:
         """One optimiser step is done; the loss is None where it was not read from the device."""
         shown = "" if loss is None else f", loss {loss:.4f}"
-        self.advance(title=f"epoch {epoch}/{epochs}{shown}", rate=f"{rate:,.0f} images/s")
+        self.advance(title=f"epoch {epoch}/{epochs}{shown}", rate=f"{rate:,.0f} {self.unit}/s")
         if loss is not None and self.due():
             done = f"epoch {epoch}/{epochs}, step {self._done:,} of {self._total:,}"
-            self.say(f"{done}{shown}, {rate:,.0f} images/s, {self.left()} left")
+            self.say(f"{done}{shown}, {rate:,.0f} {self.unit}/s, {self.left()} left")
 
     def epoch(self, row: dict[str, Any], epochs: int, best: bool, left: float, task: Task) -> None:
         """One epoch is done: a line of its metrics."""
@@ -45,7 +48,7 @@ class Report(Reporter):
         parts.append(f"train {task.show(train)}")
         if held_out is not None:
             parts.append(f"val {task.show(held_out)}{' (best)' if best else ''}")
-        parts += [f"{row['images_per_second']:,.0f} images/s", f"{duration(left)} left"]
+        parts += [f"{row['images_per_second']:,.0f} {task.unit}/s", f"{duration(left)} left"]
         self.say("  ".join(parts))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from mereo.data import Images
 from mereo.inference.evaluate import Scores, prepare_batch
-from mereo.models import VisionModel
+from mereo.models import SequenceModel, VisionModel
 from mereo.runtime.text import duration
 from mereo.tasks import Classification, Task
 from mereo.training.run_folder import RunFolder
@@ -72,7 +72,7 @@ def summary(result: RunResult, picture: Path | None = None) -> None:
         rows.insert(1, ("at the last epoch", task.show(r["test_last"][task.chooses[0]])))
     rows += [
         ("parameters", f"{r['parameters']:,}"),
-        ("training", f"{duration(r['seconds'])} on {r['device']}, {r['images_per_second']:,.0f} images/s"),
+        ("training", f"{duration(r['seconds'])} on {r['device']}, {r['images_per_second']:,.0f} {task.unit}/s"),
         ("weights", str(result.folder.best)),
         ("run folder", str(result.folder.path)),
     ]
@@ -88,7 +88,6 @@ def summary(result: RunResult, picture: Path | None = None) -> None:
 def draw_test_samples(task: Task, model: VisionModel, test: Images, device: torch.device, path: Path) -> None:
     """Up to 32 test images, evenly spaced, with what is predicted for them."""
     count = min(32, len(test))
-    batch = test.batch(
-        torch.arange(count) * (len(test) // count), crop=(model.image_shape[1], model.image_shape[2]), device=device
-    )
+    crop = None if isinstance(model, SequenceModel) else (model.image_shape[1], model.image_shape[2])
+    batch = test.batch(torch.arange(count) * (len(test) // count), crop=crop, device=device)
     task.draw(model.eval(), batch, prepare_batch(batch, model.pretrained_cfg), path)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from mereo.data import Images, Splits, load_splits
-from mereo.models import VisionModel
+from mereo.data import Images, Splits, load_splits, load_windows
+from mereo.models import SequenceModel, VisionModel
 from mereo.tasks import Task
 from mereo.training.config import TrainConfig
 from mereo.training.plan import Plan, as_plan
@@ -68,6 +68,9 @@ def prepare(
     plan = as_plan(config)
     config, device = plan.config, plan.device
     model, start = _started(plan, None, resumed)
+    if isinstance(model, SequenceModel):
+        splits, crop = _windows(plan, model), (1, model.context)
+        return Setup(plan, plan.task(), model, _placed(splits, device), device, crop, start)
     crop = model.image_shape[1:]
     splits = load_splits(
         config.data,
@@ -86,18 +89,26 @@ def prepare(
     )
     if len(splits.class_names) != plan.info.num_classes:
         model, start = _started(plan, len(splits.class_names), resumed)
-    splits = splits._replace(
+    return Setup(plan, plan.task(splits.class_names), model, _placed(splits, device), device, crop, start)
+
+
+def _windows(plan: Plan, model: SequenceModel) -> Splits:
+    config = plan.config
+    return load_windows(config.data, model.context, root=config.data_root, limit=config.limit, info=plan.info)
+
+
+def _placed(splits: Splits, device: torch.device) -> Splits:
+    return splits._replace(
         train=place(splits.train, device),
         validation=None if splits.validation is None else place(splits.validation, device),
         test=place(splits.test, device),
     )
-    return Setup(plan, plan.task(splits.class_names), model, splits, device, crop, start)
 
 
 def describe_images(setup: Setup) -> str:
     """One line with the number of images for training, choosing the epoch and testing."""
     splits = setup.splits
-    parts = [f"{len(splits.train):,} images to train on"]
+    parts = [f"{len(splits.train):,} {setup.task.unit} to train on"]
     if splits.validation is not None:
         parts.append(f"{len(splits.validation):,} to choose the epoch by")
     parts.append(f"{len(splits.test):,} to test on")

@@ -9,7 +9,9 @@ from mereo.models.conversion import timm_normalisation
 from mereo.models.metadata import describe
 from mereo.models.on_backbone import OnBackbone
 from mereo.models.pretrained import fill
-from mereo.models.weights import is_described, load_tensors, read_metadata, weights_file
+from mereo.models.registry import find_entry
+from mereo.models.sequence_model import SequenceModel
+from mereo.models.weights import is_described, load_state, load_tensors, read_metadata, weights_file
 from mereo.training.config import TrainConfig, parse_size
 
 PUBLISHED = ("timm", "torchvision")
@@ -68,6 +70,24 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
     return config.replace(**changes)
 
 
+def follow_weights_of_tokens(config: TrainConfig) -> TrainConfig:
+    """The same for a sequence model: its arguments come from the weights, and their path is made absolute."""
+    weights = str(config.weights)
+    try:
+        path = weights_file(weights)
+    except UsageError:
+        if config.resume:
+            return config
+        raise
+    described = describe(path, read_metadata(path))
+    if described.model != config.model:
+        raise UsageError(f"weights is {weights!r}, those of {described.model}; give --model {described.model}.")
+    defaults = find_entry(config.model).defaults
+    own = {name: value for name, value in described.arguments.items() if value != defaults[name]}
+    own.pop("vocab_size", None)
+    return config.replace(weights=str(Path(weights).absolute()), model_args={**own, **config.model_args})
+
+
 def _follow_published(config: TrainConfig, channels: int) -> TrainConfig:
     library, _, tag = str(config.weights).partition(".")
     plain = get_model_entry(config.model).module
@@ -86,6 +106,9 @@ def start_from(model: VisionModel, weights: str) -> str:
 
     A network on a backbone takes weights of its backbone too: timm's, and those of a classifier.
     """
+    if isinstance(model, SequenceModel):
+        load_state(model, weights_file(weights))
+        return f"starting from {weights}"
     if isinstance(model, OnBackbone) and not _is_whole(model, weights):
         model.load_backbone(weights)
         return f"backbone starting from {weights}"

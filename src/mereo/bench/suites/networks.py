@@ -15,7 +15,8 @@ from mereo.bench.kernels import PREFIX, labelled, shares
 from mereo.capsules import PatchifyCapsules
 from mereo.data import Augmentation, Batch, ImageSet
 from mereo.inference.evaluate import normalise
-from mereo.models import VisionModel, create_model, get_model_entry, list_models
+from mereo.models import MODELS as NETWORKS
+from mereo.models import VisionModel, create_model, get_model_entry
 from mereo.models.capsule.capsnet import CapsNet
 from mereo.routing import CrossAgreementRouting, DynamicRouting, SelfAttentionRouting
 from mereo.tasks import Classification
@@ -235,7 +236,7 @@ MODELS = Suite(
     _inputs,
     lambda setting: (_whole(setting),),
     _work,
-    sweeps={"model": tuple(list_models())},
+    sweeps={"model": tuple(sorted(NETWORKS))},
     quick={"batch": 4},
     tolerance=1e-3,
     adopt=adopt,

@@ -5,6 +5,6 @@ PyTorch and the like inside its function.
 """
 
 from mereo.data.registry import DATASETS, list_datasets
-from mereo.data.sets import cifar10, digits, fashion_mnist, mnist, multimnist, svhn
+from mereo.data.sets import cifar10, digits, fashion_mnist, mnist, multimnist, pystdlib, svhn
 
-__all__ = ["DATASETS", "cifar10", "digits", "fashion_mnist", "list_datasets", "mnist", "multimnist", "svhn"]
+__all__ = ["DATASETS", "cifar10", "digits", "fashion_mnist", "list_datasets", "mnist", "multimnist", "pystdlib", "svhn"]

@@ -1,0 +1,267 @@
+"""Text as bytes: its splits, and windows of a length that are served as tokens.
+
+The files of a split stand one after the other, each with a byte of value 0 behind it. Window i of length L holds the
+bytes i L to i L + L - 1 as targets and the byte before each as input, 0 before the first. Every byte of a split is
+therefore predicted exactly once.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mereo.data.augmentation import Augmentation
+from mereo.data.batch import Batch
+from mereo.data.images import Images, check_draws
+from mereo.data.load import Splits
+from mereo.data.registry import DATASETS, DatasetInfo
+from mereo.data.regular import kind_of, open_regular, user_path
+from mereo.data.sources import data_root
+from mereo.errors import MereoError, UsageError, check_choice, check_positive
+
+END = 0
+"""The byte behind each file, and before the first byte of a split."""
+BYTES = 256
+SPLITS = ("train", "validation", "test")
+PARTS = 20
+"""One part of so many is for testing, one for choosing the epoch."""
+MOST = 2**30
+"""Bytes of a folder or file that is read as text."""
+_LOOKED_AT = 2**13
+
+
+class Text(NamedTuple):
+    """The bytes of each split.
+
+    Attributes:
+        splits: uint8 (bytes,) by name.
+        digest: SHA-256 of the names and bytes of all splits.
+    """
+
+    splits: Mapping[str, Tensor]
+    digest: str
+
+
+def split_of(name: str) -> str:
+    """The split of a file, from the SHA-256 of its name."""
+    number = int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big") % PARTS
+    return "test" if number == 0 else "validation" if number == 1 else "train"
+
+
+def make_text(splits: Mapping[str, bytes]) -> Text:
+    """The splits with their digest."""
+    digest = hashlib.sha256()
+    for name in SPLITS:
+        digest.update(f"{name} {len(splits[name])}\n".encode())
+        digest.update(splits[name])
+    # A copy, because bytes cannot be written to, which PyTorch warns of.
+    return Text(
+        {name: torch.from_numpy(np.frombuffer(splits[name], np.uint8).copy()) for name in SPLITS}, digest.hexdigest()
+    )
+
+
+def join_files(files: Iterable[tuple[str, bytes]]) -> Text:
+    """Named files, in order, each in the split of its name."""
+    parts: dict[str, bytearray] = {name: bytearray() for name in SPLITS}
+    for name, content in files:
+        parts[split_of(name)] += content + bytes([END])
+    return make_text({name: bytes(part) for name, part in parts.items()})
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except OSError as error:
+        raise MereoError(f"cannot read {path}: {error.strerror or error}.") from error
+
+
+def _files_in(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """The text files of a folder, hidden ones left out: those without a byte of value 0 near their start."""
+    size = 0
+    for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
+        name = path.relative_to(folder)
+        if any(part.startswith(".") for part in name.parts) or kind_of(path) != "file":
+            continue
+        size += path.stat().st_size
+        if size > MOST:
+            raise UsageError(f"data is {str(folder)!r}, of more than {MOST:,} bytes; give a smaller folder.")
+        content = _read(path)
+        if content and END not in content[:_LOOKED_AT]:
+            yield name.as_posix(), content
+
+
+def read_path(path: Path) -> Text:
+    """The text of a file or a folder.
+
+    The files of a folder are divided by their names. One file, or a folder of so few files that a split would be empty,
+    is divided in order: the last twentieth is for testing, the one before it for choosing the epoch.
+    """
+    if kind_of(path) == "folder":
+        files = list(_files_in(path))
+        text = join_files(files)
+        if all(len(part) for part in text.splits.values()):
+            return text
+        whole = b"".join(content + bytes([END]) for _, content in files)
+    elif path.stat().st_size > MOST:
+        raise UsageError(f"data is {str(path)!r}, of more than {MOST:,} bytes; give a smaller file.")
+    else:
+        whole = _read(path)
+    part = len(whole) // PARTS
+    if part == 0:
+        raise UsageError(f"data is {str(path)!r}, with {len(whole)} bytes of text; it needs at least {PARTS}.")
+    held = len(whole) - 2 * part
+    return make_text({"train": whole[:held], "validation": whole[held : held + part], "test": whole[held + part :]})
+
+
+def text_info(data: str, root: str | Path | None = None) -> DatasetInfo:
+    """Facts about text, by the name of a data set or the path of a file or folder; its splits count bytes."""
+    if data in DATASETS:
+        if DATASETS[data].text is None:
+            known = ", ".join(name for name, info in sorted(DATASETS.items()) if info.text is not None)
+            raise UsageError(f"data is {data!r}, which is images; give text: {known}, or a file or folder of text.")
+        return DATASETS[data]
+    path = user_path("data", data)
+    for place in (path, data_root(root) / path):
+        if kind_of(place) in ("file", "folder"):
+            return _info_of(data, place)
+    raise UsageError(f"data is {data!r}, and there is no such data set, file or folder; give pystdlib or a path.")
+
+
+def _info_of(data: str, path: Path) -> DatasetInfo:
+    text = read_path(path)
+    counts = {name: len(part) for name, part in text.splits.items()}
+    return DatasetInfo(
+        data, "text as bytes", str(path), BYTES, 1, None, counts, (), fields=("tokens",), path=path,
+        text=lambda root: text,
+    )  # fmt: skip
+
+
+def in_windows(info: DatasetInfo, length: int) -> DatasetInfo:
+    """The same facts with splits that count windows of so many bytes."""
+    return replace(info, splits={name: -(-count // length) for name, count in info.splits.items()})
+
+
+class TokenWindows(Images):
+    """Windows of a stream of bytes, served as tokens.
+
+    With a generator (training), each window is shifted by a random number of bytes below the length; without
+    (evaluation), the windows are those that cover every byte once.
+
+    Args:
+        stream: the bytes.
+        length: of the windows.
+        starts: the first byte of each window; those that cover every byte when None.
+
+    Shapes: stream uint8 (bytes,), starts int64 (n,); batches have tokens int64 (batch, length + 1), of which the first
+    is input only, and lengths int64 (batch,) where a window ends with the stream and is padded.
+    """
+
+    class_names: tuple[str, ...] = ()
+
+    def __init__(self, stream: Tensor, length: int, starts: Tensor | None = None) -> None:
+        check_positive(length=length)
+        if stream.dtype != torch.uint8 or stream.dim() != 1:
+            raise UsageError(f"stream is {stream.dtype} of shape {tuple(stream.shape)}; it must be uint8 (bytes,).")
+        self.stream, self.length = stream, length
+        self.starts = torch.arange(0, len(stream), length) if starts is None else starts
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(1, 1, bytes of a window): what a sample takes in memory."""
+        return 1, 1, self.length
+
+    @property
+    def strata(self) -> Tensor:
+        return torch.zeros_like(self.starts)
+
+    @property
+    def content(self) -> bytes:
+        """All bytes, as they are compressed for comparison."""
+        return self.stream.cpu().numpy().tobytes()
+
+    def describe(self) -> dict[str, Any]:
+        """What the data is, as plain values; it changes if any byte or window does."""
+        digest = hashlib.sha256(self.content)
+        digest.update(self.starts.numpy().tobytes())
+        return {"count": len(self), "size": [self.length], "classes": [], "labels": digest.hexdigest(), "sums": [[0]]}
+
+    def to(self, device: torch.device | str) -> "TokenWindows":
+        return TokenWindows(self.stream.to(device), self.length, self.starts)
+
+    def subset(self, indices: Tensor) -> "TokenWindows":
+        return TokenWindows(self.stream, self.length, self.starts[indices.cpu()])
+
+    def batch(
+        self,
+        indices: Tensor,
+        *,
+        augmentation: Augmentation | None = None,
+        crop: tuple[int, int] | None = None,
+        generator: torch.Generator | None = None,
+        share: slice | None = None,
+        device: torch.device | str | None = None,
+    ) -> Batch:
+        """The windows at `indices`; there are no images to crop."""
+        check_draws(generator, augmentation)
+        if augmentation is not None and augmentation.operations:
+            raise UsageError(f"augment is {augmentation.texts}, which changes images; leave it out for text.")
+        starts, last = self.starts[indices.cpu()], max(len(self.stream) - self.length, 0)
+        if generator is not None:
+            shifts = torch.randint(0, self.length, (len(starts),), generator=generator)
+            starts = (starts + shifts).clamp(max=last)
+        starts = starts[slice(None) if share is None else share]
+        # Place t + 1 of a window is the byte at start + t; place 0 is the byte before.
+        places = starts.unsqueeze(1) + torch.arange(-1, self.length)
+        inside = (places >= 0) & (places < len(self.stream))
+        held = places.clamp(0, max(len(self.stream) - 1, 0)).to(self.stream.device)
+        tokens = torch.where(inside.to(held.device), self.stream[held].long(), END).to(device, non_blocking=True)
+        lengths = (len(self.stream) - starts + 1).clamp(max=self.length + 1)
+        full = bool((lengths == self.length + 1).all())
+        return Batch(tokens=tokens, lengths=None if full else lengths.to(tokens.device))
+
+
+def load_windows(
+    data: str,
+    length: int,
+    *,
+    root: str | Path | None = None,
+    limit: int | None = None,
+    info: DatasetInfo | None = None,
+) -> Splits:
+    """The splits of a text as windows of so many bytes.
+
+    Args:
+        data: a data set of text, such as pystdlib, or the path of a file or folder.
+        length: of the windows.
+        root: folder of the data sets.
+        limit: largest number of windows to train on, spread evenly.
+        info: of the same data, from `text_info`; then a path is not read again.
+    """
+    check_positive(length=length)
+    info = text_info(data, root) if info is None else info
+    assert info.text is not None
+    text = info.text(data_root(root))
+    windows = {name: TokenWindows(stream, length) for name, stream in text.splits.items()}
+    train = windows["train"]
+    if limit is not None:
+        check_positive(limit=limit)
+        if limit < len(train):
+            train = train.subset(torch.arange(limit) * (len(train) // limit))
+    return Splits(train, windows["validation"], windows["test"], (), 1, 0)
+
+
+def load_window_split(data: str, length: int, split: str = "test", **options: Any) -> TokenWindows:
+    """One of the splits of `load_windows`: "train", "validation" or "test"."""
+    check_choice("split", split, SPLITS)
+    chosen = getattr(load_windows(data, length, **options), split)
+    assert isinstance(chosen, TokenWindows)
+    return chosen

@@ -1,0 +1,3 @@
+"""Networks that read sequences of tokens, one file each with its presets."""
+
+from mereo.models.sequence.tnl import TNL as TNL

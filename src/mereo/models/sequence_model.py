@@ -1,0 +1,312 @@
+"""The base of networks that read tokens: embedding, a stack of blocks, a norm, scores of the next token."""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mereo.core.kernels.affine import Linear, linear
+from mereo.core.kernels.transforms import steps_aside
+from mereo.errors import UsageError, check_positive
+from mereo.models.folding import folded
+from mereo.models.layers import layer_depths, parameter_groups
+
+
+class SequenceState(NamedTuple):
+    """What a model carries from one part of a sequence to the next.
+
+    Attributes:
+        position: number of tokens read so far.
+        blocks: the state of each block; empty where the model reads everything again.
+        tokens: int64 (batch, position), what is read again, at most the `longest` last ones; None for a model that
+            streams.
+    """
+
+    position: int
+    blocks: tuple[Any, ...] = ()
+    tokens: Tensor | None = None
+
+
+class SequenceModel(nn.Module):
+    """A network from tokens to the scores of the token that follows each of them.
+
+    x_0 = scale embedding(tokens),   x_i = block_i(x_(i-1)),   scores = head(norm(x_L))
+
+    A subclass makes its blocks and its norm and gives them to this constructor. Its own constructor's arguments are
+    plain values: they are the configuration that is saved with the weights.
+
+    A block is a module `block(x, mask) -> x`, residual connections included; `mask` is bool (batch, tokens), True for
+    tokens that are not padding, or None. A block with a term of its own in the training loss returns (x, term), the
+    term of shape (). A block that can go on from a state has `extend(x, state) -> (x, state)` as well, with the state
+    None before the first token. Where every block has it, `step` and `generate` use it; otherwise all tokens are read
+    again for each new one.
+
+    Args:
+        vocab_size: number of tokens, and of scores.
+        dim: size of the embedding.
+        context: tokens of the windows that it is trained on, where nothing else is asked for.
+        blocks: in order.
+        norm: before the head.
+        tied: whether the head is the embedding, transposed.
+        scale: factor of the embedding.
+
+    Shapes: tokens int64 (batch, tokens), lengths int64 (batch,) -> scores (batch, tokens, vocab_size).
+
+    Attributes:
+        longest: most tokens that it can read at once; None for any number.
+        causal: whether a token changes only its own scores and those of later tokens, in evaluation.
+        num_features: size of what `forward_features` gives, `dim`.
+        config: {"model": name, "args": arguments}, set by `create_model`.
+        pretrained_cfg: architecture and provenance, set by `create_model`.
+        metadata: everything saved with the weights, set by `load`.
+        class_names: empty; tokens have no names.
+        grad_checkpointing: whether blocks are computed again in the backward pass.
+    """
+
+    classifier: ClassVar[str] = "head"
+    classifier_parts: ClassVar[tuple[str, ...]] = ("head",)
+    channels_last: ClassVar[bool] = False
+    causal: ClassVar[bool] = True
+
+    config: dict[str, Any]
+    pretrained_cfg: dict[str, Any]
+    longest: int | None = None
+    grad_checkpointing: bool = False
+    class_names: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        context: int,
+        blocks: Iterable[nn.Module],
+        norm: nn.Module,
+        *,
+        tied: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_positive(vocab_size=vocab_size, dim=dim, context=context)
+        self.vocab_size, self.num_features, self.context, self.scale = vocab_size, dim, context, scale
+        self.embedding = nn.Embedding(vocab_size, dim)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
+        self.head = None if tied else Linear(dim, vocab_size, bias=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for module in (self.embedding, self.head):
+            if module is not None:
+                nn.init.normal_(module.weight, std=0.02)
+
+    # --- what a network may define ----------------------------------------------------------------------------------
+
+    def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
+        """What the first block takes.
+
+        Args:
+            position: number of the first of these tokens, for networks with absolute positions.
+
+        Shapes: int64 (batch, tokens) -> (batch, tokens, dim).
+        """
+        embedded: Tensor = self.embedding(tokens)
+        return embedded * self.scale
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters without weight decay, beyond biases and other vectors."""
+        return set()
+
+    # --- tokens at once ---------------------------------------------------------------------------------------------
+
+    def _run(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the last norm returns, and the sum of the blocks' own terms of the loss."""
+        self.check_tokens(tokens)
+        if self.longest is not None and tokens.shape[1] > self.longest:
+            raise UsageError(
+                f"tokens are {tuple(tokens.shape)}; this model reads at most {self.longest}; give shorter parts."
+            )
+        mask = None if lengths is None else self._mask(tokens, lengths)
+        x = self.embed(tokens)
+        term = x.new_zeros(())
+        again = self.grad_checkpointing and self.training and torch.is_grad_enabled()
+        for block in self.blocks:
+            out = checkpoint(block, x, mask, use_reentrant=False) if again else block(x, mask)
+            x, more = out if isinstance(out, tuple) else (out, None)
+            term = term if more is None else term + more
+        return self.norm(x), term
+
+    @staticmethod
+    def _mask(tokens: Tensor, lengths: Tensor) -> Tensor:
+        if lengths.shape != tokens.shape[:1]:
+            raise UsageError(
+                f"lengths are {tuple(lengths.shape)}; they must be ({len(tokens)},), one for each sequence."
+            )
+        return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
+
+    def _scores(self, features: Tensor) -> Tensor:
+        if self.head is None:
+            return linear(features, self.embedding.weight)
+        scores: Tensor = self.head(features)
+        return scores
+
+    def forward_features(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """What the head takes: (batch, tokens) -> (batch, tokens, dim)."""
+        return self._run(tokens, lengths)[0]
+
+    def forward_with_terms(self, tokens: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Scores, and what the blocks add to a training loss: (), zero where no block has a term of its own."""
+        features, term = self._run(tokens, lengths)
+        return self._scores(features), term
+
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Scores of the next token at each place.
+
+        Args:
+            lengths: of the sequences, where some are padded at their end; the scores of padding mean nothing.
+        """
+        return self._scores(self._run(tokens, lengths)[0])
+
+    # --- token by token ---------------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> bool:
+        """Whether every block can go on from a state, so that no token is read twice."""
+        return all(hasattr(block, "extend") for block in self.blocks)
+
+    def extend(self, tokens: Tensor, state: SequenceState | None = None) -> tuple[Tensor, SequenceState]:
+        """Tokens behind those that made `state`: their scores, and the state behind them.
+
+        Shapes: int64 (batch, tokens) -> (batch, tokens, vocab_size).
+        """
+        state = SequenceState(0) if state is None else state
+        position = state.position + tokens.shape[1]
+        if not self.streams:
+            return self._read_again(tokens, state, position)
+        self.check_tokens(tokens)
+        x, before, behind = self.embed(tokens, state.position), state.blocks or (None,) * len(self.blocks), []
+        for block, carried in zip(self.blocks, before, strict=True):
+            extend: Any = block.extend
+            x, after = extend(x, carried)
+            behind.append(after)
+        return self._scores(self.norm(x)), SequenceState(position, tuple(behind))
+
+    def _read_again(self, tokens: Tensor, state: SequenceState, position: int) -> tuple[Tensor, SequenceState]:
+        known = tokens if state.tokens is None else torch.cat((state.tokens, tokens), 1)
+        if self.longest is not None and tokens.shape[1] <= self.longest:
+            known = known[:, -self.longest :]
+        return self(known)[:, known.shape[1] - tokens.shape[1] :], SequenceState(position, (), known)
+
+    def step(self, token: Tensor, state: SequenceState | None = None) -> tuple[Tensor, SequenceState]:
+        """One token: int64 (batch,) and the state before it -> scores (batch, vocab_size) and the state behind it."""
+        scores, state = self.extend(token.unsqueeze(1), state)
+        return scores.squeeze(1), state
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        tokens: Tensor,
+        count: int,
+        *,
+        temperature: float = 1.0,
+        top: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continue sequences by so many tokens, drawn from softmax(scores / temperature).
+
+        Args:
+            tokens: at least one in each sequence.
+            count: how many follow.
+            temperature: 0 always takes the token of the highest score.
+            top: draw only from so many tokens of the highest scores; all when None.
+            generator: of the draws, on the device of the tokens.
+
+        Shapes: int64 (batch, tokens) -> int64 (batch, count).
+        """
+        if count < 0 or not temperature >= 0:
+            raise UsageError(f"count is {count} and temperature {temperature}; both must be at least 0.")
+        if top is not None and not 1 <= top <= self.vocab_size:
+            raise UsageError(f"top is {top}; it must be from 1 to {self.vocab_size}.")
+        if tokens.dim() != 2 or tokens.shape[1] == 0:
+            raise UsageError(f"tokens are {tuple(tokens.shape)}; to be continued, they must be (batch, at least 1).")
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            drawn, state, following = [], None, tokens
+            for _ in range(count):
+                scores, state = self.extend(following, state)
+                following = _draw(scores[:, -1].float(), temperature, top, generator).unsqueeze(1)
+                drawn.append(following)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return torch.cat(drawn, 1) if drawn else tokens[:, :0]
+
+    # --- what every network has -------------------------------------------------------------------------------------
+
+    def check_tokens(self, tokens: Tensor) -> None:
+        """UsageError unless tokens are whole numbers (batch, tokens) below `vocab_size`."""
+        if tokens.dim() != 2:
+            raise UsageError(f"tokens are {tuple(tokens.shape)}; this model takes (batch, tokens).")
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise UsageError(f"tokens are {tokens.dtype}; this model takes whole numbers, such as tokens.long().")
+        if torch.compiler.is_compiling() or steps_aside() is not None or tokens.device.type == "meta":
+            return
+        if tokens.device != self.embedding.weight.device:
+            raise UsageError(f"tokens are on {tokens.device}, the weights on {self.embedding.weight.device}; move one.")
+        if tokens.numel():
+            low, high = (int(value) for value in tokens.aminmax())
+            if low < 0 or high >= self.vocab_size:
+                wrong = low if low < 0 else high
+                raise UsageError(f"tokens hold {wrong}; this model has the tokens 0 to {self.vocab_size - 1}.")
+
+    @property
+    def num_classes(self) -> int:
+        """Number of scores: `vocab_size`."""
+        return self.vocab_size
+
+    @property
+    def default_cfg(self) -> dict[str, Any]:
+        """timm's other name of `pretrained_cfg`."""
+        return self.pretrained_cfg
+
+    def get_classifier(self) -> nn.Module:
+        """The module that makes the scores: the embedding where they are tied."""
+        return self.embedding if self.head is None else self.head
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade time for memory in training: keep only the tokens between blocks and compute the rest again."""
+        self.grad_checkpointing = enable
+
+    def layer_depths(self) -> dict[str, int]:
+        """The layer of each parameter by name: the embedding with the first block, a layer a block, the head last."""
+        names = [name for name, _ in self.named_parameters()]
+        return layer_depths(names, [f"blocks.{i}" for i in range(len(self.blocks))], self.classifier_parts)
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        """A function from the name of a parameter to its layer."""
+        return self.layer_depths().__getitem__
+
+    def parameter_groups(self, weight_decay: float = 0.0, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+        """Groups for an optimiser, as those of `VisionModel.parameter_groups`."""
+        depths, undecayed = self.layer_depths(), self.no_weight_decay()
+        return parameter_groups(self.named_parameters(), depths, undecayed, weight_decay, layer_decay)
+
+    def fuse(self) -> Self:
+        """A copy for inference that computes the same faster: see `mereo.models.folding`."""
+        return folded(self)
+
+
+def _draw(scores: Tensor, temperature: float, top: int | None, generator: torch.Generator | None) -> Tensor:
+    """One token for each row of scores (batch, vocab_size): int64 (batch,)."""
+    if temperature == 0:
+        return scores.argmax(-1)
+    if top is not None:
+        least = scores.topk(top, -1).values[:, -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    # The highest score is subtracted first, so that a tiny temperature does not overflow.
+    shares = ((scores - scores.amax(-1, keepdim=True)) / temperature).softmax(-1)
+    return torch.multinomial(shares, 1, generator=generator).squeeze(1)
