@@ -66,3 +66,20 @@ def test_evit():
     run = measured("evit", "batch=1", "side=32")
     unchecked = dict.fromkeys(("keep 0.9", "keep 0.7", "keep 0.5"), "unchecked")
     assert statuses(run, "forward") == statuses(run, "training") == {"host": "ok", **unchecked}
+
+
+def test_clustered():
+    run = measured("clustered", "heads=2", "tokens=64,100", "dim=8")
+    for mode in ("forward", "training"):
+        assert statuses(run, mode, tokens=100) == {"as written": "ok", "clusters": "ok", "causal SDPA": "unchecked"}
+    assert run.tables[0]["columns"][-1] == "time in theory"
+    assert {row[0]: row[-1] for row in run.tables[0]["rows"]}["clusters"] == "1.50"
+
+
+def test_combiner():
+    run = measured("combiner", "heads=2", "tokens=60,100", "dim=8")
+    for mode in ("forward", "training"):
+        found = statuses(run, mode, tokens=100)
+        assert found.pop("as written") == found.pop("fixed") == "ok"
+        others = ("logsparse", "axial_vertical", "axial_rowmajor", "axial_mixture", "causal SDPA")
+        assert found == dict.fromkeys(others, "unchecked")

@@ -147,3 +147,26 @@ def test_a_bias_is_added_to_the_scores_by_every_method(masked: bool) -> None:
     for method in ("plain", "sdpa"):
         out = attend(q, k, v, coupling, mask=mask, bias=bias, method=method)
         torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_heads_may_have_tiles_of_their_own(sparse: bool) -> None:
+    receivers = torch.stack([torch.stack([torch.randperm(6).view(3, 2) for _ in range(2)]) for _ in range(4)])
+    senders = torch.randint(-1, 5, (4, 2, 3, 3))
+    senders[0, 0, 0] = torch.tensor([1, -1, 4])
+    tiles = Tiles(receivers, senders, 6, 5)
+    assert tiles.exclusive and tiles.count == 3
+    couplings = torch.rand(4 * 3, 2, 2, 3)
+    whole = tiles.place(couplings, sparse=sparse)
+    expected = torch.zeros(4, 2, 6, 5)
+    for image in range(4):
+        for head in range(2):
+            for tile in range(3):
+                for i, r in enumerate(receivers[image, head, tile].tolist()):
+                    for j, s in enumerate(senders[image, head, tile].tolist()):
+                        if s >= 0:
+                            expected[image, head, r, s] += couplings[image * 3 + tile, head, i, j]
+    torch.testing.assert_close(whole.to_dense() if sparse else whole, expected)
+    one = Tiles(receivers, receivers, 6, 6)
+    couplings = torch.rand(4 * 3, 2, 2, 2)
+    assert torch.equal(one.pick(one.place(couplings), torch.zeros_like(couplings)), couplings)

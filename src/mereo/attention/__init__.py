@@ -36,7 +36,15 @@ from mereo.attention.memory import (
     energy,
     retrieve,
 )
-from mereo.attention.sparse import BiLevelRoutingAttention, SeaAttention, SparsifinerAttention
+from mereo.attention.sparse import (
+    BiLevelRoutingAttention,
+    CombinerAttention,
+    RoutingAttention,
+    SeaAttention,
+    SparsifinerAttention,
+    combiner_attention,
+    routing_attention,
+)
 
 __all__ = [
     "MEMORIES",
@@ -47,6 +55,7 @@ __all__ = [
     "ChannelGroupAttention",
     "ClassAttention",
     "ClearAttention",
+    "CombinerAttention",
     "DenseHosted",
     "GridAttention",
     "HaloAttention",
@@ -56,6 +65,7 @@ __all__ = [
     "HostedAttention",
     "MultiHeadAttention",
     "NeighborhoodAttention",
+    "RoutingAttention",
     "SeaAttention",
     "Separation",
     "SingleHeadAttention",
@@ -66,10 +76,12 @@ __all__ = [
     "associative_memory",
     "attention_layers",
     "clear_attention",
+    "combiner_attention",
     "energy",
     "neighborhood_attention",
     "replace_attention",
     "retrieve",
+    "routing_attention",
     "top_down_attention",
     "watchable",
 ]

@@ -133,6 +133,7 @@ class Suite:
         work: the least work of the task: its operations, and every input, output and gradient moved once.
         sweeps: size -> values; each is swept with the others at `sizes`.
         growth: swept sizes with which time and memory grow as a power: the exponents are fitted and shown.
+        theory: the exponent of time that the number of operations of a contender implies, by its name.
         quick, quick_sweeps: their replacements under `--quick`.
         threads: thread counts by default; 0 is all.
         modes: what is timed.
@@ -159,6 +160,7 @@ class Suite:
     work: Callable[[Setting, Mode], Work | None]
     sweeps: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     growth: tuple[str, ...] = ()
+    theory: Mapping[str, float] = field(default_factory=dict)
     quick: Mapping[str, Value] = field(default_factory=dict)
     quick_sweeps: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     threads: tuple[int, ...] = (0,)

@@ -38,6 +38,16 @@ def growth_tables(run: Run) -> list[Table]:
             rows = [_row(name, [m for m in group if m.contender == name], swept) for name in names]
             if kept := tuple(row for row in rows if row is not None):
                 one = swept.removesuffix("s")
-                columns = ("contender", "time", "memory", f"least us a {one}", f"most us a {one}", "most / least")
+                columns: tuple[str, ...] = (
+                    "contender",
+                    "time",
+                    "memory",
+                    f"least us a {one}",
+                    f"most us a {one}",
+                    "most / least",
+                )
+                if theory := run.options.get("theory"):
+                    columns = (*columns, "time in theory")
+                    kept = tuple((*row, f"{theory[row[0]]:.2f}" if row[0] in theory else "-") for row in kept)
                 tables.append(Table(f"Exponents of {swept}, {mode}, {threads} threads", columns, kept))
     return tables

@@ -59,7 +59,7 @@ class Bench:
             suite.name,
             time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             machine_facts(request.device),
-            {**asdict(request), "limit": self.limit, "growth": list(suite.growth)},
+            {**asdict(request), "limit": self.limit, "growth": list(suite.growth), "theory": dict(suite.theory)},
             suite.tolerance,
             skipped=skipped,
         )

@@ -20,8 +20,9 @@ class Tiles:
     """Which receivers and senders each tile holds, by their number in the whole image; -1 is padding.
 
     Args:
-        receivers: int64 (tiles, receivers of a tile), or (batch, tiles, receivers of a tile) where images differ.
-        senders: int64 (tiles, senders of a tile), or with a batch axis likewise.
+        receivers: int64 (tiles, receivers of a tile), (batch, tiles, receivers of a tile) where images differ, or
+            (batch, heads, tiles, receivers of a tile) where heads differ as well.
+        senders: int64 (tiles, senders of a tile), or with further axes likewise.
         num_receivers, num_senders: how many there are in the whole image.
     """
 
@@ -42,12 +43,15 @@ class Tiles:
         return not bool(((numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] >= 0)).any())
 
     def _pairs(self, batch: int, device: torch.device) -> Tensor:
-        """Number of each pair in the flat map of an image: int64 (batch or 1, tiles, r, s); padding is one past it."""
-        receivers = self.receivers.to(device).unsqueeze(-1)
-        senders = self.senders.to(device).unsqueeze(-2)
+        """Number of each pair in the flat map of an image: int64 (batch or 1, heads or 1, tiles, r, s); padding is one
+        past it."""
+        receivers, senders = (
+            x.unsqueeze(1) if x.dim() == 3 else x.view(1, 1, *x.shape) if x.dim() == 2 else x
+            for x in (self.receivers.to(device), self.senders.to(device))
+        )
+        receivers, senders = receivers.unsqueeze(-1), senders.unsqueeze(-2)
         pairs = receivers * self.num_senders + senders
         pairs = torch.where((receivers < 0) | (senders < 0), self.num_receivers * self.num_senders, pairs)
-        pairs = pairs if pairs.dim() == 4 else pairs.unsqueeze(0)
         if pairs.shape[0] not in (1, batch):
             raise UsageError(f"tiles are of {pairs.shape[0]} images, and the couplings of {batch}.")
         return pairs
@@ -66,14 +70,14 @@ class Tiles:
         entries = self.num_receivers * self.num_senders
         pairs = self._pairs(batch, couplings.device)
         if sparse if sparse is not None else batch * heads * entries > LARGEST_DENSE:
-            index = pairs.expand(batch, *pairs.shape[1:]).unsqueeze(1).expand_as(tiled).reshape(-1)
+            index = pairs.expand_as(tiled).reshape(-1)
             image = torch.arange(batch * heads, device=couplings.device).repeat_interleave(tiled[0, 0].numel())
             kept = index < entries
             image, index = image[kept], index[kept]
             places = torch.stack((image // heads, image % heads, index // self.num_senders, index % self.num_senders))
             size = (batch, heads, self.num_receivers, self.num_senders)
             return torch.sparse_coo_tensor(places, tiled.reshape(-1)[kept], size, check_invariants=False).coalesce()
-        index = pairs.flatten(1).unsqueeze(1).expand(batch, heads, -1)
+        index = pairs.flatten(2).expand(batch, heads, -1)
         whole = couplings.new_zeros(batch, heads, entries + 1).scatter_add(2, index, tiled.flatten(2))
         return whole[..., :-1].unflatten(-1, (self.num_receivers, self.num_senders))
 
@@ -85,10 +89,10 @@ class Tiles:
         batch, heads = couplings.shape[:2]
         pairs = self._pairs(batch, couplings.device)
         flat = torch.cat((couplings.flatten(2), couplings.new_zeros(batch, heads, 1)), 2)
-        picked = flat.gather(2, pairs.flatten(1).unsqueeze(1).expand(batch, heads, -1))
-        picked = picked.unflatten(2, pairs.shape[1:]).transpose(1, 2).flatten(0, 1)
-        outside = (pairs == self.num_receivers * self.num_senders).expand(batch, *pairs.shape[1:]).flatten(0, 1)
-        return torch.where(outside.unsqueeze(1), padding, picked)
+        picked = flat.gather(2, pairs.flatten(2).expand(batch, heads, -1))
+        picked = picked.unflatten(2, pairs.shape[2:]).transpose(1, 2).flatten(0, 1)
+        outside = (pairs == self.num_receivers * self.num_senders).expand(batch, -1, -1, -1, -1).transpose(1, 2)
+        return torch.where(outside.flatten(0, 1), padding, picked)
 
 
 def _numbers(rows: int, columns: int, down: int, across: int) -> Tensor:

@@ -1,6 +1,8 @@
 """Attention to selected senders: blocks, clusters, top-k regions, one file a mechanism."""
 
 from mereo.attention.sparse.bi_level_routing import BiLevelRoutingAttention
+from mereo.attention.sparse.combiner import CombinerAttention, combiner_attention
+from mereo.attention.sparse.routing_attention import RoutingAttention, routing_attention
 from mereo.attention.sparse.sea import SeaAttention, map_losses
 from mereo.attention.sparse.sea_model import SeaHosted, set_top_k
 from mereo.attention.sparse.sparsifiner import SparsifinerAttention, attention_cost
@@ -8,12 +10,16 @@ from mereo.attention.sparse.sparsifiner_model import keep_tokens, set_phase
 
 __all__ = [
     "BiLevelRoutingAttention",
+    "CombinerAttention",
+    "RoutingAttention",
     "SeaAttention",
     "SeaHosted",
     "SparsifinerAttention",
     "attention_cost",
+    "combiner_attention",
     "keep_tokens",
     "map_losses",
+    "routing_attention",
     "set_phase",
     "set_top_k",
 ]

@@ -6,6 +6,8 @@ from mereo.bench.suites.attention import ATTENTION
 from mereo.bench.suites.backbones import BACKBONES
 from mereo.bench.suites.bessel import BESSEL
 from mereo.bench.suites.clear import CLEAR
+from mereo.bench.suites.clustered import CLUSTERED
+from mereo.bench.suites.combiner import COMBINER
 from mereo.bench.suites.data import DATA
 from mereo.bench.suites.evit import EVIT
 from mereo.bench.suites.inversion import INVERSION
@@ -16,8 +18,8 @@ from mereo.bench.suites.routing import MEMORY, ROUTING, ROUTING_SCALING
 from mereo.errors import UsageError, unknown
 
 _ALL = (
-    ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, NEIGHBORHOOD, CLEAR, LIGHTNING,
-    EVIT, INVERSION, BESSEL, DATA, MODELS, BACKBONES,
+    ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, NEIGHBORHOOD, CLEAR, LIGHTNING, EVIT,
+    INVERSION, BESSEL, DATA, MODELS, BACKBONES, CLUSTERED, COMBINER,
 )  # fmt: skip
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 
