@@ -21,6 +21,7 @@ from mereo.attention.local import (
     NeighborhoodAttention,
     WindowAttention,
     clear_attention,
+    clear_attention_bands,
     neighborhood_attention,
 )
 from mereo.attention.memory import (
@@ -60,6 +61,7 @@ __all__ = [
     "WindowAttention",
     "associative_memory",
     "clear_attention",
+    "clear_attention_bands",
     "energy",
     "neighborhood_attention",
     "retrieve",
