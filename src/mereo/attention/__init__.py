@@ -22,6 +22,7 @@ from mereo.attention.local import (
     NeighborhoodAttention,
     WindowAttention,
     clear_attention,
+    clear_attention_bands,
     neighborhood_attention,
 )
 from mereo.attention.memory import (
@@ -76,6 +77,7 @@ __all__ = [
     "associative_memory",
     "attention_layers",
     "clear_attention",
+    "clear_attention_bands",
     "combiner_attention",
     "energy",
     "neighborhood_attention",

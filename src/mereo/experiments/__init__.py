@@ -119,4 +119,16 @@ EXPERIMENTS: dict[str, Experiment] = {
         TRAINING,
         data="digits",
     ),
+    "neighborhood": Experiment(
+        "How much faster is neighbourhood attention by products of tiles, and fused, than by copying every window?",
+        "arXiv:2403.04690",
+        "neighborhood",
+    ),
+    "evit": Experiment(
+        "What does it cost, and save, to drop the patches that the class token attends to least?",
+        "arXiv:2202.07800, section 4",
+        "evit",
+        TRAINING | {"seeds"},
+        data="cifar10",
+    ),
 }
