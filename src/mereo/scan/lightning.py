@@ -8,10 +8,10 @@ at every length, and a state of D E numbers.
 from math import log2
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import bounded, mechanism
+from mereo.core.kernels.affine import Linear, linear
 from mereo.core.kernels.linear_scan import BLOCK, Scan, linear_scan
 from mereo.core.kernels.transforms import transformed
 from mereo.core.squash import accumulation_type
@@ -195,26 +195,31 @@ class LightningAttention(LinearScan):
         self._slopes = decay_slopes(num_heads, decay, layer, num_layers)
         self.qkvu = nn.Linear(dim, 4 * inner, bias=False)
         self.positions = LinearizedPositions(num_heads, inner // num_heads) if positions else None
-        self.proj = nn.Linear(inner, dim, bias=False)
+        self.activation = nn.SiLU()
+        self.proj = Linear(inner, dim, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise: normal weights of 0.02."""
-        for linear in (self.qkvu, self.proj):
-            nn.init.normal_(linear.weight, std=0.02)
+        for layer in (self.qkvu, self.proj):
+            nn.init.normal_(layer.weight, std=0.02)
 
     def slopes(self) -> list[float]:
         return self._slopes
 
     def read(self, tokens: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
-        inner = self.proj.in_features
-        projected = F.linear(tokens, self.qkvu.weight[: 3 * inner]).unflatten(-1, (3, self.num_heads, -1))
-        q, k, v = projected.transpose(1, 3).unbind(2)
-        q, k = F.silu(q), F.silu(k)
+        inner, weight = self.proj.in_features, self.qkvu.weight
+        # The activation sees dense rows; heads are views of them.
+        parts = (
+            linear(tokens, weight[:inner], None, self.activation),
+            linear(tokens, weight[inner : 2 * inner], None, self.activation),
+            linear(tokens, weight[2 * inner : 3 * inner]),
+        )
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in parts)
         return (q, k, v) if self.positions is None else (self.positions(q, position), self.positions(k, position), v)
 
     def write(self, out: Tensor, tokens: Tensor) -> Tensor:
-        gate = F.linear(tokens, self.qkvu.weight[3 * self.proj.in_features :])
+        gate = linear(tokens, self.qkvu.weight[3 * self.proj.in_features :])
         return self.proj(simple_rms_norm(out.transpose(1, 2).flatten(2)) * gate)
 
     def forward(self, tokens: Tensor) -> Tensor:
