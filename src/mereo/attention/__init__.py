@@ -8,6 +8,7 @@ from mereo.attention.dense import (
     ChannelGroupAttention,
     ClassAttention,
     MultiHeadAttention,
+    ShardedAttention,
     SingleHeadAttention,
     TalkingHeadAttention,
     TopDownAttention,
@@ -34,6 +35,7 @@ from mereo.attention.memory import (
     retrieve,
 )
 from mereo.attention.sparse import BiLevelRoutingAttention
+from mereo.core.distributed import distributed_attention
 
 __all__ = [
     "MEMORIES",
@@ -51,11 +53,13 @@ __all__ = [
     "MultiHeadAttention",
     "NeighborhoodAttention",
     "Separation",
+    "ShardedAttention",
     "SingleHeadAttention",
     "TalkingHeadAttention",
     "TopDownAttention",
     "WindowAttention",
     "associative_memory",
+    "distributed_attention",
     "energy",
     "neighborhood_attention",
     "retrieve",
