@@ -8,6 +8,7 @@ from mereo.attention.dense import (
     ChannelGroupAttention,
     ClassAttention,
     MultiHeadAttention,
+    ShardedAttention,
     SingleHeadAttention,
     TalkingHeadAttention,
     TopDownAttention,
@@ -46,6 +47,7 @@ from mereo.attention.sparse import (
     combiner_attention,
     routing_attention,
 )
+from mereo.core.distributed import distributed_attention
 
 __all__ = [
     "MEMORIES",
@@ -69,6 +71,7 @@ __all__ = [
     "RoutingAttention",
     "SeaAttention",
     "Separation",
+    "ShardedAttention",
     "SingleHeadAttention",
     "SparsifinerAttention",
     "TalkingHeadAttention",
@@ -79,6 +82,7 @@ __all__ = [
     "clear_attention",
     "clear_attention_bands",
     "combiner_attention",
+    "distributed_attention",
     "energy",
     "neighborhood_attention",
     "replace_attention",

@@ -131,4 +131,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         TRAINING | {"seeds"},
         data="cifar10",
     ),
+    "token_mixers": Experiment(
+        "Which token mixers are one template, and what do their mixing matrices look like?",
+        "arXiv:2302.06218",
+        "token_mixers",
+    ),
 }

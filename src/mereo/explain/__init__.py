@@ -19,6 +19,7 @@ from mereo.explain.trees.growth import parse_trees
 from mereo.explain.trees.page import explanation_page
 from mereo.explain.trees.pictures import draw_parse_tree
 from mereo.explain.trees.tree import Edge, Node, ParseTree
+from mereo.mixer.template import MixingFacts, draw_mixing_matrices, mixing_facts, mixing_matrix, token_jacobian
 
 __all__ = [
     "AttentionLayer",
@@ -28,6 +29,7 @@ __all__ = [
     "CouplingMap",
     "Edge",
     "Explanation",
+    "MixingFacts",
     "Node",
     "Observation",
     "OcclusionMap",
@@ -40,18 +42,22 @@ __all__ = [
     "draw_attention",
     "draw_explanation",
     "draw_gradients",
+    "draw_mixing_matrices",
     "draw_parse_tree",
     "draw_pose_sweep",
     "explain",
     "explanation_page",
     "input_gradients",
     "integrated_gradients",
+    "mixing_facts",
+    "mixing_matrix",
     "observe",
     "occlusion_maps",
     "parse_trees",
     "pose_sweeps",
     "sender_places",
     "spread",
+    "token_jacobian",
     "vote_contributions",
     "write_explanations",
     "write_page",

@@ -4,6 +4,7 @@ from mereo.attention.dense.bottleneck import BottleneckAttention
 from mereo.attention.dense.channel_group import ChannelGroupAttention
 from mereo.attention.dense.class_attention import ClassAttention
 from mereo.attention.dense.multi_head import MultiHeadAttention
+from mereo.attention.dense.sharded import ShardedAttention
 from mereo.attention.dense.single_head import SingleHeadAttention
 from mereo.attention.dense.talking_heads import TalkingHeadAttention
 from mereo.attention.dense.top_down import TopDownAttention, top_down_attention
@@ -13,6 +14,7 @@ __all__ = [
     "ChannelGroupAttention",
     "ClassAttention",
     "MultiHeadAttention",
+    "ShardedAttention",
     "SingleHeadAttention",
     "TalkingHeadAttention",
     "TopDownAttention",
