@@ -2,7 +2,15 @@
 
 import mereo.models.vision  # noqa: F401
 from mereo.models.base import Features, VisionModel
-from mereo.models.capsule import CapsNet, EfficientCapsNet, LinearHead, MSPCaps, MSPCapsHead
+from mereo.models.capsule import (
+    CapsNet,
+    EfficientCapsNet,
+    LinearHead,
+    MSPCaps,
+    MSPCapsHead,
+    PooledNet,
+    SelfRoutingCapsNet,
+)
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.conversion import convert
 from mereo.models.factory import create_model, list_models
@@ -24,6 +32,8 @@ __all__ = [
     "MSPCapsHead",
     "ModelEntry",
     "PlainNetwork",
+    "PooledNet",
+    "SelfRoutingCapsNet",
     "VisionModel",
     "convert",
     "create_model",
