@@ -74,7 +74,10 @@ def by_loops(module: EMRouting, poses: Tensor, present: Tensor, steps: int) -> T
                 total, cost = sum(w), 0.0
                 for h in range(P):
                     mu = sum(w[s] * V[r][s][h].item() for s in range(S)) / total
-                    var = sum(w[s] * (V[r][s][h].item() - mu) ** 2 for s in range(S)) / total + module.variance_floor
+                    var = (
+                        sum(w[s] * (V[r][s][h].item() - mu) ** 2 for s in range(S)) / total
+                        + module.options.variance_floor
+                    )
                     cost += (module.beta_use[r].item() + 0.5 * math.log(var)) * total
                     out[b, r, h] = mu
                     for s in range(S):

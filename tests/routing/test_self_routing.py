@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mereo.capsules import ConvCapsules
 from mereo.core import record
 from mereo.errors import UsageError
 from mereo.routing import SelfRouting
@@ -183,3 +184,67 @@ def test_wrong_shapes() -> None:
         module(poses[..., :3], active)
     with pytest.raises(UsageError, match=r"activation is \(2, 5\)"):
         module(poses, active[:, :5])
+
+
+# --- convolutions of capsules ---------------------------------------------------------------------------------------
+
+
+def conv(**options: Any) -> tuple[ConvCapsules, Tensor, Tensor]:
+    torch.manual_seed(0)
+    shape = {"pose": "vector", "in_pose": (4,), "compete": "window", "routing": "self_routing", **options}
+    layer = ConvCapsules(2, 3, 3, 2, 1, **shape).double()
+    for parameter in layer.routing.parameters():
+        torch.nn.init.normal_(parameter)
+    return layer, torch.randn(2, 2, *layer.in_pose, 5, 4, dtype=D), 0.1 + 0.9 * torch.rand(2, 2, 5, 4, dtype=D)
+
+
+def test_a_convolution_equals_loops() -> None:
+    layer, poses, active = conv()
+    parents = layer(poses, active)
+    for image, y, x in ((0, 0, 0), (1, 1, 0), (0, 2, 1)):
+        taken, sums, total = torch.zeros(3, dtype=D), torch.zeros(3, 4, dtype=D), 0.0
+        for o in range(9):
+            row, column = 2 * y - 1 + o // 3, 2 * x - 1 + o % 3
+            if not (0 <= row < 5 and 0 <= column < 4):
+                continue
+            for t in range(2):
+                pose, a = poses[image, t, :, row, column], active[image, t, row, column]
+                logits = layer.routing.gate[:, 2 * o + t] @ pose + layer.routing.gate_bias[:, 2 * o + t]
+                share, total = a * logits.softmax(0), total + a
+                taken = taken + share
+                for r in range(3):
+                    sums[r] = sums[r] + share[r] * (pose @ layer.weight[r, o, t])
+        torch.testing.assert_close(parents.activation[image, :, y, x], taken / total)
+        torch.testing.assert_close(parents.pose[image, :, :, y, x], sums / taken.unsqueeze(1))
+
+
+def test_a_window_over_the_whole_map_is_the_dense_routing() -> None:
+    layer, poses, active = conv()
+    layer = ConvCapsules(2, 3, None, size=(5, 4), pose="vector", in_pose=(4,), routing="self_routing").double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    dense = SelfRouting(40, 3, 4, 4).double()
+    gate = {name: getattr(layer.routing, name) for name in ("gate", "gate_bias")}
+    dense.load_state_dict({**gate, "weight": layer.weight.flatten(1, 2)})
+    parents, whole = layer(poses, active), layer.windows(5, 4)
+    expected = dense.route(whole.gather(poses), whole.gather(active))
+    torch.testing.assert_close(parents.pose.flatten(2), expected.pose)
+    torch.testing.assert_close(parents.activation.flatten(1), expected.activation)
+
+
+def test_activations_of_a_convolution_sum_to_one_and_children_beyond_the_map_have_no_influence() -> None:
+    layer, poses, active = conv()
+    with record(layer) as trace:
+        parents = layer(poses, active)
+    torch.testing.assert_close(parents.activation.sum(1), torch.ones(2, 3, 2, dtype=D))
+    # Receivers are types of parents over positions, senders types of children over cells.
+    couplings = trace["routing.coupling"]
+    assert couplings.shape == (2, 1, 18, 40)
+    torch.testing.assert_close(couplings.sum(-1).squeeze(1).unflatten(1, (3, 3, 2)), parents.activation)
+
+
+def test_no_active_child_in_a_window() -> None:
+    layer, poses, active = conv()
+    parents = layer(poses, active.index_fill(2, torch.tensor([0, 1]), 0))
+    assert not parents.activation[:, :, 0].any() and not parents.pose[:, :, :, 0].any()
+    assert parents.pose.isfinite().all()

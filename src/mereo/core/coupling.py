@@ -22,6 +22,7 @@ from mereo.core.observe import Call, Observable
 from mereo.core.squash import accumulation_type
 from mereo.core.tiles import Tiles
 from mereo.core.topology import Grid, Topology
+from mereo.core.windows import Windows
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 
 Over = Literal["senders", "receivers"]
@@ -49,7 +50,9 @@ class Coupling(Observable):
         scores (batch, heads, receivers, senders); mask bool, offset and weight broadcastable to it -> couplings of the
         shape of scores. A mechanism that attends inside tiles gives scores of (batch * tiles, heads, receivers of a
         tile, senders of a tile) and `tiles`, which places them on the image; `tiles` and `context` are passed to
-        observers and change nothing.
+        observers and change nothing. Scores of windows that overlap, (batch * windows, heads, receivers, senders), may
+        come with `across`: a sender is then divided among the receivers of all windows that read it, which needs
+        over="receivers" and softmax or leaky_softmax.
 
     Reads as:
         couplings[b, h, r, s]: the share of sender s in what receiver r becomes. A pair that is masked out gets
@@ -91,13 +94,7 @@ class Coupling(Observable):
 
     def normalise(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores -> normalised scores of the same type, 0 where the mask is False; without dropout."""
-        wide = scores.to(accumulation_type(scores)) / self.temperature
-        if wide.dtype != scores.dtype:
-            # Large activations overflow half precision to infinite scores, and inf - inf is NaN in every normaliser.
-            wide = wide.clamp(torch.finfo(wide.dtype).min, torch.finfo(wide.dtype).max)
-        if mask is not None:
-            wide = wide.masked_fill(~mask, torch.finfo(wide.dtype).min)
-        axes = AXIS[self.over]
+        wide, axes = self._widened(scores, mask), AXIS[self.over]
         if len(axes) == 2:
             shares = self._normalise(wide.flatten(-2), -1).unflatten(-1, wide.shape[-2:])
         else:
@@ -106,8 +103,41 @@ class Coupling(Observable):
             shares = shares.masked_fill(~mask, 0)
         return shares.to(scores.dtype)
 
-    def _couple(self, scores: Tensor, mask: Tensor | None, offset: Tensor | None, weight: Tensor | None) -> Tensor:
-        couplings = F.dropout(self.normalise(scores, mask), self.dropout, self.training)
+    def _widened(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """Scores as they are normalised: divided by the temperature, finite, least where the mask is False."""
+        wide = scores.to(accumulation_type(scores)) / self.temperature
+        if wide.dtype != scores.dtype:
+            # Large activations overflow half precision to infinite scores, and inf - inf is NaN in every normaliser.
+            wide = wide.clamp(torch.finfo(wide.dtype).min, torch.finfo(wide.dtype).max)
+        return wide if mask is None else wide.masked_fill(~mask, torch.finfo(wide.dtype).min)
+
+    def normalise_across(self, scores: Tensor, mask: Tensor | None, windows: Windows) -> Tensor:
+        """Like `normalise`, over the receivers of all windows that read a sender."""
+        if self.over != "receivers" or self.normaliser not in ("softmax", "leaky_softmax"):
+            raise UsageError(
+                f"over is {self.over!r} with normaliser {self.normaliser!r}; receivers of several windows compete only"
+                " over 'receivers' by 'softmax' or 'leaky_softmax'."
+            )
+        wide, heads = self._widened(scores, mask), scores.shape[1]
+        sums = wide.logsumexp(-2).transpose(1, 2)  # (batch * windows, senders, heads)
+        whole = windows.over_windows(sums.flatten(1))
+        if self.normaliser == "leaky_softmax":
+            whole = torch.logaddexp(whole, torch.zeros_like(whole))
+        shares = (wide - whole.unflatten(1, (-1, heads)).transpose(1, 2).unsqueeze(-2)).exp()
+        if mask is not None:
+            shares = shares.masked_fill(~mask, 0)
+        return shares.to(scores.dtype)
+
+    def _couple(
+        self,
+        scores: Tensor,
+        mask: Tensor | None,
+        offset: Tensor | None,
+        weight: Tensor | None,
+        across: Windows | None,
+    ) -> Tensor:
+        shares = self.normalise(scores, mask) if across is None else self.normalise_across(scores, mask, across)
+        couplings = F.dropout(shares, self.dropout, self.training)
         if offset is not None:
             couplings = couplings + offset
         return couplings if weight is None else couplings * weight
@@ -120,19 +150,20 @@ class Coupling(Observable):
         offset: Tensor | None = None,
         weight: Tensor | None = None,
         tiles: Tiles | None = None,
+        across: Windows | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> Tensor:
         if self.topology is not None:
             mask = self.topology.restrict(mask, scores.shape[-2], scores.shape[-1], scores.device)
         if not self.observers:
-            return self._couple(scores, mask, offset, weight)
+            return self._couple(scores, mask, offset, weight, across)
         call = Call(
             scores, self.over, mask=mask, offset=offset, weight=weight, topology=self.topology, tiles=tiles,
             senders=self.senders, receivers=self.receivers, context=dict(context or {}),
         )  # fmt: skip
         for observer in self.observers:
             call.scores = observer.scores(call)
-        call.couplings = self._couple(call.scores, mask, offset, weight)
+        call.couplings = self._couple(call.scores, mask, offset, weight, across)
         for observer in self.observers:
             call.couplings = observer.couplings(call)
         return call.couplings

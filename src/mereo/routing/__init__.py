@@ -1,17 +1,26 @@
 """One file a routing algorithm: parts that choose among wholes."""
 
 from mereo.routing.cross_agreement import CrossAgreementRouting
-from mereo.routing.dynamic import DynamicRouting, dynamic_routing, route_by_agreement
-from mereo.routing.em import EMRouting
-from mereo.routing.self_attention import SelfAttentionRouting
-from mereo.routing.self_routing import SelfRouting
+from mereo.routing.dynamic import DynamicRouting, DynamicVoteRouting, dynamic_routing, route_by_agreement
+from mereo.routing.em import EMRouting, EMVoteRouting
+from mereo.routing.self_attention import SelfAttentionRouting, SelfAttentionVoteRouting
+from mereo.routing.self_routing import SelfRouting, SelfVoteRouting
+from mereo.routing.vote_routing import VOTE_ROUTINGS, VoteRouting, make_vote_routing, vote_routing
 
 __all__ = [
+    "VOTE_ROUTINGS",
     "CrossAgreementRouting",
     "DynamicRouting",
+    "DynamicVoteRouting",
     "EMRouting",
+    "EMVoteRouting",
     "SelfAttentionRouting",
+    "SelfAttentionVoteRouting",
     "SelfRouting",
+    "SelfVoteRouting",
+    "VoteRouting",
     "dynamic_routing",
+    "make_vote_routing",
     "route_by_agreement",
+    "vote_routing",
 ]

@@ -8,10 +8,23 @@ are made in every pass, and the memory is batch (S d + R D) instead of batch S R
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, DenseVotes, depends, mechanism, route_by_agreement
+from mereo.core import (
+    Capsules,
+    Coupling,
+    DenseVotes,
+    depends,
+    iterate_agreement,
+    lengths,
+    mechanism,
+    route_by_agreement,
+    squash,
+)
 from mereo.core.kernels.plain import Routing
 from mereo.core.kernels.routing import route
+from mereo.core.kernels.transforms import steps_aside
+from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError, check_choice, check_positive
+from mereo.routing.vote_routing import VoteRouting, vote_routing
 
 __all__ = ["DynamicRouting", "dynamic_routing", "route_by_agreement"]
 MOST_STEPS = 1000
@@ -137,3 +150,64 @@ class DynamicRouting(nn.Module):
     def extra_repr(self) -> str:
         receivers, senders, sender_dim, receiver_dim = self.weight.shape
         return f"{senders} x {sender_dim} -> {receivers} x {receiver_dim}, steps={self.steps}"
+
+
+@vote_routing("dynamic")
+class DynamicVoteRouting(VoteRouting):
+    """Dynamic routing of the votes that a layer makes; activations are lengths, and those of children have no part.
+
+    Args:
+        receivers, senders, pose: as of every `VoteRouting`.
+        steps, leaky, learned_prior, bias, detach_routing: as of `DynamicRouting`, with at least one step.
+
+    Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r.
+
+    Reference: arXiv:1710.09829, procedure 1.
+    """
+
+    def __init__(
+        self,
+        receivers: int,
+        senders: int,
+        pose: int,
+        *,
+        steps: int = 3,
+        leaky: bool = False,
+        learned_prior: bool = False,
+        bias: bool = False,
+        detach_routing: bool = False,
+    ) -> None:
+        super().__init__(receivers, senders, pose)
+        check_positive(steps=steps)
+        self.steps, self.detach_routing = steps, detach_routing
+        self.prior = nn.Parameter(torch.zeros(receivers, senders)) if learned_prior else None
+        self.bias = nn.Parameter(torch.zeros(receivers, pose)) if bias else None
+        self.coupling = Coupling("receivers", "leaky_softmax" if leaky else "softmax")
+
+    def forward(self, votes: WindowVotes, activation: Tensor | None = None) -> Capsules:
+        poses = self._fused(votes) if self._can_fuse(votes) else self._by_verbs(votes)
+        return Capsules(poses, lengths(poses))
+
+    def _can_fuse(self, votes: WindowVotes) -> bool:
+        """Whether every window is a routing of vectors of its own, for which there are passes without votes."""
+        vectors = votes.poses.shape[2] == 1 and votes.method == "auto"
+        return vectors and votes.across is None and not self.coupling.watched and steps_aside() is None
+
+    def _fused(self, votes: WindowVotes) -> Tensor:
+        dense = DenseVotes(votes.poses.squeeze(2), votes.weight)
+        return route(Routing(dense, self.coupling, self.steps, self.prior, self.bias, self.detach_routing))
+
+    def _by_verbs(self, votes: WindowVotes) -> Tensor:
+        start = votes.equal_scores()
+        if self.prior is not None:
+            start = start + self.prior
+        bias = 0.0 if self.bias is None else self.bias
+
+        def exchange(agreed: Tensor | None) -> Tensor:
+            scores = start
+            if agreed is not None:
+                fits = votes.agree(agreed)
+                scores = start + (fits.detach() if self.detach_routing else fits)
+            return votes.combine(votes.couple(self.coupling, scores)) + bias
+
+        return iterate_agreement(exchange, squash, self.steps, detach=self.detach_routing).squeeze(1)

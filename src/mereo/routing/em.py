@@ -5,21 +5,21 @@ https://openreview.net/forum?id=HJWLfGWRb (not on arXiv); its pitfalls: Gritzman
 Cost: votes 2 S R D sqrt(D) FLOPs an image, each step about 8 S R D; the votes, batch S R D, are kept.
 """
 
-import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Capsules, Coupling, MatrixVotes, depends, mechanism, settle
+from mereo.core import Capsules, Coupling, depends, mechanism, settle
+from mereo.core.kernels.gaussians import Floor, Gaussians, fit_gaussians, log_density
 from mereo.core.squash import accumulation_type, bounded
-from mereo.errors import UsageError, check_positive
+from mereo.core.window_votes import WindowVotes
+from mereo.errors import UsageError, check_choice, check_positive, unknown
+from mereo.routing.vote_routing import VoteRouting, vote_routing
 
-EMPTY = 1e-8
-"""What a parent's share of the children counts as at the least, so that one without children has a mean of 0."""
-
-LEAST_SCORE = -1e30
-"""Of a vote far from every parent, so that it is shared out equally and not by a difference of infinities."""
+PRESENT = 1e-8
+"""Below this activation a child counts less and less, where responsibilities are renormalised."""
 
 
 class Cluster(NamedTuple):
@@ -35,6 +35,70 @@ class Cluster(NamedTuple):
     log_activation: Tensor
 
 
+class EMOptions(NamedTuple):
+    """How EM routing runs; the defaults are the paper's.
+
+    Attributes:
+        steps: how often parents are fitted, at least 1. Gradients flow through all of them.
+        inverse_temperature: final value of that of the activations.
+        schedule: "rising", inverse_temperature (1 - 0.95^t) at step t, as the authors gave it; or "constant".
+        variance_floor: added to every variance: a parent with one child has none of its own.
+        floor: "added" or "clamped", where it is the least variance and larger ones stay as they are.
+        renormalise: divide each child's shares by their sum, so that its activation no longer matters, as some public
+            code does.
+        cost_per_children: multiply the cost by 100 receivers / senders, so that one schedule fits layers with few and
+            with many children (arXiv:1907.00652).
+    """
+
+    steps: int = 3
+    inverse_temperature: float = 0.01
+    schedule: str = "rising"
+    variance_floor: float = 1e-6
+    floor: str = "added"
+    renormalise: bool = False
+    cost_per_children: bool = False
+
+    @classmethod
+    def checked(cls, options: Mapping[str, Any]) -> "EMOptions":
+        """From keywords; UsageError for an unknown one or a wrong value."""
+        for name in options:
+            if name not in cls._fields:
+                raise unknown("option of EM routing", name, cls._fields)
+        self = cls(**options)
+        check_positive(steps=self.steps, inverse_temperature=self.inverse_temperature)
+        check_positive(variance_floor=self.variance_floor)
+        check_choice("schedule", self.schedule, ("rising", "constant"))
+        check_choice("floor", self.floor, ("added", "clamped"))
+        return self
+
+    @property
+    def temperatures(self) -> list[float]:
+        """The inverse temperature of every step."""
+        if self.schedule == "constant":
+            return [self.inverse_temperature] * self.steps
+        return inverse_temperatures(self.steps, self.inverse_temperature)
+
+
+def inverse_temperatures(steps: int, last: float) -> list[float]:
+    """last (1 - 0.95^t) for t = 1 ... steps: the authors' schedule for `last` = 0.01."""
+    return [last * (1 - 0.95**t) for t in range(1, steps + 1)]
+
+
+def log_activations(
+    variance: Tensor, total: Tensor, beta_use: Tensor, beta_activation: Tensor, inverse_temperature: float
+) -> Tensor:
+    """log a_r of each parent, which its tightness earns.
+
+    cost_r = S_r sum_h (beta_use_r + log(var_rh) / 2),   a_r = sigmoid(inverse_temperature (beta_activation_r - cost_r))
+
+    Shapes: total S (batch, receivers), betas (receivers,) -> (batch, receivers).
+
+    Reference: Hinton et al. 2018, procedure 1, M-step.
+    """
+    cost = total * (beta_use.unsqueeze(-1) + variance.log() / 2).sum(-1)
+    return nn.functional.logsigmoid(inverse_temperature * (beta_activation - cost))
+
+
 def fit_clusters(
     votes: Tensor,
     weights: Tensor,
@@ -43,21 +107,13 @@ def fit_clusters(
     inverse_temperature: float,
     variance_floor: float,
 ) -> Cluster:
-    """The M step: the Gaussian of each parent, and the activation that its tightness earns.
-
-    S_r = sum_s w_rs,   mu_r = sum_s w_rs V_rs / S_r,   var_rh = sum_s w_rs (V_rsh - mu_rh)^2 / S_r + floor
-    cost_r = S_r sum_h (beta_use_r + log(var_rh) / 2),   a_r = sigmoid(inverse_temperature (beta_activation_r - cost_r))
+    """The M step: the Gaussian of each parent, `fit_gaussians`, and the activation that its tightness earns.
 
     Shapes: votes (batch, receivers, senders, pose), weights (batch, receivers, senders), betas (receivers,).
-
-    Reference: Hinton et al. 2018, procedure 1, M-step.
     """
-    total = weights.sum(-1, keepdim=True)
-    share = (weights / total.clamp(min=EMPTY)).unsqueeze(-2)
-    mean = (share @ votes).squeeze(-2)
-    variance = (share @ (votes - mean.unsqueeze(-2)).square()).squeeze(-2) + variance_floor
-    cost = total.squeeze(-1) * (beta_use.unsqueeze(-1) + variance.log() / 2).sum(-1)
-    return Cluster(mean, variance, nn.functional.logsigmoid(inverse_temperature * (beta_activation - cost)))
+    mean, variance = fit_gaussians(votes, weights, Floor(variance_floor))
+    present = log_activations(variance, weights.sum(-1), beta_use, beta_activation, inverse_temperature)
+    return Cluster(mean, variance, present)
 
 
 def vote_scores(votes: Tensor, cluster: Cluster) -> Tensor:
@@ -65,14 +121,71 @@ def vote_scores(votes: Tensor, cluster: Cluster) -> Tensor:
 
     Reference: Hinton et al. 2018, procedure 1, E-step.
     """
-    mean, variance = cluster.mean.unsqueeze(-2), cluster.variance.unsqueeze(-2)
-    exponents = (votes - mean).square() / variance + (2 * math.pi * variance).log()
-    return (cluster.log_activation.unsqueeze(-1) - exponents.sum(-1) / 2).clamp(min=LEAST_SCORE)
+    return log_density(votes, Gaussians(cluster.mean, cluster.variance)) + cluster.log_activation.unsqueeze(-1)
 
 
-def inverse_temperatures(steps: int, last: float) -> list[float]:
-    """last (1 - 0.95^t) for t = 1 ... steps: the authors' schedule for `last` = 0.01."""
-    return [last * (1 - 0.95**t) for t in range(1, steps + 1)]
+def route_em(
+    votes: WindowVotes,
+    present: Tensor,
+    coupling: Coupling,
+    beta_use: Tensor,
+    beta_activation: Tensor,
+    options: EMOptions,
+) -> Cluster:
+    """Parents of every window, fitted `options.steps` times.
+
+    Shapes: present (batch * windows, senders), betas (receivers,).
+
+    Reference: Hinton et al. 2018, procedure 1.
+    """
+    _, receivers, senders, _ = votes.sizes
+    floor = Floor(options.variance_floor, options.floor == "clamped")
+    scale = 100 * receivers / senders if options.cost_per_children else 1.0
+    if options.renormalise:
+        present = present / (present + PRESENT)
+    weight, dense = present[:, None, None], votes.dense().squeeze(1)
+
+    def fit(cluster: Cluster | None, temperature: float) -> Cluster:
+        scores = votes.equal_scores() if cluster is None else vote_scores(dense, cluster).unsqueeze(1)
+        couplings = votes.couple(coupling, scores, weight=weight).squeeze(1)
+        mean, variance = fit_gaussians(dense, couplings, floor)
+        total = couplings.sum(-1) * scale
+        return Cluster(mean, variance, log_activations(variance, total, beta_use, beta_activation, temperature))
+
+    start: Cluster | None = None
+    cluster = settle(fit, start, steps=options.temperatures)
+    assert cluster is not None
+    return cluster
+
+
+@vote_routing("em")
+class EMVoteRouting(VoteRouting):
+    """EM routing of the votes that a layer makes: see `EMRouting` for the equations and `EMOptions` for the options.
+
+    Args:
+        receivers, senders, pose: as of every `VoteRouting`.
+        options: see `EMOptions`.
+
+    Reads as: couplings[b, 0, r, s] is what parent r takes of child s: its share of the child times the activation of
+        the child.
+
+    Reference: Hinton, Sabour, Frosst 2018 (ICLR), procedure 1.
+    """
+
+    needs_activation = True
+
+    def __init__(self, receivers: int, senders: int, pose: int, **options: Any) -> None:
+        super().__init__(receivers, senders, pose)
+        self.options = EMOptions.checked(options)
+        self.beta_use = nn.Parameter(torch.zeros(receivers))
+        self.beta_activation = nn.Parameter(torch.zeros(receivers))
+        self.coupling = Coupling("receivers")
+
+    def forward(self, votes: WindowVotes, activation: Tensor | None = None) -> Capsules:
+        assert activation is not None
+        betas = self.beta_use.to(votes.poses.dtype), self.beta_activation.to(votes.poses.dtype)
+        cluster = route_em(votes, activation.clamp(0, 1), self.coupling, *betas, self.options)
+        return Capsules(cluster.mean, cluster.log_activation.exp())
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -96,15 +209,14 @@ class EMRouting(nn.Module):
     """Make each parent the Gaussian cluster of its children's votes, active where the votes are many and tight.
 
     V_rs = M_s W_rs (matrices);  R = softmax_r(0);  `steps` times:
-        fit each parent to its votes with weights R_rs a_s:  mu_r, var_r, a_r       (`fit_clusters`)
-        R_rs = softmax_r(log a_r + log N(V_rs; mu_r, var_r))                        (`vote_scores`)
+        fit each parent to its votes with weights R_rs a_s:  mu_r, var_r, a_r   (`fit_gaussians`, `log_activations`)
+        R_rs = softmax_r(log a_r + log N(V_rs; mu_r, var_r))                    (`log_density`)
 
     Args:
         senders, receivers: how many children and parents.
         side: poses are `side` x `side` matrices.
         steps: how often parents are fitted, at least 1. Gradients flow through all of them.
-        inverse_temperature: final value of that of the activations, see `inverse_temperatures`.
-        variance_floor: added to every variance: a parent with one child has none of its own.
+        options: temperatures, variance floor and deviations of public code: see `EMOptions`.
 
     Shapes: poses (batch, senders, side * side), matrices row by row; activation (batch, senders) in [0, 1]; mask
         (batch, senders) -> (batch, receivers, side * side + 1), poses and then, as the last entry, the activation.
@@ -114,25 +226,17 @@ class EMRouting(nn.Module):
         the child, so that the couplings of a child sum to its activation.
 
     Deviates: transforms start as the identity plus normal noise of 0.1 and both betas at 0; the paper starts the betas
-        such that half of the capsules are active. Parents have no position here: all of them compete for each child.
+        such that half of the capsules are active. The variance floor is added, where the paper has none, and with few
+        children it changes the means; floor="clamped" changes only variances below it. Parents have no position here,
+        so all of them compete for each child: see `mereo.capsules.ConvCapsules`.
 
     Reference: Hinton, Sabour, Frosst 2018 (ICLR), procedure 1.
     """
 
-    def __init__(
-        self,
-        senders: int,
-        receivers: int,
-        side: int = 4,
-        *,
-        steps: int = 3,
-        inverse_temperature: float = 0.01,
-        variance_floor: float = 1e-6,
-    ) -> None:
+    def __init__(self, senders: int, receivers: int, side: int = 4, *, steps: int = 3, **options: Any) -> None:
         super().__init__()
-        check_positive(senders=senders, receivers=receivers, side=side, steps=steps)
-        check_positive(inverse_temperature=inverse_temperature, variance_floor=variance_floor)
-        self.temperatures, self.variance_floor = inverse_temperatures(steps, inverse_temperature), variance_floor
+        check_positive(senders=senders, receivers=receivers, side=side)
+        self.options = EMOptions.checked({"steps": steps, **options})
         self.weight = nn.Parameter(torch.eye(side) + 0.1 * torch.randn(receivers, senders, side, side))
         self.beta_use = nn.Parameter(torch.zeros(receivers))
         self.beta_activation = nn.Parameter(torch.zeros(receivers))
@@ -148,20 +252,12 @@ class EMRouting(nn.Module):
             )
         wide = accumulation_type(poses)
         matrices = bounded(poses.to(wide)).unflatten(-1, (side, side))  # squares of votes must fit
-        votes = MatrixVotes(matrices, self.weight.to(wide)).dense().squeeze(1)
+        votes = WindowVotes(matrices, self.weight.to(wide))
         present = activation.to(wide).clamp(0, 1)
         if mask is not None:
             present = present.masked_fill(~mask, 0)
         betas = self.beta_use.to(wide), self.beta_activation.to(wide)
-
-        def fit(cluster: Cluster | None, temperature: float) -> Cluster:
-            scores = votes.new_zeros(votes.shape[:-1]) if cluster is None else vote_scores(votes, cluster)
-            weights = self.coupling(scores.unsqueeze(1), weight=present[:, None, None]).squeeze(1)
-            return fit_clusters(votes, weights, *betas, temperature, self.variance_floor)
-
-        start: Cluster | None = None
-        cluster = settle(fit, start, steps=self.temperatures)
-        assert cluster is not None
+        cluster = route_em(votes, present, self.coupling, *betas, self.options)
         return Capsules(cluster.mean.to(poses.dtype), cluster.log_activation.exp().to(poses.dtype))
 
     def forward(self, poses: Tensor, activation: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -170,4 +266,4 @@ class EMRouting(nn.Module):
 
     def extra_repr(self) -> str:
         receivers, senders, side, _ = self.weight.shape
-        return f"{senders} -> {receivers}, {side} x {side} poses, steps={len(self.temperatures)}"
+        return f"{senders} -> {receivers}, {side} x {side} poses, steps={self.options.steps}"

@@ -8,8 +8,10 @@ Cost: votes 2 S R d D FLOPs an image, agreement and combination 4 S R D: the Gra
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, DenseVotes, mechanism, squash_exponential
+from mereo.core import Capsules, Coupling, DenseVotes, lengths, mechanism, squash_exponential
+from mereo.core.window_votes import WindowVotes
 from mereo.errors import check_positive
+from mereo.routing.vote_routing import VoteRouting, vote_routing
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -72,3 +74,28 @@ class SelfAttentionRouting(nn.Module):
     def extra_repr(self) -> str:
         receivers, senders, sender_dim, receiver_dim = self.weight.shape
         return f"{senders} x {sender_dim} -> {receivers} x {receiver_dim}"
+
+
+@vote_routing("self_attention")
+class SelfAttentionVoteRouting(VoteRouting):
+    """Self-attention routing of the votes that a layer makes; activations are lengths, and those of children have no
+    part.
+
+    Args:
+        receivers, senders, pose: as of every `VoteRouting`.
+
+    Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r, the learned b included.
+
+    Reference: arXiv:2101.12491.
+    """
+
+    def __init__(self, receivers: int, senders: int, pose: int) -> None:
+        super().__init__(receivers, senders, pose)
+        self.log_prior = nn.Parameter(torch.zeros(receivers, senders))
+        self.coupling = Coupling("receivers")
+
+    def forward(self, votes: WindowVotes, activation: Tensor | None = None) -> Capsules:
+        scores = votes.agree(votes.sum()) * self.pose**-0.5
+        couplings = votes.couple(self.coupling, scores, offset=self.log_prior)
+        poses = squash_exponential(votes.combine(couplings)).squeeze(1)
+        return Capsules(poses, lengths(poses))

@@ -10,11 +10,63 @@ from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, DenseVotes, bounded, mechanism
 from mereo.core.squash import accumulation_type
-from mereo.core.tiles import Tiles
+from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError, check_positive
+from mereo.routing.vote_routing import VoteRouting, vote_routing
 
 EMPTY = 1e-12
 """What a sum of activations counts as at the least, so that children of which none is active give zeros."""
+
+
+def shares(activation: Tensor) -> Tensor:
+    """Activations divided by their sum over the senders: (batch, senders) -> the same."""
+    present = bounded(activation).clamp(min=0)
+    return present / present.sum(-1, keepdim=True).clamp(min=EMPTY)
+
+
+def gate_scores(children: Tensor, gate: Tensor, gate_bias: Tensor) -> Tensor:
+    """<G_rs, u_s> + b_rs: children (batch, senders, dim), gate (receivers, senders, dim) -> (batch, 1, receivers,
+    senders)."""
+    scores = torch.einsum("bsd,rsd->brs", children, gate.to(children.dtype)) + gate_bias.to(children.dtype)
+    return scores.to(children.dtype).unsqueeze(1)
+
+
+def mean_votes(sums: Tensor, total: Tensor) -> Tensor:
+    """Sums of weighted votes divided by their weights: (..., pose), (...) -> (..., pose)."""
+    return sums / total.clamp(min=EMPTY).unsqueeze(-1)
+
+
+@vote_routing("self_routing")
+class SelfVoteRouting(VoteRouting):
+    """Self-routing of the votes that a layer makes: see `SelfRouting` for the equations.
+
+    Each place of a window and type of child has a gate of its own, as in the paper where `compete` is "window".
+
+    Args:
+        receivers, senders, pose: as of every `VoteRouting`.
+        sender_dim: numbers in the pose of a child; None for as many as in a vote.
+
+    Reads as: couplings[b, 0, r, s] is the part of parent r's activation that comes from child s.
+
+    Reference: Hahn, Pyeon, Kim 2019, equations 3 to 6.
+    """
+
+    needs_activation = True
+
+    def __init__(self, receivers: int, senders: int, pose: int, *, sender_dim: int | None = None) -> None:
+        super().__init__(receivers, senders, pose)
+        self.gate = nn.Parameter(torch.zeros(receivers, senders, sender_dim or pose))
+        self.gate_bias = nn.Parameter(torch.zeros(receivers, senders))
+        self.coupling = Coupling("receivers")
+
+    def forward(self, votes: WindowVotes, activation: Tensor | None = None) -> Capsules:
+        assert activation is not None
+        # Where the layer adds coordinates, a child has two more entries in each row, which its gate does not read.
+        inner = self.gate.shape[-1] // votes.poses.shape[2]
+        scores = gate_scores(votes.poses[..., :inner].flatten(2), self.gate, self.gate_bias)
+        couplings = votes.couple(self.coupling, scores, weight=shares(activation)[:, None, None])
+        total = couplings.sum(-1)
+        return Capsules(mean_votes(votes.combine(couplings), total).squeeze(1), total.squeeze(1))
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -70,14 +122,8 @@ class SelfRouting(nn.Module):
             nn.init.uniform_(self.weight, -bound, bound)
         self.coupling = Coupling("receivers")
 
-    def route(
-        self, poses: Tensor, activation: Tensor, mask: Tensor | None = None, *, tiles: Tiles | None = None
-    ) -> Capsules:
-        """The parents' poses (batch, receivers, receiver_dim) and activations (batch, receivers).
-
-        Args:
-            tiles: where the batch is of the windows of a convolution, which capsules of the maps each window holds.
-        """
+    def route(self, poses: Tensor, activation: Tensor, mask: Tensor | None = None) -> Capsules:
+        """The parents' poses (batch, receivers, receiver_dim) and activations (batch, receivers)."""
         if poses.shape[1:] != self.gate.shape[1:] or activation.shape != poses.shape[:2]:
             senders, dim = self.gate.shape[1:]
             raise UsageError(
@@ -85,17 +131,14 @@ class SelfRouting(nn.Module):
                 f" they must be (batch, {senders}, {dim}) and (batch, {senders})."
             )
         wide = accumulation_type(poses)
-        children, present = bounded(poses.to(wide)), bounded(activation.to(wide)).clamp(min=0)
-        if mask is not None:
-            present = present.masked_fill(~mask, 0)
-        share = present / present.sum(-1, keepdim=True).clamp(min=EMPTY)
-        scores = torch.einsum("bsd,rsd->brs", children, self.gate.to(wide)) + self.gate_bias.to(wide)
-        couplings = self.coupling(scores.to(wide).unsqueeze(1), weight=share[:, None, None], tiles=tiles)
+        children = bounded(poses.to(wide))
+        present = shares(activation.to(wide) if mask is None else activation.to(wide).masked_fill(~mask, 0))
+        scores = gate_scores(children, self.gate, self.gate_bias)
+        couplings = self.coupling(scores, weight=present[:, None, None])
         total = couplings.sum(-1)
         if self.weight is None:
             return Capsules(poses.new_zeros(*total.squeeze(1).shape, 0), total.squeeze(1).to(poses.dtype))
-        sums = DenseVotes(children, self.weight.to(wide)).combine(couplings)
-        parents = sums / total.clamp(min=EMPTY).unsqueeze(-1)
+        parents = mean_votes(DenseVotes(children, self.weight.to(wide)).combine(couplings), total)
         return Capsules(parents.squeeze(1).to(poses.dtype), total.squeeze(1).to(poses.dtype))
 
     def forward(self, poses: Tensor, activation: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -29,6 +29,10 @@ def count(module: nn.Module) -> int:
         ("sr_resnet20", "em", 911_204),
         ("sr_resnet20", "average", 269_722),
         ("sr_resnet20", "max", 269_722),
+        ("sr_resnet20_depth2", "self_routing", 3_187_536),
+        ("sr_smallnet", "self_routing", 2_432_864),
+        ("sr_smallnet", "dynamic", 2_978_560),
+        ("sr_smallnet", "em", 1_837_898),
         ("sr_convnet", "self_routing", 479_312),
         ("sr_convnet", "dynamic", 766_768),
         ("sr_convnet", "em", 478_042),
@@ -55,6 +59,11 @@ def test_maps(backbone: str, size: Any, sides: tuple[int, int]) -> None:
     poses, active = model.forward_features(torch.rand(2, *model.image_shape))
     assert model.sides == sides and active.shape == poses.shape[:2] == (2, 3 * sides[0] * sides[1])
     assert model(torch.rand(2, *model.image_shape)).shape == (2, 5)
+
+
+def test_sides_of_deeper_networks() -> None:
+    sizes = {"sr_resnet20": (8, 8), "sr_resnet20_depth2": (4, 4), "sr_convnet": (4, 4), "sr_smallnet": (6, 6)}
+    assert {name: outline(name).sides for name in sizes} == sizes
 
 
 def some(**arguments: Any) -> SelfRoutingCapsNet:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mereo.capsules import ConvCapsules
 from mereo.core import Capsules, Grid, lengths, squash
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.squash import accumulation_type
@@ -66,16 +67,15 @@ class _Stages(VisionModel):
         features: Tensor = self.stages[index](inputs)
         return features
 
-    def _primary(self, channels: int, kernel: int = 3) -> nn.Sequential:
+    def _primary(self, channels: int, kernel: int = 3, norm: bool = True) -> nn.Sequential:
         """A convolution and its norm, from the last map; the maps lose a border where the kernel is larger."""
         if min(self.sides) < kernel - 2:
             raise UsageError(
                 f"img_size is {self.image_shape[1]} x {self.image_shape[2]}; the last map is {self.sides[0]} x"
                 f" {self.sides[1]} then, and capsules need {kernel - 2} or more: give larger images."
             )
-        return nn.Sequential(
-            nn.Conv2d(self.channels, channels, kernel, padding=1, bias=False), nn.BatchNorm2d(channels)
-        )
+        convolution = nn.Conv2d(self.channels, channels, kernel, padding=1, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(channels) if norm else nn.Identity())
 
     def _start(self) -> None:
         for module in self.modules():
@@ -95,6 +95,38 @@ def _residual_blocks(index: int, inputs: int, outputs: int, stride: int) -> nn.S
     return nn.Sequential(*stem, first, *(BasicBlock(outputs, outputs, 1) for _ in range(2)))
 
 
+class MiddleCapsules(nn.Module):
+    """A convolution of capsules, each window routed by itself, and a batch norm of the poses but for "dynamic".
+
+    Args:
+        types, dim: of capsules, and their pose size.
+        stride: of the windows of 3x3, which reach one cell beyond the map.
+        routing: a name of `mereo.routing.VOTE_ROUTINGS`.
+        options: of the routing.
+
+    Shapes: poses (batch, types, dim, rows, columns), activation (batch, types, rows, columns) or None -> the same for
+        ceil(rows / stride) and ceil(columns / stride).
+    """
+
+    def __init__(self, types: int, dim: int, stride: int, routing: str, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        side = round(dim**0.5)
+        self.shape = (side, side) if routing == "em" else (dim,)
+        self.capsules = ConvCapsules(
+            types, types, 3, stride, 1, in_pose=self.shape, pose="matrix" if routing == "em" else "vector",
+            compete="window", routing=routing, routing_options=options,
+        )  # fmt: skip
+        if routing == "self_routing":
+            bound = (6 / (types * dim * dim)) ** 0.5
+            nn.init.uniform_(self.capsules.weight, -bound, bound)
+        self.norm = nn.Identity() if routing == "dynamic" else nn.BatchNorm2d(types * dim)
+
+    def forward(self, poses: Tensor, activation: Tensor | None) -> tuple[Tensor, Tensor]:
+        parents = self.capsules(poses.unflatten(2, self.shape), activation)
+        maps = self.norm(parents.pose.flatten(1, -3))
+        return maps.unflatten(1, poses.shape[1:3]), parents.activation
+
+
 class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
     """Classify by capsules that route themselves.
 
@@ -109,6 +141,8 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
             convolution of 7x7 with stride 2).
         planes: channels of the first convolution; a sixteenth of them in "smallnet".
         capsules, capsule_dim: types of capsules, and their pose size.
+        depth: layers of capsules above the first; those between the first and the classes are convolutions of
+            capsules, of which the first has stride 2 but in "convnet".
         routing: "self_routing", or what the paper compares it with: "dynamic", "em" (capsule_dim is a square then), and
             without capsules "average", "max" (pooling and a linear layer) or "linear" (one more convolution).
         routing_steps: of "dynamic" and "em".
@@ -134,12 +168,14 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
         planes: int = 16,
         capsules: int = 32,
         capsule_dim: int = 16,
+        depth: int = 1,
         routing: str = "self_routing",
         routing_steps: int = 3,
     ) -> None:
         super().__init__()
         check_choice("routing", routing, ROUTINGS)
         check_positive(capsules=capsules, capsule_dim=capsule_dim, routing_steps=routing_steps)
+        check_positive(depth=depth)
         if routing == "em" and round(capsule_dim**0.5) ** 2 != capsule_dim:
             raise UsageError(
                 f"capsule_dim is {capsule_dim} with routing 'em', whose poses are square matrices; give 16."
@@ -147,9 +183,16 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
         self._build_stages(backbone, planes, in_chans, img_size)
         self.routing, self.routing_steps, self.capsule_dim, self.types = routing, routing_steps, capsule_dim, capsules
         kernel = 5 if backbone == "smallnet" else 3
-        self.primary = self._primary(capsules * (capsule_dim + (routing != "dynamic")), kernel)
+        normed = backbone != "smallnet" or routing != "dynamic"  # as the authors' code has it
+        self.primary = self._primary(capsules * (capsule_dim + (routing != "dynamic")), kernel, normed)
         if kernel == 5:
             self.sides, self.first = (self.sides[0] - 2, self.sides[1] - 2), self.first + self.step
+        options = {} if routing == "self_routing" else {"steps": routing_steps}
+        self.middle = nn.ModuleList()
+        for layer in range(depth - 1):
+            stride = 2 if layer == 0 and backbone != "convnet" else 1
+            self.middle.append(MiddleCapsules(capsules, capsule_dim, stride, routing, options))
+            self.sides, self.step = (-(-self.sides[0] // stride), -(-self.sides[1] // stride)), self.step * stride
         self.senders = capsules * self.sides[0] * self.sides[1]
         self.num_features = self.senders * (capsule_dim + (routing != "dynamic"))
         self._start()
@@ -178,12 +221,13 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
 
     def neck(self, maps: list[Tensor]) -> Features:
         """Poses (batch, capsules, pose) by type, row, column; but for "dynamic" also activations (batch, capsules)."""
-        made = self.primary(maps[-1])
-        poses = made[:, : self.types * self.capsule_dim].unflatten(1, (self.types, self.capsule_dim))
-        poses = poses.movedim(2, -1).flatten(1, 3)
-        if self.routing == "dynamic":
-            return squash(poses)
-        return poses, made[:, self.types * self.capsule_dim :].flatten(1).sigmoid()
+        made, shape = self.primary(maps[-1]), (self.types, self.capsule_dim)
+        poses, active = made[:, : shape[0] * shape[1]].unflatten(1, shape), made[:, shape[0] * shape[1] :].sigmoid()
+        capsules = (squash(poses, 2), None) if self.routing == "dynamic" else (poses, active)
+        for layer in self.middle:
+            capsules = layer(*capsules)
+        children = capsules[0].movedim(2, -1).flatten(1, 3)
+        return children if self.routing == "dynamic" else (children, capsules[1].flatten(1))
 
     def route(self, features: Features) -> Tensor:
         return self.class_capsules(features).pose
@@ -261,10 +305,23 @@ register_model(
     variants={
         "dynamic": {"routing": "dynamic"},
         "em": {"routing": "em", "backbone": "convnet"},
+        "deeper": {"depth": 2},
+        "smallnet, dynamic": {"depth": 2, "backbone": "smallnet", "routing": "dynamic"},
+        "convnet, em": {"depth": 2, "backbone": "convnet", "routing": "em"},
         "average": {"routing": "average", "backbone": "convnet"},
         "max": {"routing": "max"},
         "linear": {"routing": "linear"},
     },
+    **_CIFAR,
+)
+register_model(
+    "sr_resnet20_depth2",
+    SelfRoutingCapsNet,
+    "Self-routing capsules on ResNet-20 with a convolution of capsules between the first and the classes.",
+    source=SOURCE,
+    parameters=3_187_536,
+    recipe="self_routing",
+    depth=2,
     **_CIFAR,
 )
 register_model(
@@ -279,4 +336,18 @@ register_model(
     in_chans=1,
     backbone="convnet",
     capsules=16,
+)
+register_model(
+    "sr_smallnet",
+    SelfRoutingCapsNet,
+    "Self-routing capsules on one convolution, with a convolution of capsules, for 32x32 grey images of smallNORB.",
+    source=SOURCE,
+    parameters=2_432_864,
+    crop_pct=2 / 3,
+    recipe="self_routing",
+    num_classes=5,
+    in_chans=1,
+    backbone="smallnet",
+    capsules=16,
+    depth=2,
 )

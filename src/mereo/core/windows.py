@@ -1,0 +1,173 @@
+"""Windows: which children each position of a convolution reads, and the way between maps and windows.
+
+Children are numbered by type, row and column over the whole map, as `Grid` counts them. Inside a window they are
+ordered by offset (row by row) and then by type, and a window that reaches beyond the map reads zeros there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from mereo.core.shapes import conv_out
+from mereo.core.tiles import Tiles
+from mereo.errors import UsageError
+
+CPU = torch.device("cpu")
+OUTSIDE = -1
+"""Number of a child that a window reads beyond the map."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a convolution over a map of capsules.
+
+    Args:
+        rows, columns: of the map.
+        kernel, stride, padding: down and across, as of a convolution.
+    """
+
+    rows: int
+    columns: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        if min(self.sides) < 1:
+            raise UsageError(
+                f"the map is {self.rows} x {self.columns} with padding {self.padding}, and kernel is {self.kernel};"
+                " the kernel must fit into the padded map."
+            )
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Rows and columns of the positions."""
+        sizes = zip((self.rows, self.columns), self.kernel, self.stride, self.padding, strict=True)
+        rows, columns = (conv_out(*each) for each in sizes)
+        return rows, columns
+
+    @property
+    def axes(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Cells, positions, kernel, stride and padding along each axis."""
+        return zip((self.rows, self.columns), self.sides, self.kernel, self.stride, self.padding, strict=True)
+
+    @property
+    def count(self) -> int:
+        """Number of positions, and so of windows."""
+        return self.sides[0] * self.sides[1]
+
+    @property
+    def offsets(self) -> int:
+        """Cells of a window."""
+        return self.kernel[0] * self.kernel[1]
+
+    @property
+    def padded(self) -> bool:
+        """Whether windows may reach beyond the map."""
+        return any(self.padding)
+
+    def gather(self, maps: Tensor) -> Tensor:
+        """What each window reads, zeros beyond the map.
+
+        Shapes: (batch, types, ..., rows, columns) -> (batch * windows, offsets * types, ...).
+        """
+        if self.padded:
+            down, across = self.padding
+            maps = F.pad(maps, (across, across, down, down))
+        if self.sides == (1, 1):
+            cut = maps[..., : self.kernel[0], : self.kernel[1]]
+            first = cut.dim() - 2
+            return cut.permute(0, first, first + 1, *range(1, first)).flatten(1, 3)
+        cut = maps.unfold(-2, self.kernel[0], self.stride[0]).unfold(-2, self.kernel[1], self.stride[1])
+        first = cut.dim() - 4
+        order = (0, *range(first, first + 4), *range(1, first))
+        return cut.permute(order).flatten(3, 5).flatten(0, 2)
+
+    def place(self, tiled: Tensor) -> Tensor:
+        """What the parents of each position became, as maps.
+
+        Shapes: (batch * windows, types, ...) -> (batch, types, ..., rows of positions, columns of positions).
+        """
+        cut = tiled.unflatten(0, (-1, *self.sides))
+        return cut.permute(0, *range(3, cut.dim()), 1, 2)
+
+    def cells(self, device: torch.device = CPU) -> Tensor:
+        """The cell of the map, row by row, under each offset of each window: int64 (windows, offsets), -1 outside."""
+        return (_kept_cells if _may_keep() else _cells)(self, device)
+
+    def covers(self, device: torch.device = CPU) -> Tensor:
+        """The windows that read each cell: int64 (cells, most windows), window * offsets + offset, -1 for none."""
+        return (_kept_covers if _may_keep() else _covers)(self, device)
+
+    def tiles(self, in_types: int, out_types: int) -> Tiles:
+        """The same as tiles, for showing couplings over the whole maps of children and parents."""
+        cells, position = self.cells().unsqueeze(-1), torch.arange(self.count, device=CPU).unsqueeze(1)
+        parents = torch.arange(out_types, device=CPU) * self.count + position
+        children = torch.arange(in_types, device=CPU) * (self.rows * self.columns) + cells
+        children = torch.where(cells < 0, OUTSIDE, children).flatten(1)
+        return Tiles(parents, children, out_types * self.count, in_types * self.rows * self.columns)
+
+    def over_windows(self, sums: Tensor) -> Tensor:
+        """log sum exp over all windows that read a child, given in each of them; outside the map only of its own.
+
+        Shapes: (batch * windows, offsets * types) -> the same.
+        """
+        if self.count == 1:
+            return sums
+        cells, covers = self.cells(sums.device), self.covers(sums.device)
+        apart = sums.unflatten(0, (-1, self.count)).unflatten(2, (self.offsets, -1)).flatten(1, 2)
+        found = apart.index_select(1, covers.clamp(min=0).flatten()).unflatten(1, covers.shape)
+        found = found.masked_fill((covers < 0)[..., None], torch.finfo(sums.dtype).min)
+        whole = found.logsumexp(2).index_select(1, cells.clamp(min=0).flatten())
+        if self.padded:
+            whole = torch.where((cells < 0).flatten().unsqueeze(-1), apart, whole)
+        return whole.unflatten(1, cells.shape).flatten(0, 1).flatten(1)
+
+
+def _may_keep() -> bool:
+    """Whether tables may be kept from call to call: a traced program makes its own."""
+    traced = torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
+    return not (traced or is_in_torch_dispatch_mode())
+
+
+def _cells(windows: Windows, device: torch.device) -> Tensor:
+    axes = []
+    for size, positions, kernel, stride, padding in windows.axes:
+        first = torch.arange(positions, device=device) * stride - padding
+        line = first.unsqueeze(1) + torch.arange(kernel, device=device)
+        axes.append(torch.where((line >= 0) & (line < size), line, OUTSIDE))
+    down, across = axes[0][:, None, :, None], axes[1][None, :, None, :]
+    cells = torch.where((down < 0) | (across < 0), OUTSIDE, down * windows.columns + across)
+    return cells.flatten(2).flatten(0, 1)
+
+
+def _covers(windows: Windows, device: torch.device) -> Tensor:
+    lines = []
+    for size, positions, kernel, stride, padding in windows.axes:
+        # The offset of cell y in position p is y + padding - p stride: one for each residue, from the smallest on.
+        cell = torch.arange(size, device=device).unsqueeze(1) + padding
+        offset = cell % stride + stride * torch.arange(-(-kernel // stride), device=device)
+        position = torch.div(cell - offset, stride, rounding_mode="floor")
+        there = (offset < kernel) & (position >= 0) & (position < positions)
+        lines.append((torch.where(there, position, OUTSIDE), offset))
+    (down, ky), (across, kx) = lines
+    down, ky, across, kx = down[:, None, :, None], ky[:, None, :, None], across[None, :, None, :], kx[None, :, None, :]
+    entry = (down * windows.sides[1] + across) * windows.offsets + ky * windows.kernel[1] + kx
+    return torch.where((down < 0) | (across < 0), OUTSIDE, entry).flatten(2).flatten(0, 1)
+
+
+@lru_cache(maxsize=64)
+def _kept_cells(windows: Windows, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return _cells(windows, device)
+
+
+@lru_cache(maxsize=64)
+def _kept_covers(windows: Windows, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return _covers(windows, device)
