@@ -3,6 +3,7 @@
 from mereo.routing.cross_agreement import CrossAgreementRouting
 from mereo.routing.dynamic import DynamicRouting, DynamicVoteRouting, dynamic_routing, route_by_agreement
 from mereo.routing.em import EMRouting, EMVoteRouting
+from mereo.routing.inverted_dot_product import InvertedDotProductRouting, InvertedDotProductVoteRouting
 from mereo.routing.self_attention import SelfAttentionRouting, SelfAttentionVoteRouting
 from mereo.routing.self_routing import SelfRouting, SelfVoteRouting
 from mereo.routing.vote_routing import VOTE_ROUTINGS, VoteRouting, make_vote_routing, vote_routing
@@ -14,6 +15,8 @@ __all__ = [
     "DynamicVoteRouting",
     "EMRouting",
     "EMVoteRouting",
+    "InvertedDotProductRouting",
+    "InvertedDotProductVoteRouting",
     "SelfAttentionRouting",
     "SelfAttentionVoteRouting",
     "SelfRouting",
