@@ -5,6 +5,7 @@ from mereo.models.base import Features, VisionModel
 from mereo.models.capsule import (
     CapsNet,
     EfficientCapsNet,
+    InvertedDotProductCapsNet,
     LinearHead,
     MSPCaps,
     MSPCapsHead,
@@ -27,6 +28,7 @@ __all__ = [
     "FeatureInfo",
     "FeatureMaps",
     "Features",
+    "InvertedDotProductCapsNet",
     "LinearHead",
     "MSPCaps",
     "MSPCapsHead",
