@@ -2,6 +2,7 @@
 
 from mereo.core.kernels.affine import Linear
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, resize_relative_table
+from mereo.layers.basic_block import BasicBlock
 from mereo.layers.conv_norm import ConvNorm
 from mereo.layers.feed_forward import FeedForward
 from mereo.layers.gated_linear_unit import SimpleGLU
@@ -14,6 +15,7 @@ from mereo.layers.self_attention import SelfAttention
 from mereo.layers.stochastic_depth import StochasticDepth, linear_rates
 
 __all__ = [
+    "BasicBlock",
     "ChannelNorm",
     "ConvNorm",
     "FeedForward",

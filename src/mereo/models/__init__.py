@@ -3,7 +3,16 @@
 import mereo.models.sequence
 import mereo.models.vision  # noqa: F401
 from mereo.models.base import Features, VisionModel
-from mereo.models.capsule import CapsNet, EfficientCapsNet, LinearHead, MSPCaps, MSPCapsHead
+from mereo.models.capsule import (
+    CapsNet,
+    EfficientCapsNet,
+    InvertedDotProductCapsNet,
+    LinearHead,
+    MSPCaps,
+    MSPCapsHead,
+    PooledNet,
+    SelfRoutingCapsNet,
+)
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.conversion import convert
 from mereo.models.factory import create_model, list_models
@@ -23,11 +32,14 @@ __all__ = [
     "FeatureInfo",
     "FeatureMaps",
     "Features",
+    "InvertedDotProductCapsNet",
     "LinearHead",
     "MSPCaps",
     "MSPCapsHead",
     "ModelEntry",
     "PlainNetwork",
+    "PooledNet",
+    "SelfRoutingCapsNet",
     "SequenceEntry",
     "SequenceModel",
     "SequenceState",

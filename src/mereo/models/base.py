@@ -58,6 +58,7 @@ class VisionModel(nn.Module):
         classifier_parts: names of the attributes that `reset_classifier` replaces.
         fixed_input_size: whether images must have the height and width of `image_shape`.
         size_step: what heights and widths must be multiples of, where `fixed_input_size` is False.
+        default_loss: the loss it is trained with where none is given.
         channels_last: whether its convolutions train faster on a CPU in channels-last memory; `create_model` gives
             them that layout, in which they also keep the maps, whatever the layout of the images.
     """
@@ -67,6 +68,7 @@ class VisionModel(nn.Module):
     classifier_parts: ClassVar[tuple[str, ...]] = ("head",)
     fixed_input_size: ClassVar[bool] = True
     channels_last: ClassVar[bool] = True
+    default_loss: ClassVar[str] = "cross_entropy"
 
     num_classes: int
     num_features: int

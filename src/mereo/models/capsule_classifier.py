@@ -25,6 +25,7 @@ class CapsuleClassifier(VisionModel):
 
     classifier_parts = ("head", "decoder")
     scores_are_lengths: ClassVar[bool] = True
+    default_loss = "margin"
 
     decoder: nn.Module | None
 

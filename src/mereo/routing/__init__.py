@@ -3,7 +3,9 @@
 from mereo.routing.cross_agreement import CrossAgreementRouting
 from mereo.routing.dynamic import DynamicRouting, DynamicVoteRouting, dynamic_routing, route_by_agreement
 from mereo.routing.em import EMRouting, EMVoteRouting
+from mereo.routing.inverted_dot_product import InvertedDotProductRouting, InvertedDotProductVoteRouting
 from mereo.routing.self_attention import SelfAttentionRouting, SelfAttentionVoteRouting
+from mereo.routing.self_routing import SelfRouting, SelfVoteRouting
 from mereo.routing.vote_routing import VOTE_ROUTINGS, VoteRouting, make_vote_routing, vote_routing
 
 __all__ = [
@@ -13,8 +15,12 @@ __all__ = [
     "DynamicVoteRouting",
     "EMRouting",
     "EMVoteRouting",
+    "InvertedDotProductRouting",
+    "InvertedDotProductVoteRouting",
     "SelfAttentionRouting",
     "SelfAttentionVoteRouting",
+    "SelfRouting",
+    "SelfVoteRouting",
     "VoteRouting",
     "dynamic_routing",
     "make_vote_routing",

@@ -163,8 +163,7 @@ class Classification(Task):
 
     def resolve_loss(self, loss: str, module: type[nn.Module]) -> str:
         loss = super().resolve_loss(loss, module)
-        automatic = "margin" if issubclass(module, CapsuleClassifier) else "cross_entropy"
-        return automatic if loss == "auto" else loss
+        return str(getattr(module, "default_loss", "cross_entropy")) if loss == "auto" else loss
 
     def objective(self, model: nn.Module, settings: Settings) -> ClassificationObjective:
         objective = ClassificationObjective(

@@ -234,6 +234,30 @@ RECIPES: dict[str, Recipe] = {
         },
         {"mnist": {"model": "ninformer_mnist", "augment": ("none",)}},
     ),
+    "self_routing": Recipe(
+        "Self-routing capsules as published on CIFAR-10; where the authors divide the rate twice by 10, a cosine.",
+        "Hahn, Pyeon, Kim, NeurIPS 2019, section 5.1, and the authors' code",
+        {
+            "model": "sr_resnet20", "data": "cifar10", "epochs": 350, "batch_size": 64, "optimizer": "sgd", "lr": 0.1,
+            "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 0.0, "augment": ("crop=4", "flip"),
+        },
+        {
+            "svhn": {"epochs": 200, "augment": ("crop=4",)},
+            "smallnorb": {
+                "model": "sr_convnet", "epochs": 200, "augment": ("brightness=0.125", "contrast=0.7:1.3"),
+            },
+        },
+        {"cifar10": 91.83, "svhn": 96.66},
+    ),
+    "inverted_dot_product": Recipe(
+        "Capsules with inverted dot-product routing as published; for two divisions of the rate by 10, a cosine.",
+        "arXiv:2002.04764, section 4, and the authors' code",
+        {
+            "model": "idpa_cifar10_resnet", "data": "cifar10", "epochs": 350, "batch_size": 128, "optimizer": "sgd",
+            "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine", "warmup_epochs": 0.0, "augment": ("crop=4", "flip"),
+        },
+        reported={"cifar10": 95.14},
+    ),
     "halonet": Recipe(
         "HaloNet by AdamW in 300 epochs, with RandAugment, mixup and random erasing.",
         "github.com/mindspore-lab/mindcv, configs/halonet; the paper's authors have published no code",

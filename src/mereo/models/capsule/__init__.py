@@ -2,7 +2,18 @@
 
 from mereo.models.capsule.capsnet import CapsNet
 from mereo.models.capsule.efficient_capsnet import EfficientCapsNet
+from mereo.models.capsule.inverted_dot_product_capsnet import InvertedDotProductCapsNet
 from mereo.models.capsule.mspcaps import MSPCaps
 from mereo.models.capsule.mspcaps_head import LinearHead, MSPCapsHead
+from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCapsNet
 
-__all__ = ["CapsNet", "EfficientCapsNet", "LinearHead", "MSPCaps", "MSPCapsHead"]
+__all__ = [
+    "CapsNet",
+    "EfficientCapsNet",
+    "InvertedDotProductCapsNet",
+    "LinearHead",
+    "MSPCaps",
+    "MSPCapsHead",
+    "PooledNet",
+    "SelfRoutingCapsNet",
+]

@@ -6,36 +6,13 @@ Cost at 32x32: 41 M multiply-adds an image for 20 layers, 14 M more for every 6 
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core.shapes import image_size
 from mereo.errors import check_positive
-from mereo.layers import ConvNorm
+from mereo.layers import BasicBlock, ConvNorm
 from mereo.models.base import VisionModel
 from mereo.models.registry import register_model
-
-
-class BasicBlock(nn.Module):
-    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))); the shortcut takes every stride-th cell and adds zeros.
-
-    Shapes: (batch, inputs, height, width) -> (batch, outputs, ceil(height / stride), ceil(width / stride)).
-
-    Reference: arXiv:1512.03385, section 3.3, option A.
-    """
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.first = ConvNorm(inputs, outputs, 3, stride, activation=nn.ReLU)
-        self.second = ConvNorm(outputs, outputs, 3)
-        self.stride, self.added = stride, outputs - inputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        shortcut = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
-        if self.added:
-            shortcut = F.pad(shortcut, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
-        return torch.relu(shortcut + self.second(self.first(x)))
 
 
 class CifarResNet(VisionModel):
