@@ -4,7 +4,7 @@ import pytest
 
 from mereo.cli.train import options_from
 from mereo.errors import UsageError
-from mereo.models import MODELS
+from mereo.models import MODELS, SEQUENCE_MODELS, is_model
 from mereo.training.config import TrainConfig, show_size
 from mereo.training.recipes import RECIPES, apply_recipe
 
@@ -92,12 +92,13 @@ def test_every_recipe_is_a_configuration_of_a_model_that_exists(name):
     for data in (None, *RECIPES[name].by_data):
         config = apply_recipe(name, data=data)
         config.check()
-        assert config.model in MODELS
+        assert is_model(config.model)
         assert config.recipe == name
 
 
 def test_every_model_names_a_recipe_that_exists():
-    assert {entry.recipe for entry in MODELS.values()} - {None} <= set(RECIPES)
+    entries = (*MODELS.values(), *SEQUENCE_MODELS.values())
+    assert {entry.recipe for entry in entries} - {None} <= set(RECIPES)
 
 
 def test_recipes_hold_what_the_papers_state():

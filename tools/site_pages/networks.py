@@ -10,29 +10,31 @@ import yaml
 
 import mereo
 from mereo.mechanisms import MECHANISMS
-from mereo.models import MODELS, ModelEntry, VisionModel
+from mereo.models import MODELS, SEQUENCE_MODELS, ModelEntry, SequenceEntry, VisionModel
 from mereo.training.recipes import RECIPES
 from site_pages.docstrings import markdown, prose
 from site_pages.tables import arguments, table
 
 INTRODUCTION = """# Networks
 
-Every network takes any number of classes and channels, and any image size that its architecture allows. `mereo models`
+Every network of images takes any number of classes and channels, and any size that its architecture allows; those of
+tokens read sequences of any length, unless they state a longest one. `mereo models`
 prints this table too; `mereo train --dry-run --model NAME` also prints the time and memory of a training step.
 
 """
+Entry = ModelEntry | SequenceEntry
 ROW = ("input", "classes", "parameters", "source", "what")
 
 
-def families() -> dict[str, list[ModelEntry]]:
+def families() -> dict[str, list[Entry]]:
     """The presets of each family, by the name of its file."""
-    by_file: dict[str, list[ModelEntry]] = {}
-    for entry in MODELS.values():
+    by_file: dict[str, list[Entry]] = {}
+    for entry in (*MODELS.values(), *SEQUENCE_MODELS.values()):
         by_file.setdefault(entry.module.__module__.rpartition(".")[2], []).append(entry)
     return by_file
 
 
-def build(entry: ModelEntry) -> VisionModel:
+def build(entry: Entry) -> VisionModel:
     """The network without numbers in it: shapes alone, so that counting is quick."""
     with torch.device("meta"):
         return mereo.create_model(entry.name)
@@ -43,16 +45,17 @@ def count(module: torch.nn.Module | None) -> int:
     return 0 if module is None else sum(p.numel() for p in module.parameters())
 
 
-def row(entry: ModelEntry) -> list[str]:
+def row(entry: Entry) -> list[str]:
     """The facts of one preset, in the order of ROW."""
     model = build(entry)
     decoder = count(getattr(model, "decoder", None))
     counted = f"{count(model) - decoder:,}" + (f" + {decoder:,} of the decoder" if decoder else "")
-    shape = "x".join(map(str, entry.pretrained_cfg(entry.defaults)["input_size"]))
-    return [shape, str(entry.defaults["num_classes"]), counted, prose(entry.source), prose(entry.summary)]
+    cfg = entry.pretrained_cfg(entry.defaults)
+    shape = "x".join(map(str, cfg["input_size"])) + (" tokens" if isinstance(entry, SequenceEntry) else "")
+    return [shape, str(cfg["num_classes"]), counted, prose(entry.source), prose(entry.summary)]
 
 
-def used_mechanisms(entry: ModelEntry) -> list[str]:
+def used_mechanisms(entry: Entry) -> list[str]:
     """The mechanisms that a network is made of."""
     kinds = {type(module) for module in build(entry).modules()}
     return [name for name, each in sorted(MECHANISMS.items()) if each.target in kinds]
@@ -80,14 +83,15 @@ def recipe(name: str) -> str:
     )
 
 
-def page(presets: Sequence[ModelEntry]) -> str:
+def page(presets: Sequence[Entry]) -> str:
     """The page of one family."""
     module = presets[0].module
     mechanisms = dict.fromkeys(name for entry in presets for name in used_mechanisms(entry))
+    given = "" if isinstance(presets[0], SequenceEntry) else ", num_classes=5"
     changes = []
     for entry in presets:
-        given = ", ".join(f"`{name}={value!r}`" for name, value in entry.arguments.items())
-        changes.append((f"`{entry.name}`", *row(entry)[:3], f"{prose(entry.summary)} {given}"))
+        differs = ", ".join(f"`{name}={value!r}`" for name, value in entry.arguments.items())
+        changes.append((f"`{entry.name}`", *row(entry)[:3], f"{prose(entry.summary)} {differs}"))
     recipes = dict.fromkeys(entry.recipe for entry in presets if entry.recipe is not None)
     linked = ", ".join(f"[{name}](../mechanisms/{name}.md)" for name in mechanisms)
     return "\n".join(
@@ -97,7 +101,7 @@ def page(presets: Sequence[ModelEntry]) -> str:
             f"Mechanisms in it: {linked}.\n" if linked else "",
             "## Presets\n",
             table(("name", "input", "classes", "parameters", "what, and the arguments that make it"), changes),
-            f'```python\nmodel = mereo.create_model("{presets[0].name}", num_classes=5)\n```\n',
+            f'```python\nmodel = mereo.create_model("{presets[0].name}"{given})\n```\n',
             f"## Arguments of {module.__name__}\n",
             arguments(module),
             "## Recipes\n" if recipes else "",

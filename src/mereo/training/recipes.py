@@ -258,6 +258,15 @@ RECIPES: dict[str, Recipe] = {
         },
         reported={"cifar10": 95.14},
     ),
+    "language_demo": Recipe(
+        "A model of bytes on two and a half million bytes of Python's own sources, in minutes on two CPU cores.",
+        "ours",
+        {
+            "model": "tnl_tiny", "data": "pystdlib", "task": "language", "epochs": 1, "limit": 9_600,
+            "batch_size": 16, "optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.0, "schedule": "cosine",
+            "warmup_steps": 50, "min_lr": 3e-4, "clip_norm": 1.0, "augment": ("none",), "tensorboard": False,
+        },
+    ),
     "halonet": Recipe(
         "HaloNet by AdamW in 300 epochs, with RandAugment, mixup and random erasing.",
         "github.com/mindspore-lab/mindcv, configs/halonet; the paper's authors have published no code",

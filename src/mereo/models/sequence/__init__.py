@@ -1,3 +1,4 @@
 """Networks that read sequences of tokens, one file each with its presets."""
 
+from mereo.models.sequence.causal_transformer import CausalTransformer as CausalTransformer
 from mereo.models.sequence.tnl import TNL as TNL

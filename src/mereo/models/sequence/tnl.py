@@ -100,6 +100,7 @@ register_model(
     "Four layers of 64 for text as bytes, trained in minutes on a CPU.",
     source="arXiv:2405.17381",
     parameters=213_056,
+    recipe="language_demo",
     tiny={"dim": 12, "depth": 3, "num_heads": 3, "glu_dim": 20, "block": 4, "context": 16, "vocab_size": 31},
     variants={"paper's decay": {"decay": "paper"}, "positions everywhere": {"lrpe_layers": 3}},
     block=32,

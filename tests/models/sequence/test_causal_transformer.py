@@ -1,0 +1,103 @@
+"""The decoder with softmax attention: a slow reference, positions that are relative, an equal size, a growing state."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import mereo
+from mereo.core import Coupling
+from mereo.errors import UsageError
+from mereo.models import get_sequence_entry
+from mereo.models.sequence.causal_transformer import CausalTransformer, rotate
+
+
+def norm(x: Tensor) -> Tensor:
+    return x / (x.square().sum() / len(x) + 1e-6).sqrt()
+
+
+def turned(x: Tensor, t: int) -> Tensor:
+    half = len(x) // 2
+    out = x.clone()
+    for c in range(half):
+        angle = t * 10_000 ** (-c / half)
+        out[c] = x[c] * math.cos(angle) - x[c + half] * math.sin(angle)
+        out[c + half] = x[c] * math.sin(angle) + x[c + half] * math.cos(angle)
+    return out
+
+
+def reference(model: CausalTransformer, tokens: list[int]) -> Tensor:
+    """Scores (tokens, vocabulary) in loops."""
+    dim = model.num_features
+    x = [math.sqrt(dim) * model.embedding.weight[token] for token in tokens]
+    for block in model.blocks:
+        heads = block.num_heads
+        read = [(block.qkv.weight @ norm(token)).view(3, heads, -1) for token in x]
+        mixed = []
+        for t in range(len(x)):
+            of_heads = []
+            for h in range(heads):
+                q = turned(read[t][0, h], t)
+                fits = [torch.dot(q, turned(read[s][1, h], s)) / math.sqrt(len(q)) for s in range(t + 1)]
+                shares = torch.stack(fits).softmax(0)
+                of_heads.append(sum(share * read[s][2, h] for s, share in enumerate(shares)))
+            mixed.append(block.proj.weight @ torch.cat(of_heads))
+        x = [token + more for token, more in zip(x, mixed, strict=True)]
+        for t, token in enumerate(x):
+            y = norm(token)
+            x[t] = token + block.channels.second.weight @ (
+                (block.channels.first.weight @ y) * (block.channels.gate.weight @ y)
+            )
+    return torch.stack([model.head.weight @ norm(token) for token in x])
+
+
+def small() -> CausalTransformer:
+    model = CausalTransformer(31, 12, 2, 3, 20).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def test_it_computes_its_equations() -> None:
+    model, tokens = small(), torch.randint(31, (1, 9))
+    torch.testing.assert_close(model(tokens)[0], reference(model, tokens[0].tolist()), rtol=1e-4, atol=1e-5)
+
+
+def test_positions_are_relative() -> None:
+    q, k = torch.randn(2, 1, 1, 1, 6, dtype=torch.float64)
+    for shift in (0, 3, 40):
+        near = (rotate(q, 5 + shift) * rotate(k, 2 + shift)).sum()
+        torch.testing.assert_close(near, (rotate(q, 3) * k).sum(), rtol=1e-5, atol=1e-6)
+    both = rotate(torch.cat((q, k), 2), 7)
+    torch.testing.assert_close(both[:, :, 1:], rotate(k, 8))
+
+
+def test_its_state_grows_with_every_token() -> None:
+    model = small()
+    _, state = model.extend(torch.randint(31, (2, 5)))
+    _, state = model.extend(torch.randint(31, (2, 1)), state)
+    assert [block.keys.shape for block in state.blocks] == [(2, 3, 6, 4)] * 2
+
+
+def test_its_couplings_are_causal() -> None:
+    model, tokens = small(), torch.randint(31, (1, 7))
+    with mereo.record(model) as trace:
+        model(tokens)
+    for name, module in model.named_modules():
+        if isinstance(module, Coupling):
+            assert trace[name].shape == (1, 3, 7, 7) and not trace[name].triu(1).any()
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_it_is_as_large_as_tnl(size: str) -> None:
+    ours, theirs = (get_sequence_entry(f"{name}_{size}") for name in ("causal_transformer", "tnl"))
+    assert ours.parameters == pytest.approx(theirs.parameters, rel=0.002)
+    same = ("dim", "depth", "num_heads", "context", "vocab_size")
+    assert all(ours.defaults[name] == theirs.defaults[name] for name in same)
+
+
+def test_heads_of_an_odd_size() -> None:
+    with pytest.raises(UsageError, match="multiple of 2 num_heads"):
+        CausalTransformer(31, 9, 2, 3)
