@@ -97,7 +97,7 @@ class RoutingTransformer(SequenceModel):
         blocks = [RoutingBlock(dim, mixer(i), hidden_dim, dropout, nn.ReLU) for i in range(depth)]
         super().__init__(vocab_size, dim, context, blocks, nn.LayerNorm(dim), tied=tied, scale=dim**0.5)
         # Who is in a cluster depends on all tokens where clusters do not keep to the past.
-        self.causal = strict != "never" or local_layers == depth or heads_routed == 0
+        self.causal = strict != "never" or local_layers == depth or heads_routed == 0  # type: ignore[misc]
 
 
 register_model(
