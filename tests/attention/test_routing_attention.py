@@ -257,17 +257,17 @@ def module_of(**changes: Any) -> RoutingAttention:
 
 
 def test_the_module_equals_its_equations() -> None:
-    for changes in ({}, {"causal": False}, {"share_qk": False}, {"strict": True}):
+    for changes in ({}, {"causal": False}, {"share_qk": False}, {"strict": "always"}):
         module, tokens = module_of(**changes).eval(), torch.randn(2, 11, 16, dtype=torch.float64)
         parts = [x.unflatten(-1, (2, 4)).transpose(1, 2) for x in module.local_qkv(tokens).chunk(3, -1)]
         local = attend_blocks(*parts, 4, Coupling("senders"), module.causal, module.positions)
         q = normalised(module.query(tokens).unflatten(-1, (2, 4)).transpose(1, 2))
         k = q if module.key is None else normalised(module.key(tokens).unflatten(-1, (2, 4)).transpose(1, 2))
         v = module.value(tokens).unflatten(-1, (2, 4)).transpose(1, 2)
-        routed = by_loops(q, k, v, module.clusters.centroids, 4, module.causal, module.strict, None)
+        routed = by_loops(q, k, v, module.clusters.centroids, 4, module.causal, module.keeps_to_the_past, None)
         expected = module.proj(torch.cat((local, routed), 1).transpose(1, 2).flatten(2))
         torch.testing.assert_close(module(tokens), expected)
-        assert (module.key is None) == (changes in ({}, {"strict": True}))
+        assert (module.key is None) == (changes in ({}, {"strict": "always"}))
 
 
 def test_couplings_are_recorded_over_all_tokens() -> None:
@@ -293,7 +293,7 @@ def test_couplings_are_recorded_over_all_tokens() -> None:
 
 
 def test_strict_couplings_are_recorded_over_all_tokens() -> None:
-    module, tokens = module_of(strict=True).eval(), torch.randn(2, 7, 16, dtype=torch.float64)
+    module, tokens = module_of(strict="always").eval(), torch.randn(2, 7, 16, dtype=torch.float64)
     plain = module(tokens)
     with mereo.record(module) as trace:
         torch.testing.assert_close(module(tokens), plain)
@@ -305,15 +305,17 @@ def test_members_that_depend_on_later_tokens_are_what_strict_avoids() -> None:
     torch.manual_seed(1)
     tokens = torch.randn(1, 12, 16, dtype=torch.float64)
     later = torch.cat((tokens[:, :6], torch.randn(1, 6, 16, dtype=torch.float64)), 1)
-    for strict in (False, True):
-        module = module_of(strict=strict).eval()
-        same = torch.allclose(module(tokens)[:, :6], module(later)[:, :6])
-        assert same == strict
+    for strict in ("never", "evaluation", "always"):
+        module = module_of(strict=strict)
+        for mode in (False, True):
+            module.train(mode)
+            same = torch.allclose(module(tokens)[:, :6], module(later)[:, :6])
+            assert same == (strict == "always" or (strict == "evaluation" and not mode))
 
 
 @pytest.mark.parametrize("changes", [{}, {"share_qk": False}, {"window": 20}, {"positions": False}])
 def test_steps_equal_strict(changes: dict[str, Any]) -> None:
-    module = module_of(strict=True, **changes).eval()
+    module = module_of(strict="always", **changes).eval()
     tokens, state, parts = torch.randn(2, 13, 16, dtype=torch.float64), None, []
     for token in tokens.unbind(1):
         out, state = module.step(token, state)
@@ -375,7 +377,7 @@ def test_local_or_routed_heads_only() -> None:
 
 
 def test_a_token_that_is_not_a_number_leaves_the_buffers_and_other_samples_finite() -> None:
-    for strict in (False, True):
+    for strict in ("never", "always"):
         module, tokens = module_of(strict=strict), torch.randn(2, 9, 16, dtype=torch.float64)
         tokens[0, 7] = torch.nan
         out, _ = module(tokens, return_loss=True)
@@ -400,7 +402,7 @@ def test_dropout_acts_in_training_only() -> None:
     [
         (lambda: RoutingAttention(10, 2, 2), "multiple of their number"),
         (lambda: RoutingAttention(10, 0, 0), "at least one head"),
-        (lambda: RoutingAttention(8, 2, 2, strict=True), "causal=False"),
+        (lambda: RoutingAttention(8, 2, 2, strict="always"), "causal=False"),
         (lambda: RoutingAttention(8, 2, 2, window=0), "window is 0"),
         (lambda: RoutingAttention(8, 2, 2, decay=1.0), "decay is 1.0"),
         (lambda: RoutingAttention(8, 2, 2, beta=-1.0), "beta is -1.0"),

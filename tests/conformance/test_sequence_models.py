@@ -219,7 +219,8 @@ def test_parameters_are_grouped_by_layer(case: Case) -> None:
     depths = model.layer_depths()
     assert depths.keys() == {name for name, _ in model.named_parameters()} and depths["embedding.weight"] == 0
     assert sorted(set(depths.values())) == list(range(max(depths.values()) + 1))
-    assert max(depths.values()) == len(model.blocks) - (model.head is None)
+    learned_norm = any(True for _ in model.norm.parameters())
+    assert max(depths.values()) == len(model.blocks) + learned_norm - (model.head is None)
     groups = model.parameter_groups(0.05, 0.5)
     assert sorted(name for group in groups for name in group["names"]) == sorted(depths)
     assert model.no_weight_decay() <= depths.keys()

@@ -143,4 +143,17 @@ EXPERIMENTS: dict[str, Experiment] = {
         TRAINING | {"seeds"},
         data="pystdlib",
     ),
+    "far_recall": Experiment(
+        "Which sparse attention finds a token far away by its content?",
+        "arXiv:2003.05997, section 1; the task is ours",
+        "far_recall",
+        frozenset({"epochs", "batch_size", "seeds", "device", "variants"}),
+    ),
+    "sparse_text": Experiment(
+        "What does sparse attention lose on text, and what do clusters or summaries of regions win back?",
+        "arXiv:2003.05997 and arXiv:2107.05768, tables of perplexities",
+        "sparse_text",
+        TRAINING | {"variants", "seeds"},
+        data="pystdlib",
+    ),
 }

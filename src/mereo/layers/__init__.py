@@ -4,6 +4,7 @@ from mereo.core.kernels.affine import Linear
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, resize_relative_table
 from mereo.layers.basic_block import BasicBlock
 from mereo.layers.conv_norm import ConvNorm
+from mereo.layers.decoder_block import DecoderBlock
 from mereo.layers.feed_forward import FeedForward
 from mereo.layers.gated_linear_unit import SimpleGLU
 from mereo.layers.inverted_bottleneck import InvertedBottleneck
@@ -18,6 +19,7 @@ __all__ = [
     "BasicBlock",
     "ChannelNorm",
     "ConvNorm",
+    "DecoderBlock",
     "FeedForward",
     "InvertedBottleneck",
     "LayerScale",

@@ -22,6 +22,11 @@ def normalised(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:])
 
 
+def _inside_backward() -> bool:
+    """Whether a gradient checkpoint computes a forward pass again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
 class Clusters(nn.Module):
     """Centroids that follow the tokens of a head by exponential averages of k-means, without gradients.
 
@@ -53,7 +58,7 @@ class Clusters(nn.Module):
         super().__init__()
         check_positive(heads=heads, clusters=clusters, dim=dim)
         check_probability(decay=decay)
-        self.decay = decay
+        self.decay, self._before = decay, torch.empty(0)
         self.register_buffer("centroids", torch.empty(heads, clusters, dim))
         self.register_buffer("counts", torch.empty(heads, clusters))
         self.register_buffer("sums", torch.empty(heads, clusters, dim))
@@ -65,6 +70,10 @@ class Clusters(nn.Module):
             self.centroids.copy_(normalised(torch.randn_like(self.centroids)))
             self.counts.fill_(1)
             self.sums.copy_(self.centroids)
+
+    def current(self) -> Tensor:
+        """The centroids of this pass; of one that is computed again for its gradients, those that it had."""
+        return self._before if self._before.numel() and _inside_backward() else self.centroids
 
     @torch.no_grad()
     def assigned(self, x: Tensor, nearest: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -87,7 +96,13 @@ class Clusters(nn.Module):
 
     @torch.no_grad()
     def follow(self, counts: Tensor, sums: Tensor) -> None:
-        """One step of the averages, with the counts and sums of `assigned`; processes of a group add theirs."""
+        """One step of the averages, with the counts and sums of `assigned`; processes of a group add theirs.
+
+        A pass that a gradient checkpoint computes again changes nothing.
+        """
+        if _inside_backward():
+            return
+        self._before = self.centroids.clone()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             for value in (counts, sums):
                 torch.distributed.all_reduce(value)
@@ -107,7 +122,7 @@ class Clusters(nn.Module):
         """
         heads, clusters, _ = self.centroids.shape
         first = clusters * torch.arange(heads, device=x.device).view(1, -1, 1)
-        own = self.centroids.detach().flatten(0, 1)[nearest + first]
+        own = self.current().detach().flatten(0, 1)[nearest + first]
         apart = (x.to(accumulation_type(x)) - own).square().sum(-1)
         if mask is None:
             return apart.mean()

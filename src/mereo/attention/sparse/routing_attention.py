@@ -16,7 +16,9 @@ from mereo.core import Causal, Coupling, mechanism
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.clustered import Clustered, distances, gathered, over_prefixes, shares
-from mereo.errors import UsageError, check_positive, check_probability
+from mereo.errors import UsageError, check_choice, check_positive, check_probability
+
+STRICT = ("never", "evaluation", "always")
 
 
 def routing_attention(
@@ -110,7 +112,7 @@ class RoutingState(NamedTuple):
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     module = RoutingAttention(
-        12, 1, 2, clusters=2, window=3, block=16, causal=True, strict=True, positions=False
+        12, 1, 2, clusters=2, window=3, block=16, causal=True, strict="always", positions=False
     )  # fmt: skip
     return module, (torch.randn(2, 9, 12),)
 
@@ -148,8 +150,8 @@ class RoutingAttention(nn.Module):
             `causal` the one behind as well.
         causal: whether a token attends to none behind it. Which tokens are in a cluster still depends on all of them.
         share_qk: whether routed queries are the keys too; as `causal` by default.
-        strict: with `causal`, make the clusters of each token from it and those before, as `step` does. Costs k dense
-            attentions; for evaluation of small networks.
+        strict: with `causal`, when the clusters of each token are made of it and those before, as in `step`, so that
+            nothing depends on later tokens: "never", in "evaluation" only, or "always". Costs k dense attentions.
         positions: a learned bias by distance in local heads.
         decay: of the averages of the centroids, for each step of training.
         beta: factor of the loss that keeps tokens near their centroids.
@@ -182,7 +184,7 @@ class RoutingAttention(nn.Module):
         block: int | None = None,
         causal: bool = False,
         share_qk: bool | None = None,
-        strict: bool = False,
+        strict: str = "never",
         positions: bool = True,
         decay: float = 0.999,
         beta: float = 1e-4,
@@ -202,8 +204,9 @@ class RoutingAttention(nn.Module):
             )
         if beta < 0:
             raise UsageError(f"beta is {beta}; it must be at least 0.")
-        if strict and not causal:
-            raise UsageError("strict is True with causal=False; without an order there is no past to keep to.")
+        check_choice("strict", strict, STRICT)
+        if strict != "never" and not causal:
+            raise UsageError(f"strict is {strict!r} with causal=False; without an order there is no past to keep to.")
         size = dim // heads
         self.heads_local, self.heads_routed, self.window, self.block = heads_local, heads_routed, window, block
         self.causal, self.share_qk, self.strict = causal, causal if share_qk is None else share_qk, strict
@@ -226,6 +229,11 @@ class RoutingAttention(nn.Module):
         """Initialise: Xavier uniform weights."""
         for linear in (each for each in self.modules() if isinstance(each, Linear)):
             nn.init.xavier_uniform_(linear.weight)
+
+    @property
+    def keeps_to_the_past(self) -> bool:
+        """Whether the clusters of a token are made of it and those before in this mode."""
+        return self.strict == "always" or (self.strict == "evaluation" and not self.training)
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
         """(batch, tokens, heads * dim) -> (batch, heads, tokens, dim)."""
@@ -273,11 +281,11 @@ class RoutingAttention(nn.Module):
         if self.heads_routed:
             q, keys, v = self._routed(tokens)
             with torch.no_grad():
-                apart = [distances(x, self.clusters.centroids) for x in (q, keys) if x is not None]
+                apart = [distances(x, self.clusters.current()) for x in (q, keys) if x is not None]
             given = Clustered(
                 q, keys, v, apart[0], apart[-1], self.window, self.coupling, self.scale, self.causal, mask
             )
-            parts.append(over_prefixes(given) if self.strict else gathered(given))
+            parts.append(over_prefixes(given) if self.keeps_to_the_past else gathered(given))
             if self.training or return_loss:
                 measured = [(x, own) for x, own in zip((q, keys), apart, strict=False) if x is not None]
                 loss = self._follow(measured, mask, return_loss)
@@ -302,6 +310,16 @@ class RoutingAttention(nn.Module):
             parts.append(out)
         merged = torch.cat(parts, 1).transpose(1, 2).flatten(2)
         return self.proj_drop(self.proj(merged)).squeeze(1), RoutingState(state.position + 1, local, *lists)
+
+    def extend(self, tokens: Tensor, state: RoutingState | None = None) -> tuple[Tensor, RoutingState]:
+        """Tokens behind those that made `state`, one by one: (batch, at least 1, dim) -> the same, and the state."""
+        parts = []
+        for token in tokens.unbind(1):
+            out, state = self.step(token, state)
+            parts.append(out)
+        if state is None or not parts:
+            raise UsageError(f"RoutingAttention: tokens are {tuple(tokens.shape)}; give at least one token.")
+        return torch.stack(parts, 1), state
 
     def _start(self, token: Tensor) -> RoutingState:
         """No tokens yet."""

@@ -10,6 +10,7 @@ from mereo.attention import routing_attention
 from mereo.attention.sparse.clusters import normalised
 from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.core.kernels.clustered import distances
 
 MOST_PAIRS = 2**31
 """Pairs of tokens, over batch and heads, above which causal attention is left out."""
@@ -41,9 +42,10 @@ def as_written(q: Tensor, v: Tensor, centroids: Tensor) -> Tensor:
     clusters = centroids.shape[1]
     window = round(tokens**0.5)
     with torch.no_grad():
-        fits = torch.einsum("bhnd,hkd->bhkn", q, centroids)
-        apart = q.square().sum(-1).unsqueeze(2) + centroids.square().sum(-1).unsqueeze(-1) - 2 * fits
-        lists = apart.topk(window, -1, largest=False).indices.sort(-1).values.reshape(batch, heads, -1)
+        # Distances by the same product, or tokens at the border of a cluster would differ by rounding.
+        lists = (
+            distances(q, centroids).topk(window, -1, largest=False).indices.sort(-1).values.reshape(batch, heads, -1)
+        )
     wide = lists.unsqueeze(-1).expand(-1, -1, -1, dim)
     Q, V = (x.gather(2, wide).view(batch, heads, clusters, window, dim) for x in (q, v))
     scores = torch.einsum("bhkid,bhkjd->bhkij", Q, Q) * dim**-0.5

@@ -122,7 +122,7 @@ def gathered(given: Clustered) -> Tensor:
         mixed = attend(cluster_q, cluster_k, cluster_v, coupling, mask=allowed, scale=given.scale) * share
     out = mixed.new_zeros(batch * tokens * heads, v.shape[-1])
     out = out.index_add(0, read.flatten(), mixed.reshape(-1, v.shape[-1]))
-    return out.view(batch, tokens, heads, -1).transpose(1, 2)
+    return out.view(batch, tokens, heads, v.shape[-1]).transpose(1, 2)
 
 
 def over_prefixes(given: Clustered) -> Tensor:
@@ -180,4 +180,4 @@ def _rows(lists: Tensor, tokens: int) -> Tensor:
 def _gathered(x: Tensor, rows: Tensor) -> Tensor:
     """Members of every cluster: (batch, heads, tokens, dim) -> (batch * clusters, heads, members, dim)."""
     flat = x.transpose(1, 2).reshape(-1, x.shape[-1])
-    return flat.index_select(0, rows.flatten()).view(-1, *rows.shape[2:], x.shape[-1])
+    return flat.index_select(0, rows.flatten()).view(rows.shape[0] * rows.shape[1], *rows.shape[2:], x.shape[-1])

@@ -54,8 +54,7 @@ class Joint:
         Args:
             parts: scores (..., items) and a mask that is broadcastable to them, of direct tokens and of regions.
         """
-        lowest = torch.finfo(self.q.dtype).min
-        scores = torch.cat([s.masked_fill(~there, lowest) for s, there in parts], -1)
+        scores = torch.cat([s.masked_fill(~there, torch.finfo(s.dtype).min) for s, there in parts], -1)
         weights = F.dropout(scores.softmax(-1), self.dropout, self.dropout > 0)
         return list(weights.split([s.shape[-1] for s, _ in parts], -1))
 
@@ -66,7 +65,7 @@ class Joint:
             (..., regions, members) -> (..., regions, any); of a region without members anything finite.
         """
         scores = (q * self.scale) @ k.mT
-        return scores.masked_fill(~there, torch.finfo(q.dtype).min).softmax(-1) @ values
+        return scores.masked_fill(~there, torch.finfo(scores.dtype).min).softmax(-1) @ values
 
     def pooled(self, x: Tensor, there: Tensor) -> Tensor:
         """One vector for all of x (..., members, dim) that is there (..., members): (..., dim); 0 where nothing is."""

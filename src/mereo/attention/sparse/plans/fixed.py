@@ -51,4 +51,4 @@ class Fixed(Plan):
         coupling = Coupling("senders", dropout=given.dropout)
         q, keys, values = (x.flatten(0, 1) for x in (q, keys, values))
         out = attend(q, keys, values, coupling, mask=allowed.unsqueeze(0))
-        return out.view(batch, heads, blocks * size, -1)[:, :, :tokens]
+        return out.view(batch, heads, blocks * size, v.shape[-1])[:, :, :tokens]

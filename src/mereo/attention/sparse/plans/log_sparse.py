@@ -5,11 +5,40 @@ Cost: N (1 + log2 N) scores a head for N tokens, and as many for the summaries.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mereo.attention.sparse.plans.base import Joint, Plan, cut, real
+
+
+class _Level(NamedTuple):
+    """The blocks of one level of the tree.
+
+    Attributes:
+        keys, values: of each block as a region, (batch, heads, blocks, dim or any).
+        exists: which blocks hold a token, bool (blocks,).
+    """
+
+    keys: Tensor
+    values: Tensor
+    exists: Tensor
+
+
+def _siblings(x: Tensor, causal: bool) -> Tensor:
+    """For each block of a pair its sibling; where it is causal, of the second block only.
+
+    Shapes: (batch, heads, blocks, any) -> (batch, heads, pairs, 2 or 1, any).
+    """
+    pairs = x.unflatten(2, (x.shape[2] // 2, 2))
+    return pairs[:, :, :, :1] if causal else pairs.flip(3)
+
+
+def _readers(x: Tensor, level: int, causal: bool) -> Tensor:
+    """The tokens that read the regions of a level: (batch, heads, pairs, 2 or 1, tokens of a block, any), a view."""
+    pairs = x.unflatten(2, (x.shape[2] >> (level + 1), 2, 1 << level))
+    return pairs[:, :, :, 1:] if causal else pairs
 
 
 @dataclass(frozen=True)
@@ -21,45 +50,38 @@ class LogSparse(Plan):
     """
 
     def mix(self, given: Joint) -> Tensor:
-        q, k, v = given.q, given.k, given.values
-        tokens, device = q.shape[2], q.device
-        levels = (tokens - 1).bit_length()
-        whole = 2**levels
-        padded = [cut(x, 1, whole)[:, :, 0] for x in (q, k, v)]
-        there = real(tokens, 1, whole, device)[0]
-        own = (padded[0] * padded[1]).sum(-1, keepdim=True) * given.scale
-        parts, summaries = [(own, there.new_ones(1))], []
-        for level in range(levels):
-            blocks = [x.unflatten(2, (-1, 2**level)) for x in padded]
-            inside = there.view(-1, 2**level)
-            if level:
-                of_q, of_k = given.pooled(blocks[0], inside), given.pooled(blocks[1], inside)
-                of_v = given.within(of_q.unsqueeze(-2), blocks[1], blocks[2], inside.unsqueeze(-2)).squeeze(-2)
-            else:
-                of_k, of_v = padded[1], padded[2]
-            pairs = padded[0].unflatten(2, (-1, 2, 2**level))
-            siblings = of_k.unflatten(2, (-1, 2)).flip(3)
-            exists = inside.any(-1).view(-1, 2).flip(1)
-            if given.causal:
-                # Only the second block of a pair has its sibling before it.
-                scores = (pairs[:, :, :, 1] * siblings[:, :, :, 1].unsqueeze(-2)).sum(-1).unsqueeze(3)
-                scores = torch.cat((torch.zeros_like(scores), scores), 3)
-                exists = exists & torch.tensor([False, True], device=device)
-            else:
-                scores = (pairs * siblings.unsqueeze(-2)).sum(-1)
-            allowed = exists.unsqueeze(-1).expand(-1, -1, 2**level).reshape(-1, 1)
-            parts.append(((scores * given.scale).flatten(2).unsqueeze(-1), allowed))
-            summaries.append(of_v)
-        first, *weights = given.weigh(parts)
-        out = first * padded[2]
-        for level, (weight, of_v) in enumerate(zip(weights, summaries, strict=True)):
-            siblings = of_v.unflatten(2, (-1, 2)).flip(3).unsqueeze(-2)
-            shares = weight.unflatten(2, (-1, 2, 2**level))
-            if given.causal:
-                out = out.unflatten(2, (-1, 2, 2**level))
-                before, behind = out.unbind(3)
-                behind = behind + shares[:, :, :, 1] * siblings[:, :, :, 1]
-                out = torch.stack((before, behind), 3).flatten(2, 4)
-            else:
-                out = out + (shares * siblings).flatten(2, 4)
+        tokens, causal = given.q.shape[2], given.causal
+        depth = (tokens - 1).bit_length()
+        whole = 1 << depth
+        q, k, v = (cut(x, 1, whole)[:, :, 0] for x in (given.q, given.k, given.values))
+        there = real(tokens, 1, whole, q.device)[0]
+        levels = self._levels(given, q, k, v, there, depth)
+        # Items of the joint softmax: the token itself, and one region for each level.
+        scores = [(q * k).sum(-1, keepdim=True) * given.scale]
+        exists = [there.new_ones(whole, 1)]
+        for number, level in enumerate(levels):
+            readers = _readers(q, number, causal)
+            found = given.scale * (readers * _siblings(level.keys, causal).unsqueeze(-2)).sum(-1, keepdim=True)
+            seen = level.exists.view(-1, 2).flip(1).unsqueeze(-1).expand(-1, -1, 1 << number)
+            if causal:
+                found = torch.cat((torch.zeros_like(found), found), 3)
+                seen = seen & torch.tensor([False, True], device=q.device).unsqueeze(-1)
+            scores.append(found.flatten(2, 4))
+            exists.append(seen.reshape(whole, 1))
+        weights = given.weigh([(torch.cat(scores, -1), torch.cat(exists, -1))])[0]
+        out = weights[..., :1] * v
+        for number, level in enumerate(levels):
+            share = _readers(weights[..., number + 1 : number + 2], number, causal)
+            _readers(out, number, causal).addcmul_(share, _siblings(level.values, causal).unsqueeze(-2))
         return out[:, :, :tokens]
+
+    def _levels(self, given: Joint, q: Tensor, k: Tensor, v: Tensor, there: Tensor, depth: int) -> list[_Level]:
+        """Every block of every level below the root; a block of one token is that token."""
+        levels = [_Level(k, v, there)] if depth else []
+        for level in range(1, depth):
+            blocks, inside = there.shape[0] >> level, there.view(-1, 1 << level)
+            own_q, own_k, own_v = (x.unflatten(2, (blocks, 1 << level)) for x in (q, k, v))
+            of_q, of_k = given.pooled(own_q, inside), given.pooled(own_k, inside)
+            of_v = given.within(of_q.unsqueeze(-2), own_k, own_v, inside.unsqueeze(-2)).squeeze(-2)
+            levels.append(_Level(of_k, of_v, inside.any(-1)))
+        return levels
