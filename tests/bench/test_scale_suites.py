@@ -66,3 +66,20 @@ def test_evit():
     run = measured("evit", "batch=1", "side=32")
     unchecked = dict.fromkeys(("keep 0.9", "keep 0.7", "keep 0.5"), "unchecked")
     assert statuses(run, "forward") == statuses(run, "training") == {"host": "ok", **unchecked}
+
+
+@pytest.mark.slow
+def test_choose():
+    from mereo.bench.choices import CHOICES
+    from mereo.mechanisms import MECHANISMS
+
+    assert {choice.mechanism for choice in CHOICES} <= MECHANISMS.keys()
+    assert len({choice.name for choice in CHOICES}) == len(CHOICES)
+    run = measured("choose", "tokens=64", "dim=16", "heads=2")
+    for mode in ("forward", "training"):
+        found = statuses(run, mode, tokens=64)
+        assert found.pop("multi-head") == "ok" and set(found.values()) == {"unchecked"}
+        assert len(found) == len(CHOICES) - 1
+    (table,) = (table for table in run.tables if table["title"] == "Which attention, 1 threads")
+    assert [row[0] for row in table["rows"]] == [choice.name for choice in CHOICES]
+    assert all(float(row[4]) > 0 and float(row[5]) > 0 for row in table["rows"])

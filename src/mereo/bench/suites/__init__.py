@@ -5,6 +5,7 @@ from mereo.bench.contenders import load_object
 from mereo.bench.suites.attention import ATTENTION
 from mereo.bench.suites.backbones import BACKBONES
 from mereo.bench.suites.bessel import BESSEL
+from mereo.bench.suites.choose import CHOOSE
 from mereo.bench.suites.clear import CLEAR
 from mereo.bench.suites.data import DATA
 from mereo.bench.suites.evit import EVIT
@@ -16,7 +17,7 @@ from mereo.bench.suites.routing import MEMORY, ROUTING, ROUTING_SCALING
 from mereo.errors import UsageError, unknown
 
 _ALL = (
-    ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, NEIGHBORHOOD, CLEAR, LIGHTNING,
+    ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, CHOOSE, NEIGHBORHOOD, CLEAR, LIGHTNING,
     EVIT, INVERSION, BESSEL, DATA, MODELS, BACKBONES,
 )  # fmt: skip
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
