@@ -82,6 +82,25 @@ def test_the_blocks_of_the_page_on_backbones_run(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "explained" / "explanation.png").exists()
 
 
+def test_the_blocks_of_the_page_on_attention_run():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "attention.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, names)
+    assert names["couplings"].shape == (2, 4, 144, 152)
+    assert names["result"].loss < names["result"].history[0]["loss"]
+
+
+def test_the_page_on_attention_has_the_rows_of_its_command():
+    from mereo.bench.choices import CHOICES
+
+    text = (ROOT / "docs" / "attention.md").read_text()
+    for choice in CHOICES:
+        row = f"| {choice.name} | {choice.takes} | {choice.causal} | {choice.compared} |"
+        assert row.removesuffix("|") in text, choice.name
+
+
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 SHOWN = re.findall(r"<!-- (tests/examples/\S+) -->\n```python\n(.*?)```", CONTRIBUTING, re.DOTALL)
 

@@ -83,3 +83,20 @@ def test_combiner():
         assert found.pop("as written") == found.pop("fixed") == "ok"
         others = ("logsparse", "axial_vertical", "axial_rowmajor", "axial_mixture", "causal SDPA")
         assert found == dict.fromkeys(others, "unchecked")
+
+
+@pytest.mark.slow
+def test_choose():
+    from mereo.bench.choices import CHOICES
+    from mereo.mechanisms import MECHANISMS
+
+    assert {choice.mechanism for choice in CHOICES} <= MECHANISMS.keys()
+    assert len({choice.name for choice in CHOICES}) == len(CHOICES)
+    run = measured("choose", "tokens=64", "dim=16", "heads=2")
+    for mode in ("forward", "training"):
+        found = statuses(run, mode, tokens=64)
+        assert found.pop("multi-head") == "ok" and set(found.values()) == {"unchecked"}
+        assert len(found) == len(CHOICES) - 1
+    (table,) = (table for table in run.tables if table["title"] == "Which attention, 1 threads")
+    assert [row[0] for row in table["rows"]] == [choice.name for choice in CHOICES]
+    assert all(float(row[4]) > 0 and float(row[5]) > 0 for row in table["rows"])

@@ -1,4 +1,4 @@
-"""Kinds of causal attention of the same size, and the blocks around them: what experiments on sparse attention compare."""
+"""Kinds of causal attention of the same size, and the blocks around them, which experiments compare."""
 
 from collections.abc import Callable
 
