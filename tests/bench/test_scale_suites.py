@@ -100,3 +100,20 @@ def test_choose():
     (table,) = (table for table in run.tables if table["title"] == "Which attention, 1 threads")
     assert [row[0] for row in table["rows"]] == [choice.name for choice in CHOICES]
     assert all(float(row[4]) > 0 and float(row[5]) > 0 for row in table["rows"])
+
+
+@pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
+@pytest.mark.parametrize("form", ["all", "causal"])
+def test_sea(form):
+    run = measured("sea", "tokens=70,200", "dim=8", "columns=16", f"form={form}")
+    for tokens in (70, 200):
+        found = statuses(run, "forward", tokens=tokens)
+        assert found == {"SEA": "ok", "SEA, mask over all keys": "ok", "SDPA": "unchecked"}
+    assert {row[0] for row in run.tables[0]["rows"]} == {"SEA", "SEA, mask over all keys", "SDPA"}
+
+
+@pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
+def test_sparsifiner():
+    found = statuses(measured("sparsifiner", "batch=1", "tokens=17", "dim=24"), "forward")
+    assert found.pop("dense") == "ok"
+    assert set(found.values()) == {"unchecked"} and len(found) == 8
