@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
     from mereo.scan import lightning_attention
     from mereo.select import evit
+    from mereo.technique import moh
     from mereo.training.engine import train
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ _HOMES = {
     "list_mechanisms": "mereo.mechanisms",
     "list_models": "mereo.models",
     "load": "mereo.models",
+    "moh": "mereo.technique",
     "neighborhood_attention": "mereo.attention",
     "push_to_hub": "mereo.export",
     "record": "mereo.core",
@@ -68,6 +70,7 @@ __all__ = [
     "list_mechanisms",
     "list_models",
     "load",
+    "moh",
     "neighborhood_attention",
     "push_to_hub",
     "record",

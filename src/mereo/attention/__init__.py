@@ -34,7 +34,7 @@ from mereo.attention.memory import (
     energy,
     retrieve,
 )
-from mereo.attention.sparse import BiLevelRoutingAttention
+from mereo.attention.sparse import BiLevelRoutingAttention, HeadRouter, MoHAttention, balance_loss
 from mereo.core.distributed import distributed_attention
 
 __all__ = [
@@ -47,9 +47,11 @@ __all__ = [
     "ClassAttention",
     "GridAttention",
     "HaloAttention",
+    "HeadRouter",
     "HopfieldAttention",
     "HopfieldLookup",
     "HopfieldPooling",
+    "MoHAttention",
     "MultiHeadAttention",
     "NeighborhoodAttention",
     "Separation",
@@ -59,6 +61,7 @@ __all__ = [
     "TopDownAttention",
     "WindowAttention",
     "associative_memory",
+    "balance_loss",
     "distributed_attention",
     "energy",
     "neighborhood_attention",

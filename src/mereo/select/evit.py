@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.attention.dense import MultiHeadAttention
-from mereo.core import Signal, mechanism
+from mereo.attention.host import dropout_of, input_layer, merge_heads, optional, read_heads
+from mereo.core import Coupling, Signal, mechanism
 from mereo.core.kernels.attention import attend
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError
@@ -51,29 +51,14 @@ def _exchange(attn: nn.Module, x: Tensor) -> Exchanged:
 
     Shapes: (batch, tokens, dim) -> (batch, tokens, dim), (batch, heads, tokens, d), (batch, heads, tokens, d).
     """
-    if isinstance(attn, MultiHeadAttention):
-        q, k, v = (
-            linear(x).unflatten(-1, (attn.num_heads, -1)).transpose(1, 2)
-            for linear in (attn.query, attn.key, attn.value)
-        )
-        merged = attend(q, k, v, attn.coupling).transpose(1, 2).flatten(2)
-        return attn.proj_drop(attn.proj(merged)), q, k
-    heads: int = attn.num_heads  # type: ignore[assignment]
-    q, k, v = attn.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[operator]
-    q, k = _optional(attn, "q_norm")(q), _optional(attn, "k_norm")(k)
-    drop = _optional(attn, "attn_drop")
-    share = float(drop.p) if attn.training and isinstance(drop, nn.Dropout) else 0.0
-    merged = F.scaled_dot_product_attention(q, k, v, dropout_p=share).transpose(1, 2).flatten(2)
-    merged = _optional(attn, "norm")(merged)
-    if getattr(attn, "gate", None) is not None:
-        merged = merged * attn.gate(x).sigmoid()  # type: ignore[operator]
-    return _optional(attn, "proj_drop")(attn.proj(merged)), q, k  # type: ignore[operator]
-
-
-def _optional(module: nn.Module, name: str) -> nn.Module:
-    """A child that the module may lack; without it nothing happens."""
-    child = getattr(module, name, None)
-    return child if isinstance(child, nn.Module) else nn.Identity()
+    q, k, v = read_heads(attn, x)
+    coupling = getattr(attn, "coupling", None)
+    if isinstance(coupling, Coupling):
+        merged = attend(q, k, v, coupling)
+    else:
+        share = dropout_of(attn) if attn.training else 0.0
+        merged = F.scaled_dot_product_attention(q, k, v, dropout_p=share)
+    return merge_heads(attn, merged.transpose(1, 2).flatten(2), x), q, k
 
 
 class ReducingBlock(nn.Module):
@@ -124,7 +109,7 @@ class ReducingBlock(nn.Module):
         return math.ceil(round(self.keep_rate * patches, 6))  # 0.1 * 30 is a little above 3
 
     def _branch(self, which: int, out: Tensor) -> Tensor:
-        return _optional(self, f"drop_path{which}")(_optional(self, f"ls{which}")(out))
+        return optional(self, f"drop_path{which}")(optional(self, f"ls{which}")(out))
 
     def forward(self, x: Tensor) -> Tensor:
         count = self.count(x.shape[1] - self.prefix)
@@ -183,8 +168,8 @@ def _check_block(block: nn.Module, prefix: int, number: int) -> None:
     block.eval()
     generator = torch.Generator().manual_seed(0)
     try:
-        read = block.attn.query if isinstance(block.attn, MultiHeadAttention) else block.attn.qkv  # type: ignore[union-attr]
-        x = torch.randn(2, prefix + 5, read.in_features, generator=generator).to(like)  # type: ignore[union-attr,arg-type]
+        read = input_layer(block.attn)  # type: ignore[arg-type]
+        x = torch.randn(2, prefix + 5, read.in_features, generator=generator).to(like)
         ours = ReducingBlock(block, prefix, 1.0).eval()
         agrees = torch.equal(ours(x), block(x))
         out, q, k = _exchange(block.attn, x)  # type: ignore[arg-type]

@@ -1,1 +1,3 @@
 """Techniques: functions that change how a model is built or trained (model -> model), one file each."""
+
+from mereo.technique.moh import moh as moh
