@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
     from mereo.scan import lightning_attention
     from mereo.select import evit
+    from mereo.technique import moh
     from mereo.training.attention_matches import sea_matches, sparsifiner_matches
     from mereo.training.distil import Distilled, distil
     from mereo.training.engine import train
@@ -53,6 +54,7 @@ _HOMES = {
     "list_mechanisms": "mereo.mechanisms",
     "list_models": "mereo.models",
     "load": "mereo.models",
+    "moh": "mereo.technique",
     "neighborhood_attention": "mereo.attention",
     "push_to_hub": "mereo.export",
     "record": "mereo.core",
@@ -84,6 +86,7 @@ __all__ = [
     "list_mechanisms",
     "list_models",
     "load",
+    "moh",
     "neighborhood_attention",
     "push_to_hub",
     "record",

@@ -299,8 +299,10 @@ def recorded(entry: Mechanism) -> dict[str, list[Tensor]]:
         close(module(*inputs), plain, atol=1e-6)
     if not is_a_class(entry) and entry.records == "nothing":
         return {}  # the model it was applied to may have couplings of its own
-    assert set(trace.kinds.values()) <= {entry.records}, f"it records {sorted(set(trace.kinds.values()))}"
-    return {name: trace.steps(name) for name in trace}
+    kinds = set(trace.kinds.values())
+    assert kinds <= {entry.records, *entry.also_records}, f"it records {sorted(kinds)}"
+    assert set(entry.also_records) <= kinds, f"also_records has more than {sorted(kinds)}"
+    return {name: trace.steps(name) for name in trace if trace.kinds[name] == entry.records}
 
 
 def shares_of(call: Call) -> Tensor:
@@ -314,7 +316,7 @@ def shares(entry: Mechanism) -> list[Tensor]:
     module, inputs = build(entry)
     with record(module) as trace:
         module(*inputs)
-    return [shares_of(call) for name in trace for call in trace.calls(name)]
+    return [shares_of(call) for name in trace if trace.kinds[name] == "couplings" for call in trace.calls(name)]
 
 
 def value_of(fact: Any, module: nn.Module) -> Any:
@@ -383,7 +385,8 @@ def equal_scores_give_equal_shares(entry: Mechanism) -> None:
     over = value_of(entry.over, module)
     with intervene(module, scores=dict.fromkeys(recorded(entry), torch.zeros_like)), record(module) as trace:
         module(*inputs)
-    for call in (call for name in trace for call in trace.calls(name)):
+    couplings = [name for name in trace if trace.kinds[name] == "couplings"]
+    for call in (call for name in couplings for call in trace.calls(name)):
         assert (call.placed(call.scores) == 0).all()
         made = shares_of(call)
         made = made if call.tiles is not None and not call.tiles.exclusive else call.placed(made)

@@ -116,15 +116,15 @@ class DenseHosted(HostedAttention):
 
 
 @torch.no_grad()
-def check_host(name: str, host: nn.Module, *, dense: bool = False) -> None:
-    """UsageError unless the layer computes what `DenseHosted` does, tried on random tokens.
+def computes_attention(host: nn.Module, *, dense: bool = False) -> bool:
+    """Whether a layer computes what `DenseHosted` does, tried on random tokens; True on the meta device.
 
     Args:
-        dense: refuse a layer that restricts which tokens attend to which as well, such as a causal one.
+        dense: whether it must let every token attend to every token as well, which a causal one does not.
     """
     like = next(host.parameters())
     if like.is_meta:
-        return
+        return True
     copy = deepcopy(host).eval()
     read = copy.query if isinstance(copy, MultiHeadAttention) else copy.qkv
     x = torch.randn(2, 9, read.in_features, generator=torch.Generator().manual_seed(0)).to(like)  # type: ignore[union-attr,arg-type]
@@ -132,11 +132,14 @@ def check_host(name: str, host: nn.Module, *, dense: bool = False) -> None:
         expected, twin = copy(x), DenseHosted(copy).eval()
         if dense:
             twin.coupling.topology = None
-        ours = twin(x)
-        agrees = torch.allclose(ours, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+        return torch.allclose(twin(x), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
     except (AttributeError, RuntimeError, TypeError, ValueError):
-        agrees = False
-    if not agrees:
+        return False
+
+
+def check_host(name: str, host: nn.Module, *, dense: bool = False) -> None:
+    """UsageError unless `computes_attention` holds for the layer."""
+    if not computes_attention(host, dense=dense):
         raise UsageError(
             f"layer {name!r} is a {type(host).__name__} that computes something else than softmax attention over"
             " all tokens, such as relative positions, windows or a mask; it cannot be replaced."

@@ -87,6 +87,7 @@ class Mechanism:
         says: what a sender contributes: "a vote per pair" or "the same to all".
         update: what makes a receiver out of the combined votes.
         records: what `mereo.record` shows: "couplings", "gates", "states", "kept tokens" or "nothing".
+        also_records: further kinds that it shows.
         promises: the names in `PROMISES` that hold for it.
         lacks: those of `COMMON` that do not hold, each with the reason.
         zero_gradients: parameters whose gradient may be zero, each with the reason.
@@ -105,6 +106,7 @@ class Mechanism:
     says: str
     update: str
     records: str
+    also_records: tuple[str, ...]
     promises: frozenset[str]
     lacks: Mapping[str, str]
     zero_gradients: Mapping[str, str]
@@ -130,7 +132,7 @@ class Mechanism:
             "a sender says": self.says or "-",
             "steps": str(self.steps) if self.records != "nothing" else "-",
             "update": self.update or "-",
-            "records": self.records,
+            "records": ", ".join((self.records, *self.also_records)),
         }
 
     def promised(self) -> dict[str, bool]:
@@ -153,6 +155,7 @@ def mechanism(
     says: str = "",
     update: str = "",
     records: str = "couplings",
+    also_records: Collection[str] = (),
     promises: Collection[str] = (),
     lacks: Mapping[str, str] | None = None,
     zero_gradients: Mapping[str, str] | None = None,
@@ -164,6 +167,8 @@ def mechanism(
     check_choice("family", family, FAMILIES)
     check_choice("over", over.default if isinstance(over, Depends) else over, OVER)
     check_choice("records", records, RECORDS)
+    for kind in also_records:
+        check_choice("also_records", kind, RECORDS[:-1])
     check_positive(largest_input=largest_input)
     if isinstance(promises, str):
         raise UsageError(f"promises is {promises!r}; give a tuple of names.")
@@ -199,6 +204,7 @@ def mechanism(
             says=says,
             update=update,
             records=records,
+            also_records=tuple(also_records),
             promises=everything,
             lacks=dict(lacks or {}),
             zero_gradients=dict(zero_gradients or {}),

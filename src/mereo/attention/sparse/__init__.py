@@ -2,6 +2,8 @@
 
 from mereo.attention.sparse.bi_level_routing import BiLevelRoutingAttention
 from mereo.attention.sparse.combiner import CombinerAttention, combiner_attention
+from mereo.attention.sparse.head_router import HeadRouter, balance_loss
+from mereo.attention.sparse.mixture_of_head import MoHAttention
 from mereo.attention.sparse.routing_attention import RoutingAttention, routing_attention
 from mereo.attention.sparse.sea import SeaAttention, map_losses
 from mereo.attention.sparse.sea_model import SeaHosted, set_top_k
@@ -11,11 +13,14 @@ from mereo.attention.sparse.sparsifiner_model import keep_tokens, set_phase
 __all__ = [
     "BiLevelRoutingAttention",
     "CombinerAttention",
+    "HeadRouter",
+    "MoHAttention",
     "RoutingAttention",
     "SeaAttention",
     "SeaHosted",
     "SparsifinerAttention",
     "attention_cost",
+    "balance_loss",
     "combiner_attention",
     "keep_tokens",
     "map_losses",
