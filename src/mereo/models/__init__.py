@@ -11,6 +11,7 @@ from mereo.models.capsule import (
     MSPCapsHead,
     PooledNet,
     SelfRoutingCapsNet,
+    VariationalCapsNet,
 )
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.conversion import convert
@@ -36,6 +37,7 @@ __all__ = [
     "PlainNetwork",
     "PooledNet",
     "SelfRoutingCapsNet",
+    "VariationalCapsNet",
     "VisionModel",
     "convert",
     "create_model",

@@ -6,6 +6,7 @@ from mereo.models.capsule.inverted_dot_product_capsnet import InvertedDotProduct
 from mereo.models.capsule.mspcaps import MSPCaps
 from mereo.models.capsule.mspcaps_head import LinearHead, MSPCapsHead
 from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCapsNet
+from mereo.models.capsule.variational_capsnet import VariationalCapsNet
 
 __all__ = [
     "CapsNet",
@@ -16,4 +17,5 @@ __all__ = [
     "MSPCapsHead",
     "PooledNet",
     "SelfRoutingCapsNet",
+    "VariationalCapsNet",
 ]
