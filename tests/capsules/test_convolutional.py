@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import capsule_loops as loops
 from torch import Tensor
 
+import capsule_loops as loops
 from mereo.capsules import ConvCapsules
 from mereo.core import Capsules, intervene, record
 from mereo.errors import UsageError

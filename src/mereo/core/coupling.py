@@ -105,7 +105,9 @@ class Coupling(Observable):
 
     def _widened(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """Scores as they are normalised: divided by the temperature, finite, least where the mask is False."""
-        wide = scores.to(accumulation_type(scores)) / self.temperature
+        wide = scores.to(accumulation_type(scores))
+        if self.temperature != 1:
+            wide = wide / self.temperature
         if wide.dtype != scores.dtype:
             # Large activations overflow half precision to infinite scores, and inf - inf is NaN in every normaliser.
             wide = wide.clamp(torch.finfo(wide.dtype).min, torch.finfo(wide.dtype).max)
@@ -119,11 +121,13 @@ class Coupling(Observable):
                 " over 'receivers' by 'softmax' or 'leaky_softmax'."
             )
         wide, heads = self._widened(scores, mask), scores.shape[1]
-        sums = wide.logsumexp(-2).transpose(1, 2)  # (batch * windows, senders, heads)
-        whole = windows.over_windows(sums.flatten(1))
+        top = wide.detach().amax(-2, keepdim=True)
+        grown = (wide - top).exp_()
+        sums = (grown.sum(-2, keepdim=True).log() + top).squeeze(-2).transpose(1, 2)
+        whole = windows.over_windows(sums.flatten(1))  # (batch * windows, senders * heads)
         if self.normaliser == "leaky_softmax":
             whole = torch.logaddexp(whole, torch.zeros_like(whole))
-        shares = (wide - whole.unflatten(1, (-1, heads)).transpose(1, 2).unsqueeze(-2)).exp()
+        shares = grown * (top - whole.unflatten(1, (-1, heads)).transpose(1, 2).unsqueeze(-2)).exp()
         if mask is not None:
             shares = shares.masked_fill(~mask, 0)
         return shares.to(scores.dtype)

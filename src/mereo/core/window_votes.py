@@ -13,6 +13,8 @@ from torch import Tensor
 
 from mereo.core.coupling import Coupling
 from mereo.core.kernels import votes as kernels
+from mereo.core.kernels.gaussian_passes import fitted
+from mereo.core.kernels.gaussians import Floor, fit_gaussians, log_density
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.squash import bounded
 from mereo.core.votes import METHODS, MatrixVotes
@@ -114,6 +116,21 @@ class WindowVotes(MatrixVotes):
         by_rows = receivers.squeeze(1).unflatten(-1, (rows, -1)).transpose(1, 2).flatten(0, 1)
         fits = kernels.agree(self._children(), self.weight, by_rows)
         return fits.unflatten(0, (-1, rows)).sum(1).unsqueeze(1)
+
+    def gaussians(
+        self, couplings: Tensor, floor: Floor, *, with_fit: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Mean and variance of the votes for each parent under `couplings`, and the log density of every vote.
+
+        Shapes: couplings (batch * windows, receivers, senders) -> mean, variance (batch * windows, receivers, pose),
+            fit (batch * windows, receivers, senders).
+        """
+        method = {"auto": "auto" if self._stored is None else "stored"}.get(self.method, self.method)
+        if method == "stored":
+            votes = self.dense().squeeze(1)
+            found = fit_gaussians(votes, couplings, floor)
+            return found.mean, found.variance, log_density(votes, found) if with_fit else None
+        return fitted(bounded(self.poses), self.weight, couplings, floor, with_fit=with_fit, method=method)
 
     def sum(self) -> Tensor:
         """All votes for each parent, added: (batch * windows, 1, receivers, pose)."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Capsules, Coupling, depends, mechanism, settle
+from mereo.core import Capsules, Coupling, depends, mechanism
 from mereo.core.kernels.gaussians import Floor, Gaussians, fit_gaussians, log_density
 from mereo.core.squash import accumulation_type, bounded
 from mereo.core.window_votes import WindowVotes
@@ -143,18 +143,19 @@ def route_em(
     scale = 100 * receivers / senders if options.cost_per_children else 1.0
     if options.renormalise:
         present = present / (present + PRESENT)
-    weight, dense = present[:, None, None], votes.dense().squeeze(1)
+    weight, temperatures = present[:, None, None], options.temperatures
 
-    def fit(cluster: Cluster | None, temperature: float) -> Cluster:
-        scores = votes.equal_scores() if cluster is None else vote_scores(dense, cluster).unsqueeze(1)
+    def step(scores: Tensor, number: int) -> tuple[Cluster, Tensor | None]:
         couplings = votes.couple(coupling, scores, weight=weight).squeeze(1)
-        mean, variance = fit_gaussians(dense, couplings, floor)
+        mean, variance, fits = votes.gaussians(couplings, floor, with_fit=number < len(temperatures))
         total = couplings.sum(-1) * scale
-        return Cluster(mean, variance, log_activations(variance, total, beta_use, beta_activation, temperature))
+        present = log_activations(variance, total, beta_use, beta_activation, temperatures[number - 1])
+        return Cluster(mean, variance, present), fits
 
-    start: Cluster | None = None
-    cluster = settle(fit, start, steps=options.temperatures)
-    assert cluster is not None
+    cluster, fits = step(votes.equal_scores(), 1)
+    for number in range(2, len(temperatures) + 1):
+        assert fits is not None
+        cluster, fits = step((fits + cluster.log_activation.unsqueeze(-1)).unsqueeze(1), number)
     return cluster
 
 
