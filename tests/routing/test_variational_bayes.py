@@ -10,11 +10,13 @@ from torch import Tensor
 from mereo.capsules import ConvCapsules
 from mereo.core import record
 from mereo.core.log_gamma import digamma_series
+from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError
 from mereo.routing import BayesOptions, VariationalBayesRouting
 from mereo.routing.variational_bayes import (
     ParentNorm,
     Posterior,
+    WithPriors,
     expected_log_precision,
     expected_log_share,
     fit_posterior,
@@ -124,6 +126,19 @@ def test_equals_loops_with_gradients(options: dict[str, Any]) -> None:
     weights = torch.randn_like(slow)
     for got, expected in zip(*(torch.autograd.grad((x * weights).sum(), inputs) for x in (fast, slow)), strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"mean": 0.5, "strength": 3.0, "scale": 0.5}], ids=str)
+def test_priors_are_two_children_more(options: dict[str, Any]) -> None:
+    given = BayesOptions(**options)
+    votes = WindowVotes(torch.randn(2, 5, 2, 3, dtype=D), torch.randn(4, 5, 3, 2, dtype=D))
+    weights = torch.rand(2, 4, 5, dtype=D).index_fill(1, torch.tensor([1]), 0)
+    posterior, scores = WithPriors(votes, given).fit(weights, True)
+    dense = votes.dense().squeeze(1)
+    expected = fit_posterior(dense, weights, given)
+    for got, wanted in zip(posterior, expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(scores, vote_scores(dense, expected, given))
 
 
 def test_norms_of_parents() -> None:

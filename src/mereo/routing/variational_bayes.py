@@ -1,18 +1,19 @@
 """Variational Bayes routing: each parent is a Gaussian cluster of votes with priors, which keep it from collapsing.
 
 Source: De Sousa Ribeiro, Leontidis, Kollias 2020, arXiv:1905.11455, and the authors' code.
-Cost: votes 2 S R D sqrt(D) FLOPs an image, each step about 8 S R D, and D digammas a parent; the votes are kept.
+Cost: votes 2 S R D sqrt(D) FLOPs an image, each step about 8 S R D, and D digammas a parent. With a diagonal covariance
+no tensor of votes is made: the priors are two more children, see `WithPriors`, and the passes are those of EM routing.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Capsules, Coupling, bounded, depends, mechanism, settle
-from mereo.core.kernels.gaussians import Floor, Gaussians, fit_gaussians, log_density
+from mereo.core import Capsules, Coupling, bounded, depends, mechanism
+from mereo.core.kernels.gaussians import Floor, fit_gaussians
 from mereo.core.log_gamma import digamma
 from mereo.core.squash import accumulation_type
 from mereo.core.window_votes import WindowVotes
@@ -141,19 +142,59 @@ def vote_scores(votes: Tensor, posterior: Posterior, options: BayesOptions) -> T
 
     Reference: arXiv:1905.11455, algorithm 1.
     """
-    dim, freedom = votes.shape[-1], posterior.freedom
-    level = expected_log_share(posterior, options) - dim / (2 * (options.strength + posterior.total))
-    level = level + expected_log_precision(posterior) / 2 - dim * math.log(2 * math.pi) / 2
+    apart = votes - posterior.mean.unsqueeze(-2)
     if posterior.full:
-        apart = (votes - posterior.mean.unsqueeze(-2)).transpose(-1, -2)
         root = torch.linalg.cholesky(posterior.scatter)
-        fits = torch.linalg.solve_triangular(root, apart, upper=False).square().sum(-2) * freedom.unsqueeze(-1) / -2
+        far = torch.linalg.solve_triangular(root, apart.transpose(-1, -2), upper=False).square().sum(-2)
     else:
-        # The density of a Gaussian has the quadratic form, and a normalisation that is taken out again.
-        variance = posterior.scatter / freedom.unsqueeze(-1)
-        fits = log_density(votes, Gaussians(posterior.mean, variance))
-        level = level + (2 * math.pi * variance).log().sum(-1) / 2
-    return (fits + level.unsqueeze(-1)).clamp(min=LEAST_SCORE)
+        far = (apart.square() / posterior.scatter.unsqueeze(-2)).sum(-1)
+    fits = far * posterior.freedom.unsqueeze(-1) / -2
+    return (fits + score_level(posterior, options).unsqueeze(-1)).clamp(min=LEAST_SCORE)
+
+
+def score_level(posterior: Posterior, options: BayesOptions) -> Tensor:
+    """What the scores of all votes for a parent share: (batch, receivers)."""
+    dim = posterior.mean.shape[-1]
+    level = expected_log_share(posterior, options) - dim / (2 * (options.strength + posterior.total))
+    return level + expected_log_precision(posterior) / 2 - dim * math.log(2 * math.pi) / 2
+
+
+class WithPriors:
+    """The votes of a layer, and two children more that stand for the priors of a diagonal covariance.
+
+    Both have the weight kappa / 2 for each parent; one votes m0 + t in every entry and the other m0 - t, with
+    t^2 = 1 / (kappa psi0), where Psi0 is psi0 times the identity. Then the weighted mean of all votes is m, and their
+    weighted variance Psi^-1 / (kappa + R): the plain statistics of a Gaussian are the posterior.
+
+    Args:
+        votes: of the children.
+        options: with the priors.
+    """
+
+    def __init__(self, votes: WindowVotes, options: BayesOptions) -> None:
+        self.options = options
+        poses, weight = bounded(votes.poses), votes.weight
+        apart = (options.strength * options.scale) ** -0.5
+        more, write = poses.new_zeros(2, *poses.shape[2:]), weight.new_zeros(1, 2, *weight.shape[2:])
+        more[0, :, 0], more[1, :, 0], write[..., 0, :] = options.mean + apart, options.mean - apart, 1
+        self.votes = WindowVotes(
+            torch.cat((poses, more.expand(len(poses), -1, -1, -1)), 1),
+            torch.cat((weight, write.expand(len(weight), -1, -1, -1)), 1),
+            method=votes.method,
+        )
+
+    def fit(self, weights: Tensor, with_scores: bool) -> tuple[Posterior, Tensor | None]:
+        """The posterior as of `fit_posterior`, and the scores as of `vote_scores`."""
+        kappa, total = self.options.strength, weights.sum(-1)
+        all_weights = torch.cat((weights, weights.new_full((*total.shape, 2), kappa / 2)), -1)
+        mean, variance, fits = self.votes.gaussians(all_weights, Floor(0.0), with_fit=with_scores)
+        counted = (total + kappa).unsqueeze(-1)
+        posterior = Posterior(total, mean, variance * counted)
+        if fits is None:
+            return posterior, None
+        level = (2 * math.pi * variance).log().sum(-1, keepdim=True) / 2
+        fits = (fits[..., :-2] + level) * (posterior.freedom.unsqueeze(-1) / counted)
+        return posterior, (fits + score_level(posterior, self.options).unsqueeze(-1)).clamp(min=LEAST_SCORE)
 
 
 class ParentNorm(nn.BatchNorm1d):
@@ -175,6 +216,19 @@ class ParentNorm(nn.BatchNorm1d):
         return (input - mean) * (variance + self.eps).rsqrt()
 
 
+def _fitting(votes: WindowVotes, options: BayesOptions) -> Callable[[Tensor, bool], tuple[Posterior, Tensor | None]]:
+    """A function from weights to the posterior and, where they are wanted, the scores."""
+    if options.covariance == "diagonal":
+        return WithPriors(votes, options).fit
+    dense = votes.dense().squeeze(1)
+
+    def fit(weights: Tensor, with_scores: bool) -> tuple[Posterior, Tensor | None]:
+        posterior = fit_posterior(dense, weights, options)
+        return posterior, vote_scores(dense, posterior, options) if with_scores else None
+
+    return fit
+
+
 class _Parents(nn.Module):
     """What both forms of the routing share: options, betas, norms, and the steps."""
 
@@ -190,22 +244,17 @@ class _Parents(nn.Module):
         self.activation_norm = ParentNorm(receivers) if normed else nn.Identity()
 
     def _route(self, votes: WindowVotes, activation: Tensor) -> Capsules:
-        options, weight, dense = self.options, activation.clamp(0, 1)[:, None, None], votes.dense().squeeze(1)
+        options, weight = self.options, activation.clamp(0, 1)[:, None, None]
         by_types = votes
         if options.start == "types" and votes.across is not None:
             by_types = WindowVotes(votes.poses, votes.weight, votes.windows, compete="window")
-
-        def fit(posterior: Posterior | None) -> Posterior:
-            if posterior is None:
-                couplings = by_types.couple(self.coupling, votes.equal_scores(), weight=weight)
-            else:
-                scores = vote_scores(dense, posterior, options).unsqueeze(1)
-                couplings = votes.couple(self.coupling, scores, weight=weight)
-            return fit_posterior(dense, couplings.squeeze(1), options)
-
-        start: Posterior | None = None
-        posterior = settle(fit, start, steps=options.steps)
-        assert posterior is not None
+        run = _fitting(votes, options)
+        couplings = by_types.couple(self.coupling, votes.equal_scores(), weight=weight)
+        posterior, scores = run(couplings.squeeze(1), options.steps > 1)
+        for step in range(2, options.steps + 1):
+            assert scores is not None
+            couplings = votes.couple(self.coupling, scores.unsqueeze(1), weight=weight)
+            posterior, scores = run(couplings.squeeze(1), step < options.steps)
         present = self.activation_norm(self._evidence(posterior)).sigmoid()
         return Capsules(self.pose_norm(posterior.mean), present)
 
