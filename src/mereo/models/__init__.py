@@ -4,6 +4,7 @@ import mereo.models.vision  # noqa: F401
 from mereo.models.base import Features, VisionModel
 from mereo.models.capsule import (
     CapsNet,
+    DeepCaps,
     EfficientCapsNet,
     InvertedDotProductCapsNet,
     LinearHead,
@@ -25,6 +26,7 @@ __all__ = [
     "MODELS",
     "CapsNet",
     "CapsuleClassifier",
+    "DeepCaps",
     "EfficientCapsNet",
     "FeatureInfo",
     "FeatureMaps",

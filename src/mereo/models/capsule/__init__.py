@@ -1,6 +1,7 @@
 """Capsule networks, one file each with its presets."""
 
 from mereo.models.capsule.capsnet import CapsNet
+from mereo.models.capsule.deepcaps import DeepCaps
 from mereo.models.capsule.efficient_capsnet import EfficientCapsNet
 from mereo.models.capsule.inverted_dot_product_capsnet import InvertedDotProductCapsNet
 from mereo.models.capsule.mspcaps import MSPCaps
@@ -10,6 +11,7 @@ from mereo.models.capsule.variational_capsnet import VariationalCapsNet
 
 __all__ = [
     "CapsNet",
+    "DeepCaps",
     "EfficientCapsNet",
     "InvertedDotProductCapsNet",
     "LinearHead",
