@@ -23,8 +23,10 @@ class PaddedConv2d(nn.Conv2d):
     with `same`, else as nn.Conv2d without padding.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, *, same: bool) -> None:
-        super().__init__(in_channels, out_channels, kernel, stride)
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, *, same: bool, bias: bool = True
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel, stride, bias=bias)
         self.same = same
 
     def forward(self, input: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import mereo.models.vision  # noqa: F401
 from mereo.models.base import Features, VisionModel
 from mereo.models.capsule import (
     CapsNet,
+    DeepCaps,
     EfficientCapsNet,
     InvertedDotProductCapsNet,
     LinearHead,
@@ -12,6 +13,7 @@ from mereo.models.capsule import (
     MSPCapsHead,
     PooledNet,
     SelfRoutingCapsNet,
+    VariationalCapsNet,
 )
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.conversion import convert
@@ -28,6 +30,7 @@ __all__ = [
     "SEQUENCE_MODELS",
     "CapsNet",
     "CapsuleClassifier",
+    "DeepCaps",
     "EfficientCapsNet",
     "FeatureInfo",
     "FeatureMaps",
@@ -43,6 +46,7 @@ __all__ = [
     "SequenceEntry",
     "SequenceModel",
     "SequenceState",
+    "VariationalCapsNet",
     "VisionModel",
     "convert",
     "create_model",

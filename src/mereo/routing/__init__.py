@@ -1,15 +1,19 @@
 """One file a routing algorithm: parts that choose among wholes."""
 
+from mereo.routing.convolution_3d import Convolution3DRouting
 from mereo.routing.cross_agreement import CrossAgreementRouting
 from mereo.routing.dynamic import DynamicRouting, DynamicVoteRouting, dynamic_routing, route_by_agreement
 from mereo.routing.em import EMRouting, EMVoteRouting
 from mereo.routing.inverted_dot_product import InvertedDotProductRouting, InvertedDotProductVoteRouting
 from mereo.routing.self_attention import SelfAttentionRouting, SelfAttentionVoteRouting
 from mereo.routing.self_routing import SelfRouting, SelfVoteRouting
+from mereo.routing.variational_bayes import BayesOptions, VariationalBayesRouting, VariationalBayesVoteRouting
 from mereo.routing.vote_routing import VOTE_ROUTINGS, VoteRouting, make_vote_routing, vote_routing
 
 __all__ = [
     "VOTE_ROUTINGS",
+    "BayesOptions",
+    "Convolution3DRouting",
     "CrossAgreementRouting",
     "DynamicRouting",
     "DynamicVoteRouting",
@@ -21,6 +25,8 @@ __all__ = [
     "SelfAttentionVoteRouting",
     "SelfRouting",
     "SelfVoteRouting",
+    "VariationalBayesRouting",
+    "VariationalBayesVoteRouting",
     "VoteRouting",
     "dynamic_routing",
     "make_vote_routing",

@@ -62,7 +62,7 @@ class InvertedDotProductVoteRouting(VoteRouting):
 
     Reads as: couplings[b, 0, r, s] is the share of its vote that child s gives to parent r.
 
-    Reference: arXiv:2002.04764, algorithm 1.
+    Reference: arXiv:2002.04764.
     """
 
     def __init__(self, receivers: int, senders: int, pose: int, *, steps: int = 2, dropout: float = 0.0) -> None:
@@ -123,7 +123,7 @@ class InvertedDotProductRouting(nn.Module):
 
     Deviates: none; the division by a sum of 1 after the softmax in the authors' code is left out.
 
-    Reference: arXiv:2002.04764, algorithm 1.
+    Reference: arXiv:2002.04764.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class SelfVoteRouting(VoteRouting):
 
     Reads as: couplings[b, 0, r, s] is the part of parent r's activation that comes from child s.
 
-    Reference: Hahn, Pyeon, Kim 2019, equations 3 to 6.
+    Reference: Hahn, Pyeon, Kim 2019 (NeurIPS).
     """
 
     needs_activation = True
@@ -104,7 +104,7 @@ class SelfRouting(nn.Module):
 
     Deviates: parents without an active child have an activation and a pose of 0; the authors' code divides 0 by 0.
 
-    Reference: Hahn, Pyeon, Kim 2019, equations 3 to 6.
+    Reference: Hahn, Pyeon, Kim 2019 (NeurIPS).
     """
 
     def __init__(self, senders: int, receivers: int, sender_dim: int, receiver_dim: int) -> None:

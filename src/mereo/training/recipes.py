@@ -236,7 +236,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "self_routing": Recipe(
         "Self-routing capsules as published on CIFAR-10; where the authors divide the rate twice by 10, a cosine.",
-        "Hahn, Pyeon, Kim, NeurIPS 2019, section 5.1, and the authors' code",
+        "Hahn, Pyeon, Kim, NeurIPS 2019, and the authors' code",
         {
             "model": "sr_resnet20", "data": "cifar10", "epochs": 350, "batch_size": 64, "optimizer": "sgd", "lr": 0.1,
             "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 0.0, "augment": ("crop=4", "flip"),
@@ -251,12 +251,39 @@ RECIPES: dict[str, Recipe] = {
     ),
     "inverted_dot_product": Recipe(
         "Capsules with inverted dot-product routing as published; for two divisions of the rate by 10, a cosine.",
-        "arXiv:2002.04764, section 4, and the authors' code",
+        "arXiv:2002.04764 and the authors' code",
         {
             "model": "idpa_cifar10_resnet", "data": "cifar10", "epochs": 350, "batch_size": 128, "optimizer": "sgd",
             "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine", "warmup_epochs": 0.0, "augment": ("crop=4", "flip"),
         },
         reported={"cifar10": 95.14},
+    ),
+    "variational_bayes": Recipe(
+        "Capsules with variational Bayes routing as the authors' code trains them on smallNORB.",
+        "arXiv:1905.11455 and the authors' code",
+        {
+            "model": "vb_base", "data": "smallnorb", "epochs": 300, "batch_size": 128, "optimizer": "adam", "lr": 1e-3,
+            "weight_decay": 0.0, "schedule": "constant", "warmup_epochs": 0.0,
+            "augment": ("none",),
+        },
+        reported={"smallnorb": 98.7},
+    ),
+    "deepcaps": Recipe(
+        "DeepCaps, the first of its two runs: Adam, the rate halved every 10 epochs, margin loss and reconstruction.",
+        "arXiv:1904.09546 and the authors' code",
+        # Their reconstruction loss is a mean over the pixels and has the weight 0.4; ours is a sum.
+        {
+            "model": "deepcaps_64", "data": "cifar10", "epochs": 100, "batch_size": 256, "optimizer": "adam",
+            "lr": 1e-3, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.5**0.1, "warmup_epochs": 0.0,
+            "reconstruction_weight": 0.4 / 12288, "augment": ("shift=6", "flip"),
+        },
+        {
+            "mnist": {"model": "deepcaps_28", "reconstruction_weight": 0.4 / 784, "augment": ("shift=3",)},
+            "fashion_mnist": {
+                "model": "deepcaps_28", "reconstruction_weight": 0.4 / 784, "augment": ("shift=3", "flip"),
+            },
+        },
+        {"cifar10": 91.01, "svhn": 97.16, "fashion_mnist": 94.46, "mnist": 99.72},
     ),
     "language_demo": Recipe(
         "A model of bytes on two and a half million bytes of Python's own sources, in minutes on two CPU cores.",

@@ -1,14 +1,17 @@
 """Capsule networks, one file each with its presets."""
 
 from mereo.models.capsule.capsnet import CapsNet
+from mereo.models.capsule.deepcaps import DeepCaps
 from mereo.models.capsule.efficient_capsnet import EfficientCapsNet
 from mereo.models.capsule.inverted_dot_product_capsnet import InvertedDotProductCapsNet
 from mereo.models.capsule.mspcaps import MSPCaps
 from mereo.models.capsule.mspcaps_head import LinearHead, MSPCapsHead
 from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCapsNet
+from mereo.models.capsule.variational_capsnet import VariationalCapsNet
 
 __all__ = [
     "CapsNet",
+    "DeepCaps",
     "EfficientCapsNet",
     "InvertedDotProductCapsNet",
     "LinearHead",
@@ -16,4 +19,5 @@ __all__ = [
     "MSPCapsHead",
     "PooledNet",
     "SelfRoutingCapsNet",
+    "VariationalCapsNet",
 ]

@@ -113,7 +113,7 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
 
     Deviates: windows are gathered as the paper says; the first release of the authors' code scrambles them.
 
-    Reference: arXiv:2002.04764, sections 3 and 4.
+    Reference: arXiv:2002.04764.
     """
 
     first_conv = "stages.0.0.0"

@@ -152,7 +152,7 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
     Deviates: the class activations of "dynamic" and "em" are divided by their sum in all networks, as the authors do in
         their residual networks only. The EM routing is ours, without the mistakes of the baseline in the authors' code.
 
-    Reference: Hahn, Pyeon, Kim 2019, section 4 and 5.1.
+    Reference: Hahn, Pyeon, Kim 2019 (NeurIPS).
     """
 
     scores_are_lengths = False
