@@ -45,6 +45,7 @@ class Coupling(Observable):
 
     Attributes:
         senders, receivers: their positions on the image, set by the network; None without positions.
+        of_places: whether senders and receivers may have positions; channels have none.
 
     Shapes:
         scores (batch, heads, receivers, senders); mask bool, offset and weight broadcastable to it -> couplings of the
@@ -85,6 +86,7 @@ class Coupling(Observable):
         self.topology = topology
         self.senders: Grid | None = None
         self.receivers: Grid | None = None
+        self.of_places = True
         self._normalise = NORMALISERS[normaliser] if top_k is None else partial(top_k_softmax, k=top_k)
 
     @property
@@ -161,9 +163,11 @@ class Coupling(Observable):
             mask = self.topology.restrict(mask, scores.shape[-2], scores.shape[-1], scores.device)
         if not self.observers:
             return self._couple(scores, mask, offset, weight, across)
+        counts = scores.shape[-2:] if tiles is None else (tiles.num_receivers, tiles.num_senders)
         call = Call(
             scores, self.over, mask=mask, offset=offset, weight=weight, topology=self.topology, tiles=tiles,
-            senders=self.senders, receivers=self.receivers, context=dict(context or {}),
+            senders=_fitting(self.senders, counts[1]), receivers=_fitting(self.receivers, counts[0]),
+            context=dict(context or {}),
         )  # fmt: skip
         for observer in self.observers:
             call.scores = observer.scores(call)
@@ -179,3 +183,8 @@ class Coupling(Observable):
         parts += [f"dropout={self.dropout}"] if self.dropout else []
         parts += [f"topology={self.topology}"] if self.topology is not None else []
         return ", ".join(parts)
+
+
+def _fitting(grid: Grid | None, count: int) -> Grid | None:
+    """The positions, unless they are of another number, such as those of images of another size."""
+    return grid if grid is not None and grid.prefix + grid.types * grid.rows * grid.columns == count else None

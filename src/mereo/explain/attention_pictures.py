@@ -45,6 +45,8 @@ def why_no_attention(model: VisionModel) -> str | None:
 
 def chosen_layers(layers: Sequence[AttentionLayer], most: int = MOST_LAYERS) -> list[AttentionLayer]:
     """At most so many layers with placed receivers, evenly over each kind: of one map and one form of tiles."""
+    if most < 1:
+        return []
     kinds: dict[Any, list[AttentionLayer]] = {}
     for layer in layers:
         if layer.receivers is None:
@@ -133,7 +135,7 @@ def _gates(observation: Observation, number: int) -> list[tuple[str, Tensor]]:
     return [(name, value[number].float().flatten()) for name, value in values.items() if value.shape[0] == batch]
 
 
-def _gate_maps(observation: Observation, number: int) -> list[tuple[str, Tensor, Grid]]:
+def _gate_maps(observation: Observation, number: int, most: int = MOST_FILTERS) -> list[tuple[str, Tensor, Grid]]:
     """The mean size of the gates of each place of one image, where gates are of places: (rows, columns)."""
     maps = []
     for name, kind in observation.trace.kinds.items():
@@ -143,8 +145,8 @@ def _gate_maps(observation: Observation, number: int) -> list[tuple[str, Tensor,
         if (grid := cells_of(value.shape[1], *observation.image_shape[1:])) is not None:
             cells = value[number].float().abs().mean(1).view(grid.rows, grid.columns)
             maps.append((name.removesuffix(".gates"), cells, grid))
-    step = max(1, len(maps) // MOST_FILTERS)
-    return maps[::step][:MOST_FILTERS]
+    step = max(1, len(maps) // max(most, 1))
+    return maps[::step][:most]
 
 
 def _draw_gates(axes: Any, gates: Sequence[tuple[str, Tensor]]) -> None:
@@ -199,6 +201,9 @@ def draw_attention(
     *,
     number: int = 0,
     place: tuple[float, float] | None = None,
+    layers: int = MOST_LAYERS,
+    heads: int = MOST_HEADS,
+    maps: int = MOST_FILTERS,
     title: str = "",
 ) -> Path:
     """Draw what was recorded of one image in a network with attention between places, gates or filters, as PNG.
@@ -214,13 +219,15 @@ def draw_attention(
         number: which of the images.
         place: (row, column) in pixels of the cell whose couplings are drawn; that of the largest share of the rollout
             when None.
+        layers, heads, maps: at most so many layers of one cell's couplings, heads of the class token, and layers with
+            gates of places or with filters.
         title: a line above.
 
     Shapes: images (batch, channels, height, width).
     """
     observation = model if isinstance(model, Observation) else observe(model, images)
-    image, layers, panels = images[number], attention_layers(observation), list[Panel]()
-    names = names_of(layers)
+    image, found, panels = images[number], attention_layers(observation), list[Panel]()
+    names = names_of(found)
     rollout, of_class = attention_rollout(observation), class_attention(observation)
     if place is None and rollout is not None:
         place = _strongest(rollout.cells[number], rollout.grid)
@@ -236,40 +243,47 @@ def draw_attention(
 
     panels.append(whole)
     if rollout is not None:
-        panels.append(shares(rollout.cells[number], rollout.grid, "rollout", f"{len(layers)} layers, "))
+        panels.append(shares(rollout.cells[number], rollout.grid, "rollout", f"{len(found)} layers, "))
     if of_class:
         last, name = of_class[-1], "class attention"
-        heads = last.cells[number]
-        panels.append(shares(heads.mean(0), last.grid, name, f"{short(names[last.layers[0]], 18)}, "))
-        for head in range(min(len(heads), MOST_HEADS) if len(heads) > 1 else 0):
-            panels.append(shares(heads[head], last.grid, name, f"head {head}, "))
-    for layer in chosen_layers(layers):
+        cells = last.cells[number]
+        panels.append(shares(cells.mean(0), last.grid, name, f"{short(names[last.layers[0]], 18)}, "))
+        for head in range(min(len(cells), heads) if len(cells) > 1 else 0):
+            panels.append(shares(cells[head], last.grid, name, f"head {head}, "))
+    for layer in (drawn := chosen_layers(found, layers)):
         assert place is not None
         panels.append(
             partial(_layer_panel, image=image, layer=layer, name=names[layer.name], number=number, place=place)
         )
-    for name, cells, grid in (on_places := _gate_maps(observation, number)):
+    for name, cells, grid in (on_places := _gate_maps(observation, number, maps)):
         note = f"gates, {grid.rows} x {grid.columns}, "
         panels.append(shares(cells, grid, name, note))
     filters = [(name, m) for name, m in observation.model.named_modules() if isinstance(m, HasSpectrum)]
-    step = max(1, len(filters) // MOST_FILTERS)
-    for name, module in filters[::step][:MOST_FILTERS]:
+    step = max(1, len(filters) // max(maps, 1))
+    for name, module in filters[::step][:maps]:
         panels.append(partial(_draw_spectrum, magnitudes=module.spectrum(), name=name))
-    caption, gates = _caption(layers, of_class, on_places, filters), _gates(observation, number)
+    caption, gates = _caption(rollout is not None, drawn, of_class, on_places, filters), _gates(observation, number)
     return _sheet(panels, gates, image, Path(path), caption)
 
 
 def _caption(
-    layers: Sequence[object], of_class: Sequence[object], gates: Sequence[object], filters: Sequence[object]
+    rollout: bool,
+    layers: Sequence[object],
+    of_class: Sequence[object],
+    gates: Sequence[object],
+    filters: Sequence[object],
 ) -> list[str]:
     lines = []
-    if layers:
-        lines += [
+    if rollout:
+        lines.append(
             "Rollout: what each place counts for the output through all layers of attention; what convolutions and"
-            " channels move does not count.",
+            " channels move does not count."
+        )
+    if layers:
+        lines.append(
             "Named layers: what the cell at the blue point (black frame) takes from each place, mean over heads (blue"
-            " where negative); blue outline: the cells that it can attend to.",
-        ]
+            " where negative); blue outline: the cells that it can attend to."
+        )
     if of_class:
         lines.append("Class attention: what the class token takes from each place in its last layer, mean and by head.")
     if gates:

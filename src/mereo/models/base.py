@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from mereo.core import Coupling, Grid
 from mereo.errors import UsageError, check_choice
 from mereo.models.checkpointing import checkpointed
 from mereo.models.folding import folded
@@ -30,6 +31,17 @@ def check_sides(given: str, sides: tuple[int, int], steps: tuple[int, int]) -> N
             f"{given}; heights must be multiples of {steps[0]} and widths of {steps[1]}, such as"
             f" {' and '.join(remedies)}. Resize them, or create the model with other in_chans and img_size."
         )
+
+
+def grid_of_cells(height: int, width: int, step: int, *, prefix: int = 0, partial: bool = True) -> Grid:
+    """The cells of a map that has one for every `step` pixels of an image.
+
+    Args:
+        prefix: tokens before the cells, without a place.
+        partial: whether pixels at the end that do not fill a cell have one.
+    """
+    rest = step - 1 if partial else 0
+    return Grid((height + rest) // step, (width + rest) // step, 1, step / 2, step, prefix=prefix)
 
 
 class VisionModel(nn.Module):
@@ -59,6 +71,7 @@ class VisionModel(nn.Module):
         fixed_input_size: whether images must have the height and width of `image_shape`.
         size_step: what heights and widths must be multiples of, where `fixed_input_size` is False.
         default_loss: the loss it is trained with where none is given.
+        partial_cells: whether pixels at the end of an image that do not fill a cell of a map have a cell.
         channels_last: whether its convolutions train faster on a CPU in channels-last memory; `create_model` gives
             them that layout, in which they also keep the maps, whatever the layout of the images.
     """
@@ -67,6 +80,7 @@ class VisionModel(nn.Module):
     classifier: ClassVar[str] = "head"
     classifier_parts: ClassVar[tuple[str, ...]] = ("head",)
     fixed_input_size: ClassVar[bool] = True
+    partial_cells: ClassVar[bool] = True
     channels_last: ClassVar[bool] = True
     default_loss: ClassVar[str] = "cross_entropy"
 
@@ -80,6 +94,7 @@ class VisionModel(nn.Module):
     neck_inputs: tuple[int, ...] = ()
     size_step: tuple[int, int] = (1, 1)
     grad_checkpointing: bool = False
+    _placed: tuple[int, int] | None = None
     class_names: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = MappingProxyType({})
 
@@ -140,6 +155,17 @@ class VisionModel(nn.Module):
     @abstractmethod
     def make_classifier(self) -> nn.Module:
         """A new head for `num_classes`, which is above 0."""
+
+    def place_couplings(self, height: int, width: int) -> None:
+        """Let the couplings know where on images of this size their senders and receivers are.
+
+        By default those of a stage are the cells of its map, one for every `reduction` pixels.
+        """
+        for stage in self.feature_info:
+            grid = grid_of_cells(height, width, stage["reduction"], partial=self.partial_cells)
+            for module in self.get_submodule(str(stage["module"])).modules():
+                if isinstance(module, Coupling) and module.of_places:
+                    module.senders = module.receivers = grid
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters without weight decay, beyond biases and other vectors."""
@@ -306,6 +332,9 @@ class VisionModel(nn.Module):
             raise UsageError(f"images are {images.dtype}; this model takes floats, such as images.float() / 255.")
         if torch.compiler.is_compiling():
             return
+        if (sides := (images.shape[2], images.shape[3])) != self._placed:
+            self._placed = sides
+            self.place_couplings(*sides)
         if images.layout != torch.strided:
             raise UsageError(f"images are {images.layout}; this model takes dense tensors: images.to_dense().")
         weights = next(self.parameters(), images)

@@ -53,6 +53,9 @@ class CapsuleClassifier(VisionModel):
     def classify(self, features: Any) -> Tensor:
         return self.class_capsules(features).activation
 
+    def place_couplings(self, height: int, width: int) -> None:
+        """Nothing: a capsule network places its couplings when it is built."""
+
     def _renew_classifier(self) -> None:
         super()._renew_classifier()
         self.decoder = None if self.num_classes == 0 else self.make_decoder()

@@ -87,6 +87,7 @@ class ChannelGroupAttention(nn.Module):
         self.num_groups, self.scale, self.method = num_groups, scale, method
         self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
         self.coupling = Coupling("senders", dropout=attn_drop)
+        self.coupling.of_places = False
         self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 

@@ -142,8 +142,7 @@ class CaiT(VisionModel):
             {"num_chs": embed_dim, "reduction": patch_size, "module": f"blocks.{i}"} for i in range(depth)
         ]
         self._start(residual)
-        self._places: tuple[int, int] | None = None
-        self._place(self.grid)
+        self.place_couplings(*self.image_shape[1:])
         self.reset_classifier(num_classes)
 
     def _start(self, residual: str) -> None:
@@ -159,11 +158,8 @@ class CaiT(VisionModel):
             paths += [(values, attention.proj), (feed_forward.first.weight, feed_forward.second)]
         start_by_depth(residual, paths)
 
-    def _place(self, grid: tuple[int, int]) -> None:
-        """Let the couplings know where their patches are."""
-        if grid == self._places or torch.compiler.is_compiling():
-            return
-        self._places, first = grid, self.patch_size / 2
+    def place_couplings(self, height: int, width: int) -> None:
+        grid, first = (height // self.patch_size, width // self.patch_size), self.patch_size / 2
         for stage, prefix in ((self.blocks, 0), (self.class_blocks, 1)):
             for module in stage.modules():
                 if isinstance(module, Coupling):
@@ -183,7 +179,6 @@ class CaiT(VisionModel):
         """The patches with their positions: (batch, rows, columns, dim)."""
         maps = self.patch_embed(images).permute(0, 2, 3, 1).contiguous()
         grid = (maps.shape[1], maps.shape[2])
-        self._place(grid)
         return maps + resize_positions(self.positions, self.grid, grid).unflatten(1, grid)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:

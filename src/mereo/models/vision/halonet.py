@@ -12,7 +12,7 @@ from mereo.attention.local import HaloAttention
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 from mereo.layers import ConvNorm, StochasticDepth, linear_rates
-from mereo.models.base import VisionModel
+from mereo.models.base import VisionModel, grid_of_cells
 
 LARGEST = 1e6
 """Pixels beyond are clamped: the scores of attention are products of two features, and must fit float32."""
@@ -181,6 +181,15 @@ class HaloNet(VisionModel):
         for module in self.modules():
             if isinstance(module, nn.Conv2d) and id(module.weight) not in attended:
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def place_couplings(self, height: int, width: int) -> None:
+        for number, stage in enumerate(self.stages):
+            for module in stage.modules():
+                if isinstance(module, HaloAttention | BottleneckAttention):
+                    step = 2 ** (number + 2) // module.stride
+                    queries = step * module.step if isinstance(module, HaloAttention) else step
+                    module.coupling.senders = grid_of_cells(height, width, step)
+                    module.coupling.receivers = grid_of_cells(height, width, queries)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         if index == 0:

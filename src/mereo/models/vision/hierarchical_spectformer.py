@@ -21,7 +21,7 @@ from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
 from mereo.layers import ChannelNorm, ConvNorm, FeedForward, StochasticDepth, linear_rates
 from mereo.mixer.spectral_gating import SpectralGating
-from mereo.models.base import VisionModel
+from mereo.models.base import VisionModel, grid_of_cells
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model
 
@@ -204,6 +204,12 @@ class HierarchicalSpectFormer(VisionModel):
                 nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+
+    def place_couplings(self, height: int, width: int) -> None:
+        super().place_couplings(height, width)
+        self.class_block.attention.coupling.senders = grid_of_cells(
+            height, width, int(self.feature_info[-1]["reduction"]), prefix=1
+        )
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         # The variances of larger entries overflow in the first norm over channels.

@@ -83,6 +83,7 @@ class SpectFormer(VisionModel):
     """
 
     first_conv = "patches"
+    partial_cells = False
     fixed_input_size = False
 
     def __init__(

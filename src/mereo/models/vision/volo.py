@@ -20,7 +20,7 @@ from mereo.core.shapes import conv_out, image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
 from mereo.layers import ConvNorm, FeedForward, SelfAttention, StochasticDepth, linear_rates, resize_positions
-from mereo.models.base import VisionModel
+from mereo.models.base import VisionModel, grid_of_cells
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model
 from mereo.models.token_labels import Box, TokenLabels, draw_box
@@ -130,6 +130,7 @@ class VOLO(VisionModel):
     first_conv = "stem.convs.0.0"
     classifier_parts = ("head", "aux_head")
     fixed_input_size = False
+    partial_cells = False
     aux_head: nn.Linear | None
 
     def __init__(
@@ -186,6 +187,12 @@ class VOLO(VisionModel):
         ]
         start_linears(self)
         self.reset_classifier(num_classes)
+
+    def place_couplings(self, height: int, width: int) -> None:
+        super().place_couplings(height, width)
+        cells = grid_of_cells(height, width, int(self.feature_info[-1]["reduction"]), prefix=1, partial=False)
+        for block in self.class_blocks:
+            block.attention.coupling.senders = cells
 
     def no_weight_decay(self) -> set[str]:
         return {"stages.1.positions", "class_token"}
