@@ -57,6 +57,9 @@ def test_parts_of_the_windows() -> None:
     windows = TokenWindows(STREAM, 5)
     part = windows.subset(torch.tensor([3, 1]))
     assert len(part) == 2 and part.strata.tolist() == [0, 0]
+    assert (
+        part.content == bytes([16, 17, 18, 19, 20, 6, 7, 8, 9, 10]) and windows.subset(torch.arange(0)).content == b""
+    )
     tokens = part.to("cpu").batch(torch.tensor([1])).tokens
     assert tokens is not None and tokens[0, 0] == 5
     with pytest.raises(UsageError, match=r"augment is .*leave it out"):

@@ -185,12 +185,14 @@ class TokenWindows(Images):
 
     @property
     def content(self) -> bytes:
-        """All bytes, as they are compressed for comparison."""
-        return self.stream.cpu().numpy().tobytes()
+        """The bytes of all windows, as they are compressed for comparison."""
+        stream = self.stream.cpu()
+        chosen = [stream[start : start + self.length] for start in self.starts.tolist()]
+        return (torch.cat(chosen) if chosen else stream[:0]).numpy().tobytes()
 
     def describe(self) -> dict[str, Any]:
         """What the data is, as plain values; it changes if any byte or window does."""
-        digest = hashlib.sha256(self.content)
+        digest = hashlib.sha256(self.stream.cpu().numpy().tobytes())
         digest.update(self.starts.numpy().tobytes())
         return {"count": len(self), "size": [self.length], "classes": [], "labels": digest.hexdigest(), "sums": [[0]]}
 

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mereo.data import Batch, Images
 from mereo.errors import MereoError
-from mereo.models import VisionModel
+from mereo.models import SequenceModel, VisionModel
 from mereo.tasks import Classification, Task
 from mereo.tasks.base import precise
 
@@ -95,7 +95,7 @@ def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def evaluate(
-    model: VisionModel,
+    model: VisionModel | SequenceModel,
     split: Images,
     *,
     task: Task | None = None,
