@@ -1,5 +1,6 @@
 """Neighbourhood attention: loops in float64, worked numbers, all executions, recording, bad input."""
 
+import warnings
 from itertools import product
 from typing import Any
 
@@ -81,6 +82,22 @@ def test_outputs_and_gradients_equal_dense_attention(method: str, case: tuple[An
     assert_close(everything(narrow, case, method), expected, 3e-6)
     if method != "compiled":
         assert_close(everything(tensors, case, method), expected, 1e-12)
+
+
+@pytest.mark.slow
+def test_flex_attention_equals_dense_attention() -> None:
+    for case in (CASES[4], CASES[7]):
+        tensors = example(case, torch.float32)
+        extra = tuple(tensors[3:]) or None
+        with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is not compiled, which takes half a minute
+            results = [
+                neighborhood_attention(*tensors[:3], *case[1:5], extra_kv=extra, method=method)
+                for method in ("flex", "dense")
+            ]
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UsageError, match=r"'flex'.*log of the sums"):
+        neighborhood_attention(*tensors[:3], *case[1:5], return_lse=True, method="flex")
 
 
 @needs_library
@@ -254,7 +271,7 @@ def test_parameters_and_forms() -> None:
     with mereo.record(with_bias):
         torch.testing.assert_close(with_bias(tokens), plain)
     assert mereo.neighborhood_attention is neighborhood_attention
-    assert "window=(3, 3)" in repr(with_bias) and set(METHODS) == {"compiled", "tiles", "gathered", "dense"}
+    assert "window=(3, 3)" in repr(with_bias) and set(METHODS) == {"compiled", "tiles", "gathered", "flex", "dense"}
 
 
 def test_other_normalisers_are_gathered() -> None:

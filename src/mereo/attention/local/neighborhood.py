@@ -81,8 +81,8 @@ def neighborhood_attention(
         return_lse: also return log sum exp of the scores, float32 or wider.
         bias: added to the scores by relative position, in units of the dilation.
         coupling: makes the couplings, for dropout, recording, and other normalisers; plain softmax by default.
-        method: "auto", "compiled" (C++, CPU), "tiles", "gathered", or "dense", the reference. "tiles" has no second
-            derivatives on a CPU; "compiled" and "gathered" have.
+        method: "auto", "compiled" (C++, CPU), "tiles", "gathered", "flex" (FlexAttention; on a CPU without gradients),
+            or "dense", the reference. "tiles" has no second derivatives on a CPU; "compiled" and "gathered" have.
 
     Shapes:
         q (batch, *grid, heads, dim), k (batch, *grid, key heads, dim), v (batch, *grid, key heads, pose), grid of one

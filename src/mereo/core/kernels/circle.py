@@ -13,6 +13,7 @@ from mereo.core.kernels import library
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.circle_compiled import attend_compiled, numbers_of
 from mereo.core.kernels.circle_tiles import tiled
+from mereo.core.kernels.flex import flex, flex_cannot
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.topology import Circle
 from mereo.errors import UsageError, check_choice
@@ -58,13 +59,6 @@ def _compiled(given: Exchange) -> Tensor:
     return out
 
 
-@lru_cache(maxsize=1)
-def _flex_attention() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False)
-
-
 @lru_cache(maxsize=16)
 def _block_mask(circle: Circle, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
@@ -81,9 +75,7 @@ def _block_mask(circle: Circle, device: torch.device) -> Any:
 
 
 def _flex(given: Exchange) -> Tensor:
-    q, k, v = (x.contiguous() for x in (given.q, given.k, given.v))
-    out: Tensor = _flex_attention()(q, k, v, block_mask=_block_mask(given.circle, q.device), scale=given.scale)
-    return out
+    return flex(given.q, given.k, given.v, _block_mask(given.circle, given.q.device), given.scale)
 
 
 def _plain_cannot(given: Exchange) -> str | None:
@@ -104,14 +96,7 @@ def _compiled_cannot(given: Exchange) -> str | None:
 
 
 def _flex_cannot(given: Exchange) -> str | None:
-    tensors = (given.q, given.k, given.v)
-    if given.q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return "FlexAttention has no gradients on a CPU"
-    if torch.compiler.is_compiling():
-        return "the model is being compiled"
-    if not given.q.numel():
-        return "the batch is empty"
-    return steps_aside() or _plain_cannot(given)
+    return flex_cannot(given.q, given.k, given.v) or _plain_cannot(given)
 
 
 METHODS: dict[str, tuple[Callable[[Exchange], Tensor], Callable[[Exchange], str | None]]] = {

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from mereo.core.coupling import Coupling
 from mereo.core.kernels import library
 from mereo.core.kernels.attention import attend
+from mereo.core.kernels.flex import flex, flex_cannot
 from mereo.core.kernels.neighborhood_compiled import attend_compiled, numbers_of
 from mereo.core.kernels.neighborhood_tiles import tiled
 from mereo.core.kernels.transforms import steps_aside
@@ -136,6 +139,35 @@ def _compiled(given: Exchange) -> Result:
     return joined.to(out.dtype), both if given.with_lse else None
 
 
+@lru_cache(maxsize=16)
+def _block_mask(topology: Neighborhood, more: int, device: torch.device) -> Any:
+    """Pairs of tokens that a topology allows, and all with the `more` senders behind the grid."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    windows = []
+    for line in topology.lines:
+        at = torch.arange(line.length, device=device)
+        count = torch.div(line.length - at % line.dilation + line.dilation - 1, line.dilation, rounding_mode="floor")
+        windows.append((line, *line.window_of(at // line.dilation, count)))
+
+    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        rest, near = topology.tokens, key >= 0
+        for line, first, end in windows:
+            rest //= line.length
+            q, k = query // rest % line.length, key // rest % line.length
+            place = k // line.dilation
+            near = near & (q % line.dilation == k % line.dilation) & (place >= first[q]) & (place < end[q])
+        return near | (key >= topology.tokens)
+
+    return create_block_mask(allowed, None, None, topology.tokens, topology.tokens + more, device=device)
+
+
+def _flex(given: Exchange) -> Result:
+    k, v = (_with_extra(x, given, i).transpose(1, 2) for i, x in enumerate((given.k, given.v)))
+    mask = _block_mask(given.topology, k.shape[2] - given.topology.tokens, given.q.device)
+    return flex(given.q.transpose(1, 2), k, v, mask, given.scale).transpose(1, 2), None
+
+
 def _tiles_cannot(given: Exchange) -> str | None:
     if given.coupling.watched:
         return "the couplings are observed"
@@ -153,10 +185,17 @@ def _compiled_cannot(given: Exchange) -> str | None:
     return steps_aside() or _tiles_cannot(given)
 
 
+def _flex_cannot(given: Exchange) -> str | None:
+    if given.bias is not None or given.dropout or given.with_lse:
+        return "there is a bias of positions, dropout, or the log of the sums is wanted"
+    return flex_cannot(given.q, given.k, given.v) or _tiles_cannot(given)
+
+
 METHODS: dict[str, tuple[Callable[[Exchange], Result], Callable[[Exchange], str | None]]] = {
     "compiled": (_compiled, _compiled_cannot),
     "tiles": (_tiles, _tiles_cannot),
     "gathered": (gathered, lambda given: None),
+    "flex": (_flex, _flex_cannot),
     "dense": (dense, lambda given: None),
 }
 """Name -> (function, why it cannot run: None if it can), the preferred first."""
