@@ -332,9 +332,9 @@ class VisionModel(nn.Module):
             raise UsageError(f"images are {images.dtype}; this model takes floats, such as images.float() / 255.")
         if torch.compiler.is_compiling():
             return
-        if (sides := (images.shape[2], images.shape[3])) != self._placed:
-            self._placed = sides
-            self.place_couplings(*sides)
+        if (size := (images.shape[2], images.shape[3])) != self._placed:
+            self._placed = size
+            self.place_couplings(*size)
         if images.layout != torch.strided:
             raise UsageError(f"images are {images.layout}; this model takes dense tensors: images.to_dense().")
         weights = next(self.parameters(), images)
