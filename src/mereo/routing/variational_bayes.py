@@ -104,8 +104,12 @@ def fit_posterior(votes: Tensor, weights: Tensor, options: BayesOptions) -> Post
     apart = votes - average.unsqueeze(-2)
     scatter = apart.transpose(-1, -2) @ (weights.unsqueeze(-1) * apart)
     scatter = scatter + pull.unsqueeze(-1) * offset.unsqueeze(-1) * offset.unsqueeze(-2)
+    # Where votes are huge, the prior is less than their rounding, and the matrix would have no root.
+    rounding = 8 * scatter.shape[-1] * torch.finfo(scatter.dtype).eps
+    most = scatter.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
+    ridge = 1 / options.scale + rounding * most[..., None, None]
     identity = torch.eye(votes.shape[-1], dtype=votes.dtype, device=votes.device)
-    return Posterior(total, mean, scatter + identity / options.scale)
+    return Posterior(total, mean, scatter + ridge * identity)
 
 
 def log_determinant(posterior: Posterior) -> Tensor:

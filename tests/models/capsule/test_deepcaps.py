@@ -59,7 +59,7 @@ def slow_squash(s: Tensor, dim: int) -> Tensor:
 
 def slow_caps(layer: ConvCaps, maps: Tensor, stride: int = 1) -> Tensor:
     rows, columns = maps.shape[2:]
-    # With stride 2: zeros below and right of an even side, on both sides of an odd one.
+    # With stride 2, zeros are below and right of an even side, and on both sides of an odd one.
     maps = F.pad(maps, (columns % 2, 1, rows % 2, 1) if stride == 2 else (1, 1, 1, 1))
     return slow_squash(F.conv2d(maps, layer.conv.weight, stride=stride).unflatten(1, layer.shape), 2).flatten(1, 2)
 
