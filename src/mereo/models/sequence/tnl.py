@@ -120,7 +120,7 @@ register_model(
 register_model(
     "tnl_385m",
     TNL,
-    "The network of 385 million parameters, without its head and with a vocabulary of 50,272.",
+    "The published network of 385 million parameters, counted without its head and with 50,272 tokens.",
     source="arXiv:2405.17381",
     parameters=464_520_192,
     vocab_size=64_000,
