@@ -24,7 +24,7 @@ from mereo.training.matching import Match
 
 SIZE, BATCH, IMAGES, TESTED, RATE = 16, 16, 1024, 256, 1e-3
 """Side of the images, images of a step, training images, test images, and the learning rate."""
-EPOCHS, DISTILLED = 8, 3
+EPOCHS, DISTILLED = 12, 6
 """Epochs of the teacher, and of each student."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "2": {"radius": 2}, "3": {"radius": 3}, "4": {"radius": 4}, "2, blocks of 4": {"radius": 2, "down_factor": 4},
