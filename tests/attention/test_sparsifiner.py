@@ -259,6 +259,8 @@ def test_wrong_arguments_are_refused() -> None:
         layer(tokens(), torch.ones(13, 13))
     with pytest.raises(UsageError, match="phase"):
         set_phase(nn.Linear(2, 2), "sparse")
+    with pytest.raises(UsageError, match="topology"):
+        mereo.sparsifiner(MultiHeadAttention(12, 3, causal=True), tokens=13)
     with pytest.raises(UsageError, match="self-attention"):
         mereo.sparsifiner(nn.Linear(2, 2), tokens=4)
     with pytest.raises(UsageError, match="give `tokens`"):

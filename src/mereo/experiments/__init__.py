@@ -156,4 +156,18 @@ EXPERIMENTS: dict[str, Experiment] = {
         TRAINING | {"variants", "seeds"},
         data="pystdlib",
     ),
+    "sea": Experiment(
+        "Can attention in linear time take the place of a trained network's?",
+        "arXiv:2310.01777, section 4; the task is ours",
+        "sea_attention",
+        TRAINING,
+        data="digits",
+    ),
+    "sparsifiner": Experiment(
+        "How few keys does a query need if a predictor chooses them?",
+        "arXiv:2303.13755, section 4; the task is ours",
+        "sparsifiner_attention",
+        TRAINING,
+        data="digits",
+    ),
 }

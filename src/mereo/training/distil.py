@@ -265,7 +265,7 @@ def distil(
         task: a further loss, a function (output of the student, target) -> scalar, or "cross_entropy".
         task_weight: its factor.
         prepare: (samples, generator) -> (inputs, target), in place of the inputs that `data` states: `samples` is a
-            `mereo.data.Batch` of images, or a tuple of tensors. It draws from the generator alone.
+            `mereo.data.Batch` of images, or a tuple of tensors. It draws only from the generator.
         trained: names or shell-style patterns of modules and parameters of the student; all others keep their values,
             and modules without a trained parameter are in eval mode. By default everything that requires gradients.
         epochs, batch_size, lr, optimizer, weight_decay, schedule, min_lr, warmup_epochs, clip_norm, seed: as in

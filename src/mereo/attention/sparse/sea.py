@@ -1,4 +1,4 @@
-"""SEA: a linear attention estimates which keys matter to each query, and softmax attention runs over those alone.
+"""SEA: linear attention estimates which keys matter to each query, and softmax attention runs over only those.
 
 Source: Lee, Kim, Willette, Hwang 2024, arXiv:2310.01777.
 Cost: for T tokens of D numbers a head, K columns and k keys a query: T D^2 ln D multiply-adds for the linear attention,
@@ -85,7 +85,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     example=_example,
 )
 class SeaAttention(nn.Module):
-    """Attend to the keys that an estimate of the attention, made in linear time, holds for the largest.
+    """Attend to the keys that an estimate of the attention, made in linear time, ranks highest.
 
     z = GELU(LN(W [kernel attention(q, k, [position ; v]) ; v])),   P = softmax over K columns of decoder(z)
 
@@ -101,9 +101,9 @@ class SeaAttention(nn.Module):
         num_heads, head_dim: H and D.
         columns: of the estimate, K; a multiple of 2, of 4 when causal.
         top_k: keys that a query keeps on average over its group, k. It may be changed later.
-        causal: whether a query sees itself and what comes before it alone.
+        causal: whether a query sees only itself and what comes before it.
         group: what shares one budget of keys: "causal_batch" a query over all heads, "query" a query of one head,
-            "head" all queries of a head, "batch" a whole sample. Causal attention takes the first alone.
+            "head" all queries of a head, "batch" a whole sample. Causal attention takes only the first.
         max_len: most tokens of causal attention, whose positions have a learned table.
         features: number of random features; int(D ln(D)) by default.
         scale: of the scores; D^-1/2 by default. Give 1 where queries are scaled already.

@@ -31,7 +31,7 @@ class KernelAttention(nn.Module):
     Args:
         dim: of queries and keys.
         features: how many; int(dim ln(dim)) by default.
-        causal: whether a query sees itself and what comes before it alone.
+        causal: whether a query sees only itself and what comes before it.
 
     Shapes: q, k (batch, heads, tokens, dim), v (batch, heads, tokens, pose), valid bool (batch, tokens)
         -> (batch, heads, tokens, pose).

@@ -39,7 +39,8 @@ def sea(
 ) -> nn.Module:  # fmt: skip
     """A copy of a trained transformer, or of one attention layer, with SEA in place of its attention.
 
-    Queries, keys, values and output keep their weights; the estimator is new, and learns from the dense model:
+    Queries, keys, values and output keep their weights, and dropout of the couplings is left out; the estimator is new,
+    and learns from the dense model:
 
     student = mereo.sea(teacher, columns=32, top_k=8)
     mereo.distil(teacher, student, data, mereo.sea_matches(teacher, student), epochs=20)

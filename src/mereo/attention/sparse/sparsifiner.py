@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mereo.attention.dense import MultiHeadAttention
 from mereo.attention.hosted import HostedAttention, attention_drop, split_heads
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.affine import Linear
@@ -21,7 +22,7 @@ from mereo.core.key_lists import KeyLists
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 
 METHODS = ("auto", "dense", "gather", "compiled")
-COMPILED_FROM = 512
+COMPILED_FROM = 1000
 """Tokens from which the compiled pass over kept pairs is faster than a mask over all, at a quarter of the keys."""
 COMPILED_UP_TO = 0.3
 """Share of the keys up to which it is."""
@@ -165,7 +166,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     example=_example,
 )
 class SparsifinerAttention(HostedAttention):
-    """Attend to the keys that a predictor of low rank holds for the largest, image by image.
+    """Attend to the keys that a predictor of low rank ranks highest, image by image.
 
     A = top_t(softmax(W_q q (P_down^T W_k k)^T / sqrt(c))) P_up
 
@@ -237,6 +238,10 @@ class SparsifinerAttention(HostedAttention):
         check_positive(rank=rank, low_dim=low_dim)
         if top_basis is not None:
             check_positive(top_basis=top_basis)
+        if isinstance(host, MultiHeadAttention) and host.coupling.topology is not None:
+            raise UsageError(
+                f"host has the topology {host.coupling.topology}; Sparsifiner needs one that sees all tokens."
+            )
         super().__init__(_Projections(dim, num_heads, qkv_bias) if host is None else host)
         self.tokens, self.keep, self.prefix, self.mask_threshold = tokens, keep, prefix, mask_threshold
         self.method, self.phase = method, "sparse"
@@ -248,7 +253,11 @@ class SparsifinerAttention(HostedAttention):
         self.set_phase("sparse")
 
     def set_phase(self, phase: str) -> None:
-        """ "reconstruction": attention is dense, and the predictor learns. "sparse": kept keys alone, it is frozen."""
+        """Let the predictor learn while attention is dense, or keep what it predicts, with the predictor frozen.
+
+        Args:
+            phase: "reconstruction" or "sparse".
+        """
         check_choice("phase", phase, ("reconstruction", "sparse"))
         self.phase, self.predictor.reduced = phase, phase == "sparse"
         self.predictor.requires_grad_(phase == "reconstruction")

@@ -39,7 +39,7 @@ def sparsifiner(
     seed: int = 0,
     **arguments: Any,
 ) -> nn.Module:
-    """A copy of a trained vision transformer, or of one attention layer, that attends to predicted keys alone.
+    """A copy of a trained vision transformer, or of one attention layer, that attends only to predicted keys.
 
     Queries, keys, values and output keep their weights; the predictors are new, and learn from the dense model:
 
