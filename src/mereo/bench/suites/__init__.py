@@ -9,14 +9,16 @@ from mereo.bench.suites.data import DATA
 from mereo.bench.suites.evit import EVIT
 from mereo.bench.suites.inversion import INVERSION
 from mereo.bench.suites.lightning import LIGHTNING
+from mereo.bench.suites.moh import MOH
 from mereo.bench.suites.neighborhood import NEIGHBORHOOD
 from mereo.bench.suites.networks import CAPSNET, CAPSNET_224, MODELS, MSPCAPS
+from mereo.bench.suites.ring import RING
 from mereo.bench.suites.routing import MEMORY, ROUTING, ROUTING_SCALING
 from mereo.errors import UsageError, unknown
 
 _ALL = (
-    ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, NEIGHBORHOOD, LIGHTNING, EVIT,
-    INVERSION, BESSEL, DATA, MODELS, BACKBONES,
+    ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, NEIGHBORHOOD, LIGHTNING, EVIT, MOH,
+    RING, INVERSION, BESSEL, DATA, MODELS, BACKBONES,
 )  # fmt: skip
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 
