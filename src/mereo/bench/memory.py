@@ -66,7 +66,8 @@ def _ever_largest() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _reset_mark() -> bool:
+def reset_mark() -> bool:
+    """Set the high-water mark of resident memory back to what is resident now; False where that is not permitted."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -85,7 +86,7 @@ def resident_peak(work: Callable[[], object]) -> tuple[int | None, str]:
     gc.collect()
     give_back()
     before = status("VmRSS")
-    if before is not None and _reset_mark():
+    if before is not None and reset_mark():
         work()
         after = status("VmHWM")
         return (None if after is None else max(after - before, 0)), "VmHWM"

@@ -168,6 +168,17 @@ EXPERIMENTS: dict[str, Experiment] = {
         "arXiv:2303.13755, section 4; the task is ours",
         "sparsifiner_attention",
         TRAINING,
+    ),
+    "ring_attention": Experiment(
+        "Is attention over several processes exact, what does it send, and what does it gain?",
+        "arXiv:2302.06218",
+        "ring_attention",
+    ),
+    "mixture_of_heads": Experiment(
+        "Does a network stay accurate when each token uses some of the heads, and are all heads used?",
+        "arXiv:2410.11842",
+        "mixture_of_heads",
+        (TRAINING | {"seeds"}) - {"images"},
         data="digits",
     ),
 }

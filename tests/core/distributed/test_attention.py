@@ -15,8 +15,8 @@ MODES = ("ring", "allgather", "alltoall")
 @needs_gloo
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
-def test_every_mode_equals_one_process(size: int, tmp_path) -> None:
-    results = in_processes(size, tmp_path, checks.every_way, 16, MODES)
+def test_every_mode_equals_one_process(size: int) -> None:
+    results = in_processes(size, checks.every_way, 16, MODES)
     for mode in MODES:
         shard_of = 2 * 16 * checks.HEADS * checks.DIM // size  # two images
         forward = {"alltoall": 4 * shard_of * (size - 1) // size}.get(mode, 2 * (size - 1) * shard_of)
@@ -32,17 +32,17 @@ def test_every_mode_equals_one_process(size: int, tmp_path) -> None:
 
 @needs_gloo
 @pytest.mark.slow
-def test_lengths_that_do_not_divide(tmp_path) -> None:
-    for found in in_processes(4, tmp_path, checks.every_way, 13, MODES):
+def test_lengths_that_do_not_divide() -> None:
+    for found in in_processes(4, checks.every_way, 13, MODES):
         assert max(error for error, _, _ in found.values()) < 1e-12
-    for found in in_processes(3, tmp_path, checks.every_way, 2, ("ring", "allgather")):
+    for found in in_processes(3, checks.every_way, 2, ("ring", "allgather")):
         assert max(error for error, _, _ in found.values()) < 1e-12, "fewer tokens than processes"
 
 
 @needs_gloo
 @pytest.mark.slow
-def test_other_executions(tmp_path) -> None:
-    for found in in_processes(2, tmp_path, checks.other_executions):
+def test_other_executions() -> None:
+    for found in in_processes(2, checks.other_executions):
         assert max(error for name, error in found.items() if name.startswith("block")) < 1e-12
         assert max(error for name, error in found.items() if "float32" in name or "parallel" in name) < 1e-5
         assert found["bfloat16"] < 0.1 and len(found) == 8
@@ -50,15 +50,15 @@ def test_other_executions(tmp_path) -> None:
 
 @needs_gloo
 @pytest.mark.slow
-def test_cross_attention_of_uneven_shards(tmp_path) -> None:
+def test_cross_attention_of_uneven_shards() -> None:
     for size in (2, 4):
-        assert max(in_processes(size, tmp_path, checks.cross_attention)) < 1e-12
+        assert max(in_processes(size, checks.cross_attention)) < 1e-12
 
 
 @needs_gloo
 @pytest.mark.slow
-def test_all_processes_raise_where_one_is_wrong(tmp_path) -> None:
-    results = in_processes(2, tmp_path, checks.refusals)
+def test_all_processes_raise_where_one_is_wrong() -> None:
+    results = in_processes(2, checks.refusals)
     for found in results:
         assert found.pop("afterwards") == "nothing"
         assert "nothing" not in found.values() and len(found) == 13
@@ -72,8 +72,8 @@ def test_all_processes_raise_where_one_is_wrong(tmp_path) -> None:
 
 @needs_gloo
 @pytest.mark.slow
-def test_huge_inputs_and_empty_parts(tmp_path) -> None:
-    assert all(in_processes(2, tmp_path, checks.nothing_is_nan))
+def test_huge_inputs_and_empty_parts() -> None:
+    assert all(in_processes(2, checks.nothing_is_nan))
 
 
 def test_one_process_is_plain_attention() -> None:

@@ -13,8 +13,10 @@ from mereo.bench.suites.data import DATA
 from mereo.bench.suites.evit import EVIT
 from mereo.bench.suites.inversion import INVERSION
 from mereo.bench.suites.lightning import LIGHTNING
+from mereo.bench.suites.moh import MOH
 from mereo.bench.suites.neighborhood import NEIGHBORHOOD
 from mereo.bench.suites.networks import CAPSNET, CAPSNET_224, MODELS, MSPCAPS
+from mereo.bench.suites.ring import RING
 from mereo.bench.suites.routing import MEMORY, ROUTING, ROUTING_SCALING
 from mereo.bench.suites.sea import SEA
 from mereo.bench.suites.sparsifiner import SPARSIFINER
@@ -22,7 +24,7 @@ from mereo.errors import UsageError, unknown
 
 _ALL = (
     ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, NEIGHBORHOOD, CLEAR, LIGHTNING, EVIT,
-    INVERSION, BESSEL, DATA, MODELS, BACKBONES, CLUSTERED, COMBINER, CHOOSE, SEA, SPARSIFINER,
+    INVERSION, BESSEL, DATA, MODELS, BACKBONES, CLUSTERED, COMBINER, CHOOSE, SEA, SPARSIFINER, MOH, RING,
 )  # fmt: skip
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 

@@ -12,7 +12,7 @@ WIDTHS = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
 """Size of the tokens and number of heads of DeiT."""
 
 
-def _host(setting: Setting) -> Any:
+def host(setting: Setting) -> Any:
     """DeiT with random weights, always the same."""
     try:
         from timm.models.vision_transformer import VisionTransformer
@@ -43,7 +43,7 @@ def work(setting: Setting, mode: Mode) -> Work:
 
 def _contender(setting: Setting, name: str, keep_rate: float) -> Contender:
     def build(mode: Mode) -> Workload:
-        model = _host(setting)
+        model = host(setting)
         if keep_rate < 1:
             model = evit(model, keep_rate)
         if mode == "training":
