@@ -21,10 +21,12 @@ class CapsuleClassifier(VisionModel):
     Attributes:
         decoder: rebuilds the image from the class capsules, or None.
         scores_are_lengths: whether a score is the length of its pose, in (0, 1].
+        default_loss: the loss of classification that training takes for "auto".
     """
 
     classifier_parts = ("head", "decoder")
     scores_are_lengths: ClassVar[bool] = True
+    default_loss: ClassVar[str] = "margin"
 
     decoder: nn.Module | None
 
