@@ -53,3 +53,11 @@ def test_evit():
     run = measured("evit", "batch=1", "side=32")
     unchecked = dict.fromkeys(("keep 0.9", "keep 0.7", "keep 0.5"), "unchecked")
     assert statuses(run, "forward") == statuses(run, "training") == {"host": "ok", **unchecked}
+
+
+@pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
+def test_capsule_layers():
+    run = measured("capsule_layers", "batch=1", "types=2", "side=5")
+    ways = dict.fromkeys(("compiled", "streamed", "stored votes", "plain"), "ok")
+    expected = {**ways, "compiled, over positions": "unchecked"}
+    assert statuses(run, "forward") == statuses(run, "training") == expected

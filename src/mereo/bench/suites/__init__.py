@@ -5,6 +5,7 @@ from mereo.bench.contenders import load_object
 from mereo.bench.suites.attention import ATTENTION
 from mereo.bench.suites.backbones import BACKBONES
 from mereo.bench.suites.bessel import BESSEL
+from mereo.bench.suites.capsule_layers import CAPSULE_LAYERS
 from mereo.bench.suites.data import DATA
 from mereo.bench.suites.evit import EVIT
 from mereo.bench.suites.inversion import INVERSION
@@ -16,7 +17,7 @@ from mereo.errors import UsageError, unknown
 
 _ALL = (
     ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, NEIGHBORHOOD, LIGHTNING, EVIT,
-    INVERSION, BESSEL, DATA, MODELS, BACKBONES,
+    INVERSION, BESSEL, DATA, MODELS, BACKBONES, CAPSULE_LAYERS,
 )  # fmt: skip
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 
