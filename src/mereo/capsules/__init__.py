@@ -2,6 +2,7 @@
 
 from mereo.capsules.convolutional import ConvCapsules
 from mereo.capsules.decoder import FullyConnectedDecoder, UpsamplingDecoder, mask_poses
+from mereo.capsules.matrix_primary import PrimaryMatrixCapsules
 from mereo.capsules.patchify import PatchifyCapsules, patch_grids
 from mereo.capsules.primary import DepthwisePrimaryCapsules, PaddedConv2d, PrimaryCapsules
 from mereo.capsules.residual import ResidualBlock
@@ -13,6 +14,7 @@ __all__ = [
     "PaddedConv2d",
     "PatchifyCapsules",
     "PrimaryCapsules",
+    "PrimaryMatrixCapsules",
     "ResidualBlock",
     "UpsamplingDecoder",
     "mask_poses",

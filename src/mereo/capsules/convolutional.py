@@ -156,8 +156,8 @@ class ConvCapsules(nn.Module):
             weight = torch.cat((torch.cat((real, imaginary), -1), torch.cat((-imaginary, real), -1)), -2)
         return weight.flatten(1, 2)
 
-    def votes(self, poses: Tensor) -> WindowVotes:
-        """The votes of the children in every window.
+    def votes(self, poses: Tensor, activation: Tensor | None = None) -> WindowVotes:
+        """The votes of the children in every window, whatever their activation.
 
         Shapes: poses (batch, in_types, *in_pose, rows, columns).
         """
@@ -170,6 +170,14 @@ class ConvCapsules(nn.Module):
         if self.coordinates is not None:
             children, weight = self._with_coordinates(children, weight, windows)
         return WindowVotes(children, weight, windows, compete=self.compete)
+
+    @staticmethod
+    def in_a_row(poses: Tensor) -> Tensor:
+        """Capsules of a map one after the other, by type, row and column, as couplings number them.
+
+        Shapes: (batch, types, *pose, rows, columns) -> (batch, types * rows * columns, pose).
+        """
+        return poses.flatten(2, -3).movedim(2, -1).flatten(1, 3)
 
     def _check_maps(self, poses: Tensor) -> None:
         if poses.dim() != 4 + len(self.in_pose) or poses.shape[1:-2] != (self.in_types, *self.in_pose):

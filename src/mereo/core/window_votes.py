@@ -117,6 +117,20 @@ class WindowVotes(MatrixVotes):
         fits = kernels.agree(self._children(), self.weight, by_rows)
         return fits.unflatten(0, (-1, rows)).sum(1).unsqueeze(1)
 
+    def select(self, samples: Tensor, receivers: Tensor) -> Tensor:
+        """As of every `Votes`; with windows, both are numbered over the whole maps, and a child that the window of the
+        parent does not read has a vote of 0."""
+        if self.windows is None:
+            return super().select(samples, receivers)
+        count = self.windows.count
+        types = self.sizes[2] // self.windows.offsets
+        numbers = self.windows.tiles(types, self.sizes[1]).senders.to(samples.device)[receivers % count]
+        votes = super().select(samples * count + receivers % count, receivers // count).squeeze(1)
+        cells = types * self.windows.rows * self.windows.columns
+        whole = votes.new_zeros(len(samples), cells + 1, votes.shape[-1])
+        index = torch.where(numbers < 0, cells, numbers).unsqueeze(-1).expand_as(votes)
+        return whole.scatter(1, index, votes)[:, None, :-1]
+
     def gaussians(
         self, couplings: Tensor, floor: Floor, *, with_fit: bool = True
     ) -> tuple[Tensor, Tensor, Tensor | None]:

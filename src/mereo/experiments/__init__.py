@@ -168,6 +168,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "arXiv:2303.13755, section 4; the task is ours",
         "sparsifiner_attention",
         TRAINING,
+        data="digits",
     ),
     "ring_attention": Experiment(
         "Is attention over several processes exact, what does it send, and what does it gain?",

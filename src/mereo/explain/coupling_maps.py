@@ -10,6 +10,8 @@ how much the class relied on r:
     cross-agreement   w_r ~ sum of c_class,k over the coarse capsules k for which r was the witness, the fine capsule
                       whose vote agreed best with the vote of k and which therefore set the score of k
 
+In a chain of routings, the weights of receivers r that another earlier routing reads are its map.
+
 A plain mean over r would be constant where couplings sum to one over the receivers.
 """
 
@@ -62,8 +64,21 @@ def receiver_weights(observation: Observation, classes: Tensor, first: int, coun
         fine, coarse = exchange.inputs
         best, _ = exchange.module.best_members(fine, coarse, samples, classes)
         row = row.new_zeros(len(row), exchange.inputs[0].shape[1]).scatter_add(1, best, row)
-    weights = row[:, first : first + count]
+    return _normalised(row[:, first : first + count])
+
+
+def _normalised(weights: Tensor) -> Tensor:
     return weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+def _weighted(couplings: Tensor, weights: Tensor) -> Tensor:
+    """sum_r w_r c_rs, mean over heads; couplings (batch, heads, receivers, senders), dense or sparse."""
+    if couplings.layout == torch.strided:
+        return torch.einsum("br,brs->bs", weights, couplings.mean(1))
+    batch, heads, _, senders = couplings.shape
+    image, _, receiver, sender = couplings.indices()
+    values = couplings.values() * weights[image, receiver] / heads
+    return weights.new_zeros(batch, senders).index_put_((image, sender), values, accumulate=True)
 
 
 def coupling_maps(observation: Observation, classes: Tensor | None = None) -> dict[str, CouplingMap]:
@@ -77,18 +92,24 @@ def coupling_maps(observation: Observation, classes: Tensor | None = None) -> di
     """
     chosen = chosen_classes(observation.scores, classes)
     grids, (_, height, width) = observation.grids, observation.model.image_shape
-    maps = {}
-    for name in observation.trace:
-        if name not in grids or observation.class_coupling not in observation.trace:
-            continue
-        grid, couplings = grids[name], observation.trace[name].mean(1)
-        receivers, coupling = couplings.shape[1], observation.model.get_submodule(name)
+    if observation.class_coupling not in observation.trace:
+        return {}
+    maps: dict[str, CouplingMap] = {}
+    senders: dict[str, Tensor] = {}
+    names = [name for name in observation.trace if name in grids]
+    # The last first: the map of a routing weighs the receivers of the one before it.
+    for name in reversed(names):
+        grid, couplings = grids[name], observation.trace[name]
+        receivers, coupling = couplings.shape[2], observation.model.get_submodule(name)
         over: Axis = coupling.over if isinstance(coupling, Coupling) else "receivers"
         if grid.feeds is None:
             values = observation.class_row(chosen)
+        elif grid.through in senders:
+            weights = _normalised(senders[grid.through][:, grid.feeds : grid.feeds + receivers])
+            values = _weighted(couplings, weights)
         else:
-            weights = receiver_weights(observation, chosen, grid.feeds, receivers)
-            values = torch.einsum("br,brs->bs", weights, couplings)
+            values = _weighted(couplings, receiver_weights(observation, chosen, grid.feeds, receivers))
+        senders[name] = values
         cells = on_grid(values, grid, average=True)
         maps[name] = CouplingMap(name, chosen, cells, spread(cells, grid, height, width), grid, receivers, over)
-    return maps
+    return {name: maps[name] for name in names}

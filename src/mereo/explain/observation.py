@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mereo.capsules import ConvCapsules
 from mereo.core import Capsules, Coupling, Grid, Trace, record
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import normalise
@@ -16,7 +17,10 @@ from mereo.models import CapsuleClassifier, VisionModel
 
 @dataclass(frozen=True)
 class Exchange:
-    """One pass through a module that holds a coupling: its positional inputs and its output."""
+    """One pass through a module that holds a coupling: its positional inputs and its output.
+
+    The output of a convolution of capsules is the poses of its parents in a row, (batch, capsules, pose).
+    """
 
     module: nn.Module
     inputs: tuple[Any, ...]
@@ -69,6 +73,20 @@ class Observation:
         return couplings[torch.arange(len(classes), device=classes.device), classes]
 
 
+def class_coupling_of(model: VisionModel) -> str | None:
+    """Name of the coupling that makes the class capsules; None where the classifier has none."""
+    head = model.get_submodule(model.classifier)
+    names = [name for name, module in head.named_modules() if isinstance(module, Coupling)]
+    return f"{model.classifier}.{names[-1]}" if names else None
+
+
+def _owner(model: VisionModel, name: str) -> nn.Module:
+    """The module that the coupling `name` works for: the one that makes its votes, or the one that holds it."""
+    holder = name.rpartition(".")[0]
+    above = model.get_submodule(holder.rpartition(".")[0])
+    return above if isinstance(above, ConvCapsules) else model.get_submodule(holder)
+
+
 def ready(model: VisionModel, images: Tensor) -> tuple[VisionModel, Tensor]:
     """The model, unwrapped, and images in [0, 1] on its device and of its type; UsageError for invalid ones."""
     model = getattr(model, "_orig_mod", model)
@@ -109,7 +127,9 @@ def observe(model: VisionModel, images: Tensor) -> Observation:
     exchanges: dict[str, Exchange] = {}
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if isinstance(module, ConvCapsules):
+                output = module.in_a_row(output.pose)
             exchanges[name] = Exchange(module, inputs, output)
 
         return hook
@@ -121,15 +141,14 @@ def observe(model: VisionModel, images: Tensor) -> Observation:
             trace = stack.enter_context(record(model))
             for name, module in model.named_modules():
                 if isinstance(module, Coupling):
-                    owner = model.get_submodule(name.rpartition(".")[0])
-                    stack.callback(owner.register_forward_hook(keep(name)).remove)
+                    stack.callback(_owner(model, name).register_forward_hook(keep(name)).remove)
             prepared = normalised(model, inputs)
             capsules = model.capsules(prepared) if isinstance(model, CapsuleClassifier) else None
             scores = model(prepared) if capsules is None else capsules.activation
     finally:
         model.train(was_training)
     check_scores(scores)
-    class_coupling = "" if capsules is None else f"{model.classifier}.coupling"
+    class_coupling = "" if capsules is None else class_coupling_of(model) or ""
     channels, height, width = inputs.shape[1:]
     return Observation(model, scores, capsules, trace, exchanges, class_coupling, (channels, height, width))
 

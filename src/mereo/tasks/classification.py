@@ -13,7 +13,7 @@ from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier
 from mereo.tasks.base import Metrics, Objective, Settings, Task, precise, register_task
 from mereo.tasks.interval import wilson_interval
-from mereo.tasks.losses import SPREAD_MARGINS, reconstruction_loss, score_loss, spread_margin
+from mereo.tasks.losses import SPREAD_LOSSES, SPREAD_MARGINS, reconstruction_loss, score_loss, spread_margin
 from mereo.tasks.pictures import draw_images
 
 UNEVEN = 0.005
@@ -49,7 +49,7 @@ class ClassificationObjective(Objective):
 
     Args:
         model: scores from images; of a `CapsuleClassifier` the lengths of its class capsules.
-        loss: "margin", "cross_entropy" or "spread".
+        loss: "margin", "cross_entropy", "spread" or "spread_sigmoid".
         reconstruction_weight: factor of the reconstruction loss; without a decoder it has no effect.
         label_smoothing: of the cross-entropy in training; held-out data is not smoothed.
 
@@ -76,8 +76,8 @@ class ClassificationObjective(Objective):
         self.register_buffer("margin", torch.tensor(SPREAD_MARGINS[0]), persistent=False)
 
     def at_step(self, step: int, steps: int) -> None:
-        if self.kind == "spread":
-            self.margin.fill_(spread_margin(step, steps))
+        if self.kind in SPREAD_LOSSES:
+            self.margin.fill_(spread_margin(step, steps, SPREAD_LOSSES[self.kind]))
 
     @property
     def rebuilds(self) -> bool:
@@ -155,7 +155,7 @@ class Classification(Task):
     chooses = ("accuracy", "max")
     is_share = True
     scores_classes = True
-    losses = ("margin", "cross_entropy", "spread")
+    losses = ("margin", "cross_entropy", *SPREAD_LOSSES)
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -170,8 +170,8 @@ class Classification(Task):
             model, settings.loss, settings.reconstruction_weight, label_smoothing=settings.label_smoothing
         )
         mixed = settings.mixup > 0 or settings.cutmix > 0
-        if mixed and settings.loss == "spread":
-            raise UsageError("loss is 'spread', which takes no soft labels; leave mixup and cutmix out.")
+        if mixed and settings.loss in SPREAD_LOSSES:
+            raise UsageError(f"loss is {settings.loss!r}, which takes no soft labels; leave mixup and cutmix out.")
         if mixed and objective.rebuilds:
             raise UsageError(
                 f"reconstruction_weight is {settings.reconstruction_weight}, and mixed images have no single class to"

@@ -1,5 +1,7 @@
 """Losses of classifiers on scores, and the squared error of a reconstruction."""
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -7,6 +9,9 @@ from mereo.errors import UsageError
 
 SPREAD_MARGINS = (0.2, 0.9)
 """Margin of the spread loss at the first step and at the last."""
+
+SPREAD_LOSSES = {"spread": "linear", "spread_sigmoid": "sigmoid"}
+"""Names of the spread loss, each with the schedule of its margin."""
 
 
 def many_hot(labels: Tensor, num_classes: int) -> Tensor:
@@ -52,9 +57,17 @@ def spread_loss(scores: Tensor, labels: Tensor, margin: float | Tensor) -> Tenso
     return (others * (margin - ahead).clamp(min=0).square()).sum(1).mean()
 
 
-def spread_margin(step: int, steps: int) -> float:
-    """The margin of the spread loss at a step, counted from 0: linear from 0.2 at the first to 0.9 at the last."""
+def spread_margin(step: int, steps: int, schedule: str = "linear") -> float:
+    """The margin of the spread loss at a step, counted from 0.
+
+    linear: from 0.2 at the first step to 0.9 at the last;   sigmoid: 0.2 + 0.79 sigmoid(min(10, step / 50000 - 4))
+
+    The second is the authors' schedule (https://openreview.net/forum?id=HJWLfGWRb, discussion), whatever the number of
+    steps.
+    """
     first, last = SPREAD_MARGINS
+    if schedule == "sigmoid":
+        return first + 0.79 / (1 + math.exp(-min(10.0, step / 50_000 - 4)))
     return first + (last - first) * min(step / max(steps - 1, 1), 1.0)
 
 
@@ -76,7 +89,7 @@ def score_loss(
     Args:
         scores: lengths of class capsules, activations or logits.
         labels: classes, or soft labels that sum to one.
-        kind: "margin", "cross_entropy" or "spread".
+        kind: "margin", "cross_entropy", "spread" or "spread_sigmoid".
         label_smoothing: of the cross-entropy: the share of the target that is spread evenly over all classes.
         margin: of the spread loss.
 
@@ -87,8 +100,8 @@ def score_loss(
     soft = labels.is_floating_point()
     if labels.dim() > 1 and not soft:
         raise UsageError(f"loss is {kind!r}, which takes one label per image; use 'margin' for several.")
-    if kind == "spread":
+    if kind in SPREAD_LOSSES:
         if soft:
-            raise UsageError("loss is 'spread', which takes no soft labels; leave mixup and cutmix out.")
+            raise UsageError(f"loss is {kind!r}, which takes no soft labels; leave mixup and cutmix out.")
         return spread_loss(scores, labels, margin)
     return F.cross_entropy(scores, labels, label_smoothing=label_smoothing)

@@ -5,6 +5,7 @@ from mereo.bench.contenders import load_object
 from mereo.bench.suites.attention import ATTENTION
 from mereo.bench.suites.backbones import BACKBONES
 from mereo.bench.suites.bessel import BESSEL
+from mereo.bench.suites.capsule_layers import CAPSULE_LAYERS
 from mereo.bench.suites.choose import CHOOSE
 from mereo.bench.suites.clear import CLEAR
 from mereo.bench.suites.clustered import CLUSTERED
@@ -25,6 +26,7 @@ from mereo.errors import UsageError, unknown
 _ALL = (
     ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, NEIGHBORHOOD, CLEAR, LIGHTNING, EVIT,
     INVERSION, BESSEL, DATA, MODELS, BACKBONES, CLUSTERED, COMBINER, CHOOSE, SEA, SPARSIFINER, MOH, RING,
+    CAPSULE_LAYERS,
 )  # fmt: skip
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 

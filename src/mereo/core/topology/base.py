@@ -36,8 +36,9 @@ class Grid(NamedTuple):
         first: centre of the top left one in pixels from the image's top and left edge, to within a pixel.
         step: pixels from one to the next, down and across.
         feeds: for senders, None when the receivers are the classes; else the place of the first receiver among the fine
-            capsules (cross-agreement) or the senders of the class routing.
+            capsules (cross-agreement) or the senders of the class routing, or of the routing `through`.
         prefix: how many come before those of the grid and have no position, such as a class token.
+        through: name of the coupling whose senders the receivers are, where that is not the class routing.
     """
 
     rows: int
@@ -47,6 +48,7 @@ class Grid(NamedTuple):
     step: float
     feeds: int | None = None
     prefix: int = 0
+    through: str | None = None
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mereo.capsules import ConvCapsules
 from mereo.core import Coupling, Grid, lengths
 from mereo.errors import UsageError
 from mereo.explain.contributions import exchange_contributions
-from mereo.explain.observation import Observation, chosen_classes
+from mereo.explain.observation import Observation, chosen_classes, class_coupling_of
 from mereo.explain.places import box_of, on_grid
 from mereo.explain.trees.tree import Edge, Node, ParseTree
 from mereo.inference.predict import class_names
@@ -22,8 +23,7 @@ def why_no_tree(model: VisionModel) -> str | None:
     if not isinstance(model, CapsuleClassifier):
         couples = any(isinstance(module, Coupling) for module in model.modules())
         return f"{type(model).__name__} has {'no class capsules' if couples else 'no couplings'}"
-    name = f"{model.classifier}.coupling"
-    return None if name in dict(model.named_modules()) else f"{type(model).__name__} has no routing {name}"
+    return None if class_coupling_of(model) else f"{type(model).__name__} has no routing to its classes"
 
 
 def parse_trees(
@@ -97,6 +97,11 @@ class _Growth:
         exchange, last = self.observation.exchanges[name], name == self.observation.class_coupling
         crossed = isinstance(exchange.module, CrossAgreementRouting)
         poses = exchange.inputs[1 if crossed else 0] if kind == "vote" else None
+        if isinstance(exchange.module, ConvCapsules) and poses is not None:
+            poses = exchange.module.in_a_row(poses)
+        grid = self.grids.get(name)
+        # Where several types share a place, a node is the place and no single capsule.
+        single = grid is None or grid.types == 1
         # With a single scale a capsule would agree best with itself.
         vouched = crossed and exchange.inputs[0] is not exchange.inputs[1]
         agreement = None
@@ -104,8 +109,8 @@ class _Growth:
             fine, coarse = exchange.inputs
             agreement = exchange.module.best_members(fine, coarse, *self.pair(receiver))
         for sender in kept:
-            source = self.source(sender) if last and not crossed else None
-            child = self.add(parent, sender, self.grids.get(name), poses)
+            source = self.source(sender) if last and not crossed and single else None
+            child = self.add(parent, sender, grid, poses)
             vote = Edge(child, parent, kind, float(couplings[sender]), float(strengths[sender]))
             self.edges.append(vote)
             if agreement is not None:
@@ -126,7 +131,7 @@ class _Growth:
     def source(self, number: int) -> tuple[str, int] | None:
         """The earlier routing that made a capsule which the class routing reads, and the capsule's number there."""
         for name, grid in self.grids.items():
-            if grid.feeds is not None and name in self.observation.trace:
+            if grid.feeds is not None and grid.through is None and name in self.observation.trace:
                 receiver = number - grid.feeds
                 if 0 <= receiver < self.observation.trace[name].shape[-2]:
                     return name, receiver

@@ -4,6 +4,7 @@ from mereo.models.capsule.capsnet import CapsNet
 from mereo.models.capsule.deepcaps import DeepCaps
 from mereo.models.capsule.efficient_capsnet import EfficientCapsNet
 from mereo.models.capsule.inverted_dot_product_capsnet import InvertedDotProductCapsNet
+from mereo.models.capsule.matrix_capsnet import MatrixCapsNet
 from mereo.models.capsule.mspcaps import MSPCaps
 from mereo.models.capsule.mspcaps_head import LinearHead, MSPCapsHead
 from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCapsNet
@@ -17,6 +18,7 @@ __all__ = [
     "LinearHead",
     "MSPCaps",
     "MSPCapsHead",
+    "MatrixCapsNet",
     "PooledNet",
     "SelfRoutingCapsNet",
     "VariationalCapsNet",
