@@ -6,6 +6,7 @@ states how it was trained and its metrics. `tools/keep_weights.py` makes both fr
 
 import fnmatch
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, unknown
+from mereo.escape import cut
 from mereo.models.base import VisionModel
 from mereo.models.registry import get_model_entry
 
@@ -100,16 +102,28 @@ def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any
             n for n in own.keys() & adapted.keys() if n.startswith("decoder.") and own[n].shape != adapted[n].shape
         ]
     adapted |= {name: own[name] for name in kept}
-    faults = sorted(own.keys() ^ adapted.keys())
-    faults += [name for name in own.keys() & adapted.keys() if adapted[name].shape != own[name].shape]
+    faults = shape_faults({n: x.shape for n, x in own.items()}, {n: x.shape for n, x in adapted.items()})
     if faults:
+        shown = "; ".join(cut(fault, 200) for fault in faults[:3])
+        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise UsageError(
-            f"the weights of {source} do not fit these arguments: {faults[0]} differs. They were trained"
+            f"the weights of {source} do not fit these arguments: {shown}{more}. They were trained"
             f" with {', '.join(f'{k}={v}' for k, v in metadata['args'].items() if k in ('img_size', 'in_chans'))} and"
             " the preset's other arguments; only num_classes and in_chans may differ."
         )
     model.load_state_dict(adapted)
     return sorted({name.partition(".")[0] for name in kept})
+
+
+def shape_faults(own: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[int]]) -> list[str]:
+    """In which names and shapes given tensors differ from a model's own."""
+    faults = [f"missing {name}" for name in sorted(own.keys() - given.keys())]
+    faults += [f"unexpected {name}" for name in sorted(given.keys() - own.keys())]
+    return faults + [
+        f"{name} is {tuple(given[name])}, not {tuple(own[name])}"
+        for name in own
+        if name in given and tuple(given[name]) != tuple(own[name])
+    ]
 
 
 def _fold(weight: Tensor, channels: int) -> Tensor:

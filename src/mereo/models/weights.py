@@ -20,7 +20,7 @@ from mereo.escape import cut
 from mereo.files import open_regular, write_atomically
 from mereo.models.base import VisionModel
 from mereo.models.metadata import FORMAT, check_description, describe
-from mereo.models.pretrained import list_pretrained, pretrained_path
+from mereo.models.pretrained import list_pretrained, pretrained_path, shape_faults
 from mereo.models.registry import build, outline
 
 LONGEST_HEADER = 2**24
@@ -157,14 +157,9 @@ def _fitting(model: VisionModel, file: Any, path: Path) -> dict[str, Tensor]:
     Names and shapes are compared before a tensor is read.
     """
     expected = model.state_dict()
-    names = set(file.keys())
-    faults = [f"missing {name}" for name in sorted(expected.keys() - names)]
-    faults += [f"unexpected {name}" for name in sorted(names - expected.keys())]
-    for name in sorted(expected.keys() & names):
-        shape, own = tuple(file.get_slice(name).get_shape()), tuple(expected[name].shape)
-        if shape != own:
-            faults.append(f"{name} is {shape}, not {own}")
-    _check_faults(faults, model, path)
+    shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    _check_faults(shape_faults({name: x.shape for name, x in expected.items()}, shapes), model, path)
+    faults = []
     tensors = {name: file.get_tensor(name) for name in expected}
     for name in sorted(expected):
         given, dtype = tensors[name], expected[name].dtype
