@@ -191,8 +191,9 @@ class VOLO(VisionModel):
     def place_couplings(self, height: int, width: int) -> None:
         super().place_couplings(height, width)
         cells = grid_of_cells(height, width, int(self.feature_info[-1]["reduction"]), prefix=1, partial=False)
-        for block in cast(Iterable[ClassBlock], self.class_blocks):
-            block.attention.get_submodule("coupling").senders = cells  # type: ignore[assignment]
+        for module in self.class_blocks.modules():
+            if isinstance(module, ClassAttention):
+                module.coupling.senders = cells
 
     def no_weight_decay(self) -> set[str]:
         return {"stages.1.positions", "class_token"}
