@@ -58,17 +58,22 @@ class Joint:
         weights = F.dropout(scores.softmax(-1), self.dropout, self.dropout > 0)
         return list(weights.split([s.shape[-1] for s, _ in parts], -1))
 
-    def within(self, q: Tensor, k: Tensor, values: Tensor, there: Tensor) -> Tensor:
+    def within(self, q: Tensor, k: Tensor, values: Tensor, there: Tensor | None) -> Tensor:
         """The expectation of each region's values: softmax(q_R k_j / sqrt(dim)) over its members.
 
         Shapes: q (..., regions, dim), k (..., members, dim), values (..., members, any), there bool, broadcastable to
-            (..., regions, members) -> (..., regions, any); of a region without members anything finite.
+            (..., regions, members), None where everything is -> (..., regions, any); of a region without members
+            anything finite.
         """
         scores = (q * self.scale) @ k.mT
+        if there is None:
+            return scores.softmax(-1) @ values
         return scores.masked_fill(~there, torch.finfo(scores.dtype).min).softmax(-1) @ values
 
-    def pooled(self, x: Tensor, there: Tensor) -> Tensor:
+    def pooled(self, x: Tensor, there: Tensor | None) -> Tensor:
         """One vector for all of x (..., members, dim) that is there (..., members): (..., dim); 0 where nothing is."""
+        if there is None:
+            return x.mean(-2) if self.pool == "mean" else x.amax(-2)
         there = there.unsqueeze(-1)
         if self.pool == "mean":
             return (x * there).sum(-2) / there.sum(-2).clamp(min=1)

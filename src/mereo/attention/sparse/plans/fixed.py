@@ -35,8 +35,10 @@ class Fixed(Plan):
         blocks = -(-tokens // size)
         there = real(tokens, blocks, size, given.q.device)
         q, k, v = (cut(x, blocks, size) for x in (given.q, given.k, given.values))
-        of_q, of_k = given.pooled(q, there), given.pooled(k, there)
-        of_v = given.within(of_q.unsqueeze(-2), k, v, there.unsqueeze(-2)).squeeze(-2)
+        partial = None if blocks * size == tokens else there
+        of_q, of_k = given.pooled(q, partial), given.pooled(k, partial)
+        inside = None if partial is None else partial.unsqueeze(-2)
+        of_v = given.within(of_q.unsqueeze(-2), k, v, inside).squeeze(-2)
         # Every block has its own tokens and all regions as senders.
         keys, values = (
             torch.cat((x, r.unsqueeze(2).expand(-1, -1, blocks, -1, -1)), 3) for x, r in ((k, of_k), (v, of_v))
