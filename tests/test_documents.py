@@ -17,7 +17,7 @@ import mereo
 from mereo.core import mechanism
 from mereo.data import DATASETS, Batch
 from mereo.mechanisms import MECHANISMS
-from mereo.models import MODELS
+from mereo.models import MODELS, SEQUENCE_MODELS
 from mereo.routing import dynamic_routing
 from mereo.tasks import TASKS
 from site_pages import api, mechanisms, tutorials, whole
@@ -50,6 +50,13 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     names: dict[str, object] = {}
     exec(code, names)
     assert names["lengths"].shape == (8, 10)
+
+
+def test_the_python_of_the_language_page_prints_what_it_states(capsys):
+    page = (ROOT / "docs" / "language.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(block, {})
+    assert f"It prints `{capsys.readouterr().out.strip()}`." in page
 
 
 def test_the_contender_of_the_benchmark_page_routes():
@@ -180,7 +187,7 @@ def test_every_data_set_and_task_has_a_row_with_its_facts(site):
 
 
 def test_every_network_is_on_the_page_of_its_family(site):
-    for name, entry in MODELS.items():
+    for name, entry in (MODELS | SEQUENCE_MODELS).items():
         family = entry.module.__module__.rpartition(".")[2]
         page = site[f"networks/{family}.md"]
         assert page.startswith(f"# {entry.module.__name__}\n") and f"| `{name}` |" in page
