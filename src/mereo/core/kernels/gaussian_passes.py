@@ -212,9 +212,9 @@ def _gradients(ctx: Any, d_mean: Tensor, d_variance: Tensor, d_fit: Tensor) -> t
         return *_pass_gradients(*given, ctx.least, ctx.clamps, ctx.method), None, None, None, None
     # Gradients of gradients are those of the plain operations.
     with torch.enable_grad():
-        inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors[:3]]
-        floor = Floor(ctx.least, ctx.clamps)
-        mean, variance, fit = fitted(*inputs, floor, with_fit=ctx.with_fit, method="stored")
+        poses, weight, weights = (x if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors[:3])
+        inputs, floor = (poses, weight, weights), Floor(ctx.least, ctx.clamps)
+        mean, variance, fit = fitted(poses, weight, weights, floor, with_fit=ctx.with_fit, method="stored")
         pairs = [(mean, d_mean), (variance, d_variance), (fit, d_fit)][: 3 if ctx.with_fit else 2]
         outputs, grads = zip(*pairs, strict=True)
         found = torch.autograd.grad(outputs, inputs, grads, create_graph=True)
