@@ -55,8 +55,9 @@ def plain_layer(layer: ConvCapsules, poses: Tensor, present: Tensor) -> tuple[Te
     weight = layer.weight.flatten(1, 2).transpose(0, 1).unsqueeze(0).repeat(count, 1, 1, 1, 1)
     repeated = children.unsqueeze(2).repeat(1, 1, receivers, 1, 1)
     votes = (repeated @ weight).flatten(3)
-    options, routing = layer.routing.options, layer.routing
+    routing = layer.routing
     assert isinstance(routing, EMVoteRouting)
+    options = routing.options
     share = votes.new_full((count, votes.shape[1], receivers), 1 / receivers)
     for step, temperature in enumerate(options.temperatures):
         taken = share * alive

@@ -213,12 +213,12 @@ def _gradients(ctx: Any, d_mean: Tensor, d_variance: Tensor, d_fit: Tensor) -> t
     # Gradients of gradients are those of the plain operations.
     with torch.enable_grad():
         poses, weight, weights = (x if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors[:3])
-        floor = Floor(ctx.least, ctx.clamps)
+        inputs, floor = (poses, weight, weights), Floor(ctx.least, ctx.clamps)
         mean, variance, fit = fitted(poses, weight, weights, floor, with_fit=ctx.with_fit, method="stored")
         pairs = [(mean, d_mean), (variance, d_variance), (fit, d_fit)][: 3 if ctx.with_fit else 2]
         outputs, grads = zip(*pairs, strict=True)
-        gradients = torch.autograd.grad(outputs, (poses, weight, weights), grads, create_graph=True)
-    return *gradients, None, None, None, None
+        found = torch.autograd.grad(outputs, inputs, grads, create_graph=True)
+    return *found, None, None, None, None
 
 
 _pass.register_autograd(_gradients, setup_context=_save)
