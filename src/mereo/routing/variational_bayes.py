@@ -182,8 +182,8 @@ class WithPriors:
         more, write = poses.new_zeros(2, *poses.shape[2:]), weight.new_zeros(1, 2, *weight.shape[2:])
         more[0, :, 0], more[1, :, 0], write[..., 0, :] = options.mean + apart, options.mean - apart, 1
         self.votes = WindowVotes(
-            torch.cat((poses, more.expand(len(poses), -1, -1, -1)), 1),
-            torch.cat((weight, write.expand(len(weight), -1, -1, -1)), 1),
+            torch.cat((poses, more.expand(poses.shape[0], -1, -1, -1)), 1),
+            torch.cat((weight, write.expand(weight.shape[0], -1, -1, -1)), 1),
             method=votes.method,
         )
 

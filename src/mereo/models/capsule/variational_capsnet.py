@@ -66,7 +66,7 @@ class VariationalCapsNet(CapsuleClassifier):
             of its own.
         side: of the pose matrices.
         routing_steps: how often parents are fitted.
-        covariance: "diagonal" or "full".
+        covariance: "diagonal" or "full", whose roots of matrices have no form in ONNX.
         scores: "activations", in (0, 1) and given to the cross-entropy as they are (the authors' code), which cannot
             fall below log(1 + (classes - 1) / e) then, or "evidence", what their sigmoid is taken of.
         init: "xavier" (uniform) or "noisy_identity", 0.1 times the identity and uniform noise up to 0.01.
@@ -192,7 +192,7 @@ register_model(
     tiny={"img_size": 19, "channels": 6, "types": (2, 3, 3), "side": 2, "num_classes": 4},
     variants={
         "one layer": {"types": (3,)},
-        "full, evidence": {"covariance": "full", "scores": "evidence", "init": "noisy_identity"},
+        "evidence": {"scores": "evidence", "init": "noisy_identity"},
     },
 )
 register_model(
