@@ -1,4 +1,7 @@
-"""Keep the weights of a finished run in the package, with a card: python tools/keep_weights.py RUN [last|best]."""
+"""Keep the weights of a finished run in the package, with a card: python tools/keep_weights.py RUN [last|best].
+
+Weights that would take more than LARGEST bytes are kept in half precision.
+"""
 
 import sys
 from pathlib import Path
@@ -21,16 +24,20 @@ def keep(run: Path, which: str) -> Path:
     name = f"{model.config['model']}.{record['data']}"
     path = FOLDER / f"{name}.safetensors"
     model.pretrained_cfg["license"] = LICENSE
-    save_weights(path, model, class_names=model.class_names, data=record["data"], results=record["results"])
+    state, extra = model.state_dict(), {"data": record["data"], "results": record["results"]}
+    if sum(x.numel() * x.element_size() for x in state.values()) > LARGEST:
+        state = {key: x.half() if x.is_floating_point() else x for key, x in state.items()}
+    save_weights(path, model, class_names=model.class_names, state=state, **extra)
     if path.stat().st_size > LARGEST:
         size = path.stat().st_size
         path.unlink()
         raise SystemExit(f"{name} takes {size:,} bytes; the package keeps networks of at most {LARGEST:,}.")
-    path.with_suffix(".md").write_text(_with_use(model_card(model, record, name), *name.split(".")))
+    scores = "lengths" if model.score_kind == "lengths" else "scores"
+    path.with_suffix(".md").write_text(_with_use(model_card(model, record, name), *name.split("."), scores))
     return path
 
 
-def _with_use(card: str, model: str, data: str) -> str:
+def _with_use(card: str, model: str, data: str, scores: str) -> str:
     """The card of a folder, with what it says of use made true of the package."""
     before, after = card.index("## Use"), card.index("## Labels")
     use = f"""## Use
@@ -39,7 +46,7 @@ def _with_use(card: str, model: str, data: str) -> str:
 import mereo
 
 model = mereo.create_model("{model}", pretrained="{data}").eval()
-lengths = model(images)  # (batch, classes)
+{scores} = model(images)  # (batch, classes)
 ```
 
 On the command line: `mereo predict photo.png --weights {model}.{data}`.
