@@ -186,9 +186,11 @@ class DeepCaps(CapsuleClassifier):
             raise UsageError(f"dims is {dims}; give four sizes above 0, the last two the same.")
         self.image_shape, self.with_decoder = (in_chans, *image_size(img_size)), decoder
         self.dim, self.class_dim, self.routing_steps = dims[3], class_dim, routing_steps
-        stem = nn.Sequential(nn.Conv2d(in_chans, STEM, 3, 1, 1), nn.ReLU(), nn.BatchNorm2d(STEM))
-        nn.init.xavier_uniform_(stem[0].weight)
-        nn.init.zeros_(stem[0].bias)
+        convolution = nn.Conv2d(in_chans, STEM, 3, 1, 1)
+        nn.init.xavier_uniform_(convolution.weight)
+        if convolution.bias is not None:
+            nn.init.zeros_(convolution.bias)
+        stem = nn.Sequential(convolution, nn.ReLU(), nn.BatchNorm2d(STEM))
         blocks, channels = [], STEM
         for i, dim in enumerate(dims):
             blocks.append(Block(channels, types, dim, routes=i == 3, steps=block_steps))

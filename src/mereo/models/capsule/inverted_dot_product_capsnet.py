@@ -5,6 +5,7 @@ Cost at 32x32 with the residual backbone: 0.4 G multiply-adds an image, a tenth 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -144,7 +145,7 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
         check_positive(blocks=min(blocks), **({"hidden": min(hidden)} if hidden else {}))
         self.image_shape = (in_chans, *image_size(img_size))
         self.schedule, self.types, self.capsule_dim = schedule, capsules, capsule_dim
-        self.routing_options = {"steps": routing_steps, "dropout": dropout}
+        self.routing_options: dict[str, Any] = {"steps": routing_steps, "dropout": dropout}
         self._build_stages(backbone, in_chans, channels, blocks)
         self.primary = nn.Conv2d(channels, capsules * capsule_dim, 1, bias=False)
         self.norm = nn.LayerNorm(capsule_dim)
@@ -209,6 +210,7 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
         below, dtype = [self._primary(maps[-1])], maps[-1].dtype
         for number, layer in enumerate(self.layers):
             # The classes need the passes of the layer below but the last one, and so on downwards.
+            assert isinstance(layer, ConvLayer | FullLayer)
             needed = steps if self.schedule == "sequential" else max(steps - len(self.layers) + number, 1)
             votes, parents, passes = layer.votes_of(below[0]), None, []
             for count in range(needed):
@@ -231,7 +233,11 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
         return Capsules(poses, self.head.scores(poses).squeeze(-1))
 
 
-_CIFAR = {"source": "arXiv:2002.04764", "mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
+_CIFAR: dict[str, Any] = {
+    "source": "arXiv:2002.04764",
+    "mean": (0.4914, 0.4822, 0.4465),
+    "std": (0.2023, 0.1994, 0.2010),
+}
 register_model(
     "idpa_cifar10_resnet",
     InvertedDotProductCapsNet,

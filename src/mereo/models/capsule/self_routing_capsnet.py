@@ -223,7 +223,7 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
         """Poses (batch, capsules, pose) by type, row, column; but for "dynamic" also activations (batch, capsules)."""
         made, shape = self.primary(maps[-1]), (self.types, self.capsule_dim)
         poses, active = made[:, : shape[0] * shape[1]].unflatten(1, shape), made[:, shape[0] * shape[1] :].sigmoid()
-        capsules = (squash(poses, 2), None) if self.routing == "dynamic" else (poses, active)
+        capsules: Any = (squash(poses, 2), None) if self.routing == "dynamic" else (poses, active)
         for layer in self.middle:
             capsules = layer(*capsules)
         children = capsules[0].movedim(2, -1).flatten(1, 3)
@@ -293,7 +293,7 @@ class PooledNet(_Stages):
         return features.amax((2, 3)) if self.routing == "max" else features.mean((2, 3))
 
 
-_CIFAR = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
+_CIFAR: dict[str, Any] = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
 register_model(
     "sr_resnet20",
     SelfRoutingCapsNet,
