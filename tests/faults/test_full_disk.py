@@ -63,7 +63,7 @@ def files_of_at_most(size):
 
 def train_until_full(call, words, trouble, monkeypatch):
     """Train into trouble that begins after the first epoch; what the command said."""
-    finish, stack = Trainer._finish_epoch, []
+    finish, stack = Trainer.finish_epoch, []
 
     def then_trouble(self, epoch, *rest):
         row = finish(self, epoch, *rest)
@@ -72,12 +72,12 @@ def train_until_full(call, words, trouble, monkeypatch):
             stack[0].__enter__()
         return row
 
-    monkeypatch.setattr(Trainer, "_finish_epoch", then_trouble)
+    monkeypatch.setattr(Trainer, "finish_epoch", then_trouble)
     try:
         return call(*words).check()
     finally:
         stack[0].__exit__(None, None, None)
-        monkeypatch.setattr(Trainer, "_finish_epoch", finish)
+        monkeypatch.setattr(Trainer, "finish_epoch", finish)
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_events_that_cannot_be_written_stop_a_training_in_one_line(call, train_w
     # What is written before the events of an epoch would not find room either.
     monkeypatch.setattr("mereo.training.engine.write_history", lambda *_: None)
     monkeypatch.setattr(Trainer, "_save_weights", lambda *_: None)
-    monkeypatch.setattr(Trainer, "_save_state", lambda *_: None)
+    monkeypatch.setattr(Trainer, "save_state", lambda *_: None)
     done = train_until_full(call, words, lambda: files_of_at_most(300), monkeypatch)
     assert done.code == 1 and "events.out.tfevents" in done.err and done.err.count("\n") == 1
 

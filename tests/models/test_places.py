@@ -5,7 +5,7 @@ import torch
 
 import mereo
 from mereo.core import Coupling, Grid
-from mereo.models import VisionModel, get_model_entry
+from mereo.models import MODELS, VisionModel, get_model_entry
 from mereo.models.base import grid_of_cells
 
 FAMILIES = (
@@ -17,7 +17,7 @@ FAMILIES = (
 def first_of_family(name: str) -> str:
     """The preset of a family that has the tiny one."""
     module = get_model_entry(name).module
-    return next(n for n in mereo.list_models() if get_model_entry(n).module is module and get_model_entry(n).tiny)
+    return next(n for n, entry in MODELS.items() if entry.module is module and entry.tiny)
 
 
 def make(name: str) -> VisionModel:

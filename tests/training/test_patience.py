@@ -61,7 +61,7 @@ def test_a_run_without_a_better_epoch_stops(small_config, silent):
 @pytest.mark.usefixtures("_never_better")
 def test_a_killed_run_stops_where_the_whole_one_does(small_config, silent, monkeypatch):
     config = small_config(epochs=9, patience=2, name="killed")
-    finish = Trainer._finish_epoch
+    finish = Trainer.finish_epoch
 
     def killed(self, epoch, *rest):
         row = finish(self, epoch, *rest)
@@ -69,10 +69,10 @@ def test_a_killed_run_stops_where_the_whole_one_does(small_config, silent, monke
             raise KeyboardInterrupt
         return row
 
-    monkeypatch.setattr(Trainer, "_finish_epoch", killed)
+    monkeypatch.setattr(Trainer, "finish_epoch", killed)
     with pytest.raises(KeyboardInterrupt):
         train(config, silent)
-    monkeypatch.setattr(Trainer, "_finish_epoch", finish)
+    monkeypatch.setattr(Trainer, "finish_epoch", finish)
     assert epochs_of(train(config.replace(resume=True), silent)) == 3
 
 

@@ -155,7 +155,7 @@ def published(monkeypatch):
             arguments=lambda source: {"num_classes": 7, "in_chans": 3},
         )
         timm = Published(source)
-        monkeypatch.setattr(conversion, "_timm", lambda: timm)
+        monkeypatch.setattr(conversion, "import_timm", lambda: timm)
         yield timm
         LAYOUTS.pop()
 

@@ -15,9 +15,14 @@ def import_timm() -> Any:
     return timm
 
 
-@cache
 def own_networks() -> tuple[str, ...]:
     """Names of timm's own networks, without those that mereo and others have registered with it: no address of a hub or
     a folder is among them."""
+    import_timm()
+    return _own_networks()
+
+
+@cache
+def _own_networks() -> tuple[str, ...]:
     timm = import_timm()
     return tuple(name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("timm."))

@@ -61,8 +61,8 @@ def _circle(
     circle = Circle(grid, radius, text, None if down is None else len(down))
     if q.shape[2] != text + circle.image:
         raise UsageError(
-            f"there are {q.shape[2]} tokens; text_tokens is {text} and the grid {circle.grid} has {circle.image}, which"
-            f" are {text + circle.image}."
+            f"there are {q.shape[2]} tokens (batch, heads, tokens, d); text_tokens is {text} and the grid {circle.grid}"
+            f" has {circle.image}, which are {text + circle.image}."
         )
     return circle
 

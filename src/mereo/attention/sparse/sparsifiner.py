@@ -322,7 +322,9 @@ class SparsifinerAttention(HostedAttention):
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None = None) -> Tensor:
         if q.shape[2] != self.tokens:
-            raise UsageError(f"there are {q.shape[2]} tokens; this layer was built for {self.tokens}.")
+            raise UsageError(
+                f"there are {q.shape[2]} tokens (batch, tokens, dim); this layer was built for {self.tokens}."
+            )
         if token_mask is not None and token_mask.shape != (q.shape[0], self.tokens - self.prefix):
             wanted = (q.shape[0], self.tokens - self.prefix)
             raise UsageError(f"token_mask is {tuple(token_mask.shape)}; it must be {wanted}.")

@@ -130,7 +130,9 @@ class VariationalCapsNet(CapsuleClassifier):
         self.layers = nn.ModuleList()
         for below, above, (kernel, stride) in zip(types[:-1], types[1:], windows[1:], strict=True):
             layer = ConvCapsules(below, above, kernel, stride, **self.options)
-            layer.routing.coupling.senders = self.grids[len(self.layers)]._replace(feeds=0)
+            number = len(self.layers)
+            through = f"layers.{number + 1}.routing.coupling" if number + 2 < len(self.grids) else None
+            layer.routing.coupling.senders = self.grids[number]._replace(feeds=0, through=through)
             self.layers.append(self._started(layer))
         self.num_features = types[-1] * sides[0] * sides[1] * (side * side + 1)
         self.reset_classifier(num_classes)
