@@ -128,9 +128,7 @@ def transforms(random: Random) -> Try:
             return Done(0)
         else:
             jacobian = getattr(torch.func, kind)(f)(*detached)
-            pairs = [
-                (torch.einsum("bij,bij...->...", weight, jacobian) if output.dim() == 3 else jacobian, gradients[0])
-            ]
+            pairs = [(torch.tensordot(weight, jacobian, output.dim()), gradients[0])]
         for got, expected in pairs:
             torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
         return Done(0)
@@ -151,7 +149,8 @@ def empty(random: Random) -> Try:
 
         drawn = Random(seed)
         if whole:
-            name = drawn.choice(sorted(MODELS))
+            # Others are gigabytes of weights.
+            name = drawn.choice(sorted(name for name, entry in MODELS.items() if entry.parameters < 1e8))
             module: Any = mereo.create_model(name)
             inputs: Any = (torch.zeros(0, *module.image_shape),)
         else:

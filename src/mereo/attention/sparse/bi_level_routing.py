@@ -177,8 +177,9 @@ class BiLevelRoutingAttention(nn.Module):
         """Attention to copies of routed regions: (batch, regions, cells, 3 dim) -> (batch * regions, cells, dim)."""
         batch, regions, count, triple = cells.shape
         first = torch.arange(batch, device=cells.device).view(-1, 1, 1) * regions
-        pairs = cells[..., triple // 3 :].reshape(batch * regions, -1)
-        kv = pairs.index_select(0, (routes + first).flatten()).view(batch * regions, self.top_k, count, -1)
+        size = 2 * triple // 3
+        pairs = cells[..., triple // 3 :].reshape(batch * regions, count * size)
+        kv = pairs.index_select(0, (routes + first).flatten()).view(batch * regions, self.top_k, count, size)
         if self.soft:
             kv = kv * shares.view(batch * regions, self.top_k, 1, 1)
         q = cells[..., : triple // 3].flatten(0, 1)
