@@ -157,8 +157,8 @@ def results(random: Random) -> Try:
     if random.random() < 0.5:
         folder = Path("runs/compare-digits/mspcaps_tiny-seed0")
         words = random.choice([
-            ["compare", "mspcaps_tiny", "--device", "cpu", "--epochs", "1", "--limit", "40"], ["export", str(folder), "--limit", "8"],
-            ["evaluate", str(folder), "--limit", "8"],
+            ["compare", "mspcaps_tiny", "--device", "cpu", "--epochs", "1", "--limit", "40"],
+            ["export", str(folder), "--limit", "8"], ["evaluate", str(folder), "--limit", "8"],
         ])  # fmt: skip
         (folder / "weights").mkdir(parents=True)
         mereo.save_weights(folder / "weights/best.safetensors", network(), data="digits")
