@@ -14,10 +14,13 @@ from mereo.attention import (
     BlockAttention,
     ChannelGroupAttention,
     ClearAttention,
+    CombinerAttention,
     GridAttention,
     HaloAttention,
+    MoHAttention,
     MultiHeadAttention,
     NeighborhoodAttention,
+    RoutingAttention,
     WindowAttention,
 )
 from mereo.scan import LightningAttention
@@ -89,6 +92,21 @@ CHOICES = (
         "bi-level routing, 4 of the regions", "bi_level_routing",
         lambda dim, heads, side: BiLevelRoutingAttention(dim, heads, regions=max(side // 8, 2), top_k=4), "image",
         "image", "no", "exact among regions that are chosen by content",
+    ),
+    Choice(
+        "clusters, half of the heads", "routing_attention",
+        lambda dim, heads, side: RoutingAttention(dim, heads // 2, heads - heads // 2, clusters=side, window=side),
+        "sequence", "any sequence", "option", "exact inside blocks, and among tokens of a k-means cluster",
+    ),
+    Choice(
+        "Combiner, fixed", "combiner", lambda dim, heads, side: CombinerAttention(dim, heads), "sequence",
+        "any sequence", "option", "near tokens directly, all others by summaries of blocks",
+    ),
+    Choice(
+        "mixture of heads, half of them", "mixture_of_head",
+        lambda dim, heads, side: MoHAttention(dim, heads, shared=heads // 4, active=heads // 2 - heads // 4),
+        "sequence", "any sequence", "no", "each token uses some of the heads, which attend to all tokens",
+        quadratic=True,
     ),
     Choice(
         "channel groups", "channel_group", lambda dim, heads, side: ChannelGroupAttention(dim, heads), "sequence",
