@@ -42,9 +42,9 @@ def _beside_plain(rows: "Sequence[Row]", options: CompareOptions) -> tuple[dict[
                 "parameters": (float(row.parameters), float(other.parameters)),
             }  # fmt: skip
             least = ("training memory in MiB", "parameters")
-            found = better_at(measured[row.model], measured[other.model], cost, least)
+            differences = better_at(measured[row.model], measured[other.model], cost, least)
             parts = [f"{what} {', '.join(names)}" for what, names in zip(
-                ("better at", "worse at", "no clear difference in"), found, strict=True) if names]  # fmt: skip
+                ("better at", "worse at", "no clear difference in"), differences, strict=True) if names]  # fmt: skip
             lines.append(f"{row.model} beside the plain {other.model}: {'; '.join(parts)}.")
     one = measured[rows[0].model]
     lines.append(

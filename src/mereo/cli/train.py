@@ -64,12 +64,12 @@ def _find_rate(config: TrainConfig) -> None:
     from mereo.training.rate_finder import draw_rates, find_rate
     from mereo.training.run_folder import run_name
 
-    found = find_rate(make_plan(config))
+    sweep = find_rate(make_plan(config))
     path = Path(config.output) / f"{run_name(config)}-rates.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw_rates(found, path)
-    print(f"the loss was lowest at a rate of {found.lowest:.1e}, after {len(found.rates)} steps: {path}")
-    print(f"suggested: --lr {found.suggested:g}")
+    draw_rates(sweep, path)
+    print(f"the loss was lowest at a rate of {sweep.lowest:.1e}, after {len(sweep.rates)} steps: {path}")
+    print(f"suggested: --lr {sweep.suggested:g}")
 
 
 def run(words: list[str], command: str) -> None:

@@ -100,11 +100,11 @@ def run(settings: Settings) -> dict[str, Any]:
     splits = load_splits(data, root=settings.data_root, img_size=SIZE, limit=settings.limit, validation_fraction=0.0)
     channels, classes = splits.train.image_shape[0], len(splits.class_names)
     epochs = settings.epochs or EPOCHS
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    by_name: dict[str, list[tuple[float, float, float]]] = {}
 
     def note(name: str, model: nn.Module) -> None:
         result = (_accuracy(model, splits, settings), *_use(model, splits, settings))
-        found.setdefault(name, []).append(result)
+        by_name.setdefault(name, []).append(result)
         settings.say(f"{name}: test {result[0]:.2f} %")
 
     for seed in range(settings.seeds):
@@ -136,7 +136,7 @@ def run(settings: Settings) -> dict[str, Any]:
             "least used routed head, tokens %": 100 * mean([each[1] for each in results]),
             "most used, tokens %": 100 * mean([each[2] for each in results]),
         }
-        for name, results in found.items()
+        for name, results in by_name.items()
     ]
     return {
         "tables": {f"{DEPTH} layers of {HEADS} heads, {len(splits.train):,} images of {data}": rows},

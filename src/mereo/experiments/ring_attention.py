@@ -56,8 +56,8 @@ def check(length: int) -> list[dict[str, Any]]:
                 out = distributed_attention(a, b, c, group, mode, causal, layout=layout)
                 assert isinstance(out, Tensor)
                 forward = traffic.elements
-                found = torch.autograd.grad((out * weights[:, :, mine]).sum(), own)
-            worst = max(float((x - y[:, :, mine]).abs().max()) for x, y in zip(found, gradients, strict=True))
+                shares = torch.autograd.grad((out * weights[:, :, mine]).sum(), own)
+            worst = max(float((x - y[:, :, mine]).abs().max()) for x, y in zip(shares, gradients, strict=True))
             error = float((out.detach() - expected.detach()[:, :, mine]).abs().max())
             rows.append({"mode": mode, "causal": causal, "output": error, "gradient": worst, "sent": forward})
     return rows

@@ -61,7 +61,7 @@ def run(settings: Settings) -> dict[str, object]:
     draw_mixing_matrices(matrices, "Mixing matrices of the instances of the template", settings.folder / TEMPLATE)
 
     extracted: dict[str, Tensor] = {}
-    found: list[dict[str, object]] = []
+    own_rows: list[dict[str, object]] = []
     for name, (made_here, shape) in mechanisms().items():
         module = made_here.double().eval()
         inputs = torch.randn(shape, dtype=torch.float64)
@@ -70,13 +70,13 @@ def run(settings: Settings) -> dict[str, object]:
             matrix = mixing_matrix(module, inputs, how=how, token_axes=axes)
             # One head is that of the norms of a Jacobian: every attention here has two.
             extracted[f"{name}: {'couplings' if matrix.shape[1] > 1 else 'Jacobian'}"] = matrix
-        found.append({"mechanism": name, **_row(mixing_facts(module, inputs, token_axes=axes))})
+        own_rows.append({"mechanism": name, **_row(mixing_facts(module, inputs, token_axes=axes))})
     title = "Mixing matrices of mechanisms: recorded couplings, and norms of the Jacobian"
     draw_mixing_matrices(extracted, title, settings.folder / OURS)
     return {
         "tables": {
             f"instances of Y = out(norm(M(X) V(X))), {length} tokens of {DIM}": rows,
-            "mechanisms of the library: couplings where they have some, else norms of the Jacobian": found,
+            "mechanisms of the library: couplings where they have some, else norms of the Jacobian": own_rows,
         },
         "notes": ["Error: of the fast product against the explicit matrix, relative, in float64."],
         "pictures": [TEMPLATE, OURS],

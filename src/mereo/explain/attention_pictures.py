@@ -226,8 +226,8 @@ def draw_attention(
     Shapes: images (batch, channels, height, width).
     """
     observation = model if isinstance(model, Observation) else observe(model, images)
-    image, found, panels = images[number], attention_layers(observation), list[Panel]()
-    names = names_of(found)
+    image, attended, panels = images[number], attention_layers(observation), list[Panel]()
+    names = names_of(attended)
     rollout, of_class = attention_rollout(observation), class_attention(observation)
     if place is None and rollout is not None:
         place = _strongest(rollout.cells[number], rollout.grid)
@@ -243,14 +243,14 @@ def draw_attention(
 
     panels.append(whole)
     if rollout is not None:
-        panels.append(shares(rollout.cells[number], rollout.grid, "rollout", f"{len(found)} layers, "))
+        panels.append(shares(rollout.cells[number], rollout.grid, "rollout", f"{len(attended)} layers, "))
     if of_class:
         last, name = of_class[-1], "class attention"
         cells = last.cells[number]
         panels.append(shares(cells.mean(0), last.grid, name, f"{short(names[last.layers[0]], 18)}, "))
         for head in range(min(len(cells), heads) if len(cells) > 1 else 0):
             panels.append(shares(cells[head], last.grid, name, f"head {head}, "))
-    for layer in (drawn := chosen_layers(found, layers)):
+    for layer in (drawn := chosen_layers(attended, layers)):
         assert place is not None
         panels.append(
             partial(_layer_panel, image=image, layer=layer, name=names[layer.name], number=number, place=place)

@@ -102,7 +102,7 @@ class LanguageMetrics(Metrics):
 class Language(Task):
     """Scores for the next byte at every place of a text.
 
-    A model is judged by the bits that it needs for a byte, as a compressor is: -log2 of the probability that it gives
+    A model is measured by the bits that it needs for a byte, as a compressor is: -log2 of the probability that it gives
     to the byte that follows, averaged over all bytes. In an evaluation it reads each window by itself.
     """
 

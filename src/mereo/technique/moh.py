@@ -90,12 +90,12 @@ def _number_of_heads(module: nn.Module) -> int | None:
 
 def _hosts(model: nn.Module) -> list[str]:
     """Names of the attention modules, in order: those with heads and a projection of them."""
-    found = []
+    hosts = []
     for name, module in model.named_modules():
         layers = hasattr(module, "qkv") or hasattr(module, "query")
         if _number_of_heads(module) and layers and isinstance(getattr(module, "proj", None), nn.Linear):
-            found.append(name)
-    return found
+            hosts.append(name)
+    return hosts
 
 
 def _converted(attn: nn.Module, shared: int, active: int, gate: str, routing: str, method: str) -> nn.Module:

@@ -107,17 +107,17 @@ def find_rate(config: TrainConfig | Plan, report: Report | None = None, steps: i
     return Rates(tuple(rising.rates), tuple(rising.losses), tuple(smoothed(rising.losses)))
 
 
-def draw_rates(found: Rates, path: Path) -> None:
+def draw_rates(sweep: Rates, path: Path) -> None:
     """The loss over the rate, its average, and the suggestion."""
     figure = new_figure(7, 4)
     axes = figure.subplots()
-    axes.plot(found.rates, found.losses, ".", color="0.7", markersize=4, label="loss of a step")
-    axes.plot(found.rates, found.averages, color="C0", label="average")
-    axes.axvline(found.suggested, color="C1", label=f"suggested: {found.suggested:g}")
+    axes.plot(sweep.rates, sweep.losses, ".", color="0.7", markersize=4, label="loss of a step")
+    axes.plot(sweep.rates, sweep.averages, color="C0", label="average")
+    axes.axvline(sweep.suggested, color="C1", label=f"suggested: {sweep.suggested:g}")
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss")
-    low, high = min(found.averages), max(found.averages[0], 1.5 * min(found.averages))
+    low, high = min(sweep.averages), max(sweep.averages[0], 1.5 * min(sweep.averages))
     axes.set_ylim(low - 0.2 * (high - low), high + 0.3 * (high - low))
     axes.legend(fontsize=8)
     save_figure(figure, path)

@@ -263,8 +263,8 @@ class RoutingAttention(nn.Module):
         if wanted:
             loss = self.beta * torch.stack([self.clusters.commitment(x, own, mask) for x, own in pairs]).sum()
         if self.training:
-            found = [self.clusters.assigned(x, own, mask) for x, own in pairs]
-            counts, sums = (torch.stack(part).sum(0) for part in zip(*found, strict=True))
+            statistics = [self.clusters.assigned(x, own, mask) for x, own in pairs]
+            counts, sums = (torch.stack(part).sum(0) for part in zip(*statistics, strict=True))
             self.clusters.follow(counts, sums)
         return loss
 

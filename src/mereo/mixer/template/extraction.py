@@ -86,8 +86,8 @@ def mixing_matrix(
             module(*inputs)
         names = [each for each, kind in trace.kinds.items() if kind == "couplings"]
         if names and (name is None or name in names):
-            found = trace[names[-1] if name is None else name]
-            return found.to_dense() if found.layout != torch.strided else found
+            couplings = trace[names[-1] if name is None else name]
+            return couplings.to_dense() if couplings.layout != torch.strided else couplings
         if how == "couplings" or name is not None:
             raise UsageError(
                 f"{type(module).__name__} records {names or 'no couplings'}; give one of them as name, or"

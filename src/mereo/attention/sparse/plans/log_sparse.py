@@ -61,12 +61,12 @@ class LogSparse(Plan):
         exists = [there.new_ones(whole, 1)]
         for number, level in enumerate(levels):
             readers = _readers(q, number, causal)
-            found = given.scale * (readers * _siblings(level.keys, causal).unsqueeze(-2)).sum(-1, keepdim=True)
+            among = given.scale * (readers * _siblings(level.keys, causal).unsqueeze(-2)).sum(-1, keepdim=True)
             seen = level.exists.view(-1, 2).flip(1).unsqueeze(-1).expand(-1, -1, 1 << number)
             if causal:
-                found = torch.cat((torch.zeros_like(found), found), 3)
+                among = torch.cat((torch.zeros_like(among), among), 3)
                 seen = seen & torch.tensor([False, True], device=q.device).unsqueeze(-1)
-            scores.append(found.flatten(2, 4))
+            scores.append(among.flatten(2, 4))
             exists.append(seen.reshape(whole, 1))
         weights = given.weigh([(torch.cat(scores, -1), torch.cat(exists, -1))])[0]
         out = weights[..., :1] * v
