@@ -71,7 +71,7 @@ class KernelAttention(nn.Module):
             along = along.masked_fill(~valid[:, None, :, None], torch.finfo(x.dtype).min)
         # Of the keys one number for all, which cancels.
         most = along.amax(-1, keepdim=True) if queries else along.amax((-2, -1), keepdim=True)
-        phi = ((exponent - most.detach()).clamp(max=80).exp() + 1e-4) * self.projection.shape[0] ** -0.5
+        phi = ((exponent - most).clamp(max=80).exp() + 1e-4) * self.projection.shape[0] ** -0.5
         return phi if valid is None or queries else phi * valid[:, None, :, None]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None = None) -> Tensor:
