@@ -252,11 +252,13 @@ def kernels(random: Random) -> Try:
         except UsageError:
             return Done(2)
         least = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}[kind]
+        # Below this, a result is what remains of larger terms that cancel.
+        smallest = 1e-3 if kind == "float32" else 1e-2
         for way in ways:
             for place, (got, rough, expected) in enumerate(zip(results(way, dtype), plain, exact, strict=True)):
                 assert got.shape == expected.shape and got.isfinite().all(), (way, place, "not finite")
                 if got.numel():
-                    most, lost = expected.abs().max().clamp(min=1e-3), (rough.double() - expected).abs().max()
+                    most, lost = expected.abs().max().clamp(min=smallest), (rough.double() - expected).abs().max()
                     off = (got.double() - expected).abs().max()
                     assert off <= least * most + 10 * lost, (way, place, float(off), float(most), float(lost))
         return Done(0)
