@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mereo.attention.dense import MultiHeadAttention
 from mereo.attention.hosted import attention_drop, merge_heads, optional, split_heads
-from mereo.core import Signal, mechanism
+from mereo.core import Coupling, Signal, mechanism
 from mereo.core.kernels.attention import attend
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError
@@ -47,6 +47,9 @@ def order_of(attention: Tensor) -> Tensor:
     return attention.sort(dim=1, descending=True, stable=True).indices
 
 
+_SOFTMAX = Coupling("senders")
+
+
 def _exchange(attn: nn.Module, x: Tensor) -> Exchanged:
     """What the attention of a block returns for its tokens, with the queries and keys of its heads.
 
@@ -55,8 +58,10 @@ def _exchange(attn: nn.Module, x: Tensor) -> Exchanged:
     q, k, v = split_heads(attn, x)
     if isinstance(attn, MultiHeadAttention):
         out = attend(q, k, v, attn.coupling)
+    elif attn.training and attention_drop(attn):
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=attention_drop(attn))
     else:
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=attention_drop(attn) if attn.training else 0.0)
+        out = attend(q, k, v, _SOFTMAX)  # unlike PyTorch's operation, in forward mode too
     return merge_heads(attn, x, out.transpose(1, 2).flatten(2)), q, k
 
 
