@@ -1,18 +1,23 @@
 """Small files that state large things are refused before anything is built: little memory, little time."""
 
+import contextlib
 import json
 import os
 import resource
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from safetensors.torch import save
+from torch.nn.modules.module import register_module_module_registration_hook
 
 import mereo
 from mereo.errors import UsageError
+from mereo.models.registry import families, outline
+from mereo.models.sequence_registry import sequence_families
 from mereo.models.weights import load_tensors, read_metadata
 
 MOST = 200 * 2**20
@@ -74,6 +79,41 @@ def test_a_small_file_takes_no_memory(weights, model, arguments):
 
     grown, seconds = grown_by(refused)
     assert grown < MOST and seconds < 5
+
+
+def large(value: object, number: int) -> Iterator[object]:
+    """A value with one of its whole numbers replaced by a large one, at every place in turn."""
+    if type(value) is int:
+        yield number
+    elif isinstance(value, tuple):
+        for place, entry in enumerate(value):
+            yield from ((*value[:place], changed, *value[place + 1 :]) for changed in large(entry, number))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", sorted([*families(), *sequence_families()]))
+def test_large_numbers_of_every_network_take_no_memory_and_no_time(family):
+    entry = (families() | sequence_families())[family]
+    tiny = dict(entry.defaults) | dict(entry.tiny)
+
+    def build_all():
+        built = 0
+
+        def count(*_: object) -> None:
+            nonlocal built
+            built += 1
+            assert built < 50_000, "a number of layers without a bound"
+
+        hook = register_module_module_registration_hook(count)
+        for name, value in tiny.items():
+            for changed in large(value, 2**31 - 1):
+                built = 0
+                with contextlib.suppress(UsageError):
+                    outline(entry.name, **(dict(entry.tiny) | {name: changed}))
+        hook.remove()
+
+    grown, _ = grown_by(build_all)
+    assert grown < MOST
 
 
 def test_a_header_without_end_is_not_read():

@@ -113,7 +113,13 @@ def transforms(random: Random) -> Try:
         elif kind == "grad of grad":
             with sdpa_kernel(SDPBackend.MATH):  # the fused attention of PyTorch has no second derivatives
                 first = torch.autograd.grad(scalar(*inputs), inputs, create_graph=True)
-                second = torch.autograd.grad(sum((g * t).sum() for g, t in zip(first, tangents, strict=True)), inputs)
+                slopes = sum((g * t).sum() for g, t in zip(first, tangents, strict=True))
+                # A mechanism that is linear in its input has second derivatives of zero, and no graph of them.
+                second = (
+                    torch.autograd.grad(slopes, inputs, allow_unused=True, materialize_grads=True)
+                    if slopes.requires_grad
+                    else tuple(torch.zeros_like(x) for x in inputs)
+                )
             step = 1e-5
 
             def slope(sign: int) -> Any:

@@ -8,6 +8,9 @@ from mereo.errors import UsageError
 _LARGEST = 2**31
 _MOST = {"num_classes": 2**20, "in_chans": 2**12}
 """Largest values of arguments that determine the length of lists, such as the mean of every channel."""
+_LAYERS = ("depth", "depths", "class_depth", "blocks", "layers")
+"""Arguments that are numbers of layers: each layer is built, so that a large number takes hours and not only memory."""
+_MOST_LAYERS = 1000
 _LONGEST_LIST = 100
 
 
@@ -46,6 +49,8 @@ def check_arguments(
         if default is not None and argument != "img_size":
             any_length = Ellipsis in get_args(hints.get(argument))
             _check_one(f"{argument} of {name} is {value!r}", value, default, any_length)
+        if argument in _LAYERS and sum(_numbers_in(value)) > _MOST_LAYERS:
+            raise UsageError(f"{argument} of {name} is {value!r}; at most {_MOST_LAYERS:,} layers are allowed.")
     for argument, least in (("num_classes", 0), ("in_chans", 1)):
         if not least <= arguments.get(argument, least) <= _MOST[argument]:
             raise UsageError(
