@@ -1,6 +1,5 @@
 """The catalogue of models: a name, a class, the arguments that make the published network, and its source."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -10,8 +9,8 @@ from torch import nn
 
 from mereo.core import Source
 from mereo.errors import UsageError, check_choice, unknown
-from mereo.models.arguments import as_tuples, check_arguments
 from mereo.models.base import VisionModel
+from mereo.models.entry import NetworkEntry
 from mereo.models.sequence_model import SequenceModel
 from mereo.models.sequence_registry import (
     SEQUENCE_ALIASES,
@@ -34,64 +33,26 @@ PerChannel = float | tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class ModelEntry:
-    """One published network.
+class ModelEntry(NetworkEntry):
+    """One published network that reads images; its name is timm's where timm has the same preset.
 
     Attributes:
-        name: for `create_model`; where timm has the same preset, timm's name.
-        module: the class.
-        summary: one sentence.
-        arguments: of the constructor, where the preset differs from the defaults.
-        source: an arXiv id, a DOI or a URL.
-        parameters: number of parameters of the preset, decoder included.
-        family: networks of one kind, which share a tiny preset; the name of the file by default.
         mean, std: normalisation of inputs in [0, 1]: a number, or one for each channel.
         interpolation: how images are resized: one of INTERPOLATIONS.
         crop_pct: share of the resized image that the crop keeps.
         crop_mode: one of CROP_MODES.
-        recipe: the published training recipe, a name of `mereo recipes`.
-        tiny: arguments that make the smallest network of the family, on which compilers and exporters are tested;
-            None for presets other than the first of a family.
-        variants: changes of the tiny network that are tested as well, by a short name.
-        aliases: other names that `create_model` takes for it.
     """
 
-    name: str
     module: type[VisionModel]
-    summary: str
-    arguments: Mapping[str, Any]
-    source: str
-    parameters: int
-    family: str
     mean: PerChannel = 0.0
     std: PerChannel = 1.0
     interpolation: str = "bilinear"
     crop_pct: float = 1.0
     crop_mode: str = "center"
-    recipe: str | None = None
-    tiny: Mapping[str, Any] | None = None
-    variants: Mapping[str, Mapping[str, Any]] | None = None
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Every argument of the network with the value that the preset gives it."""
-        parameters = inspect.signature(self.module).parameters.values()
-        return {p.name: p.default for p in parameters} | dict(self.arguments)
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of each channel."""
         return per_channel(self.mean, channels), per_channel(self.std, channels)
-
-    @property
-    def citation(self) -> Source:
-        """The source, with a link and an entry of a bibliography."""
-        return Source(self.source)
-
-    @property
-    def link(self) -> str:
-        """The web page of the source."""
-        return self.citation.link
 
     def pretrained_cfg(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Preprocessing and provenance under timm's field names."""
@@ -184,8 +145,8 @@ def register_model(
         SEQUENCE_ALIASES.update(dict.fromkeys(aliases, name))
         return
     MODELS[name] = ModelEntry(
-        name, module, summary, arguments, source, parameters, family, mean, std, interpolation, crop_pct, crop_mode,
-        recipe, tiny, variants, aliases,
+        name, module, summary, arguments, source, parameters, family, recipe, tiny, variants, aliases,
+        mean, std, interpolation, crop_pct, crop_mode,
     )  # fmt: skip
     ALIASES.update(dict.fromkeys(aliases, name))
 
@@ -223,14 +184,9 @@ def build(name: str, **given: Any) -> VisionModel:
         # The class follows from the name, which the annotation cannot express.
         return cast("VisionModel", build_sequence(name, **given))
     entry = get_model_entry(name)
-    name, defaults = entry.name, entry.defaults
-    for argument in given:
-        if argument not in defaults:
-            raise unknown(f"argument of {name}", argument, defaults)
-    arguments = defaults | {k: as_tuples(v) for k, v in given.items()}
-    check_arguments(name, entry.module.__init__, defaults, arguments)
+    arguments = entry.resolve(given)
     model = entry.module.class_for(arguments)(**arguments)
-    model.config = {"model": name, "args": arguments}
+    model.config = {"model": entry.name, "args": arguments}
     model.pretrained_cfg = entry.pretrained_cfg(arguments) | {"first_conv": model.first_conv}
     if model.channels_last:
         lay_out(model)
