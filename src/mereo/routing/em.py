@@ -2,7 +2,8 @@
 
 Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018,
 https://openreview.net/forum?id=HJWLfGWRb (not on arXiv); its pitfalls: Gritzman 2019, arXiv:1907.00652.
-Cost: votes 2 S R D sqrt(D) FLOPs an image, each step about 8 S R D; the votes, batch S R D, are kept.
+Cost: votes 2 S R D sqrt(D) FLOPs an image, each step about 8 S R D; the compiled and the streamed
+passes keep no votes (see `core/kernels/gaussians.py`), the plain one batch S R D.
 """
 
 from collections.abc import Mapping
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, depends, mechanism
 from mereo.core.kernels.gaussians import Floor, Gaussians, fit_gaussians, log_density
-from mereo.core.squash import accumulation_type, bounded
 from mereo.core.window_votes import WindowVotes
-from mereo.errors import UsageError, check_choice, check_positive, unknown
-from mereo.routing.vote_routing import VoteRouting, vote_routing
+from mereo.errors import check_choice, check_positive, unknown
+from mereo.routing.matrix_routing import Clusters, ClusterVoteRouting, MatrixRouting
+from mereo.routing.vote_routing import vote_routing
 
 PRESENT = 1e-8
 """Below this activation a child counts less and less, where responsibilities are renormalised."""
@@ -159,8 +160,17 @@ def route_em(
     return cluster
 
 
+class _Parents(Clusters):
+    """What both forms of the routing share: the steps."""
+
+    def fit_parents(self, votes: WindowVotes, present: Tensor) -> Capsules:
+        betas = self.beta_use.to(votes.poses.dtype), self.beta_activation.to(votes.poses.dtype)
+        cluster = route_em(votes, present, self.coupling, *betas, self.options)
+        return Capsules(cluster.mean, cluster.log_activation.exp())
+
+
 @vote_routing("em")
-class EMVoteRouting(VoteRouting):
+class EMVoteRouting(_Parents, ClusterVoteRouting):
     """EM routing of the votes that a layer makes: see `EMRouting` for the equations and `EMOptions` for the options.
 
     Args:
@@ -173,20 +183,9 @@ class EMVoteRouting(VoteRouting):
     Reference: Hinton, Sabour, Frosst 2018 (ICLR), procedure 1.
     """
 
-    needs_activation = True
-
     def __init__(self, receivers: int, senders: int, pose: int, **options: Any) -> None:
         super().__init__(receivers, senders, pose)
-        self.options = EMOptions.checked(options)
-        self.beta_use = nn.Parameter(torch.zeros(receivers))
-        self.beta_activation = nn.Parameter(torch.zeros(receivers))
-        self.coupling = Coupling("receivers")
-
-    def forward(self, votes: WindowVotes, activation: Tensor | None = None) -> Capsules:
-        assert activation is not None
-        betas = self.beta_use.to(votes.poses.dtype), self.beta_activation.to(votes.poses.dtype)
-        cluster = route_em(votes, activation.clamp(0, 1), self.coupling, *betas, self.options)
-        return Capsules(cluster.mean, cluster.log_activation.exp())
+        self._prepare(receivers, EMOptions.checked(options))
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -206,7 +205,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     receiver_axes={"weight": 0, "beta_use": 0, "beta_activation": 0, "output": 1},
     example=_example,
 )
-class EMRouting(nn.Module):
+class EMRouting(_Parents, MatrixRouting):
     """Make each parent the Gaussian cluster of its children's votes, active where the votes are many and tight.
 
     V_rs = M_s W_rs (matrices);  R = softmax_r(0);  `steps` times:
@@ -237,34 +236,5 @@ class EMRouting(nn.Module):
     def __init__(self, senders: int, receivers: int, side: int = 4, *, steps: int = 3, **options: Any) -> None:
         super().__init__()
         check_positive(senders=senders, receivers=receivers, side=side)
-        self.options = EMOptions.checked({"steps": steps, **options})
         self.weight = nn.Parameter(torch.eye(side) + 0.1 * torch.randn(receivers, senders, side, side))
-        self.beta_use = nn.Parameter(torch.zeros(receivers))
-        self.beta_activation = nn.Parameter(torch.zeros(receivers))
-        self.coupling = Coupling("receivers")
-
-    def route(self, poses: Tensor, activation: Tensor, mask: Tensor | None = None) -> Capsules:
-        """The parents' poses (batch, receivers, side * side) and activations (batch, receivers)."""
-        _, senders, side, _ = self.weight.shape
-        if poses.shape[1:] != (senders, side * side) or activation.shape != poses.shape[:2]:
-            raise UsageError(
-                f"poses are {tuple(poses.shape)} and activation is {tuple(activation.shape)};"
-                f" they must be (batch, {senders}, {side * side}) and (batch, {senders})."
-            )
-        wide = accumulation_type(poses)
-        matrices = bounded(poses.to(wide)).unflatten(-1, (side, side))  # squares of votes must fit
-        votes = WindowVotes(matrices, self.weight.to(wide))
-        present = activation.to(wide).clamp(0, 1)
-        if mask is not None:
-            present = present.masked_fill(~mask, 0)
-        betas = self.beta_use.to(wide), self.beta_activation.to(wide)
-        cluster = route_em(votes, present, self.coupling, *betas, self.options)
-        return Capsules(cluster.mean.to(poses.dtype), cluster.log_activation.exp().to(poses.dtype))
-
-    def forward(self, poses: Tensor, activation: Tensor, mask: Tensor | None = None) -> Tensor:
-        parents = self.route(poses, activation, mask)
-        return torch.cat((parents.pose, parents.activation.unsqueeze(-1)), -1)
-
-    def extra_repr(self) -> str:
-        receivers, senders, side, _ = self.weight.shape
-        return f"{senders} -> {receivers}, {side} x {side} poses, steps={self.options.steps}"
+        self._prepare(receivers, EMOptions.checked({"steps": steps, **options}))

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Capsules, Coupling, bounded, depends, mechanism
+from mereo.core import Capsules, bounded, depends, mechanism
 from mereo.core.kernels.gaussians import Floor, fit_gaussians
 from mereo.core.log_gamma import digamma
-from mereo.core.squash import accumulation_type
 from mereo.core.window_votes import WindowVotes
-from mereo.errors import UsageError, check_choice, check_positive, unknown
-from mereo.routing.vote_routing import VoteRouting, vote_routing
+from mereo.errors import check_choice, check_positive, unknown
+from mereo.routing.matrix_routing import Clusters, ClusterVoteRouting, MatrixRouting
+from mereo.routing.vote_routing import vote_routing
 
 LEAST_SCORE = -1e30
 """Of a vote far from every parent, so that it is shared out equally and not by a difference of infinities."""
@@ -233,22 +233,17 @@ def _fitting(votes: WindowVotes, options: BayesOptions) -> Callable[[Tensor, boo
     return fit
 
 
-class _Parents(nn.Module):
-    """What both forms of the routing share: options, betas, norms, and the steps."""
-
-    coupling: Coupling
+class _Parents(Clusters):
+    """What both forms of the routing share: norms, and the steps."""
 
     def _prepare(self, receivers: int, options: BayesOptions) -> None:
-        self.options = options
-        self.beta_use = nn.Parameter(torch.zeros(receivers))
-        self.beta_activation = nn.Parameter(torch.zeros(receivers))
-        self.coupling = Coupling("receivers")
+        super()._prepare(receivers, options)
         normed = options.normalise
         self.pose_norm = ParentNorm(receivers) if normed else nn.Identity()
         self.activation_norm = ParentNorm(receivers) if normed else nn.Identity()
 
-    def _route(self, votes: WindowVotes, activation: Tensor) -> Capsules:
-        options, weight = self.options, activation.clamp(0, 1)[:, None, None]
+    def fit_parents(self, votes: WindowVotes, present: Tensor) -> Capsules:
+        options, weight = self.options, present[:, None, None]
         by_types = votes
         if options.start == "types" and votes.across is not None:
             by_types = WindowVotes(votes.poses, votes.weight, votes.windows, compete="window")
@@ -259,8 +254,8 @@ class _Parents(nn.Module):
             assert scores is not None
             couplings = votes.couple(self.coupling, scores.unsqueeze(1), weight=weight)
             posterior, scores = run(couplings.squeeze(1), step < options.steps)
-        present = self.activation_norm(self._evidence(posterior)).sigmoid()
-        return Capsules(self.pose_norm(posterior.mean), present)
+        activation = self.activation_norm(self._evidence(posterior)).sigmoid()
+        return Capsules(self.pose_norm(posterior.mean), activation)
 
     def _evidence(self, posterior: Posterior) -> Tensor:
         """z = beta_a - (exp(E[log pi]) H + beta_u), H = (D log(2 pi e) - E[log |Lambda|]) / 2: (batch, receivers).
@@ -274,7 +269,7 @@ class _Parents(nn.Module):
 
 
 @vote_routing("variational_bayes")
-class VariationalBayesVoteRouting(_Parents, VoteRouting):
+class VariationalBayesVoteRouting(_Parents, ClusterVoteRouting):
     """Variational Bayes routing of the votes that a layer makes: see `VariationalBayesRouting` and `BayesOptions`.
 
     Args:
@@ -287,15 +282,9 @@ class VariationalBayesVoteRouting(_Parents, VoteRouting):
     Reference: arXiv:1905.11455, algorithm 1.
     """
 
-    needs_activation = True
-
     def __init__(self, receivers: int, senders: int, pose: int, **options: Any) -> None:
         super().__init__(receivers, senders, pose)
         self._prepare(receivers, BayesOptions.checked(options))
-
-    def forward(self, votes: WindowVotes, activation: Tensor | None = None) -> Capsules:
-        assert activation is not None
-        return self._route(votes, activation)
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -319,7 +308,7 @@ _LEVEL = "in training the batch norm takes out what is the same in all images"
     receiver_axes={"weight": 0, "beta_use": 0, "beta_activation": 0, "output": 1},
     example=_example,
 )
-class VariationalBayesRouting(_Parents):
+class VariationalBayesRouting(_Parents, MatrixRouting):
     """Make each parent a Gaussian cluster of its children's votes whose mean, precision and weight have priors.
 
     V_rs = M_s W_rs (matrices);  R_rs = 1 / receivers;  `steps` times:
@@ -351,25 +340,3 @@ class VariationalBayesRouting(_Parents):
         self._prepare(receivers, BayesOptions.checked({"steps": steps, **options}))
         bound = (6 / ((senders + receivers) * side * side)) ** 0.5
         self.weight = nn.Parameter(torch.empty(receivers, senders, side, side).uniform_(-bound, bound))
-
-    def route(self, poses: Tensor, activation: Tensor, mask: Tensor | None = None) -> Capsules:
-        """The parents' poses (batch, receivers, side * side) and activations (batch, receivers)."""
-        _, senders, side, _ = self.weight.shape
-        if poses.shape[1:] != (senders, side * side) or activation.shape != poses.shape[:2]:
-            raise UsageError(
-                f"poses are {tuple(poses.shape)} and activation is {tuple(activation.shape)};"
-                f" they must be (batch, {senders}, {side * side}) and (batch, {senders})."
-            )
-        wide = accumulation_type(poses)
-        matrices = bounded(poses.to(wide)).unflatten(-1, (side, side))
-        present = activation.to(wide) if mask is None else activation.to(wide).masked_fill(~mask, 0)
-        parents = self._route(WindowVotes(matrices, self.weight.to(wide)), present)
-        return Capsules(parents.pose.to(poses.dtype), parents.activation.to(poses.dtype))
-
-    def forward(self, poses: Tensor, activation: Tensor, mask: Tensor | None = None) -> Tensor:
-        parents = self.route(poses, activation, mask)
-        return torch.cat((parents.pose, parents.activation.unsqueeze(-1)), -1)
-
-    def extra_repr(self) -> str:
-        receivers, senders, side, _ = self.weight.shape
-        return f"{senders} -> {receivers}, {side} x {side} poses, steps={self.options.steps}"
