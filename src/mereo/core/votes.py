@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels import votes as kernels
+from mereo.core.kernels.methods import cannot_run_here
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_choice
@@ -117,7 +118,7 @@ class DenseVotes(_StoredVotes):
         if tile is not None and tile < 1:
             raise UsageError(f"tile is {tile}; it must be at least 1, or None to choose it from the sizes.")
         if method == "streamed" and (reason := steps_aside()) is not None:
-            raise UsageError(f"method is 'streamed', which cannot run here: {reason}; use 'auto' or 'stored'.")
+            raise cannot_run_here("streamed", reason, "stored")
         self.senders, self.weight, self.method, self.tile = senders, weight, method, tile
 
     @property

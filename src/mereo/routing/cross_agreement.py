@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mereo.core import Coupling, DenseVotes, Grid, bounded, depends, mechanism, squash
 from mereo.core.coupling import Over
 from mereo.core.kernels.cross_agreement import best_agreement
+from mereo.core.kernels.methods import cannot_run_here
 from mereo.core.kernels.transforms import steps_aside
 from mereo.errors import UsageError, check_choice, check_positive
 
@@ -174,7 +175,7 @@ class CrossAgreementRouting(nn.Module):
             method = next(name for name in names if METHODS[name][1]() is None)
         run, cannot = METHODS[method]
         if (reason := cannot()) is not None:
-            raise UsageError(f"method is {method!r}, which cannot run here: {reason}; use 'auto' or 'plain'.")
+            raise cannot_run_here(method, reason, "plain")
         return squash(run(self, fine, coarse))
 
     def extra_repr(self) -> str:

@@ -17,6 +17,7 @@ from mereo.attention.sparse.sea_estimate import KernelAttention, MapDecoder, Pos
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.column_attention import cannot_run, column_attention
+from mereo.core.kernels.methods import cannot_run_here
 from mereo.core.key_lists import KeyLists
 from mereo.core.squash import accumulation_type
 from mereo.core.tiles import LARGEST_DENSE
@@ -254,7 +255,7 @@ class SeaAttention(nn.Module):
     def _method(self, q: Tensor, k: Tensor, v: Tensor, given: _Estimate) -> str:
         reason = cannot_run(q, k, v, given.scale) or ("couplings are observed" if self.coupling.watched else None)
         if self.method == "compiled" and reason is not None:
-            raise UsageError(f"method is 'compiled', which cannot run here: {reason}; use 'auto' or 'lists'.")
+            raise cannot_run_here("compiled", reason, "lists")
         if self.method != "auto":
             return self.method
         if reason is None:

@@ -18,6 +18,7 @@ from mereo.core import Coupling, mechanism
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.column_attention import cannot_run, column_attention
+from mereo.core.kernels.methods import cannot_run_here
 from mereo.core.key_lists import KeyLists
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 
@@ -314,7 +315,7 @@ class SparsifinerAttention(HostedAttention):
         if self.coupling.training and self.coupling.dropout:
             reason = reason or "couplings are dropped"
         if self.method == "compiled" and reason is not None:
-            raise UsageError(f"method is 'compiled', which cannot run here: {reason}; use 'auto' or 'gather'.")
+            raise cannot_run_here("compiled", reason, "gather")
         if self.method != "auto":
             return self.method
         pays = self.tokens >= COMPILED_FROM and self.keep <= COMPILED_UP_TO

@@ -9,16 +9,12 @@ import torch
 from torch import Tensor
 
 from mereo.core.coupling import Coupling
-from mereo.core.kernels import library
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.circle_compiled import attend_compiled, numbers_of
 from mereo.core.kernels.circle_tiles import tiled
 from mereo.core.kernels.flex import flex, flex_cannot
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.methods import compiled_cannot, execute
 from mereo.core.topology import Circle
-from mereo.errors import UsageError, check_choice
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -87,12 +83,7 @@ def _plain_cannot(given: Exchange) -> str | None:
 
 
 def _compiled_cannot(given: Exchange) -> str | None:
-    if library.missing is not None:
-        return library.missing
-    tensors = (given.q, given.k, given.v)
-    if any(x.device.type != "cpu" or x.dtype not in FLOATS for x in tensors):
-        return f"it computes in float32 on a CPU, and q is {given.q.dtype} on {given.q.device}"
-    return steps_aside() or _plain_cannot(given)
+    return compiled_cannot(given.q, given.k, given.v) or _plain_cannot(given)
 
 
 def _flex_cannot(given: Exchange) -> str | None:
@@ -114,10 +105,4 @@ def exchange(given: Exchange, method: str = "auto") -> Tensor:
     Args:
         method: "auto", or a row of METHODS.
     """
-    check_choice("method", method, ["auto", *METHODS])
-    if method == "auto":
-        method = next(name for name, (_, cannot) in METHODS.items() if cannot(given) is None)
-    run, cannot = METHODS[method]
-    if (reason := cannot(given)) is not None:
-        raise UsageError(f"method is {method!r}, which cannot run here: {reason}; use 'auto' or 'tiles'.")
-    return run(given)
+    return execute(METHODS, given, method, always="tiles")

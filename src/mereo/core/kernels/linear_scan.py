@@ -13,16 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mereo.core.kernels import library
 from mereo.core.kernels.linear_scan_compiled import scan_compiled
-from mereo.core.kernels.transforms import steps_aside
+from mereo.core.kernels.methods import compiled_cannot, execute
 from mereo.core.squash import accumulation_type
-from mereo.errors import UsageError, check_choice
 
 BLOCK = 64
 SEGMENT = 2048
 """Tokens whose blocks are computed together: their states stay in the cache."""
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Result = tuple[Tensor, Tensor]
 Watch = Callable[[Tensor], Tensor]
 
@@ -139,13 +136,9 @@ def _watched(call: Scan) -> str | None:
 
 
 def _compiled_cannot(call: Scan) -> str | None:
-    if library.missing is not None:
-        return library.missing
-    if any(x.device.type != "cpu" or x.dtype not in FLOATS for x in (call.q, call.k, call.v)):
-        return f"it computes in float32 on a CPU, and q is {call.q.dtype} on {call.q.device}"
     if call.slopes.requires_grad:
         return "the slopes need a gradient"
-    return _watched(call) or steps_aside()
+    return _watched(call) or compiled_cannot(call.q, call.k, call.v)
 
 
 METHODS: dict[str, tuple[Callable[[Scan], Result], Callable[[Scan], str | None]]] = {
@@ -163,10 +156,4 @@ def linear_scan(call: Scan, method: str = "auto") -> Result:
     Args:
         method: "auto", or a row of METHODS.
     """
-    check_choice("method", method, ["auto", *METHODS])
-    if method == "auto":
-        method = next(name for name, (_, cannot) in METHODS.items() if cannot(call) is None)
-    run, cannot = METHODS[method]
-    if (reason := cannot(call)) is not None:
-        raise UsageError(f"method is {method!r}, which cannot run here: {reason}; use 'auto' or 'chunked'.")
-    return run(call)
+    return execute(METHODS, call, method, always="chunked")

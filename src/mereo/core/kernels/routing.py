@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels import library, triton_passes
+from mereo.core.kernels.methods import FLOATS, cannot_run_here
 from mereo.core.kernels.plain import Routing, plain
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.kernels.vote_free import route_without_votes
-from mereo.errors import UsageError, check_choice
+from mereo.errors import check_choice
 
 NOTHING = "there is nothing to route"
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _without_votes(method: str) -> Callable[[Routing], Tensor]:
@@ -107,4 +107,4 @@ def route(call: Routing, method: str = "auto") -> Tensor:
         return run(call)
     if reason == NOTHING:  # the plain way gives zeros of the right shape
         return plain(call)
-    raise UsageError(f"method is {method!r}, which cannot run here: {reason}; use 'auto' or 'plain'.")
+    raise cannot_run_here(method, reason, "plain")

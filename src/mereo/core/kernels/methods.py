@@ -1,0 +1,63 @@
+"""Tables of the ways to execute one computation, and the choice among them.
+
+A row is (function, why it cannot run a call: None if it can), under its name; the preferred comes first.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from mereo.core.kernels import library
+from mereo.core.kernels.transforms import steps_aside
+from mereo.errors import UsageError, check_choice
+
+Call = TypeVar("Call")
+Result = TypeVar("Result")
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of tensors for which computing in float32 loses nothing."""
+
+
+def cannot_run_here(method: str, reason: str, always: str) -> UsageError:
+    """The refusal of a method that was asked for by its name.
+
+    Args:
+        always: the method that runs wherever there is one.
+    """
+    return UsageError(f"method is {method!r}, which cannot run here: {reason}; use 'auto' or {always!r}.")
+
+
+def execute(
+    methods: Mapping[str, tuple[Callable[[Call], Result], Callable[[Call], str | None]]],
+    call: Call,
+    method: str,
+    *,
+    always: str,
+) -> Result:
+    """The result of a call, by the first method that can run it.
+
+    Args:
+        methods: the table.
+        call: what the functions of the table take.
+        method: "auto", or a name of the table.
+        always: the method that runs wherever there is one, for messages.
+    """
+    check_choice("method", method, ["auto", *methods])
+    if method == "auto":
+        method = next(name for name, (_, cannot) in methods.items() if cannot(call) is None)
+    run, cannot = methods[method]
+    if (reason := cannot(call)) is not None:
+        raise cannot_run_here(method, reason, always)
+    return run(call)
+
+
+def compiled_cannot(*tensors: Tensor) -> str | None:
+    """Why a compiled pass that computes in float32 on a CPU cannot take these tensors; None where it can."""
+    if library.missing is not None:
+        return library.missing
+    for x in tensors:
+        if x.device.type != "cpu" or x.dtype not in FLOATS:
+            return f"it computes in float32 on a CPU, and a tensor is {x.dtype} on {x.device}"
+    return steps_aside()
