@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mereo.attention.dense import MultiHeadAttention
 from mereo.attention.hosted import HostedAttention, attention_drop, computes_attention, is_host
 from mereo.attention.sparse import HeadRouter
-from mereo.attention.sparse.head_router import check_heads
+from mereo.attention.sparse.head_router import check_routed_heads
 from mereo.core import Coupling, mechanism
 from mereo.errors import UsageError
 
@@ -185,7 +185,7 @@ def moh(
         assert heads is not None
         acting = max(1, round(active * heads))
         always = acting // 2 if shared is None else shared
-        check_heads(heads, always, acting - always)
+        check_routed_heads(heads, always, acting - always)
         converted = _converted(attn, always, acting - always, gate, routing, method)
         if names[layer] == "":
             return converted

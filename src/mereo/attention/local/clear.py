@@ -14,7 +14,7 @@ from mereo.core import Circle, Coupling, mechanism
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.circle import Exchange, exchange
-from mereo.errors import UsageError, check_positive, check_probability
+from mereo.errors import UsageError, check_heads, check_positive, check_probability
 
 
 def length_scale(keys: int, trained: int, dim: int, factor: float = 1.0) -> float:
@@ -185,10 +185,8 @@ class ClearAttention(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        check_positive(dim=dim, num_heads=num_heads)
+        check_heads(dim, num_heads)
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
         self.topology = Circle((grid[0], grid[1]), radius, text_tokens, down_factor)
         self.num_heads = num_heads
         tokens = text_tokens + self.topology.image

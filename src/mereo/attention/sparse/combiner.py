@@ -15,7 +15,7 @@ from mereo.attention.sparse.plans import PLANS, POOLS, Joint, Learned, LogSparse
 from mereo.core import Causal, Coupling, mechanism
 from mereo.core.kernels.affine import Linear
 from mereo.core.squash import accumulation_type
-from mereo.errors import UsageError, check_choice, check_positive, check_probability
+from mereo.errors import UsageError, check_choice, check_heads, check_probability
 
 
 def plan_of(plan: str, size: int | None = None, regions: Tensor | None = None) -> Plan:
@@ -156,12 +156,10 @@ class CombinerAttention(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        check_positive(dim=dim, num_heads=num_heads)
+        check_heads(dim, num_heads)
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
         check_choice("plan", plan, PLANS)
         check_choice("pool", pool, POOLS)
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
         self._plan = None if plan == "learned" else plan_of(plan, size)
         self.num_heads, self.plan, self.size, self.causal, self.pool = num_heads, plan, size, causal, pool
         self.attn_drop = attn_drop

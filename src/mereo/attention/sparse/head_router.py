@@ -18,7 +18,7 @@ GATES = ("code", "paper")
 ROUTINGS = ("tokens", "queries")
 
 
-def check_heads(num_heads: int, shared: int, active: int) -> None:
+def check_routed_heads(num_heads: int, shared: int, active: int) -> None:
     """UsageError unless `shared` heads and `active` of the others make sense."""
     check_positive(num_heads=num_heads)
     if not 0 <= shared <= num_heads:
@@ -64,7 +64,7 @@ class HeadRouter(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(dim=dim)
-        check_heads(num_heads, shared, active)
+        check_routed_heads(num_heads, shared, active)
         check_choice("gate", gate, GATES)
         check_choice("routing", routing, ROUTINGS)
         self.num_heads, self.shared, self.active, self.routed = num_heads, shared, active, num_heads - shared

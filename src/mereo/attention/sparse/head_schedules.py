@@ -5,7 +5,7 @@ Source: arXiv:2410.11842, tables of appendix A, and the authors' configurations.
 
 from dataclasses import dataclass
 
-from mereo.attention.sparse.head_router import check_heads
+from mereo.attention.sparse.head_router import check_routed_heads
 from mereo.errors import UsageError, unknown
 
 
@@ -29,7 +29,7 @@ class HeadSchedule:
         if len({len(x) for x in (self.layers, self.dims, self.heads, self.shared, self.active)}) > 1:
             raise UsageError(f"the parts of {self} differ in number; give one entry for each part in all fields.")
         for heads, shared, active in zip(self.heads, self.shared, self.active, strict=True):
-            check_heads(heads, shared, active)
+            check_routed_heads(heads, shared, active)
 
     @property
     def active_share(self) -> float:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from mereo.attention.sparse.head_router import HeadRouter
 from mereo.core import Coupling, mechanism
+from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
-from mereo.errors import UsageError, check_choice, check_positive, check_probability
+from mereo.errors import check_choice, check_heads, check_positive, check_probability
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -82,8 +83,7 @@ class MoHAttention(nn.Module):
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
         check_choice("method", method, ["auto", "gathered", "dense"])
         if head_dim is None:
-            if dim % num_heads:
-                raise UsageError(f"dim is {dim} and num_heads {num_heads}; give a divisor, or head_dim.")
+            check_heads(dim, num_heads)
             head_dim = dim // num_heads
         check_positive(head_dim=head_dim)
         self.num_heads, self.method = num_heads, method
@@ -98,9 +98,7 @@ class MoHAttention(nn.Module):
         """Initialise: truncated normal weights of 0.02, biases of zero."""
         self.router.reset_parameters()
         for linear in (self.qkv, self.proj):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+            start_linears(linear)
 
     def forward(self, tokens: Tensor) -> Tensor:
         q, k, v = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from mereo.attention.dense import MultiHeadAttention
 from mereo.attention.hosted import HostedAttention, attention_drop, split_heads
 from mereo.core import Coupling, mechanism
+from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.column_attention import cannot_run, column_attention
 from mereo.core.kernels.methods import cannot_run_here
 from mereo.core.key_lists import KeyLists
-from mereo.errors import UsageError, check_choice, check_positive, check_probability
+from mereo.errors import UsageError, check_choice, check_heads, check_positive, check_probability
 
 METHODS = ("auto", "dense", "gather", "compiled")
 COMPILED_FROM = 1000
@@ -111,10 +112,9 @@ class ConnectivityPredictor(nn.Module):
         self.query, self.key = Linear(head_dim, low_dim), Linear(head_dim, low_dim)
         self.down, self.up = nn.Parameter(torch.empty(tokens, rank)), nn.Parameter(torch.empty(rank, tokens))
         self.reduced = True
-        for weight in (self.down, self.up, self.query.weight, self.key.weight):
+        for weight in (self.down, self.up):
             nn.init.trunc_normal_(weight, std=0.02)
-        for linear in (self.query, self.key):
-            nn.init.zeros_(linear.bias)
+        start_linears(self)
 
     def coefficients(self, q: Tensor, k: Tensor) -> Tensor:
         """Shares of the rows of the basis: (batch, heads, tokens - prefix, rank)."""
@@ -142,10 +142,7 @@ class _Projections(nn.Module):
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
         super().__init__()
         self.num_heads, self.qkv, self.proj = num_heads, Linear(dim, 3 * dim, bias=qkv_bias), Linear(dim, dim)
-        for linear in (self.qkv, self.proj):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+        start_linears(self)
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -225,10 +222,9 @@ class SparsifinerAttention(HostedAttention):
         method: str = "auto",
         host: nn.Module | None = None,
     ) -> None:
-        check_positive(dim=dim, num_heads=num_heads, tokens=tokens)
+        check_heads(dim, num_heads)
+        check_positive(tokens=tokens)
         check_choice("method", method, METHODS)
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
         if not 0 < keep <= 1:
             raise UsageError(f"keep is {keep!r}; it must be above 0 and at most 1.")
         if not 0 <= prefix < tokens:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mereo.core import Coupling, Topology
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.linear_scan import Scan, linear_scan
-from mereo.errors import UsageError, check_choice, check_positive, check_probability
+from mereo.errors import check_choice, check_heads, check_positive, check_probability
 from mereo.mixer.template.base import Mix
 
 FEATURES = ("elu", "random")
@@ -22,9 +22,7 @@ class _Heads(Mix):
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
-        check_positive(dim=dim, num_heads=num_heads)
-        if dim % num_heads:
-            raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of num_heads.")
+        check_heads(dim, num_heads)
         self.num_heads, self.head_dim = num_heads, dim // num_heads
         self.query, self.key = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
 
