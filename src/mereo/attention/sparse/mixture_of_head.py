@@ -12,7 +12,7 @@ from mereo.attention.sparse.head_router import HeadRouter
 from mereo.core import Coupling, mechanism
 from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
-from mereo.errors import check_choice, check_heads, check_positive, check_probability
+from mereo.errors import UsageError, check_choice, check_positive, check_probability
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -83,7 +83,8 @@ class MoHAttention(nn.Module):
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
         check_choice("method", method, ["auto", "gathered", "dense"])
         if head_dim is None:
-            check_heads(dim, num_heads)
+            if dim % num_heads:
+                raise UsageError(f"dim is {dim} and num_heads {num_heads}; give a divisor, or head_dim.")
             head_dim = dim // num_heads
         check_positive(head_dim=head_dim)
         self.num_heads, self.method = num_heads, method

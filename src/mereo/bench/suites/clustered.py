@@ -3,17 +3,14 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.attention import routing_attention
 from mereo.attention.sparse.clusters import normalised
-from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
+from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.bench.long_sequences import LENGTHS, causal_sdpa
 from mereo.core.kernels.clustered import distances
-
-MOST_PAIRS = 2**31
-"""Pairs of tokens, over batch and heads, above which causal attention is left out."""
 
 
 def _clusters(setting: Setting) -> int:
@@ -61,27 +58,12 @@ def ours(q: Tensor, v: Tensor, centroids: Tensor) -> Tensor:
     return routing_attention(q, None, v, centroids, round(q.shape[2] ** 0.5), causal=True)
 
 
-def causal_sdpa(setting: Setting, call: Any) -> Contender:
-    """Attention to all earlier tokens, left out where it takes minutes."""
-
-    def build(mode: Mode) -> Workload:
-        if setting.size("batch") * setting.size("heads") * setting.size("tokens") ** 2 > MOST_PAIRS:
-            raise UnavailableError("causal attention takes minutes")
-        return Workload(call)
-
-    return Contender("causal SDPA", build, "unchecked")
-
-
 def contenders(setting: Setting) -> tuple[Contender, ...]:
     """The steps as they are written are the reference; causal attention computes another function."""
-
-    def dense(q: Tensor, v: Tensor, centroids: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, q, v, is_causal=True)
-
     return (
         Contender("as written", lambda mode: Workload(as_written)),
         Contender("clusters", lambda mode: Workload(ours)),
-        causal_sdpa(setting, dense),
+        causal_sdpa(setting, lambda q, v, centroids: (q, q, v)),
     )
 
 
@@ -93,7 +75,7 @@ CLUSTERED = Suite(
     inputs,
     contenders,
     work,
-    sweeps={"tokens": (1024, 2048, 4096, 8192, 16384, 32768, 65536)},
+    sweeps={"tokens": LENGTHS},
     growth=("tokens",),
     theory={"as written": 1.5, "clusters": 1.5, "causal SDPA": 2.0},
     quick={"heads": 2},

@@ -9,7 +9,7 @@ from torch import Tensor
 from mereo.attention import combiner_attention
 from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import FLOAT
-from mereo.bench.suites.clustered import causal_sdpa
+from mereo.bench.long_sequences import LENGTHS, causal_sdpa
 
 OTHERS = ("logsparse", "axial_vertical", "axial_rowmajor", "axial_mixture")
 
@@ -57,11 +57,8 @@ def _plan(name: str) -> Contender:
 def contenders(setting: Setting) -> tuple[Contender, ...]:
     """Fixed blocks as they are written are the reference; the other plans and causal attention differ from them."""
 
-    def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
     reference = Contender("as written", lambda mode: Workload(as_written))
-    return reference, _plan("fixed"), *map(_plan, OTHERS), causal_sdpa(setting, dense)
+    return reference, _plan("fixed"), *map(_plan, OTHERS), causal_sdpa(setting, lambda q, k, v: (q, k, v))
 
 
 COMBINER = Suite(
@@ -72,7 +69,7 @@ COMBINER = Suite(
     inputs,
     contenders,
     work,
-    sweeps={"tokens": (1024, 2048, 4096, 8192, 16384, 32768, 65536)},
+    sweeps={"tokens": LENGTHS},
     growth=("tokens",),
     # N log N between 1k and 64k tokens fits a power of 1.1.
     theory={"as written": 1.5, "fixed": 1.5, "logsparse": 1.1, **dict.fromkeys(OTHERS[1:], 1.5), "causal SDPA": 2.0},

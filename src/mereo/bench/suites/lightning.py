@@ -3,15 +3,13 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
+from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.bench.long_sequences import LENGTHS, causal_sdpa, pairs
 from mereo.scan import decay_slopes, lightning_attention
 
-MOST_PAIRS = 2**29
-"""Pairs of tokens, over batch and heads, above which what is quadratic is left out."""
 BLOCK = 64
 
 
@@ -44,35 +42,22 @@ def loop_over_blocks(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     return torch.cat(parts, 2)
 
 
-def _pairs(setting: Setting) -> int:
-    return setting.size("batch") * setting.size("heads") * setting.size("tokens") ** 2
-
-
-def _sdpa(setting: Setting) -> Contender:
-    def build(mode: Mode) -> Workload:
-        if _pairs(setting) > 4 * MOST_PAIRS:
-            raise UnavailableError("causal attention takes minutes")
-
-        def call(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-        return Workload(call)
-
-    return Contender("causal SDPA", build, "unchecked")
-
-
 def _ours(setting: Setting, method: str) -> Contender:
     def call(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Any:
         return lightning_attention(q, k, v, slopes, method=method)
 
     copies = 4 if method == "parallel" else 0
-    return Contender(method, lambda mode: Workload(call), needs=lambda mode: copies * FLOAT * _pairs(setting))
+    return Contender(method, lambda mode: Workload(call), needs=lambda mode: copies * FLOAT * pairs(setting))
 
 
 def contenders(setting: Setting) -> tuple[Contender, ...]:
     """The loop as the reference; causal attention computes another function."""
     loop = Contender("loop over blocks", lambda mode: Workload(loop_over_blocks))
-    return loop, _sdpa(setting), *(_ours(setting, method) for method in ("parallel", "chunked", "compiled"))
+    return (
+        loop,
+        causal_sdpa(setting, lambda q, k, v, slopes: (q, k, v)),
+        *(_ours(setting, method) for method in ("parallel", "chunked", "compiled")),
+    )
 
 
 LIGHTNING = Suite(
@@ -83,7 +68,7 @@ LIGHTNING = Suite(
     inputs,
     contenders,
     work,
-    sweeps={"tokens": (1024, 2048, 4096, 8192, 16384, 32768, 65536)},
+    sweeps={"tokens": LENGTHS},
     growth=("tokens",),
     quick={"heads": 2},
     quick_sweeps={"tokens": (512, 2048)},

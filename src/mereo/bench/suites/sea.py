@@ -9,6 +9,7 @@ from torch import Tensor
 from mereo.attention import SeaAttention
 from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.bench.long_sequences import LENGTHS, pairs
 from mereo.errors import check_choice
 
 MOST_PAIRS = 2**30
@@ -47,7 +48,7 @@ def work(setting: Setting, mode: Mode) -> Work:
 
 def _dense(setting: Setting) -> Contender:
     def build(mode: Mode) -> Workload:
-        if setting.size("batch") * setting.size("heads") * setting.size("tokens") ** 2 > MOST_PAIRS:
+        if pairs(setting) > MOST_PAIRS:
             raise UnavailableError("dense attention takes minutes")
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -69,13 +70,12 @@ def _sea(setting: Setting, name: str, method: str) -> Contender:
             )  # fmt: skip
         return Workload(torch.inference_mode()(layer.to(setting.device).eval()))
 
-    pairs = setting.size("batch") * setting.size("heads") * setting.size("tokens") ** 2
-    return Contender(name, build, needs=lambda mode: 12 * pairs if method == "dense" else 0)
+    return Contender(name, build, needs=lambda mode: 12 * pairs(setting) if method == "dense" else 0)
 
 
 def contenders(setting: Setting) -> tuple[Contender, ...]:
     """SEA as it runs by itself first; dense attention computes another function."""
-    mask = setting.size("batch") * setting.size("heads") * setting.size("tokens") ** 2 <= MOST_PAIRS // 4
+    mask = pairs(setting) <= MOST_PAIRS // 4
     ways = (_sea(setting, "SEA, mask over all keys", "dense"),) if mask else ()
     return _sea(setting, "SEA", "auto"), *ways, _dense(setting)
 
@@ -88,7 +88,7 @@ SEA = Suite(
     inputs,
     contenders,
     work,
-    sweeps={"tokens": (1024, 2048, 4096, 8192, 16384, 32768, 65536)},
+    sweeps={"tokens": LENGTHS},
     growth=("tokens",),
     quick={"heads": 2, "dim": 16, "columns": 32, "top_k": 8},
     quick_sweeps={"tokens": (256, 1024)},
