@@ -126,6 +126,14 @@ def test_folder_names_of_any_bytes_train_to_the_end(call, train_words):
     assert Path("runs/mspcaps_tiny-data/samples_test.png").is_file()
 
 
+@pytest.mark.slow
+def test_a_run_folder_of_any_name_is_shown_without_its_control_characters(call, train_words):
+    folder = "\u202e\x1b[31mruns"
+    done = call(*train_words, "--epochs", "1", "--output", folder)
+    assert done.code == 0 and "\\u202e" in done.out
+    assert not {"\u202e", "\x1b"} & {*done.out, *done.err}
+
+
 def test_a_model_card_is_made_of_any_record(network):
     network.class_names = tuple(HOSTILE[10:20])
     network.pretrained_cfg["license"] = HOSTILE[12]

@@ -9,6 +9,7 @@ from mereo.bench.case import Mode, Setting, Suite, UnavailableError
 from mereo.bench.check import Step
 from mereo.bench.memory import WARM, Peak, is_out_of_memory, largest_so_far, limit_memory, resident_peak
 from mereo.bench.plan import Request, contenders_of
+from mereo.runtime.printing import say
 from mereo.runtime.text import gibibytes
 
 
@@ -95,7 +96,7 @@ def main(order: str) -> None:
             raise
         within = f" {gibibytes(asked['limit'])}" if asked["limit"] else ""
         peak = Peak(failure=f"does not fit{within}")
-    print(json.dumps(asdict(peak)), flush=True)
+    say(json.dumps(asdict(peak)))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from mereo.cli.options import BenchOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table, say
+from mereo.cli.show import print_table
 from mereo.errors import MereoError, UsageError
 from mereo.files import check_outputs
+from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
     from mereo.bench import Request, Run, Suite, Table

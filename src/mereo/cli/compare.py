@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from mereo.cli.options import CompareOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table, say
+from mereo.cli.show import print_table
 from mereo.errors import check_positive
 from mereo.files import check_name
+from mereo.runtime.printing import say
 from mereo.training.config import show_size
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def run(words: list[str], command: str) -> None:
     protocol = ", ".join([*([f"recipe {options.recipe}"] if options.recipe else []), *parts, f"seeds {options.seeds}"])
     paths = write_comparison(rows, folder, options.data, protocol, measured, verdicts)
     if options.json:
-        print(json.dumps([row.to_dict() for row in ranked(rows)], indent=2))
+        say(json.dumps([row.to_dict() for row in ranked(rows)], indent=2))
         return
     say()
     print_table(columns(rows), [cells(row) for row in ranked(rows)])

@@ -2,8 +2,8 @@
 
 from mereo.cli.options import DemoOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import say
 from mereo.errors import check_positive
+from mereo.runtime.printing import say
 
 SHOWN = 6
 

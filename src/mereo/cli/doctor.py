@@ -10,7 +10,7 @@ from typing import Any
 
 from mereo.cli.options import DoctorOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import say
+from mereo.runtime.printing import say
 
 PACKAGES = ("torch", "torchvision", "numpy", "accelerate", "safetensors", "timm", "triton", "scipy")
 EXTRAS = {"tensorboard": ("tensorboard",), "timm": ("timm",), "export": ("onnx", "onnxruntime", "onnxscript")}
@@ -123,7 +123,7 @@ def run(words: list[str], command: str) -> None:
     options = parse(DoctorOptions, words, command)
     report = examine(options.data_root and str(Path(options.data_root)))
     if options.json:
-        print(json.dumps(report, indent=2))
+        say(json.dumps(report, indent=2))
         return
     for number, (section, facts) in enumerate(report.items()):
         say(("\n" if number else "") + section)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from mereo.cli.options import EvaluateOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table, say
+from mereo.cli.show import print_table
 from mereo.cli.weights import newest_run
 from mereo.errors import UsageError, check_positive
+from mereo.runtime.printing import say
 
 ATTACK_OPTIONS = (
     "epsilon", "attack_loss", "steps", "queries", "restarts", "attack_limit", "masking_images",
@@ -85,7 +86,7 @@ def run(words: list[str], command: str) -> None:
     write_atomically(folder / "report.json", f"{text}\n")
     write_atomically(folder / "report.md", markdown(document))
     if options.json:
-        print(text)
+        say(text)
         say(f"report: {folder / 'report.md'}", file=sys.stderr)
     else:
         _summary(document, folder)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from mereo.cli.options import ExplainOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import say
 from mereo.cli.weights import load_weights
 from mereo.errors import MereoError, UsageError, check_positive
 from mereo.files import check_outputs, reading
+from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable

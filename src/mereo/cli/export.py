@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from mereo.cli.options import ExportOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table, say
+from mereo.cli.show import print_table
 from mereo.cli.weights import load_weights
 from mereo.errors import UsageError, check_positive
 from mereo.files import check_outputs
+from mereo.runtime.printing import say
 from mereo.runtime.text import megabytes
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run(words: list[str], command: str) -> None:
         costs = _costs(model, source, exported, images.test, options.batch_size)
     if options.json:
         document: dict[str, Any] = {"weights": str(source), "exported": [e.to_dict() for e in exported]}
-        print(json.dumps(document | {"costs": [c.to_dict() for c in costs]}, indent=2))
+        say(json.dumps(document | {"costs": [c.to_dict() for c in costs]}, indent=2))
         return
     _show(exported, costs)
 

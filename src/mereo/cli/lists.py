@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from mereo.cli.options import ListOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table, say
+from mereo.cli.show import print_table
 from mereo.errors import unknown
+from mereo.runtime.printing import say
 
 Rows = list[dict[str, str]]
 
@@ -149,7 +150,7 @@ def run(words: list[str], command: str) -> None:
     if not chosen:
         raise unknown(command.removesuffix("s"), options.pattern, [row["name"] for row in rows])
     if options.json:
-        print(json.dumps(chosen, indent=2))
+        say(json.dumps(chosen, indent=2))
         return
     header = ["description" if name == "what" else name for name in chosen[0]]
     print_table(header, [list(row.values()) for row in chosen])
@@ -157,7 +158,7 @@ def run(words: list[str], command: str) -> None:
         say(f"\narguments of {options.pattern}, set by create_model(..., NAME=VALUE) or --model-args NAME=VALUE\n")
         print_table(("argument", "default"), _arguments(options.pattern))
     if command == "mechanisms" and options.pattern in {row["name"] for row in chosen}:
-        print()
+        say()
         print_table(("fact", "value"), _details(options.pattern))
 
 

@@ -12,6 +12,7 @@ from importlib import import_module
 
 from mereo.errors import MereoError, UsageError, unknown
 from mereo.escape import cut, for_terminal
+from mereo.runtime.printing import say
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mereo.cli.demo", "train on the digits in the package and explain the result"),
@@ -57,19 +58,19 @@ def _warner() -> Callable[..., None]:
     def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
         if str(message) not in shown:
             shown.add(str(message))
-            print(f"mereo: warning: {one_line(message)}", file=sys.stderr)
+            say(f"mereo: warning: {one_line(message)}", file=sys.stderr)
 
     return show
 
 
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
+        say(usage())
         return 0 if words else 2
     if words[0] == "--version":
         from mereo import __version__
 
-        print(__version__)
+        say(__version__)
         return 0
     if words[0] not in COMMANDS:
         raise unknown("command", words[0], COMMANDS)
@@ -85,7 +86,7 @@ def one_line(message: object) -> str:
 
 
 def _fail(message: object, code: int) -> int:
-    print(f"mereo: error: {one_line(message)}", file=sys.stderr)
+    say(f"mereo: error: {one_line(message)}", file=sys.stderr)
     return code
 
 

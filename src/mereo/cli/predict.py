@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from mereo.cli.options import PredictOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table, say
+from mereo.cli.show import print_table
 from mereo.cli.weights import load_weights
 from mereo.errors import UsageError, check_positive
-from mereo.escape import for_terminal
+from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
     from mereo.models import SequenceModel
@@ -36,7 +36,7 @@ def run(words: list[str], command: str) -> None:
     predictions = predict(model, paths, top=options.top, batch_size=options.batch_size, strict=options.strict)
     if options.json:
         document = {"weights": str(source), "predictions": [p.to_dict() for p in predictions]}
-        print(json.dumps(document, indent=2))
+        say(json.dumps(document, indent=2))
         return
     rows = []
     for p in predictions:
@@ -65,10 +65,10 @@ def _continue(model: "SequenceModel", options: PredictOptions, paths: Sequence[P
         texts = {"text": prompt.decode(errors="replace"), "continuation": added.decode(errors="replace")}
         predictions.append({"path": name, **texts})
     if options.json:
-        print(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
+        say(json.dumps({"weights": str(source), "predictions": predictions}, indent=2))
         return
     for prediction in predictions:
         if len(predictions) > 1:
             say(f"{prediction['path']}:")
         whole = (prediction["text"] + prediction["continuation"]).expandtabs()
-        print(for_terminal(whole, lines=True), flush=True)
+        say(whole)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from mereo.cli.options import ReproduceOptions
 from mereo.cli.parse import parse
-from mereo.cli.show import print_table, say
+from mereo.cli.show import print_table
 from mereo.errors import UsageError, check_positive, unknown
+from mereo.runtime.printing import say
 from mereo.training.studies import STUDIES, Study, run_study
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def run(words: list[str], command: str) -> None:
         else:
             results = _run_study(name, given, options.output)
     if options.json:
-        print(json.dumps(results, indent=2))
+        say(json.dumps(results, indent=2))
     elif name in EXPERIMENTS:
         _show_experiment(EXPERIMENTS[name], results)
     else:

@@ -2,19 +2,14 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TextIO
 
 from mereo.escape import for_terminal
+from mereo.runtime.printing import say
 
 WHOLE = 20
 """Longest cell, in characters, that is never wrapped, however narrow the terminal is."""
 FRAME = 3
 """Width of a column's padding."""
-
-
-def say(text: object = "", *, file: TextIO | None = None) -> None:
-    """Print lines of text with control characters escaped; None for standard output."""
-    print(for_terminal(text, lines=True), file=sys.stdout if file is None else file, flush=True)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
@@ -25,10 +20,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
         _draw(columns, cells, title)
         return
     if title:
-        print(title)
+        say(title)
     widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
     for line in [list(columns), *cells]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _draw(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:

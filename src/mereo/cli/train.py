@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mereo.cli.options import TrainOptions
 from mereo.cli.parse import parse
+from mereo.runtime.printing import say
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.recipes import apply_recipe
 
@@ -68,8 +69,8 @@ def _find_rate(config: TrainConfig) -> None:
     path = Path(config.output) / f"{run_name(config)}-rates.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_rates(sweep, path)
-    print(f"the loss was lowest at a rate of {sweep.lowest:.1e}, after {len(sweep.rates)} steps: {path}")
-    print(f"suggested: --lr {sweep.suggested:g}")
+    say(f"the loss was lowest at a rate of {sweep.lowest:.1e}, after {len(sweep.rates)} steps: {path}")
+    say(f"suggested: --lr {sweep.suggested:g}")
 
 
 def run(words: list[str], command: str) -> None:
@@ -95,7 +96,7 @@ def run(words: list[str], command: str) -> None:
         check_resumable(folder)
         line = resumed(folder)
         if line is not None:
-            print(line, flush=True)
+            say(line)
     plan = make_plan(config)
     if os.environ.get("RANK", "0") == "0":
         announce(plan)

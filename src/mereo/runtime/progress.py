@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from mereo.escape import for_terminal
+from mereo.runtime.printing import say
 from mereo.runtime.text import duration
 
 
@@ -36,9 +38,9 @@ class Reporter:
         if self.silent:
             return
         if self._bar is not None:
-            self._bar.console.print(line, highlight=False, markup=False)
+            self._bar.console.print(for_terminal(line, lines=True), highlight=False, markup=False)
         else:
-            print(line, file=self._stream, flush=True)
+            say(line, file=self._stream)
         self._last_line = time.monotonic()
 
     def begin(self, title: str, total: int, done: int = 0) -> None:

@@ -14,6 +14,7 @@ from mereo.data.folder import TEST_FRACTION
 from mereo.inference.flops import forward_flops
 from mereo.models.registry import lay_out
 from mereo.runtime.memory import free_memory
+from mereo.runtime.printing import say
 from mereo.runtime.text import duration, gibibytes
 from mereo.tasks import Objective
 from mereo.training.config import TrainConfig
@@ -187,10 +188,10 @@ def print_estimate(config: TrainConfig | Plan) -> None:
     plan = as_plan(config)
     model = plan.build_model()
     if plan.config.weights is not None and not plan.config.resume:
-        print(start_from(model, plan.config.weights))
+        say(start_from(model, plan.config.weights))
     freeze(model, plan.config.freeze, layers=plan.config.freeze_layers, until=plan.config.freeze_until)
     for line in describe_trained(model, plan.config.layer_decay, plan.config.lr):
-        print(line)
+        say(line)
     estimated = estimate(plan, before_timing=partial(_print_size, unit=plan.task.unit))
     seconds = estimated.epoch_seconds or 0.0
     _print_rows(
@@ -204,7 +205,7 @@ def announce(config: TrainConfig | Plan) -> None:
 
     def before(estimated: Estimate) -> None:
         warn_of_memory(estimated)
-        print("timing a step ...", flush=True)
+        say("timing a step ...")
 
     plan = as_plan(config)
     estimated = estimate(plan, measure=lambda so_far: so_far.long, before_timing=before)
@@ -214,7 +215,7 @@ def announce(config: TrainConfig | Plan) -> None:
         return
     whole = duration(seconds * estimated.epochs)
     epochs = f"{estimated.epochs} epoch{'s' if estimated.epochs > 1 else ''}"
-    print(f"about {whole} for {epochs} of {estimated.images:,} {plan.task.unit}, without evaluation", flush=True)
+    say(f"about {whole} for {epochs} of {estimated.images:,} {plan.task.unit}, without evaluation")
 
 
 def _print_size(estimated: Estimate, unit: str) -> None:
@@ -225,19 +226,19 @@ def _print_size(estimated: Estimate, unit: str) -> None:
         ("memory", f"about {memory} for a step of {estimated.batch_size}; {available} are free"),
     )
     warn_of_memory(estimated)
-    print("timing a step ...", flush=True)
+    say("timing a step ...")
 
 
 def _print_rows(*rows: tuple[str, str]) -> None:
     for name, value in rows:
-        print(f"{name:<12}{value}")
+        say(f"{name:<12}{value}")
 
 
 def warn_of_memory(estimated: Estimate) -> None:
     """Print a warning if a step does not fit into memory."""
     if estimated.memory > estimated.available:
         memory, available = gibibytes(estimated.memory), gibibytes(estimated.available)
-        print(
+        say(
             f"warning: a step takes about {memory}, and {available} are free; give a smaller --batch-size, or"
             " --accumulate to work through a batch in parts."
         )

@@ -9,6 +9,7 @@ import torch
 from mereo.data import Images
 from mereo.inference.evaluate import Scores, prepare_batch
 from mereo.models import SequenceModel, VisionModel
+from mereo.runtime.printing import say
 from mereo.runtime.text import duration
 from mereo.tasks import Classification, Task
 from mereo.training.run_folder import RunFolder
@@ -79,9 +80,9 @@ def summary(result: RunResult, picture: Path | None = None) -> None:
     if picture is not None:
         rows.append(("explanation", str(picture)))
     width = max(len(name) for name, _ in rows)
-    print()
+    say()
     for name, value in rows:
-        print(f"{name:<{width}}  {value}")
+        say(f"{name:<{width}}  {value}")
 
 
 @torch.inference_mode()

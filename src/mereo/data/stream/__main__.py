@@ -5,6 +5,7 @@ import sys
 
 from mereo.data.stream.shards import SHARD_BYTES, write_shards
 from mereo.errors import MereoError, UsageError
+from mereo.runtime.printing import say
 
 
 def main(words: list[str] | None = None) -> int:
@@ -18,9 +19,9 @@ def main(words: list[str] | None = None) -> int:
     try:
         paths = write_shards(options.folder, options.target, shard_bytes=options.shard_mib << 20, seed=options.seed)
     except (MereoError, UsageError) as error:
-        print(error, file=sys.stderr)
+        say(error, file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    print(f"{len(paths)} shards in {options.target}")
+    say(f"{len(paths)} shards in {options.target}")
     return 0
 
 
