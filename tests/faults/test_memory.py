@@ -50,6 +50,14 @@ def grown_by(work) -> tuple[int, float]:
     return kilobytes * 1024, seconds
 
 
+SCORES = {"count": 10, "accuracy": 1e308, "accuracy_low": 0.1, "accuracy_high": 0.2}
+VAST = json.dumps(
+    {
+        "parameters": 1, "chosen_on": "validation", "best_epoch": 1, "train_images": 3, "device": "cpu", "torch": "2",
+        "seconds": 1.0, "images_per_second": 1.0, "test_best": SCORES, "test_last": SCORES,
+    }
+)  # fmt: skip
+"""Results that are of the right kinds, and of which one is too large to draw."""
 ARGUMENTS = [
     ("mspcaps_tiny", {"in_chans": 2**30}), ("mspcaps_tiny", {"num_classes": 2**31 - 1}),
     ("mspcaps_tiny", {"depth": 2**31 - 1}), ("mspcaps_tiny", {"img_size": 2**31 - 1}),
@@ -130,7 +138,7 @@ def test_the_metadata_is_read_without_the_tensors(weights):
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, "{", "", "{}", "[]", "null", '{"test_best": {}}', "\x00\xff", "1" * 9**5]
+    "text", ["[" * 100_000, "{", "", "{}", "[]", "null", '{"test_best": {}}', "\x00\xff", "1" * 9**5, VAST]
 )
 @pytest.mark.parametrize("command", ["export", "compare"])
 def test_results_of_wrong_kinds_are_refused(call, network, command, text):

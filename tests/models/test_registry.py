@@ -1,5 +1,6 @@
 """The catalogue of networks: names, presets, arguments and their faults, sources."""
 
+import typing
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 import mereo
 from mereo.core import Source
 from mereo.errors import UsageError
-from mereo.models import MODELS, SEQUENCE_MODELS, get_model_entry, register_model
+from mereo.models import MODELS, SEQUENCE_MODELS, ModelEntry, get_model_entry, register_model
+from mereo.models.registry import families
 from plain_cnn import PlainCNN, registered
 
 
@@ -142,3 +144,17 @@ def test_sources(text: str, link: str, field: str) -> None:
     assert ("archivePrefix" in source.citation) == text.startswith("arXiv")
     key = source.citation.partition("{")[2].partition(",")[0]
     assert key.replace("_", "").isalnum()
+
+
+@pytest.mark.parametrize("entry", families().values(), ids=lambda entry: entry.family)
+def test_a_switch_is_no_number(entry: ModelEntry) -> None:
+    hints = typing.get_type_hints(entry.module.__init__)
+    for name, value in (dict(entry.defaults) | dict(entry.tiny or {})).items():
+        hint = hints.get(name, typing.Any)
+        kinds = typing.get_args(hint) or (hint,)
+        if name == "img_size" or (value is not None and type(value) is not int):
+            continue
+        if bool in kinds or typing.Any in kinds or not {int, float} & set(kinds):
+            continue
+        with pytest.raises(UsageError, match=name):
+            mereo.create_model(entry.name, **dict(entry.tiny or {}) | {name: True})

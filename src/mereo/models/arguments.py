@@ -1,6 +1,7 @@
 """Arguments of a network, checked against its signature before its constructor sees them."""
 
 from collections.abc import Callable, Iterator, Mapping
+from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from mereo.errors import UsageError
@@ -49,6 +50,8 @@ def check_arguments(
         if default is not None and argument != "img_size":
             any_length = Ellipsis in get_args(hints.get(argument))
             _check_one(f"{argument} of {name} is {value!r}", value, default, any_length)
+        if default is None:
+            _check_hint(f"{argument} of {name} is {value!r}", value, hints.get(argument, Any))
         if argument in _LAYERS and sum(_numbers_in(value)) > _MOST_LAYERS:
             raise UsageError(f"{argument} of {name} is {value!r}; at most {_MOST_LAYERS:,} layers are allowed.")
     for argument, least in (("num_classes", 0), ("in_chans", 1)):
@@ -56,6 +59,16 @@ def check_arguments(
             raise UsageError(
                 f"{argument} is {arguments[argument]}; it must be at least {least} and at most {_MOST[argument]:,}."
             )
+
+
+def _check_hint(given: str, value: Any, hint: Any) -> None:
+    """UsageError for a number, switch or text that the annotation does not name; other values the network checks."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if Any in kinds or type(value) not in (bool, int, float, str):
+        return
+    if type(value) not in kinds and not (type(value) is int and float in kinds):
+        shown = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))
+        raise UsageError(f"{given[:200]}; it must be {shown}.")
 
 
 def _check_one(given: str, value: Any, default: Any, any_length: bool) -> None:

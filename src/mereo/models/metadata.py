@@ -147,6 +147,8 @@ _FIGURES: dict[str, type | tuple[type, ...]] = {
     "seconds": (int, float),
 }  # fmt: skip
 """What the results in a weight file hold in addition to the scores on the test images."""
+_LARGEST_FIGURE = 3.4e38
+"""About the largest number of float32, in which losses are computed."""
 SCORES: dict[str, type | tuple[type, ...]] = {
     "count": int, "accuracy": (int, float), "accuracy_low": (int, float), "accuracy_high": (int, float),
 }  # fmt: skip
@@ -155,13 +157,14 @@ SCORES: dict[str, type | tuple[type, ...]] = {
 def check_kinds(table: Any, kinds: Mapping[str, type | tuple[type, ...]], what: str) -> None:
     """UsageError unless `table` is a table that has every name of `kinds`, with a value of that kind.
 
-    Numbers are finite and no switches.
+    Numbers are finite, no larger than float32 holds, and no switches.
     """
     if not isinstance(table, dict):
         raise UsageError(f"{what} is not a table of names and values; it was not written by mereo.")
     for name, kind in kinds.items():
         value = table.get(name)
-        wrong_number = isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
+        # Written so that a NaN is wrong too.
+        wrong_number = isinstance(value, int | float) and (isinstance(value, bool) or not abs(value) <= _LARGEST_FIGURE)
         if not isinstance(value, kind) or wrong_number:
             shown = repr(value)[:60] if name in table else "missing"
             raise UsageError(f"{name} of {what} is {shown}; it was not written by mereo.")
