@@ -12,6 +12,7 @@ from mereo.models.capsule import (
     MSPCaps,
     MSPCapsHead,
     PooledNet,
+    RSCapsNet,
     SelfRoutingCapsNet,
     VariationalCapsNet,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "ModelEntry",
     "PlainNetwork",
     "PooledNet",
+    "RSCapsNet",
     "SelfRoutingCapsNet",
     "SequenceEntry",
     "SequenceModel",

@@ -306,6 +306,20 @@ RECIPES: dict[str, Recipe] = {
         },
         {"cifar10": 91.01, "svhn": 97.16, "fashion_mnist": 94.46, "mnist": 99.72},
     ),
+    "rs_capsnet": Recipe(
+        "RS-CapsNet with the usual crops and flips; the authors' schedule could not be confirmed.",
+        "ours, for doi:10.1109/ACCESS.2020.2992655",
+        {
+            "model": "rs_capsnet", "data": "cifar10", "epochs": 100, "batch_size": 128, "optimizer": "adam",
+            "lr": 1e-3, "weight_decay": 0.0, "schedule": "cosine", "warmup_epochs": 0.0,
+            "reconstruction_weight": 0.0005, "augment": ("crop=4", "flip"),
+        },
+        {
+            "svhn": {"augment": ("crop=4",)},
+            "digits": {"model": "rs_capsnet_small", "epochs": 20, "batch_size": 64, "augment": ("crop=2",)},
+        },
+        {"cifar10": 89.81, "fashion_mnist": 93.51},
+    ),
     "language_demo": Recipe(
         "A model of bytes on two and a half million bytes of Python's own sources, in minutes on two CPU cores.",
         "ours",

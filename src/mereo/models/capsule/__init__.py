@@ -7,6 +7,7 @@ from mereo.models.capsule.inverted_dot_product_capsnet import InvertedDotProduct
 from mereo.models.capsule.matrix_capsnet import MatrixCapsNet
 from mereo.models.capsule.mspcaps import MSPCaps
 from mereo.models.capsule.mspcaps_head import LinearHead, MSPCapsHead
+from mereo.models.capsule.rs_capsnet import RSCapsNet
 from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCapsNet
 from mereo.models.capsule.variational_capsnet import VariationalCapsNet
 
@@ -20,6 +21,7 @@ __all__ = [
     "MSPCapsHead",
     "MatrixCapsNet",
     "PooledNet",
+    "RSCapsNet",
     "SelfRoutingCapsNet",
     "VariationalCapsNet",
 ]
