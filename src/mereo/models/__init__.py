@@ -4,6 +4,7 @@ import mereo.models.sequence
 import mereo.models.vision  # noqa: F401
 from mereo.models.base import Features, VisionModel
 from mereo.models.capsule import (
+    ARCapsNet,
     CapsNet,
     DeepCaps,
     EfficientCapsNet,
@@ -29,6 +30,7 @@ from mereo.models.weights import load, save_weights
 __all__ = [
     "MODELS",
     "SEQUENCE_MODELS",
+    "ARCapsNet",
     "CapsNet",
     "CapsuleClassifier",
     "DeepCaps",

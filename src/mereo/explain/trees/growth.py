@@ -15,7 +15,7 @@ from mereo.explain.places import box_of, on_grid
 from mereo.explain.trees.tree import Edge, Node, ParseTree
 from mereo.inference.predict import class_names
 from mereo.models import CapsuleClassifier, VisionModel
-from mereo.routing import CrossAgreementRouting
+from mereo.routing import AttentionRouting, CrossAgreementRouting
 
 
 def why_no_tree(model: VisionModel) -> str | None:
@@ -97,7 +97,7 @@ class _Growth:
         exchange, last = self.observation.exchanges[name], name == self.observation.class_coupling
         crossed = isinstance(exchange.module, CrossAgreementRouting)
         poses = exchange.inputs[1 if crossed else 0] if kind == "vote" else None
-        if isinstance(exchange.module, ConvCapsules) and poses is not None:
+        if isinstance(exchange.module, ConvCapsules | AttentionRouting) and poses is not None:
             poses = exchange.module.in_a_row(poses)
         grid = self.grids.get(name)
         # Where several types share a place, a node is the place and no single capsule.
