@@ -67,8 +67,8 @@ class AttentionRouting(nn.Module):
     Reference: arXiv:1907.01750, sections 3.2 and 3.3.
     """
 
-    couples_types = True
-    """The shares of the types at a place sum to one, so that a map of their mean is the same everywhere."""
+    has_coupling_map = False
+    """The shares of the types at a place sum to one, so that a map of their mean would be the same everywhere."""
 
     def __init__(
         self,

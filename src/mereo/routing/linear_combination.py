@@ -54,6 +54,9 @@ class LinearCombinationCaps(nn.Module):
     Reference: RS-CapsNet, IEEE Access 2020.
     """
 
+    has_coupling_map = False
+    """The factors are the same for all images."""
+
     def __init__(self, senders: int, receivers: int, *, normalise: str = "none") -> None:
         super().__init__()
         check_positive(senders=senders, receivers=receivers)

@@ -11,6 +11,7 @@ import mereo
 from mereo import create_model
 from mereo.core import squash
 from mereo.errors import UsageError
+from mereo.explain import explain, observe, parse_trees
 from mereo.models import RSCapsNet
 from mereo.models.registry import get_model_entry, outline
 
@@ -116,6 +117,48 @@ def test_without_one_scale_only_its_capsules_are_missing() -> None:
         cut = model.forward_features(images)
     expected = squash(model.combination.weight[:, 36:] @ capsules[:, 36:])
     torch.testing.assert_close(cut, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("normalise", ["none", "softmax"])
+def test_votes_of_places_sum_to_the_class_capsules(normalise: str) -> None:
+    model = some(normalise=normalise)
+    images = torch.rand(2, *model.image_shape, dtype=torch.float64)
+    found = explain(model, images)
+    assert found.maps == {}, "the factors of the combination are the same for all images"
+    assert [tuple(each.cells.shape) for each in found.contribution_maps] == [(2, 6, 6), (2, 3, 3), (2, 2, 2)]
+    assert all(each.heat.shape == (2, 12, 12) for each in found.contribution_maps)
+    with mereo.record(model) as trace:
+        v = model.capsules(images).pose
+    u = model.primary(model.forward_intermediates(images, intermediates_only=True))
+    factors = trace["combination.coupling"][:, 0]
+    combined = factors @ u
+    gains = squash(combined).norm(dim=-1) / combined.norm(dim=-1)
+    assert found.contributions is not None
+    for b, c in enumerate(found.explained.tolist()):
+        direction = v[b, c] / v[b, c].norm()
+        expected = torch.zeros(u.shape[1], dtype=torch.float64)
+        for n in range(u.shape[1]):
+            for k in range(6):
+                said = factors[b, k, n] * gains[b, k] * u[b, n] @ model.head.weight[c, k]
+                expected[n] += trace["head.coupling"][b, 0, c, k] * said @ direction
+        cells = torch.cat([each.cells[b].flatten() for each in found.contribution_maps])
+        by_place = [expected[:36], expected[36:54].view(2, 9).sum(0), expected[54:].view(2, 4).sum(0)]
+        torch.testing.assert_close(cells, torch.cat(by_place))
+        torch.testing.assert_close(cells.sum(), found.contributions[b].sum())
+
+
+@torch.no_grad()
+def test_parse_trees_lead_to_patches_of_all_sizes() -> None:
+    model = some()
+    images = torch.rand(1, *model.image_shape, dtype=torch.float64)
+    tree = parse_trees(observe(model, images), keep=100)[0]
+    assert len(tree.below(0)) == 6 and tree.nodes[tree.below(0)[0].child].kind == "capsule"
+    patches = [tree.nodes[edge.child] for edge in tree.below(tree.below(0)[0].child)]
+    assert len(patches) == 36 + 9 + 4 and {patch.kind for patch in patches} == {"patch"}
+    boxes = [patch.box for patch in patches]
+    sides = sorted(box.right - box.left for box in boxes if box is not None)
+    assert sides == [2.0] * 36 + [4.0] * 11 + [8.0] * 2
 
 
 def test_starts() -> None:

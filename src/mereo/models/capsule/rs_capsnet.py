@@ -92,7 +92,7 @@ class RSCapsNet(CapsuleClassifier):
             stages.append(nn.Sequential(*entry, *made))
             step, inputs = 2 ** (i + 1), width
             rows, columns = (math.ceil(side / step) for side in self.image_shape[1:])
-            grids.append(Grid(rows, columns, kinds, 0.5, step, feeds=0))
+            grids.append(Grid(rows, columns, kinds, step / 2, step, feeds=0))
         self.stages, self.num_features = nn.ModuleList(stages), combined * dim
         self.feature_info = [
             {"num_chs": width, "reduction": 2 ** (i + 1), "module": f"stages.{i}"} for i, width in enumerate(channels)
