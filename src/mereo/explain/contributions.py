@@ -11,7 +11,7 @@ of the earlier senders n. A squash multiplies a capsule r by a number g_r, and v
 
     contribution_n = sum_r g_r c_rn <vote_rn, a_r>,   a_r = the derivative of all contributions by the pose of r
 
-sums to the same length.
+sums to the same length, but for biases.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def vote_contributions(observation: Observation, classes: Tensor | None = None) 
 def placed_contributions(observation: Observation, classes: Tensor | None = None) -> list[tuple[Tensor, Grid]]:
     """What each sender that has a place adds to the length of a class capsule, before the squash, grid by grid.
 
-    Those are the senders of the class routing, or where they have no place, of the routing that made them all.
+    Those are the senders of the class routing, or where they have no place, of the routings that made all of them.
 
     Args:
         observation: what the model did, from `observe`.
@@ -75,18 +75,27 @@ def placed_contributions(observation: Observation, classes: Tensor | None = None
     """
     chosen = chosen_classes(observation.scores, classes)
     found, grid = vote_contributions(observation, chosen), observation.grids.get(observation.class_coupling)
-    if found is not None and grid is None:
-        for name, below in observation.grids.items():
-            if below.feeds == 0 and below.through is None and observation.trace[name].shape[2] == found.shape[1]:
-                found, grid = _earlier_contributions(observation, name, chosen), below
-                break
-    if found is None or grid is None:
+    if found is None:
         return []
-    return [(found[:, start : start + part.size], part) for start, part in grid.parts]
+    if grid is not None:
+        return _by_grid(found, grid)
+    below = {name: g for name, g in observation.grids.items() if g.feeds is not None and g.through is None}
+    inputs = observation.exchanges[observation.class_coupling].inputs
+    if len(inputs) != 1 or any(observation.trace[name].layout != torch.strided for name in below):
+        return []
+    if sum(observation.trace[name].shape[2] for name in below) != found.shape[1]:
+        return []
+    made = [(_earlier_contributions(observation, name, g.feeds or 0, chosen), g) for name, g in below.items()]
+    return [part for values, g in made for part in _by_grid(values, g)]
 
 
-def _earlier_contributions(observation: Observation, name: str, classes: Tensor) -> Tensor:
-    """Contributions of the senders of the routing `name`, whose receivers are the senders of the class routing."""
+def _by_grid(values: Tensor, grid: Grid) -> list[tuple[Tensor, Grid]]:
+    return [(values[:, start : start + part.size], part) for start, part in grid.parts]
+
+
+def _earlier_contributions(observation: Observation, name: str, first: int, classes: Tensor) -> Tensor:
+    """Contributions of the senders of the routing `name`, whose receivers are senders of the class routing from `first`
+    on."""
     last, earlier = observation.exchanges[observation.class_coupling], observation.exchanges[name]
     images = torch.arange(len(classes), device=classes.device)
     parents = last.output[images, classes]
@@ -98,12 +107,15 @@ def _earlier_contributions(observation: Observation, name: str, classes: Tensor)
             (observation.trace[observation.class_coupling][images, :, classes] * fits).mean(1).sum(), poses
         )
     with torch.no_grad():
-        made, votes = earlier.output, earlier.module.votes(*earlier.inputs)  # type: ignore[operator]
-        gains = (poses * made).sum(-1) / made.square().sum(-1).clamp(min=EPS)
-        couplings, numbers = observation.trace[name], torch.arange(made.shape[1], device=classes.device)
-        rows = []
-        for image in range(len(classes)):  # all votes of a batch may not fit in memory
+        votes = earlier.module.votes(*earlier.inputs)  # type: ignore[operator]
+        couplings_of, rows = observation.trace[name].transpose(1, 2), []
+        numbers = torch.arange(couplings_of.shape[1], device=classes.device)
+        read = slice(first, first + len(numbers))
+        for image, couplings in enumerate(couplings_of):
+            # All votes of a batch may not fit in memory.
             said = votes.select(torch.full_like(numbers, image), numbers)
-            fits = torch.einsum("rhse,re->rhs", said, slopes[image] * gains[image].unsqueeze(-1))
-            rows.append((couplings[image].transpose(0, 1) * fits).mean(1).sum(0))
+            made = torch.einsum("rhs,rhse->re", couplings, said) / couplings.shape[1]
+            gains = (poses[image, read] * made).sum(-1) / made.square().sum(-1).clamp(min=EPS)
+            fits = torch.einsum("rhse,re->rhs", said, slopes[image, read] * gains.unsqueeze(-1))
+            rows.append((couplings * fits).mean(1).sum(0))
         return torch.stack(rows)

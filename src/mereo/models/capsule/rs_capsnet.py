@@ -102,12 +102,12 @@ class RSCapsNet(CapsuleClassifier):
         self.primary = MultiScalePrimaryCapsules(channels, types, dim, squashed=squash_before)
         self.combination = LinearCombinationCaps(placed.size, combined, normalise=normalise)
         self.combination.coupling.senders = placed
-        for module in self.modules():
-            if isinstance(module, ConvNorm):
-                nn.init.kaiming_normal_(module[0].weight, mode="fan_out", nonlinearity="relu")
-        for convolution in self.primary.convs:
+        entries = [module[0] for module in self.modules() if isinstance(module, ConvNorm)]
+        for convolution in (*entries, *self.primary.convs):
+            assert isinstance(convolution, nn.Conv2d)
             nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
-            nn.init.zeros_(convolution.bias)
+            if convolution.bias is not None:
+                nn.init.zeros_(convolution.bias)
         self.reset_classifier(num_classes)
 
     def make_classifier(self) -> nn.Module:
