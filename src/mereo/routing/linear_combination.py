@@ -1,8 +1,7 @@
 """Linear combination of capsules: a large set becomes a small one by learned weights, the same for every image.
 
 Source: Yang, Lee, Miao, Cai, Chen, Yao, Kotani, Chen, "RS-CapsNet: an advanced capsule network", IEEE Access 8,
-2020, doi:10.1109/ACCESS.2020.2992655;
-specified here from its title and abstract.
+2020, doi:10.1109/ACCESS.2020.2992655; specified here from its title and abstract.
 Cost: 2 R S d FLOPs an image and R S weights, where a transform for each pair has R S d D of both.
 """
 
