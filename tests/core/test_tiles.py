@@ -17,6 +17,7 @@ from mereo.core.tiles import (
     to_windows,
     window_tiles,
 )
+from mereo.core.windows import Windows as CapsuleWindows
 from mereo.errors import UsageError
 
 CUTS = [(to_windows, from_windows, window_tiles), (to_grid, from_grid, grid_tiles)]
@@ -170,3 +171,19 @@ def test_heads_may_have_tiles_of_their_own(sparse: bool) -> None:
     one = Tiles(receivers, receivers, 6, 6)
     couplings = torch.rand(4 * 3, 2, 2, 2)
     assert torch.equal(one.pick(one.place(couplings), torch.zeros_like(couplings)), couplings)
+
+
+@pytest.mark.parametrize("kernel", [(2, 3), (3, 2), (1, 1)])
+def test_windows_with_more_zeros_after_the_map_than_before(kernel: tuple[int, int]) -> None:
+    maps = torch.randn(2, 3, 5, 4, 6)
+    padded = torch.nn.functional.pad(maps, (1, 3, 0, 1))
+    windows = CapsuleWindows(4, 6, kernel, (2, 2), (0, 1), (1, 2))
+    whole = CapsuleWindows(5, 10, kernel, (2, 2))
+    assert windows.padded and windows.sides == whole.sides
+    assert torch.equal(windows.gather(maps), whole.gather(padded))
+    numbers = torch.arange(24.0).view(1, 1, 4, 6) + 1
+    read = windows.gather(numbers).long() - 1  # 0 is beyond the map
+    assert torch.equal(read, windows.cells())
+    for cell, places in enumerate(windows.covers().tolist()):
+        expected = (windows.cells().flatten() == cell).nonzero().flatten().tolist()
+        assert sorted(place for place in places if place >= 0) == expected

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mereo.attention import MultiHeadAttention
-from mereo.core import Causal, Coupling, grid_groups, record
+from mereo.core import Causal, Coupling, Grid, grid_groups, record
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError
 
@@ -62,3 +62,11 @@ def test_later_tokens_change_nothing_for_earlier_ones() -> None:
         attention(tokens)
     (call,) = trace.calls("coupling")
     assert call.topology == Causal() and (call.couplings.triu(1) == 0).all()
+
+
+def test_grids_one_after_the_other() -> None:
+    coarse = Grid(2, 3, 4, 4.0, 8.0)
+    fine = Grid(4, 6, 1, 2.0, 4.0, prefix=5, after=coarse)
+    assert (coarse.size, fine.size) == (24, 5 + 24 + 24)
+    assert fine.parts == [(5, fine._replace(prefix=0, after=None)), (29, coarse)]
+    assert coarse.parts == [(0, coarse)]

@@ -29,6 +29,14 @@ def test_exponential_is_smooth_in_steps_or_stepwise_in_epochs_with_a_floor():
     assert [learning_rate(stepwise, s, 10) for s in (0, 9, 10, 20, 1000)] == pytest.approx([1, 1, 0.97, 0.97**2, 0.9])
 
 
+def test_inverse_is_half_after_its_steps():
+    config = TrainConfig(schedule="inverse", lr=1e-3, warmup_epochs=0, decay_steps=100)
+    assert [learning_rate(config, step, 10) for step in (0, 100, 300)] == pytest.approx([1e-3, 5e-4, 2.5e-4])
+    by_default = config.replace(decay_steps=None)
+    assert learning_rate(by_default, 1, 10) == pytest.approx(1e-3 / (1 + 1e-4))
+    assert learning_rate(config.replace(min_lr=4e-4), 300, 10) == 4e-4
+
+
 def test_constant_stays():
     config = TrainConfig(lr=0.3, warmup_epochs=0, schedule="constant")
     assert learning_rate(config, 10**6, 10) == 0.3

@@ -3,6 +3,7 @@
 from mereo.capsules.convolutional import ConvCapsules
 from mereo.capsules.decoder import FullyConnectedDecoder, UpsamplingDecoder, mask_poses
 from mereo.capsules.matrix_primary import PrimaryMatrixCapsules
+from mereo.capsules.multi_scale import MultiScalePrimaryCapsules
 from mereo.capsules.patchify import PatchifyCapsules, patch_grids
 from mereo.capsules.primary import DepthwisePrimaryCapsules, PaddedConv2d, PrimaryCapsules
 from mereo.capsules.residual import ResidualBlock
@@ -11,6 +12,7 @@ __all__ = [
     "ConvCapsules",
     "DepthwisePrimaryCapsules",
     "FullyConnectedDecoder",
+    "MultiScalePrimaryCapsules",
     "PaddedConv2d",
     "PatchifyCapsules",
     "PrimaryCapsules",

@@ -8,12 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import squash, squash_exponential
-
-
-def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after a side so that a convolution gives ceil(size / stride): the odd one goes after."""
-    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-    return total // 2, total - total // 2
+from mereo.core.shapes import same_padding
 
 
 class PaddedConv2d(nn.Conv2d):

@@ -187,4 +187,4 @@ class Coupling(Observable):
 
 def _fitting(grid: Grid | None, count: int) -> Grid | None:
     """The positions, unless they are of another number, such as those of images of another size."""
-    return grid if grid is not None and grid.prefix + grid.types * grid.rows * grid.columns == count else None
+    return grid if grid is not None and grid.size == count else None

@@ -38,3 +38,9 @@ def image_size(img_size: int | tuple[int, int] | list[int]) -> tuple[int, int]:
 def conv_out(size: int, kernel: int, stride: int = 1, padding: int = 0) -> int:
     """Side of a convolution's output: floor((size + 2 padding - kernel) / stride) + 1."""
     return (size + 2 * padding - kernel) // stride + 1
+
+
+def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Zeros before and after a side so that a convolution gives ceil(size / stride): the odd one goes after."""
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2

@@ -29,6 +29,7 @@ class Windows:
     Args:
         rows, columns: of the map.
         kernel, stride, padding: down and across, as of a convolution.
+        extra: zeros below and right of the map, beyond the padding.
     """
 
     rows: int
@@ -36,6 +37,7 @@ class Windows:
     kernel: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
+    extra: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         if min(self.sides) < 1:
@@ -47,8 +49,8 @@ class Windows:
     @property
     def sides(self) -> tuple[int, int]:
         """Rows and columns of the positions."""
-        sizes = zip((self.rows, self.columns), self.kernel, self.stride, self.padding, strict=True)
-        rows, columns = (conv_out(*each) for each in sizes)
+        sizes = zip((self.rows, self.columns), self.kernel, self.stride, self.padding, self.extra, strict=True)
+        rows, columns = (conv_out(side + more, *each) for side, *each, more in sizes)
         return rows, columns
 
     @property
@@ -69,7 +71,7 @@ class Windows:
     @property
     def padded(self) -> bool:
         """Whether windows may reach beyond the map."""
-        return any(self.padding)
+        return any(self.padding) or any(self.extra)
 
     def gather(self, maps: Tensor) -> Tensor:
         """What each window reads, zeros beyond the map.
@@ -77,8 +79,8 @@ class Windows:
         Shapes: (batch, types, ..., rows, columns) -> (batch * windows, offsets * types, ...).
         """
         if self.padded:
-            down, across = self.padding
-            maps = F.pad(maps, (across, across, down, down))
+            (down, across), (below, right) = self.padding, self.extra
+            maps = F.pad(maps, (across, across + right, down, down + below))
         if self.sides == (1, 1):
             cut = maps[..., : self.kernel[0], : self.kernel[1]]
             first = cut.dim() - 2

@@ -81,10 +81,17 @@ def _weighted(couplings: Tensor, weights: Tensor) -> Tensor:
     return weights.new_zeros(batch, senders).index_put_((image, sender), values, accumulate=True)
 
 
+def _has_map(observation: Observation, name: str) -> bool:
+    """Whether couplings differ from place to place and from image to image, unless the routing says otherwise."""
+    exchange = observation.exchanges.get(name)
+    return exchange is None or getattr(exchange.module, "has_coupling_map", True)
+
+
 def coupling_maps(observation: Observation, classes: Tensor | None = None) -> dict[str, CouplingMap]:
     """The map of each routing whose senders have a place, by name, in the order in which the model couples.
 
-    Attention of a backbone, whose receivers vote for no class, is left out: see `attention_layers`.
+    Attention of a backbone, whose receivers vote for no class, is left out: see `attention_layers`. So are
+    routings that say `has_coupling_map = False`, such as those whose couplings are the same for all images.
 
     Args:
         observation: what the model did, from `observe`.
@@ -96,7 +103,7 @@ def coupling_maps(observation: Observation, classes: Tensor | None = None) -> di
         return {}
     maps: dict[str, CouplingMap] = {}
     senders: dict[str, Tensor] = {}
-    names = [name for name in observation.trace if name in grids]
+    names = [name for name in observation.trace if name in grids and _has_map(observation, name)]
     # The last first: the map of a routing weighs the receivers of the one before it.
     for name in reversed(names):
         grid, couplings = grids[name], observation.trace[name]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mereo.core import Grid
-from mereo.explain.contributions import vote_contributions
+from mereo.explain.contributions import placed_contributions, vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps
 from mereo.explain.observation import Observation, chosen_classes, observe
 from mereo.explain.occlusion import occlusion_maps
@@ -58,7 +58,8 @@ class Explanation:
         maps: of the couplings, by their names; empty when no sender has a place on the image.
         contributions: of every sender of the class routing to the length of the class capsule before the squash,
             (batch, senders); None for a routing whose votes are not known.
-        contribution_map: the same over the image; None when the senders have no place.
+        contribution_maps: the same over the image, a map for each grid of senders; of the senders of an earlier
+            routing where those of the class routing have no place, and empty where no sender has one.
         occlusion_map: what hiding a place costs; None for a capsule classifier, whose couplings show more.
         attention: shares of the places, by what they are: "class attention", mean over the heads of the last layer with
             a class token, and "rollout", see `attention_rollout`; empty for a network without attention between places.
@@ -74,12 +75,17 @@ class Explanation:
     explained: Tensor
     maps: dict[str, CouplingMap]
     contributions: Tensor | None
-    contribution_map: ContributionMap | None
+    contribution_maps: list[ContributionMap]
     occlusion_map: OcclusionMap | None
     attention: dict[str, AttentionMap]
     rebuilt: Tensor | None
     sides: tuple[int, int]
     trace_shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def contribution_map(self) -> ContributionMap | None:
+        """The first of `contribution_maps`, in most networks the only one."""
+        return self.contribution_maps[0] if self.contribution_maps else None
 
     @property
     def lengths(self) -> Tensor:
@@ -103,12 +109,10 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
     """
     observation = observe(model, images)
     chosen = chosen_classes(observation.scores, classes)
-    contributions = vote_contributions(observation, chosen)
-    grid = observation.grids.get(observation.class_coupling)
-    placed = None
-    if contributions is not None and grid is not None:
-        cells = on_grid(contributions, grid, average=False)
-        placed = ContributionMap(cells, spread(cells, grid, *observation.model.image_shape[1:]), grid)
+    placed = []
+    for values, grid in placed_contributions(observation, chosen):
+        cells = on_grid(values, grid, average=False)
+        placed.append(ContributionMap(cells, spread(cells, grid, *observation.model.image_shape[1:]), grid))
     rebuilt = None
     network = observation.model
     if isinstance(network, CapsuleClassifier) and network.decoder is not None and observation.capsules is not None:
@@ -124,8 +128,8 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
         predicted=observation.scores.argmax(1),
         explained=chosen,
         maps=coupling_maps(observation, chosen),
-        contributions=contributions,
-        contribution_map=placed,
+        contributions=vote_contributions(observation, chosen),
+        contribution_maps=placed,
         occlusion_map=hidden,
         attention=_attention(observation),
         rebuilt=rebuilt,

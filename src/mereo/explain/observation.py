@@ -13,13 +13,14 @@ from mereo.core import Capsules, Coupling, Grid, Trace, record
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import normalise
 from mereo.models import CapsuleClassifier, VisionModel
+from mereo.routing import AttentionRouting
 
 
 @dataclass(frozen=True)
 class Exchange:
     """One pass through a module that holds a coupling: its positional inputs and its output.
 
-    The output of a convolution of capsules is the poses of its parents in a row, (batch, capsules, pose).
+    The output of a module that routes maps of capsules is the poses of the parents in a row, (batch, capsules, pose).
     """
 
     module: nn.Module
@@ -130,6 +131,8 @@ def observe(model: VisionModel, images: Tensor) -> Observation:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             if isinstance(module, ConvCapsules):
                 output = module.in_a_row(output.pose)
+            elif isinstance(module, AttentionRouting):
+                output = module.in_a_row(output)
             exchanges[name] = Exchange(module, inputs, output)
 
         return hook

@@ -47,9 +47,10 @@ def _map_columns(explanation: Explanation) -> list[_MapColumn]:
         note = f"{grid.rows} x {grid.columns}{kinds} parts → {receivers}"
         label = SHARE if coupling_map.over == "receivers" else HEARD
         columns.append(_MapColumn(title, note, label, coupling_map.heat, coupling_map.cells, grid))
-    if explanation.contribution_map is not None:
-        votes = explanation.contribution_map
+    for votes in explanation.contribution_maps:
         note, label = "for (red), against (blue)", "added to the length"
+        if len(explanation.contribution_maps) > 1:
+            note = f"of {votes.grid.rows} x {votes.grid.columns} x {votes.grid.types} parts"
         columns.append(_MapColumn(VOTES, note, label, votes.heat, votes.cells, votes.grid, signed=True))
     for title, shares in explanation.attention.items():
         grid, sides = shares.grid, explanation.sides
@@ -165,12 +166,14 @@ def _caption(columns: list[_MapColumn], words: Wording, true_known: bool, asked:
             "Occlusion: how much that score falls when a square takes the image's mean colour; blue: it rises.",
             "This network has no routing to its classes, so there are no votes to draw.",
         ]
-    elif VOTES in titles:
+    elif VOTES in titles and any(not column.signed for column in columns):
         lines.append(f"Routing: {share} {answer}.")
-    elif columns:
+    elif columns and VOTES not in titles:
         lines.append(f"Routing: {share} the capsules that voted for {answer}.")
     if VOTES in titles:
         lines.append("Votes: what each part adds to the length of that capsule before it is squashed below 1.")
+        if titles.count(VOTES) > 1:
+            lines.append("Red: for that class; blue: against it. Its parts are of several sizes, one column each.")
     if "class attention" in titles:
         lines.append("Class attention: what the class token takes from each place in its last layer, mean over heads.")
     if "rollout" in titles:

@@ -11,6 +11,7 @@ from mereo.layers.inverted_bottleneck import InvertedBottleneck
 from mereo.layers.layer_scale import LayerScale
 from mereo.layers.norms import ChannelNorm, SimpleRMSNorm
 from mereo.layers.positions import resize_positions
+from mereo.layers.res2_block import Res2SEBlock
 from mereo.layers.residual import Residual
 from mereo.layers.self_attention import SelfAttention
 from mereo.layers.stochastic_depth import StochasticDepth, linear_rates
@@ -26,6 +27,7 @@ __all__ = [
     "Linear",
     "RelativePositionNetwork",
     "RelativePositions",
+    "Res2SEBlock",
     "Residual",
     "SelfAttention",
     "SimpleGLU",

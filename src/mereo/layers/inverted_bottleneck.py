@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core.kernels.affine import Linear, convolve, linear
+from mereo.core.shapes import same_padding
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.gate import SqueezeExcite
 from mereo.layers.norms import norm_factors
@@ -19,12 +20,6 @@ from mereo.layers.stochastic_depth import StochasticDepth
 Border = tuple[int, int, int, int]
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Weights and biases of the expansion and of the depthwise convolution, with their norms folded in."""
-
-
-def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after an axis, so that there are ceil(size / stride) outputs: TensorFlow's 'SAME'."""
-    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-    return total // 2, total - total // 2
 
 
 class InvertedBottleneck(nn.Module):

@@ -4,6 +4,7 @@ import mereo.models.sequence
 import mereo.models.vision  # noqa: F401
 from mereo.models.base import Features, VisionModel
 from mereo.models.capsule import (
+    ARCapsNet,
     CapsNet,
     DeepCaps,
     EfficientCapsNet,
@@ -12,6 +13,7 @@ from mereo.models.capsule import (
     MSPCaps,
     MSPCapsHead,
     PooledNet,
+    RSCapsNet,
     SelfRoutingCapsNet,
     VariationalCapsNet,
 )
@@ -28,6 +30,7 @@ from mereo.models.weights import load, save_weights
 __all__ = [
     "MODELS",
     "SEQUENCE_MODELS",
+    "ARCapsNet",
     "CapsNet",
     "CapsuleClassifier",
     "DeepCaps",
@@ -42,6 +45,7 @@ __all__ = [
     "ModelEntry",
     "PlainNetwork",
     "PooledNet",
+    "RSCapsNet",
     "SelfRoutingCapsNet",
     "SequenceEntry",
     "SequenceModel",

@@ -1,10 +1,12 @@
 """One file a routing algorithm: parts that choose among wholes."""
 
+from mereo.routing.attention_routing import AttentionRouting
 from mereo.routing.convolution_3d import Convolution3DRouting
 from mereo.routing.cross_agreement import CrossAgreementRouting
 from mereo.routing.dynamic import DynamicRouting, DynamicVoteRouting, dynamic_routing, route_by_agreement
 from mereo.routing.em import EMRouting, EMVoteRouting
 from mereo.routing.inverted_dot_product import InvertedDotProductRouting, InvertedDotProductVoteRouting
+from mereo.routing.linear_combination import LinearCombinationCaps
 from mereo.routing.self_attention import SelfAttentionRouting, SelfAttentionVoteRouting
 from mereo.routing.self_routing import SelfRouting, SelfVoteRouting
 from mereo.routing.variational_bayes import BayesOptions, VariationalBayesRouting, VariationalBayesVoteRouting
@@ -12,6 +14,7 @@ from mereo.routing.vote_routing import VOTE_ROUTINGS, VoteRouting, make_vote_rou
 
 __all__ = [
     "VOTE_ROUTINGS",
+    "AttentionRouting",
     "BayesOptions",
     "Convolution3DRouting",
     "CrossAgreementRouting",
@@ -21,6 +24,7 @@ __all__ = [
     "EMVoteRouting",
     "InvertedDotProductRouting",
     "InvertedDotProductVoteRouting",
+    "LinearCombinationCaps",
     "SelfAttentionRouting",
     "SelfAttentionVoteRouting",
     "SelfRouting",

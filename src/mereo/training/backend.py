@@ -14,6 +14,8 @@ def make_optimizer(config: TrainConfig, parameters: Iterable[Any]) -> torch.opti
     """The optimiser of a configuration, for parameters or groups of them."""
     if config.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=config.lr, weight_decay=config.weight_decay, momentum=0.9, nesterov=True)
+    if config.optimizer == "rmsprop":
+        return torch.optim.RMSprop(parameters, lr=config.lr, weight_decay=config.weight_decay, alpha=0.9)
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     return kind(parameters, lr=config.lr, weight_decay=config.weight_decay)
 

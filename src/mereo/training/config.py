@@ -15,8 +15,8 @@ import yaml
 from mereo.errors import UsageError, check_choice, check_positive, check_probability, unknown
 from mereo.files import read_regular
 
-OPTIMIZERS = ("adamw", "adam", "sgd")
-SCHEDULES = ("cosine", "exponential", "constant")
+OPTIMIZERS = ("adamw", "adam", "sgd", "rmsprop")
+SCHEDULES = ("cosine", "exponential", "inverse", "constant")
 SAMPLERS = ("shuffle", "balanced")
 _LONGEST_FILE = 2**20
 _LARGEST_NUMBER, _LARGEST_SETTING = 2**63, 1e6
@@ -152,8 +152,8 @@ class TrainConfig:
     """Images per optimiser step, summed over processes and accumulated parts."""
     accumulate: int = 1
     """Number of parts a batch is split into, to save memory; gradients are accumulated."""
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
-    """Optimiser; sgd has Nesterov momentum 0.9."""
+    optimizer: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
+    """Optimiser; sgd has Nesterov momentum 0.9, and rmsprop averages squares with 0.9."""
     lr: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 1e-4
@@ -172,7 +172,7 @@ class TrainConfig:
     classifier the last one."""
     freeze_until: str | None = None
     """Module, such as stages.1, up to whose layer nothing is trained; by default none."""
-    schedule: Literal["cosine", "exponential", "constant"] = "cosine"
+    schedule: Literal["cosine", "exponential", "inverse", "constant"] = "cosine"
     """How the learning rate falls after the warm-up."""
     warmup_epochs: float = 1.0
     """Epochs over which the learning rate rises linearly to its peak."""
@@ -186,7 +186,8 @@ class TrainConfig:
     """Factor of the exponential schedule, per epoch or per --decay-steps."""
     decay_steps: int | None = None
     """For the exponential schedule, steps in which the rate falls smoothly by the factor; by default it falls at the
-    start of each epoch. For cosine, steps from the warm-up to the lowest rate; by default all remaining steps."""
+    start of each epoch. For cosine, steps from the warm-up to the lowest rate; by default all remaining steps. For
+    inverse, steps after which the rate is half; by default 10,000."""
     clip_norm: float | None = None
     """Largest norm of the gradient, beyond which it is clipped; by default no clipping."""
     ema_decay: float | None = None

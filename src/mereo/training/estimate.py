@@ -134,7 +134,7 @@ def estimate(
     each = (large - small) / PROBE
     activations = round(small + each * (micro - PROBE))
     # Beside the weights themselves: gradients and moments of what is trained, and the average of all weights.
-    copies = 2 if config.optimizer == "sgd" else 3
+    copies = 2 if config.optimizer in ("sgd", "rmsprop") else 3
     averaged = 1 + (config.ema_decay is not None)
     estimated = Estimate(
         parameters=parameters,

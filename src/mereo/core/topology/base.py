@@ -39,6 +39,7 @@ class Grid(NamedTuple):
             capsules (cross-agreement) or the senders of the class routing, or of the routing `through`.
         prefix: how many come before those of the grid and have no position, such as a class token.
         through: name of the coupling whose senders the receivers are, where that is not the class routing.
+        after: positions of those that come next on a grid of their own, such as the capsules of a coarser map.
     """
 
     rows: int
@@ -49,6 +50,20 @@ class Grid(NamedTuple):
     feeds: int | None = None
     prefix: int = 0
     through: str | None = None
+    after: "Grid | None" = None
+
+    @property
+    def size(self) -> int:
+        """How many there are, those without a position and those after them included."""
+        rest = 0 if self.after is None else self.after.size
+        return self.prefix + self.types * self.rows * self.columns + rest
+
+    @property
+    def parts(self) -> "list[tuple[int, Grid]]":
+        """Each grid, without what comes after it, and the number of the first that is on it."""
+        end = self.prefix + self.types * self.rows * self.columns
+        rest = [] if self.after is None else [(end + start, grid) for start, grid in self.after.parts]
+        return [(self.prefix, self._replace(prefix=0, after=None)), *rest]
 
 
 @dataclass(frozen=True)

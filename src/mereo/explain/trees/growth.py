@@ -15,7 +15,7 @@ from mereo.explain.places import box_of, on_grid
 from mereo.explain.trees.tree import Edge, Node, ParseTree
 from mereo.inference.predict import class_names
 from mereo.models import CapsuleClassifier, VisionModel
-from mereo.routing import CrossAgreementRouting
+from mereo.routing import AttentionRouting, CrossAgreementRouting
 
 
 def why_no_tree(model: VisionModel) -> str | None:
@@ -83,8 +83,8 @@ class _Growth:
         strengths = couplings if contributed is None else contributed[0]
         grid = self.grids.get(name)
         if grid is not None:
-            strengths = on_grid(strengths[None], grid, average=contributed is None).flatten()
-            couplings = on_grid(couplings[None], grid, average=True).flatten()
+            strengths = _by_place(strengths, grid, average=contributed is None)
+            couplings = _by_place(couplings, grid, average=True)
         return "coupling" if contributed is None else "vote", strengths.cpu(), couplings.cpu()
 
     def grow(self, parent: int, name: str, receiver: int) -> None:
@@ -97,11 +97,11 @@ class _Growth:
         exchange, last = self.observation.exchanges[name], name == self.observation.class_coupling
         crossed = isinstance(exchange.module, CrossAgreementRouting)
         poses = exchange.inputs[1 if crossed else 0] if kind == "vote" else None
-        if isinstance(exchange.module, ConvCapsules) and poses is not None:
+        if isinstance(exchange.module, ConvCapsules | AttentionRouting) and poses is not None:
             poses = exchange.module.in_a_row(poses)
         grid = self.grids.get(name)
         # Where several types share a place, a node is the place and no single capsule.
-        single = grid is None or grid.types == 1
+        single = grid is None or _single(grid)
         # With a single scale a capsule would agree best with itself.
         vouched = crossed and exchange.inputs[0] is not exchange.inputs[1]
         agreement = None
@@ -142,14 +142,30 @@ class _Growth:
     ) -> int:
         """A new node; its place in the list."""
         level = self.nodes[parent].level + 1
-        alone = poses is not None and (grid is None or grid.types == 1)
+        alone = poses is not None and (grid is None or _single(grid))
         length = float(lengths(poses[self.image, number])) if poses is not None and alone else None
         if grid is None:
             node = Node("capsule", f"capsule {number}", number, level, length=length)
         else:
             cell = number if order is None else int(order[number])
+            for _, part in grid.parts:
+                if cell < part.rows * part.columns:
+                    grid = part
+                    break
+                cell -= part.rows * part.columns
             row, column = divmod(cell, grid.columns)
             box = box_of(cell, grid, *self.observation.model.image_shape[1:])
             node = Node("patch", f"patch at row {row}, column {column}", cell, level, box, length)
         self.nodes.append(node)
         return len(self.nodes) - 1
+
+
+def _single(grid: Grid) -> bool:
+    """Whether each place holds one capsule, of the same number."""
+    return grid.types == 1 and grid.after is None
+
+
+def _by_place(values: Tensor, grid: Grid, *, average: bool) -> Tensor:
+    """Values of senders (senders,) as those of all places, grid by grid."""
+    parts = [(values[start : start + part.size], part) for start, part in grid.parts]
+    return torch.cat([on_grid(value[None], part, average=average).flatten() for value, part in parts])

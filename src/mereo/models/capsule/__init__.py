@@ -1,5 +1,6 @@
 """Capsule networks, one file each with its presets."""
 
+from mereo.models.capsule.ar_capsnet import ARCapsNet
 from mereo.models.capsule.capsnet import CapsNet
 from mereo.models.capsule.deepcaps import DeepCaps
 from mereo.models.capsule.efficient_capsnet import EfficientCapsNet
@@ -7,10 +8,12 @@ from mereo.models.capsule.inverted_dot_product_capsnet import InvertedDotProduct
 from mereo.models.capsule.matrix_capsnet import MatrixCapsNet
 from mereo.models.capsule.mspcaps import MSPCaps
 from mereo.models.capsule.mspcaps_head import LinearHead, MSPCapsHead
+from mereo.models.capsule.rs_capsnet import RSCapsNet
 from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCapsNet
 from mereo.models.capsule.variational_capsnet import VariationalCapsNet
 
 __all__ = [
+    "ARCapsNet",
     "CapsNet",
     "DeepCaps",
     "EfficientCapsNet",
@@ -20,6 +23,7 @@ __all__ = [
     "MSPCapsHead",
     "MatrixCapsNet",
     "PooledNet",
+    "RSCapsNet",
     "SelfRoutingCapsNet",
     "VariationalCapsNet",
 ]

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from mereo.attention import BlockAttention, GridAttention
 from mereo.core.kernels.affine import Linear, convolve
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, Window
-from mereo.core.shapes import image_size
+from mereo.core.shapes import image_size, same_padding
 from mereo.core.tiles import from_grid, from_windows, grid_tiles, to_grid, to_windows, window_tiles
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 from mereo.layers import ChannelNorm, FeedForward, InvertedBottleneck, LayerScale, StochasticDepth, linear_rates
-from mereo.layers.inverted_bottleneck import same_padding
 from mereo.layers.norms import norm_factors
 from mereo.models.base import VisionModel, check_sides
 
