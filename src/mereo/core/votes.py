@@ -12,12 +12,15 @@ two linear maps that are adjoint to each other: <combine(C), P> = <C, agree(P)>.
     MatrixVotes   vote[r, s] = U[s] W[r, s]       poses and transforms are matrices (EM routing)
     SameVotes     vote[r, s] = value[s]           the same to all (attention)
 
+`JoinedVotes` are those of several sets of senders, which may be of different kinds and pose sizes, in a row.
+
 Constructing votes computes nothing. `method` chooses how the verbs are executed: "stored" computes the tensor of votes
 when it is first needed and keeps it, "streamed" never computes it (`mereo.core.kernels.votes`: compiled C++, or a tile
 of senders at a time). "auto" streams wherever our own operators can run, unless the tensor already exists.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -225,3 +228,29 @@ class SameVotes(Votes):
 
     def select(self, samples: Tensor, receivers: Tensor) -> Tensor:
         return self.values[samples]
+
+
+class JoinedVotes(Votes):
+    """Votes of several sets of senders for the same receivers, numbered one set after the other.
+
+    Args:
+        parts: the votes of each set.
+        counts: senders of each set.
+    """
+
+    def __init__(self, parts: Sequence[Votes], counts: Sequence[int]) -> None:
+        self.parts, self.counts = list(parts), list(counts)
+
+    def combine(self, couplings: Tensor) -> Tensor:
+        split = couplings.split(self.counts, -1)
+        first, *others = (part.combine(own) for part, own in zip(self.parts, split, strict=True))
+        return sum(others, start=first)
+
+    def agree(self, receivers: Tensor) -> Tensor:
+        return torch.cat([part.agree(receivers) for part in self.parts], -1)
+
+    def dense(self) -> Tensor:
+        return torch.cat([part.dense() for part in self.parts], 3)
+
+    def select(self, samples: Tensor, receivers: Tensor) -> Tensor:
+        return torch.cat([part.select(samples, receivers) for part in self.parts], 2)
