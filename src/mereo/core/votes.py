@@ -12,7 +12,8 @@ two linear maps that are adjoint to each other: <combine(C), P> = <C, agree(P)>.
     MatrixVotes   vote[r, s] = U[s] W[r, s]       poses and transforms are matrices (EM routing)
     SameVotes     vote[r, s] = value[s]           the same to all (attention)
 
-`JoinedVotes` are those of several sets of senders, which may be of different kinds and pose sizes, in a row.
+`GivenVotes` exist as a tensor already; `JoinedVotes` are those of several sets of senders in a row, which may be of
+different kinds and pose sizes.
 
 Constructing votes computes nothing. `method` chooses how the verbs are executed: "stored" computes the tensor of votes
 when it is first needed and keeps it, "streamed" never computes it (`mereo.core.kernels.votes`: compiled C++, or a tile
@@ -205,6 +206,23 @@ class MatrixVotes(_StoredVotes):
 
     def select(self, samples: Tensor, receivers: Tensor) -> Tensor:
         return self._product(bounded(self.poses)[samples], self.weight[receivers]).unsqueeze(1)
+
+
+class GivenVotes(_StoredVotes):
+    """Votes that exist as a tensor, such as those that a convolution made.
+
+    Shapes: votes (batch, heads, receivers, senders, pose).
+    """
+
+    def __init__(self, votes: Tensor) -> None:
+        super().__init__()
+        self.votes = votes
+
+    def _make(self) -> Tensor:
+        return self.votes
+
+    def select(self, samples: Tensor, receivers: Tensor) -> Tensor:
+        return self.votes[samples, :, receivers]
 
 
 class SameVotes(Votes):

@@ -5,6 +5,7 @@ from mereo.routing.cross_agreement import CrossAgreementRouting
 from mereo.routing.dynamic import DynamicRouting, DynamicVoteRouting, dynamic_routing, route_by_agreement
 from mereo.routing.em import EMRouting, EMVoteRouting
 from mereo.routing.inverted_dot_product import InvertedDotProductRouting, InvertedDotProductVoteRouting
+from mereo.routing.orth_attention import OrthAttention
 from mereo.routing.self_attention import SelfAttentionRouting, SelfAttentionVoteRouting
 from mereo.routing.self_routing import SelfRouting, SelfVoteRouting
 from mereo.routing.variational_bayes import BayesOptions, VariationalBayesRouting, VariationalBayesVoteRouting
@@ -21,6 +22,7 @@ __all__ = [
     "EMVoteRouting",
     "InvertedDotProductRouting",
     "InvertedDotProductVoteRouting",
+    "OrthAttention",
     "SelfAttentionRouting",
     "SelfAttentionVoteRouting",
     "SelfRouting",
