@@ -59,7 +59,7 @@ class Explanation:
         contributions: of every sender of the class routing to the length of the class capsule before the squash,
             (batch, senders); None for a routing whose votes are not known.
         contribution_map: the same over the image; None when the senders have no place.
-        occlusion_map: what hiding a place costs; None for a capsule classifier, whose couplings show more.
+        occlusion_map: what hiding a place costs; None where couplings have places, which show more.
         attention: shares of the places, by what they are: "class attention", mean over the heads of the last layer with
             a class token, and "rollout", see `attention_rollout`; empty for a network without attention between places.
         rebuilt: the reconstruction from the explained class capsule, (batch, channels, height, width); None without
@@ -114,8 +114,8 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
     if isinstance(network, CapsuleClassifier) and network.decoder is not None and observation.capsules is not None:
         with torch.no_grad():
             rebuilt = network.reconstruct(observation.capsules, chosen)
-    hidden = None
-    if observation.capsules is None:
+    hidden, maps = None, coupling_maps(observation, chosen)
+    if not maps:
         drops, squares = occlusion_maps(network, images, chosen)
         hidden = OcclusionMap(drops, spread(drops, squares, *images.shape[-2:]), squares)
     return Explanation(
@@ -123,7 +123,7 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
         kind=kind_of(network),
         predicted=observation.scores.argmax(1),
         explained=chosen,
-        maps=coupling_maps(observation, chosen),
+        maps=maps,
         contributions=contributions,
         contribution_map=placed,
         occlusion_map=hidden,
