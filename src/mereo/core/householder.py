@@ -5,6 +5,8 @@
 Source: Householder 1958, doi:10.1145/320941.320947; the compact form: Schreiber, Van Loan 1989, doi:10.1137/0910005.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -41,12 +43,15 @@ def product_of_reflections(vectors: Tensor) -> Tensor:
         for vector in wide.unbind(-2):
             matrix = reflect(matrix, vector.unsqueeze(-2))
         return matrix.to(vectors.dtype)
-    units = wide * wide.square().sum(-1, keepdim=True).clamp(min=SMALLEST).rsqrt()
-    inner = (units @ units.transpose(-1, -2)).triu(1)
-    # A vector of zeros has no unit vector, and its row and column do nothing.
-    half = torch.full_like(inner[..., 0], 0.5).diag_embed()
-    solved = torch.linalg.solve_triangular(inner + half, units, upper=True)
-    return (identity - units.transpose(-1, -2) @ solved).to(vectors.dtype)
+    kind = wide.device.type
+    # Products in half precision would lose the right angles.
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+        units = wide * wide.square().sum(-1, keepdim=True).clamp(min=SMALLEST).rsqrt()
+        inner = (units @ units.transpose(-1, -2)).triu(1)
+        # A vector of zeros has no unit vector, and its row and column do nothing.
+        half = torch.full_like(inner[..., 0], 0.5).diag_embed()
+        solved = torch.linalg.solve_triangular(inner + half, units, upper=True)
+        return (identity - units.transpose(-1, -2) @ solved).to(vectors.dtype)
 
 
 class HouseholderMatrix(nn.Module):

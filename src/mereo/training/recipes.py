@@ -321,6 +321,22 @@ RECIPES: dict[str, Recipe] = {
         },
         {"fashion_mnist": 92.7, "cifar10": 75.2},
     ),
+    "orthcaps": Recipe(
+        "OrthCaps: AdamW, warm-up, 300 epochs; a cosine for a rate that halves on plateaus.",
+        "arXiv:2403.13351 and the authors' later code, not confirmed",
+        {
+            "model": "orthcaps_s_cifar", "data": "cifar10", "epochs": 300, "batch_size": 128, "optimizer": "adamw",
+            "lr": 2.5e-3, "weight_decay": 5e-4, "schedule": "cosine", "warmup_epochs": 5.0, "min_lr": 1e-6,
+            "loss": "margin", "augment": ("crop=4", "flip"),
+        },
+        {
+            "cifar10": CIFAR10,
+            "svhn": {"augment": ("crop=4",)},
+            "mnist": {"model": "orthcaps_s", "img_size": 32, "augment": ("shift=2",)},
+            "fashion_mnist": {"model": "orthcaps_s", "img_size": 32, "augment": ("crop=2", "flip")},
+        },
+        {"mnist": 99.68, "svhn": 96.26, "cifar10": 86.84},
+    ),
     "language_demo": Recipe(
         "A model of bytes on two and a half million bytes of Python's own sources, in minutes on two CPU cores.",
         "ours",

@@ -8,6 +8,7 @@ from mereo.models.capsule.matrix_capsnet import MatrixCapsNet
 from mereo.models.capsule.ms_capsnet import MSCapsNet
 from mereo.models.capsule.mspcaps import MSPCaps
 from mereo.models.capsule.mspcaps_head import LinearHead, MSPCapsHead
+from mereo.models.capsule.orthcaps import OrthCaps
 from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCapsNet
 from mereo.models.capsule.variational_capsnet import VariationalCapsNet
 
@@ -21,6 +22,7 @@ __all__ = [
     "MSPCaps",
     "MSPCapsHead",
     "MatrixCapsNet",
+    "OrthCaps",
     "PooledNet",
     "SelfRoutingCapsNet",
     "VariationalCapsNet",
