@@ -52,6 +52,35 @@ def test_gradients(normalise: Callable[..., Tensor], dim: int) -> None:
     assert torch.autograd.gradcheck(lambda s: normalise(s, dim=dim), scores)
 
 
+@pytest.mark.parametrize("normalise", [sparsemax, entmax15, leaky_softmax])
+def test_second_derivatives(normalise: Callable[..., Tensor]) -> None:
+    torch.manual_seed(3)
+    scores = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda s: normalise(s, dim=1), scores)
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.script.*:FutureWarning")  # of the first jvp in a process
+@pytest.mark.parametrize("normalise", [sparsemax, entmax15, partial(entmax, alpha=1.3), leaky_softmax])
+def test_forward_mode(normalise: Callable[..., Tensor]) -> None:
+    torch.manual_seed(3)
+    scores, direction = torch.randn(2, 3, 5, dtype=torch.float64)
+    _, tangent = torch.func.jvp(lambda s: normalise(s, dim=1), (scores,), (direction,))
+    jacobian = torch.func.jacrev(lambda s: normalise(s, dim=1))(scores)
+    torch.testing.assert_close(tangent, torch.einsum("ijkl,kl->ij", jacobian, direction))
+
+
+def test_entmax_worked_numbers() -> None:
+    scores = torch.tensor([1.0, 0.5, 0.0])
+    torch.testing.assert_close(entmax15(scores, 0), torch.tensor([0.624198, 0.291667, 0.084136]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(sparsemax(scores, 0), torch.tensor([0.75, 0.25, 0.0]))
+    nearly = torch.tensor([0.506480, 0.307196, 0.186324])
+    torch.testing.assert_close(entmax(scores.double(), 0, 1 + 1e-6).float(), nearly, rtol=0, atol=2e-6)
+    longer = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    for made in (entmax15(longer, 0), entmax(longer.double(), 0, 1.5).float()):
+        torch.testing.assert_close(made, torch.tensor([0.830719, 0.169281, 0.0, 0.0]), rtol=0, atol=1e-6)
+        assert made[2:].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("name", list(NORMALISERS))
 def test_dim_is_respected(name: str, dim: int) -> None:

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mereo.core import DenseVotes, MatrixVotes, SameVotes, SharedVotes, Votes
+from mereo.core import DenseVotes, GivenVotes, JoinedVotes, MatrixVotes, SameVotes, SharedVotes, Votes
 
-KINDS = ["dense", "stored", "shared", "matrix", "same"]
+KINDS = ["dense", "stored", "shared", "matrix", "same", "joined", "given"]
 FEW = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 sizes = st.integers(1, 6)
 
@@ -23,6 +23,12 @@ def make(kind: str, batch: int, heads: int, receivers: int, senders: int, pose: 
     if kind == "stored":
         weight = torch.randn(receivers, senders, 3, pose, dtype=torch.float64)
         return DenseVotes(torch.randn(batch, senders, 3, dtype=torch.float64), weight, method="stored"), 1
+    if kind == "given":
+        return GivenVotes(torch.randn(batch, heads, receivers, senders, pose, dtype=torch.float64)), heads
+    if kind == "joined":
+        counts = (senders - senders // 2, senders // 2)
+        parts = [make(k, batch, 1, receivers, n, pose)[0] for k, n in zip(("dense", "shared"), counts, strict=True)]
+        return JoinedVotes(parts, counts), 1
     if kind == "shared":
         weight = torch.randn(receivers, 3, pose, dtype=torch.float64)
         return SharedVotes(torch.randn(batch, senders, 3, dtype=torch.float64), weight), 1

@@ -31,6 +31,17 @@ MODELS = {
         "capsnet_middle",
         {"conv_channels": 4, "primary_types": 2, "primary_dim": 4, "middle_capsules": 5, "img_size": (21, 27)},
     ),
+    "sets of children": (
+        "ms_capsnet_small",
+        {"stem_kernel": 5, "channels": 4, "types": 2, "dims": (2, 3, 4), "class_dim": 4, "img_size": (17, 20)},
+    ),
+    "one set, over senders": (
+        "ms_capsnet_small",
+        {
+            "stem_kernel": 5, "channels": 4, "types": 1, "branches": ("middle",), "class_dim": 4, "img_size": (17, 20),
+            "variant": "public",
+        },
+    ),
     "efficient": ("efficient_capsnet", {"stem": ((5, 8, 2), (3, 16, 2)), "img_size": 20, "num_classes": 3}),
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from mereo.errors import UsageError
 from mereo.explain import observe, vote_contributions
 from mereo.models import CapsuleClassifier
 from mereo.routing import CrossAgreementRouting, SelfAttentionRouting
+from routed_children import children_and_transforms
 
 Make = Callable[..., CapsuleClassifier]
 MakeImages = Callable[..., Tensor]
@@ -24,11 +25,11 @@ def by_loops(model: CapsuleClassifier, observation: object, classes: Tensor) -> 
     for b, c in enumerate(classes.tolist()):
         v = observation.capsules.pose[b, c]
         row, s = [], torch.zeros_like(v)
-        for k in range(senders.shape[1]):
+        for k, (sender, weight) in enumerate(children_and_transforms(model.head, senders, b, c)):
             coupling = observation.trace["head.coupling"][b, 0, c, k]
             if isinstance(model.head, SelfAttentionRouting):
                 coupling = coupling + model.head.log_prior[c, k]
-            vote = coupling * (model.head.weight[c, k].T @ senders[b, k])
+            vote = coupling * (weight.T @ sender)
             row.append(vote @ v / v.norm())
             s = s + vote
         rows.append(torch.stack(row))

@@ -36,6 +36,7 @@ def test_explanation(model: CapsuleClassifier, some_images: MakeImages) -> None:
     mean, std = (torch.tensor(cfg[k]).view(1, -1, 1, 1) for k in ("mean", "std"))
     torch.testing.assert_close(found.lengths, model.eval()((images - mean) / std).detach())
     assert found.predicted.equal(found.lengths.argmax(1)) and found.explained.equal(found.predicted)
+    assert (found.occlusion_map is None) == bool(found.maps), "occlusion where no coupling has a place"
     assert all(len(shape) == 4 for shape in found.trace_shapes.values())
     assert (found.rebuilt is None) == (model.decoder is None)
     if found.rebuilt is not None:

@@ -2,16 +2,20 @@
 
 from mereo.capsules.convolutional import ConvCapsules
 from mereo.capsules.decoder import FullyConnectedDecoder, UpsamplingDecoder, mask_poses
+from mereo.capsules.dropout import CapsuleDropout
 from mereo.capsules.matrix_primary import PrimaryMatrixCapsules
+from mereo.capsules.multi_dim import MultiDimClassCaps
 from mereo.capsules.multi_scale import MultiScalePrimaryCapsules
 from mereo.capsules.patchify import PatchifyCapsules, patch_grids
-from mereo.capsules.primary import DepthwisePrimaryCapsules, PaddedConv2d, PrimaryCapsules
+from mereo.capsules.primary import DepthwisePrimaryCapsules, PaddedConv2d, PrimaryCapsules, flat_capsules
 from mereo.capsules.residual import ResidualBlock
 
 __all__ = [
+    "CapsuleDropout",
     "ConvCapsules",
     "DepthwisePrimaryCapsules",
     "FullyConnectedDecoder",
+    "MultiDimClassCaps",
     "MultiScalePrimaryCapsules",
     "PaddedConv2d",
     "PatchifyCapsules",
@@ -19,6 +23,7 @@ __all__ = [
     "PrimaryMatrixCapsules",
     "ResidualBlock",
     "UpsamplingDecoder",
+    "flat_capsules",
     "mask_poses",
     "patch_grids",
 ]

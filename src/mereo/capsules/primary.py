@@ -32,6 +32,11 @@ class PaddedConv2d(nn.Conv2d):
         return super().forward(input)
 
 
+def flat_capsules(maps: Tensor, dim: int) -> Tensor:
+    """Capsules by type, row and column: (batch, types * dim, rows, columns) -> (batch, capsules, dim)."""
+    return maps.unflatten(1, (-1, dim)).movedim(2, -1).flatten(1, 3)
+
+
 class PrimaryCapsules(nn.Module):
     """Squashed capsules from a convolution.
 
@@ -50,8 +55,7 @@ class PrimaryCapsules(nn.Module):
         self.conv = PaddedConv2d(in_channels, types * dim, kernel, stride, same=same)
 
     def forward(self, features: Tensor) -> Tensor:
-        maps = self.conv(features).unflatten(1, (self.types, self.dim))
-        return squash(maps.movedim(2, -1).flatten(1, 3))
+        return squash(flat_capsules(self.conv(features), self.dim))
 
 
 class DepthwisePrimaryCapsules(nn.Module):

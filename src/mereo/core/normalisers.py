@@ -3,7 +3,7 @@
 Each is a function (scores, dim) -> couplings of the same shape. The first four sum to one along `dim`.
 Sparse ones: sparsemax arXiv:1602.02068; 1.5-entmax arXiv:1905.05702. Their threshold is found by sorting (for
 any alpha, by bisection), and its derivative is written in closed form (implicit differentiation), so gradients are
-exact and finite; second derivatives of entmax are not.
+exact and finite, and so are second derivatives but those of the bisected entmax.
 """
 
 from collections.abc import Callable
@@ -54,28 +54,34 @@ def sparsemax(scores: Tensor, dim: int) -> Tensor:
     """max(0, s_i - t) with t such that the sum is one: the Euclidean projection on the simplex."""
     # Entries 1 below the largest are outside the support; the clamp keeps masked scores out of the running sums.
     z = (scores - scores.amax(dim, keepdim=True)).clamp(min=-4)
+    fixed = z.detach()  # no_grad alone would keep forward-mode derivatives
     with torch.no_grad():
-        ordered = z.sort(dim, descending=True).values
-        ranks, total = _ranks(z, dim), ordered.cumsum(dim)
+        ordered = fixed.sort(dim, descending=True).values
+        ranks, total = _ranks(fixed, dim), ordered.cumsum(dim)
         size = (1 + ranks * ordered > total).sum(dim, keepdim=True)
         threshold = (total.gather(dim, size - 1) - 1) / size
-        support = (z > threshold).to(z.dtype)
+        support = (fixed > threshold).to(z.dtype)
     return _with_threshold(z, threshold, support, dim).clamp(min=0)
 
 
 def entmax15(scores: Tensor, dim: int) -> Tensor:
     """max(0, s_i / 2 - t)^2 with t such that the sum is one: between softmax and sparsemax."""
     z = ((scores - scores.amax(dim, keepdim=True)) / 2).clamp(min=-4)
+    fixed = z.detach()  # no_grad alone would keep forward-mode derivatives
     with torch.no_grad():
-        ordered = z.sort(dim, descending=True).values
-        ranks = _ranks(z, dim)
+        ordered = fixed.sort(dim, descending=True).values
+        ranks = _ranks(fixed, dim)
         mean = ordered.cumsum(dim) / ranks
         spread = ranks * (ordered.square().cumsum(dim) / ranks - mean.square())
         candidates = mean - ((1 - spread) / ranks).clamp(min=0).sqrt()
         size = (candidates <= ordered).sum(dim, keepdim=True)
         threshold = candidates.gather(dim, size - 1)
-        root = (z - threshold).clamp(min=0)
-    return _with_threshold(z, threshold, root, dim).clamp(min=0).square()
+        root = (fixed - threshold).clamp(min=0)
+    # The derivative of the threshold depends on z itself. Half of it from here, half from above: the value and the
+    # first derivatives stay as they are, and the second derivatives become exact.
+    moving = _with_threshold(z, threshold, root, dim).clamp(min=0)
+    weight = (root / root.sum(dim, keepdim=True) + moving / moving.sum(dim, keepdim=True)) / 2
+    return _with_threshold(z, threshold, weight, dim).clamp(min=0).square()
 
 
 def entmax(scores: Tensor, dim: int, alpha: float) -> Tensor:
@@ -88,14 +94,15 @@ def entmax(scores: Tensor, dim: int, alpha: float) -> Tensor:
         raise UsageError(f"alpha is {alpha}; it must be above 1 and at most 2.")
     power = 1 / (alpha - 1)
     z = ((scores - scores.amax(dim, keepdim=True)) * (alpha - 1)).clamp(min=-4)
+    fixed = z.detach()
     with torch.no_grad():
-        low = torch.full_like(z.narrow(dim, 0, 1), -1)
+        low = torch.full_like(fixed.narrow(dim, 0, 1), -1)
         width = 1 - float(scores.shape[dim]) ** (1 - alpha)
         for _ in range(torch.finfo(z.dtype).bits):
             width /= 2
-            total = (z - (low + width)).clamp(min=0).pow(power).sum(dim, keepdim=True)
+            total = (fixed - (low + width)).clamp(min=0).pow(power).sum(dim, keepdim=True)
             low = torch.where(total >= 1, low + width, low)
-        slope = (z - low).clamp(min=0).pow(power - 1) * (z > low)
+        slope = (fixed - low).clamp(min=0).pow(power - 1) * (fixed > low)
     return _with_threshold(z, low, slope, dim).clamp(min=0).pow(power)
 
 

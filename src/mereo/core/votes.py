@@ -12,12 +12,16 @@ two linear maps that are adjoint to each other: <combine(C), P> = <C, agree(P)>.
     MatrixVotes   vote[r, s] = U[s] W[r, s]       poses and transforms are matrices (EM routing)
     SameVotes     vote[r, s] = value[s]           the same to all (attention)
 
+`GivenVotes` exist as a tensor already; `JoinedVotes` are those of several sets of senders in a row, which may be of
+different kinds and pose sizes.
+
 Constructing votes computes nothing. `method` chooses how the verbs are executed: "stored" computes the tensor of votes
 when it is first needed and keeps it, "streamed" never computes it (`mereo.core.kernels.votes`: compiled C++, or a tile
 of senders at a time). "auto" streams wherever our own operators can run, unless the tensor already exists.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -205,6 +209,23 @@ class MatrixVotes(_StoredVotes):
         return self._product(bounded(self.poses)[samples], self.weight[receivers]).unsqueeze(1)
 
 
+class GivenVotes(_StoredVotes):
+    """Votes that exist as a tensor, such as those that a convolution made.
+
+    Shapes: votes (batch, heads, receivers, senders, pose).
+    """
+
+    def __init__(self, votes: Tensor) -> None:
+        super().__init__()
+        self.votes = votes
+
+    def _make(self) -> Tensor:
+        return self.votes
+
+    def select(self, samples: Tensor, receivers: Tensor) -> Tensor:
+        return self.votes[samples, :, receivers]
+
+
 class SameVotes(Votes):
     """vote[b, h, r, s] = value[b, h, s]: every sender says the same to all.
 
@@ -226,3 +247,29 @@ class SameVotes(Votes):
 
     def select(self, samples: Tensor, receivers: Tensor) -> Tensor:
         return self.values[samples]
+
+
+class JoinedVotes(Votes):
+    """Votes of several sets of senders for the same receivers, numbered one set after the other.
+
+    Args:
+        parts: the votes of each set.
+        counts: senders of each set.
+    """
+
+    def __init__(self, parts: Sequence[Votes], counts: Sequence[int]) -> None:
+        self.parts, self.counts = list(parts), list(counts)
+
+    def combine(self, couplings: Tensor) -> Tensor:
+        split = couplings.split(self.counts, -1)
+        first, *others = (part.combine(own) for part, own in zip(self.parts, split, strict=True))
+        return sum(others, start=first)
+
+    def agree(self, receivers: Tensor) -> Tensor:
+        return torch.cat([part.agree(receivers) for part in self.parts], -1)
+
+    def dense(self) -> Tensor:
+        return torch.cat([part.dense() for part in self.parts], 3)
+
+    def select(self, samples: Tensor, receivers: Tensor) -> Tensor:
+        return torch.cat([part.select(samples, receivers) for part in self.parts], 2)

@@ -60,7 +60,7 @@ class Explanation:
             (batch, senders); None for a routing whose votes are not known.
         contribution_maps: the same over the image, a map for each grid of senders; of the senders of an earlier
             routing where those of the class routing have no place, and empty where no sender has one.
-        occlusion_map: what hiding a place costs; None for a capsule classifier, whose couplings show more.
+        occlusion_map: what hiding a place costs; None where couplings or votes have places, which show more.
         attention: shares of the places, by what they are: "class attention", mean over the heads of the last layer with
             a class token, and "rollout", see `attention_rollout`; empty for a network without attention between places.
         rebuilt: the reconstruction from the explained class capsule, (batch, channels, height, width); None without
@@ -118,8 +118,8 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
     if isinstance(network, CapsuleClassifier) and network.decoder is not None and observation.capsules is not None:
         with torch.no_grad():
             rebuilt = network.reconstruct(observation.capsules, chosen)
-    hidden = None
-    if observation.capsules is None:
+    hidden, maps = None, coupling_maps(observation, chosen)
+    if not maps and not placed:
         drops, squares = occlusion_maps(network, images, chosen)
         hidden = OcclusionMap(drops, spread(drops, squares, *images.shape[-2:]), squares)
     return Explanation(
@@ -127,7 +127,7 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
         kind=kind_of(network),
         predicted=observation.scores.argmax(1),
         explained=chosen,
-        maps=coupling_maps(observation, chosen),
+        maps=maps,
         contributions=vote_contributions(observation, chosen),
         contribution_maps=placed,
         occlusion_map=hidden,

@@ -121,7 +121,8 @@ def draw_explanation(
     rebuilt = explanation.rebuilt
     pictures = 1 + len(columns) + (rebuilt is not None)
     scales = [colour_scale(column.cells, signed=column.signed) for column in columns]
-    caption = _caption(columns, words, true_labels is not None, classes is not None, total)
+    voted = explanation.contributions is not None
+    caption = _caption(columns, words, true_labels is not None, classes is not None, total, voted=voted)
     caption += [
         f"{c.title.capitalize()}: all shares lie between {c.cells.min():.3g} and {c.cells.max():.3g}, so its scale does"
         " not start at 0."
@@ -151,7 +152,9 @@ def draw_explanation(
     return path
 
 
-def _caption(columns: list[_MapColumn], words: Wording, true_known: bool, asked: bool, total: int) -> list[str]:
+def _caption(
+    columns: list[_MapColumn], words: Wording, true_known: bool, asked: bool, total: int, *, voted: bool
+) -> list[str]:
     """How to read the picture."""
     answer = "that class" if asked else "the predicted class"
     bar = "the chosen class" if asked else f"{words.best}, the prediction"
@@ -164,7 +167,9 @@ def _caption(columns: list[_MapColumn], words: Wording, true_known: bool, asked:
     elif HIDDEN in titles:
         lines += [
             "Occlusion: how much that score falls when a square takes the image's mean colour; blue: it rises.",
-            "This network has no routing to its classes, so there are no votes to draw.",
+            "The parts that vote for its classes have no places on the image; parse trees show their votes."
+            if voted
+            else "This network has no routing to its classes, so there are no votes to draw.",
         ]
     elif VOTES in titles and any(not column.signed for column in columns):
         lines.append(f"Routing: {share} {answer}.")

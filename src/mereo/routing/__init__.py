@@ -7,6 +7,7 @@ from mereo.routing.dynamic import DynamicRouting, DynamicVoteRouting, dynamic_ro
 from mereo.routing.em import EMRouting, EMVoteRouting
 from mereo.routing.inverted_dot_product import InvertedDotProductRouting, InvertedDotProductVoteRouting
 from mereo.routing.linear_combination import LinearCombinationCaps
+from mereo.routing.orth_attention import OrthAttention
 from mereo.routing.self_attention import SelfAttentionRouting, SelfAttentionVoteRouting
 from mereo.routing.self_routing import SelfRouting, SelfVoteRouting
 from mereo.routing.variational_bayes import BayesOptions, VariationalBayesRouting, VariationalBayesVoteRouting
@@ -25,6 +26,7 @@ __all__ = [
     "InvertedDotProductRouting",
     "InvertedDotProductVoteRouting",
     "LinearCombinationCaps",
+    "OrthAttention",
     "SelfAttentionRouting",
     "SelfAttentionVoteRouting",
     "SelfRouting",

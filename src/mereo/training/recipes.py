@@ -347,6 +347,37 @@ RECIPES: dict[str, Recipe] = {
         },
         {"cifar10": 89.81, "fashion_mnist": 93.51},
     ),
+    "ms_capsnet": Recipe(
+        "MS-CapsNet as the authors' code trains it; the rate of capsule dropout, 0.1, is ours.",
+        "https://doi.org/10.1109/LSP.2018.2873892 and the authors' code",
+        # Their random crops are squares.
+        {
+            "model": "ms_capsnet_cifar10", "data": "cifar10", "epochs": 50, "batch_size": 128, "optimizer": "adam",
+            "lr": 1e-3, "weight_decay": 1e-5, "schedule": "constant", "warmup_epochs": 0.0, "loss": "margin",
+            "augment": ("none",),
+        },
+        {
+            "cifar10": {"augment": ("zoom=0.8:1", "flip"), **CIFAR10},
+            "fashion_mnist": {"model": "ms_capsnet_fashion"},
+        },
+        {"fashion_mnist": 92.7, "cifar10": 75.2},
+    ),
+    "orthcaps": Recipe(
+        "OrthCaps: AdamW, warm-up, 300 epochs; a cosine for a rate that halves on plateaus.",
+        "arXiv:2403.13351 and the authors' later code, not confirmed",
+        {
+            "model": "orthcaps_s_cifar", "data": "cifar10", "epochs": 300, "batch_size": 128, "optimizer": "adamw",
+            "lr": 2.5e-3, "weight_decay": 5e-4, "schedule": "cosine", "warmup_epochs": 5.0, "min_lr": 1e-6,
+            "loss": "margin", "augment": ("crop=4", "flip"),
+        },
+        {
+            "cifar10": CIFAR10,
+            "svhn": {"augment": ("crop=4",)},
+            "mnist": {"model": "orthcaps_s", "img_size": 32, "augment": ("shift=2",)},
+            "fashion_mnist": {"model": "orthcaps_s", "img_size": 32, "augment": ("crop=2", "flip")},
+        },
+        {"mnist": 99.68, "svhn": 96.26, "cifar10": 86.84},
+    ),
     "language_demo": Recipe(
         "A model of bytes on two and a half million bytes of Python's own sources, in minutes on two CPU cores.",
         "ours",

@@ -15,6 +15,7 @@ from mereo.explain.places import box_of
 from mereo.explain.trees.words import describe
 from mereo.models import CapsuleClassifier
 from mereo.routing import CrossAgreementRouting, SelfAttentionRouting
+from routed_children import children_and_transforms
 
 Make = Callable[..., CapsuleClassifier]
 MakeImages = Callable[..., Tensor]
@@ -25,15 +26,14 @@ def votes_by_loops(observation: Observation, name: str, receiver: int) -> list[f
     """What each sender of a routing adds to the length of a receiver, in float64."""
     exchange = observation.exchanges[name]
     routing = exchange.module
-    senders = exchange.inputs[1 if isinstance(routing, CrossAgreementRouting) else 0][IMAGE].double()
+    senders = exchange.inputs[1 if isinstance(routing, CrossAgreementRouting) else 0]
     v = exchange.output[IMAGE, receiver].double()
     found = []
-    weight = routing.weight[receiver].detach().double()
-    for s, sender in enumerate(senders):
+    for s, (sender, weight) in enumerate(children_and_transforms(routing, senders, IMAGE, receiver)):
         coupling = observation.trace[name][IMAGE, 0, receiver, s].double()
         if isinstance(routing, SelfAttentionRouting):
             coupling = coupling + routing.log_prior[receiver, s].detach().double()
-        found.append(float(coupling * ((weight[s].T @ sender) @ v) / v.norm()))
+        found.append(float(coupling * ((weight.double().T @ sender.double()) @ v) / v.norm()))
     return found
 
 

@@ -99,6 +99,10 @@ class _Growth:
         poses = exchange.inputs[1 if crossed else 0] if kind == "vote" else None
         if isinstance(exchange.module, ConvCapsules | AttentionRouting) and poses is not None:
             poses = exchange.module.in_a_row(poses)
+        if isinstance(poses, tuple | list):  # sets of children, whose pose sizes may differ
+            poses = poses[0] if len(poses) == 1 else None
+        if poses is not None and poses.dim() != 3:  # votes, whose children it does not see
+            poses = None
         grid = self.grids.get(name)
         # Where several types share a place, a node is the place and no single capsule.
         single = grid is None or _single(grid)

@@ -6,8 +6,10 @@ from mereo.models.capsule.deepcaps import DeepCaps
 from mereo.models.capsule.efficient_capsnet import EfficientCapsNet
 from mereo.models.capsule.inverted_dot_product_capsnet import InvertedDotProductCapsNet
 from mereo.models.capsule.matrix_capsnet import MatrixCapsNet
+from mereo.models.capsule.ms_capsnet import MSCapsNet
 from mereo.models.capsule.mspcaps import MSPCaps
 from mereo.models.capsule.mspcaps_head import LinearHead, MSPCapsHead
+from mereo.models.capsule.orthcaps import OrthCaps
 from mereo.models.capsule.rs_capsnet import RSCapsNet
 from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCapsNet
 from mereo.models.capsule.variational_capsnet import VariationalCapsNet
@@ -19,9 +21,11 @@ __all__ = [
     "EfficientCapsNet",
     "InvertedDotProductCapsNet",
     "LinearHead",
+    "MSCapsNet",
     "MSPCaps",
     "MSPCapsHead",
     "MatrixCapsNet",
+    "OrthCaps",
     "PooledNet",
     "RSCapsNet",
     "SelfRoutingCapsNet",
