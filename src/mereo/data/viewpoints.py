@@ -7,6 +7,7 @@ others, always with other toys than in training.
 
 from mereo.errors import check_choice
 
+CATEGORIES = ("animal", "human", "airplane", "truck", "car")
 ELEVATIONS = tuple(range(30, 75, 5))
 AZIMUTHS = tuple(range(0, 360, 20))
 LIGHTINGS = 6

@@ -5,9 +5,20 @@ PyTorch and the like inside its function.
 """
 
 from mereo.data.registry import DATASETS, find_dataset, is_dataset, list_datasets
-from mereo.data.sets import cifar10, digits, fashion_mnist, mnist, multimnist, pystdlib, solids, svhn
+from mereo.data.sets import (
+    affnist,
+    cifar10,
+    digits,
+    fashion_mnist,
+    mnist,
+    multimnist,
+    pystdlib,
+    smallnorb,
+    solids,
+    svhn,
+)
 
 __all__ = [
-    "DATASETS", "cifar10", "digits", "fashion_mnist", "find_dataset", "is_dataset", "list_datasets", "mnist",
-    "multimnist", "pystdlib", "solids", "svhn",
+    "DATASETS", "affnist", "cifar10", "digits", "fashion_mnist", "find_dataset", "is_dataset", "list_datasets", "mnist",
+    "multimnist", "pystdlib", "smallnorb", "solids", "svhn",
 ]  # fmt: skip

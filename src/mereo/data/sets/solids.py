@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mereo.data.registry import register_dataset
-from mereo.data.viewpoints import AZIMUTHS, ELEVATIONS, LIGHTINGS, TEST_INSTANCES, TRAIN_INSTANCES, count_images, takes
+from mereo.data.viewpoints import (
+    AZIMUTHS,
+    CATEGORIES,
+    ELEVATIONS,
+    LIGHTINGS,
+    TEST_INSTANCES,
+    TRAIN_INSTANCES,
+    count_images,
+    takes,
+)
 from mereo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +30,6 @@ if TYPE_CHECKING:
     from mereo.data.raw import RawDataset
 
 SIDE, SEED = 32, 5
-CATEGORIES = ("animal", "human", "airplane", "truck", "car")
 AT_ONCE = 6
 """Views that are drawn together; more do not fit in the cache of a processor."""
 
