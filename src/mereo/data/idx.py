@@ -29,7 +29,7 @@ def _existing(candidates: Sequence[Path]) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
-def read_pieces(file: IO[bytes], size: int, name: str) -> bytearray:
+def read_pieces(file: "IO[bytes] | gzip.GzipFile", size: int, name: str) -> bytearray:
     """The rest of a file, which must have so many bytes; read in pieces, so that a false header takes no memory.
 
     Raises:

@@ -51,7 +51,7 @@ def _numbers(element: tuple[int, memoryview], order: str) -> npt.NDArray[np.gene
     kind, content = element
     if kind not in TYPES:
         raise ValueError(f"values of type {kind}")
-    return np.frombuffer(content, np.dtype(TYPES[kind]).newbyteorder(order))
+    return np.frombuffer(content, np.dtype(order + TYPES[kind]))
 
 
 def _matrix(content: memoryview, order: str, depth: int = 0) -> tuple[str, npt.NDArray[np.generic] | Arrays | None]:
