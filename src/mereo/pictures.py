@@ -97,6 +97,11 @@ def plain_log(axis: Any) -> None:
 
 
 def displayable(image: "Tensor") -> Any:
-    """(channels, height, width) in [0, 1] as an array that matplotlib shows: grey, RGB, or the mean of the channels."""
+    """(channels, height, width) in [0, 1] as an array that matplotlib shows: grey, RGB, or the mean of the channels.
+
+    Two channels are the views of two cameras, shown in red and cyan: grey where they agree.
+    """
     image = image.detach().float().clamp(0, 1).cpu()
+    if image.shape[0] == 2:
+        image = image[[0, 1, 1]]
     return image.permute(1, 2, 0).numpy() if image.shape[0] == 3 else image.mean(0).numpy()

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from mereo.attention import HopfieldAttention, HopfieldLookup, HopfieldPooling, MultiHeadAttention, retrieve
@@ -70,6 +71,21 @@ def test_connected_values_are_made_of_keys() -> None:
     attention = MultiHeadAttention(8, 2)
     attention.load_state_dict(module.state_dict() | {"key.weight": torch.eye(8), "key.bias": torch.zeros(8)})
     torch.testing.assert_close(module(tokens, context), attention(tokens, module.key(context)), rtol=1e-5, atol=1e-5)
+
+
+def test_connected_values_are_projected_twice_from_the_normalised_pattern() -> None:
+    torch.manual_seed(0)
+    module = HopfieldAttention(8, 2, context_dim=6, connected=True, norm=True)
+    randomise(module)
+    tokens, context = torch.randn(2, 5, 8), torch.randn(2, 7, 6)
+    state, stored = module.norm_state(tokens), module.norm_stored(context)
+    k = module.key(stored)
+    v = F.linear(F.linear(stored, module.key.weight, module.key.bias), module.value.weight, module.value.bias)
+    heads = []
+    for part in (slice(0, 4), slice(4, 8)):
+        scores = module.query(state)[..., part] @ k[..., part].transpose(1, 2) / 2
+        heads.append(scores.softmax(-1) @ v[..., part])
+    torch.testing.assert_close(module(tokens, context), module.proj(torch.cat(heads, -1)), rtol=1e-5, atol=1e-5)
 
 
 def test_values_may_be_given_apart() -> None:

@@ -30,7 +30,11 @@ def test_it_is_read_from_a_file_of_its_own(info: DatasetInfo) -> None:
     assert Path(home).stem == info.name and Path(home).parent.name == "sets"
 
 
-@every_dataset
+@pytest.mark.parametrize(
+    "info",
+    # Rendering all pictures takes some seconds.
+    [pytest.param(info, id=name, marks=[pytest.mark.slow] * (name == "solids")) for name, info in DATASETS.items()],
+)
 def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: DatasetInfo, tmp_path: Path) -> None:
     size = info.size or (8, 8)
     if info.text is not None:

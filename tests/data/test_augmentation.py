@@ -113,7 +113,7 @@ def test_efficient_mnist_shift_stays_inside_and_reaches_both_ends() -> None:
     images = torch.zeros(2, 1, 28, 28)
     images[:, :, 12:14, 2:4] = 1
     neutral = torch.tensor([0.0, 1.0])
-    low = torch.cat([neutral, torch.tensor([0.0, 0.0, 0.0, 0.999])])
+    low = torch.cat([neutral, torch.tensor([-0.9999, -0.9999, 0.0, 0.999])])
     high = torch.cat([neutral, torch.tensor([0.9999, 0.9999, 0.0, 0.0])])
     moved = EfficientMnist().apply(images, torch.stack([low, high]))
     assert content_margins(moved).tolist() == [[0, 26, 0, 26], [26, 0, 26, 0]]
@@ -125,16 +125,31 @@ def test_efficient_mnist_erases_a_square_and_squishes_in_width_only() -> None:
     assert (erased < 0.5).sum() == 16
     narrow = EfficientMnist().apply(white, torch.tensor([[0, 0.75, 0, 0, 0.999, 0.999]]))
     assert torch.allclose(narrow[0, 0, 0].sum(), torch.tensor(21.0), atol=1e-3)
-    assert (narrow[0, 0, :, 2:5] > 0.99).all()
+    assert (narrow[0, 0, :20, 4:24] > 0.99).all()
 
 
 def test_efficient_mnist_draws_what_it_says() -> None:
     drawn = EfficientMnist().draw(2000, 28, 28, generator())
     turned = drawn[:, 0] != 0
-    assert 0.45 < turned.float().mean() < 0.55
-    assert drawn[:, 0].abs().max() <= torch.pi / 6 + 1e-6
-    assert drawn[:, 1].min() >= 0.75
-    assert drawn[:, 1].max() <= 1
+    # Half of the images, but for those of less than a degree.
+    assert 0.42 < turned.float().mean() < 0.5
+    degrees = drawn[:, 0] * 180 / torch.pi
+    assert degrees.abs().max() < 30 and torch.allclose(degrees, degrees.round(), atol=1e-4)
+    # floor(7 |n| + 1) pixels of 28, of which |n| above 0.9999 is clipped.
+    narrower = 28 * (1 - drawn[:, 1])
+    assert torch.allclose(narrower, narrower.round(), atol=1e-4)
+    assert sorted(set(narrower.round().int().tolist())) == [1, 2, 3, 4, 5, 6, 7]
+    for column in (2, 3):
+        shift = drawn[:, column]
+        assert 0.3 < shift.std() < 0.36 and abs(shift.mean()) < 0.03 and shift.abs().max() <= 0.9999
+    assert drawn[:, 4:].min() >= 0 and drawn[:, 4:].max() < 1
+
+
+def test_efficient_mnist_erases_where_the_authors_do() -> None:
+    white, neutral = torch.ones(1, 1, 28, 28), torch.tensor([0.0, 1.0, 0.0, 0.0])
+    for place, first in ((0.0, 4), (0.5, 4 + 9), (0.9999, 22)):
+        erased = EfficientMnist().apply(white, torch.cat([neutral, torch.tensor([place, place])])[None])[0, 0] == 0
+        assert erased.sum() == 16 and erased[first : first + 4, first : first + 4].all()
 
 
 @pytest.mark.parametrize("text", ALL)

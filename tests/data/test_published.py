@@ -206,9 +206,9 @@ def claim(path: Path, count: int) -> None:
     [
         (lambda root: more_labels(root, 3), "40 images, train-labels-idx1-ubyte has 43 labels"),
         (lambda root: more_labels(root, -3), "40 images, train-labels-idx1-ubyte has 37 labels"),
-        (lambda root: cut(root / RAW / "train-images-idx3-ubyte", 1000), "holds 984 values instead of the 31360"),
+        (lambda root: cut(root / RAW / "train-images-idx3-ubyte", 1000), "holds 984 bytes instead of the 31360"),
         (lambda root: cut(root / RAW / "t10k-labels-idx1-ubyte", 3), "is not an idx file"),
-        (lambda root: claim(root / RAW / "t10k-images-idx3-ubyte", 19), "holds more values"),
+        (lambda root: claim(root / RAW / "t10k-images-idx3-ubyte", 19), "holds more bytes"),
         (lambda root: claim(root / RAW / "t10k-images-idx3-ubyte", 2**32 - 1), "more than the limit"),
         (lambda root: (root / RAW / "t10k-labels-idx1-ubyte").write_bytes(bytes(28)), "is not an idx file"),
         (lambda root: (root / RAW / "t10k-labels-idx1-ubyte").unlink(), "was not found"),

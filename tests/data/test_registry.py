@@ -11,7 +11,7 @@ import torch
 import mereo.data
 from mereo.cli.doctor import data as doctor_data
 from mereo.cli.lists import LISTS
-from mereo.data import DATASETS, Images, ImageSet, load_splits, register_dataset
+from mereo.data import DATASETS, Images, ImageSet, dataset_info, load_splits, register_dataset
 from mereo.data.published import array_split
 from mereo.data.raw import RawDataset
 from mereo.data.registry import DatasetInfo
@@ -90,3 +90,23 @@ def test_no_other_room_asks_for_a_data_set_of_several_objects_by_name() -> None:
         if "data" not in path.relative_to(home).parts[:1]:
             for line in path.read_text(encoding="utf-8").splitlines():
                 assert not (asking.search(line) and "multimnist" in line), f"{path}: {line}"
+
+
+def test_options_follow_the_name() -> None:
+    plain, shifted = dataset_info("multimnist"), dataset_info("multimnist:max_shift=6")
+    assert plain.options == {"max_shift": 4} and shifted.name == "multimnist:max_shift=6"
+    assert dataset_info("solids").options == {"viewpoints": "all", "familiar": False, "lightings": 1}
+    for data in ("multimnist:max_shift=29", "multimnist:max_shift=1.5", "multimnist:shift=6", "digits:a=1", "digits:"):
+        with pytest.raises(UsageError):
+            dataset_info(data)
+
+
+def test_options_change_what_is_served() -> None:
+    digits = ImageSet(torch.full((6, 1, 28, 28), 255, dtype=torch.uint8), torch.arange(6) % 3, tuple("abc"))
+    for data, least in (("multimnist", 4), ("multimnist:max_shift=0", 0), ("multimnist:max_shift=6", 6)):
+        wrap = dataset_info(data).wrap
+        assert wrap is not None
+        pairs = wrap(digits, 50)
+        rows = pairs.batch(torch.arange(len(pairs))).targets.amax(dim=(2, 4)) > 0  # (pairs, 2, rows)
+        first = rows.flatten(0, 1).int().argmax(dim=1)
+        assert {int(first.min()), int(first.max())} == {max(4 - least, 0), 4 + least}

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+SLOPE = 0.2
+
 
 def mask_poses(poses: Tensor, classes: Tensor) -> Tensor:
     """Zero every capsule but the one of the given class, and lay them side by side.
@@ -47,12 +49,14 @@ class FullyConnectedDecoder(nn.Module):
 class UpsamplingDecoder(nn.Module):
     """A small map grown by upsampling and unpadded convolutions: three times (x2, then 3x3), a last 3x3, sigmoid.
 
+    Upsampling is bilinear; a leaky ReLU of slope 0.2 follows the convolutions but the last, and not the linear layer.
+
     A first map of side k gives 8 k - 16: 8 -> 16 -> 14 -> 28 -> 26 -> 52 -> 50 -> 48. For other sides the next larger k
     is taken and the image cut to size.
 
     Shapes: (batch, classes * pose) -> (batch, channels, height, width) in (0, 1).
 
-    Reference: arXiv:2101.12491, the authors' smallNORB model; slope 0.3 is its framework's default.
+    Reference: arXiv:2101.12491, the authors' code of the smallNORB model.
     """
 
     def __init__(
@@ -67,7 +71,8 @@ class UpsamplingDecoder(nn.Module):
         self.last = nn.Conv2d(widths[2], channels, 3)
 
     def forward(self, poses: Tensor) -> Tensor:
-        maps = F.leaky_relu(self.project(poses), 0.3).unflatten(1, self.start)
+        maps = self.project(poses).unflatten(1, self.start)
         for conv in self.convs:
-            maps = F.leaky_relu(conv(F.interpolate(maps, scale_factor=2.0)), 0.3)
+            maps = F.interpolate(maps, scale_factor=2.0, mode="bilinear", align_corners=False)
+            maps = F.leaky_relu(conv(maps), SLOPE)
         return torch.sigmoid(self.last(maps))[..., : self.sides[0], : self.sides[1]]

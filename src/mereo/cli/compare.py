@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
@@ -55,21 +55,54 @@ def _beside_plain(rows: "Sequence[Row]", options: CompareOptions) -> tuple[dict[
     return {label: values.to_dict() for label, values in measured.items()}, lines
 
 
+def _of_family(
+    options: CompareOptions, given: dict[str, Any]
+) -> tuple[list["Row"], dict[str, dict[str, float | None]], list[str]]:
+    """Rows of a family's networks, what was measured of them on changed images, and lines on how."""
+    from mereo.export.rows import run_comparison
+    from mereo.measure.robustness import EPSILON, STEPS, measure_robustness
+    from mereo.training.config import parse_size
+    from mereo.training.families import SIDE, family_networks, upright_augmentation
+
+    assert options.family is not None
+    side = parse_size(given.setdefault("img_size", SIDE)) or SIDE
+    texts, left_out = family_networks(options.family, options.data, options.data_root, side, options.models)
+    for line in left_out:
+        say(line)
+    upright = given | {"augment": upright_augmentation(options.data, options.data_root)}
+    rows = run_comparison(texts, options.seeds, options.output, upright, options.recipe, say, "none", timed=True)
+    runs = {row.model: row.run for row in rows if row.run is not None}
+    measured = measure_robustness(runs, options.data, options.data_root, options.device or "auto", say=say)
+    first = next(iter(measured.values()))
+    how = (
+        f"Trained upright, with the augmentation {' '.join(upright['augment'])}. On {first.images} test images with the"
+        f" first seed: rotation, translation and occlusion are means over their severities; APGD of {STEPS} steps"
+        f" within {EPSILON} on {first.attacked} of them."
+    )
+    return rows, {label: each.to_dict() for label, each in measured.items()}, [*left_out, how]
+
+
 def run(words: list[str], command: str) -> None:
     """Train several networks under one protocol and print their accuracy and cost."""
     options = parse(CompareOptions, words, command)
     given: dict[str, Any] = {name: getattr(options, name) for name in SHARED if getattr(options, name) is not None}
     check_positive(seeds=options.seeds, **{k: v for k, v in given.items() if k in ("epochs", "limit", "batch_size")})
-    from mereo.export.comparison import cells, columns, notes, ranked, write_comparison
+    from mereo.export.comparison import cells, columns, measured_cells, notes, ranked, write_comparison
     from mereo.export.rows import run_comparison
     from mereo.training.compare import comparison_folder
 
+    measured: Mapping[str, Mapping[str, float | None]]
     folder = comparison_folder(options.data, options.output)
     check_name("data", folder)
     # Progress lines are not part of the JSON document.
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
-        rows = run_comparison(options.models, options.seeds, options.output, given, options.recipe, say, options.plain)
-        measured, verdicts = _beside_plain(rows, options)
+        if options.family is None:
+            rows = run_comparison(
+                options.models, options.seeds, options.output, given, options.recipe, say, options.plain
+            )
+            measured, verdicts = _beside_plain(rows, options)
+        else:
+            rows, measured, verdicts = _of_family(options, given)
     shown = given | ({"img_size": show_size(given["img_size"])} if "img_size" in given else {})
     parts = [
         f"{name} {shown[name]}" for name in SHARED if name in shown and name not in ("data", "data_root", "device")
@@ -81,6 +114,9 @@ def run(words: list[str], command: str) -> None:
         return
     say()
     print_table(columns(rows), [cells(row) for row in ranked(rows)])
+    if options.family is not None:
+        say()
+        print_table(*measured_cells(rows, measured))
     if verdicts:
         say("\n" + "\n".join(verdicts))
     say("\n" + "\n".join(notes(rows, protocol)))

@@ -76,6 +76,7 @@ def _mechanisms() -> Rows:
 
 def _datasets() -> Rows:
     from mereo.data import DATASETS
+    from mereo.data.registry import show_option
 
     return [
         {
@@ -83,6 +84,7 @@ def _datasets() -> Rows:
             "classes": str(info.num_classes),
             "images": ", ".join(f"{split} {count:,}" for split, count in info.splits.items()),
             "fields": ", ".join(info.fields),
+            "options": ", ".join(f"{name}={show_option(value)}" for name, value in info.options.items()) or "-",
             "source": info.source,
             "what": info.summary,
         }

@@ -270,10 +270,15 @@ class CompareOptions:
       mereo compare mspcaps_tiny capsnet:routing_steps=1,decoder=false --data digits --epochs 5 --seeds 3
       mereo compare mspcaps_paper efficient_capsnet_mnist --data mnist --epochs 3 --limit 10000
       mereo compare mspcaps_tiny --plain timm:resnet10t --data my_photos
+      mereo compare --family capsule --data solids:viewpoints=azimuth --epochs 20 --seeds 3
     """
 
     models: tyro.conf.Positional[tuple[str, ...]]
-    """Networks, optionally with arguments after a colon, or recipes; `mereo models` and `mereo recipes` list them."""
+    """Networks, optionally with arguments after a colon, or recipes; `mereo models` and `mereo recipes` list them. With
+    --family, kinds of network in it, such as capsnet; by default all."""
+    family: Literal["capsule", "vision"] | None = None
+    """Compare the smallest preset of each kind of network in a family with three plain networks of their size, on
+    images of one size, trained upright, also under rotation, translation, occlusion, attack and at new viewpoints."""
     task: str | None = None
     """Kind of prediction, which decides the metric (listed by `mereo tasks`); by default classification."""
     data: str = "digits"

@@ -67,7 +67,9 @@ def decode(stream: BinaryIO, size: tuple[int, int], channels: int, *, reduce: bo
     With `reduce` a large JPEG is decoded at a half, a quarter or an eighth of its size, but at least twice `size`.
     Waits while other threads decode images that take more memory than `IN_FLIGHT` allows.
 
-    Shapes: -> uint8 (channels, *size), channels 1 or 3.
+    Two channels are the views of two cameras, which stand side by side in the file, the left one first.
+
+    Shapes: -> uint8 (channels, *size), channels 1, 2 or 3.
     """
     from PIL import Image, ImageOps
 
@@ -86,7 +88,9 @@ def decode(stream: BinaryIO, size: tuple[int, int], channels: int, *, reduce: bo
 def _convert(image: "Image", size: tuple[int, int], channels: int) -> npt.NDArray[np.uint8]:
     from PIL import Image
 
-    image = _to_mode(image, "L" if channels == 1 else "RGB")
+    image = _to_mode(image, "RGB" if channels == 3 else "L")
+    if channels == 2:
+        size = size[0], 2 * size[1]
     top, left, height, width = fit_box(image.height, image.width, size)
     if (height, width) != (image.height, image.width):
         # Not resize(box=...), which would mix in pixels from outside the box.
@@ -94,4 +98,6 @@ def _convert(image: "Image", size: tuple[int, int], channels: int) -> npt.NDArra
     if (height, width) != size:
         image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
+    if channels == 2:
+        pixels = pixels.reshape(size[0], 2, size[1] // 2).transpose(0, 2, 1)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)

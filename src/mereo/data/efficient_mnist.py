@@ -12,9 +12,9 @@ from mereo.data.geometric import rotation
 from mereo.data.motion import Affine, Window
 from mereo.data.operation import Operation
 
-MAX_DEGREES, DEVIATION = 30.0, 0.33
-NARROWEST = 0.75
-ERASED, BORDER = 4, 4
+MAX_DEGREES, DEVIATION, LARGEST = 30.0, 0.33, 0.9999
+SQUISHED = 0.25
+ERASED, BORDER, LEFT_OUT = 4, 4, 1
 DARK = 0.5 / 255  # values below are stored as black; interpolation leaves such traces
 
 
@@ -36,25 +36,30 @@ def content_margins(images: Tensor) -> Tensor:
 class EfficientMnist(Operation):
     """Rotation, horizontal squish, shift inside the margins of the digit, and a small square erased.
 
-    The rotation is 30 degrees times a normal number of deviation 0.33, clipped to +-1, for half of the images. Where
-    the published account gives no range, these are used: the digit is squished to a width factor uniform in
-    [0.75, 1], about the centre; the shift is uniform over all whole-pixel shifts that keep the digit inside the
-    image; the erased square of 4 x 4 pixels lies anywhere at least 4 pixels from the border, in every image.
+    With n drawn anew each time from a normal distribution of deviation 0.33, clipped to +-0.9999: half of the images
+    are rotated by 30 n degrees, whole degrees; the width is squished by floor(|n| width / 4 + 1) pixels about the
+    centre; on each axis the digit is shifted by |n| times the margin on the one or the other side. A square of 4 x 4
+    pixels is erased in every image, its first row and column uniform from 4 to 22 of 28.
 
     Deviates: rotation and squish share one interpolation and come before the shift, so that an image is resampled
-    once; the shift, an exact gather, therefore always keeps the digit inside.
+    once; the shift, an exact gather, therefore always keeps the digit inside. The authors also shift half of the
+    images of large |n| by one pixel to the right while they squish.
+
+    Reference: arXiv:2101.12491, the authors' code.
     """
 
     name: ClassVar[str] = "efficient_mnist"
     usage: ClassVar[str] = "efficient_mnist"
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
-        """-> float32 (count, 6): radians, width factor, and four numbers in [0, 1) for the shift and the square."""
-        normal = torch.randn(count, generator=generator).mul(DEVIATION).clamp(-1, 1)
-        places = torch.rand(count, 6, generator=generator)
-        turned = normal * (MAX_DEGREES * math.pi / 180) * (places[:, 0] < 0.5)
-        factor = 1 - (1 - NARROWEST) * places[:, 1]
-        return torch.cat([turned[:, None], factor[:, None], places[:, 2:]], dim=1)
+        """-> float32 (count, 6): radians, width factor, two shifts in (-1, 1), place of the square in [0, 1)."""
+        normal = torch.randn(count, 4, generator=generator).mul(DEVIATION).clamp(-LARGEST, LARGEST)
+        places = torch.rand(count, 3, generator=generator)
+        turned = (normal[:, 0] * MAX_DEGREES).trunc() * (math.pi / 180) * (places[:, 0] < 0.5)
+        # At least a pixel of the width is left.
+        narrower = ((normal[:, 1].abs() * SQUISHED * width).floor() + 1).clamp(max=width - 1)
+        factor = 1 - narrower / width
+        return torch.cat([turned[:, None], factor[:, None], normal[:, 2:], places[:, 1:]], dim=1)
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
         return self.apply_batch(Batch(images), parameters).images
@@ -67,9 +72,10 @@ class EfficientMnist(Operation):
         narrower = torch.stack([1 / parameters[:, 1], torch.ones_like(parameters[:, 1])], dim=1)
         batch = Affine(matrices @ torch.diag_embed(narrower)).batch(batch)
         margins = content_margins(batch.images)
-        room = margins.view(-1, 2, 2).sum(dim=2)
-        corners = margins[:, [0, 2]] - (parameters[:, 2:4] * (room + 1)).long().minimum(room)
-        batch = Window(corners, (height, width)).batch(batch)
+        before, after = margins[:, [0, 2]], margins[:, [1, 3]]
+        amount = parameters[:, 2:4]
+        shift = (amount * torch.where(amount < 0, before, after + 1)).floor().long()
+        batch = Window(-shift, (height, width)).batch(batch)
         return batch._replace(images=self._erase(batch.images, parameters[:, 4:6]))
 
     @staticmethod
@@ -78,7 +84,7 @@ class EfficientMnist(Operation):
         inside = []
         for side, place in ((height, places[:, :1]), (width, places[:, 1:])):
             start = min(BORDER, max(side - ERASED, 0) // 2)
-            room = max(side - ERASED - 2 * start, 0)
+            room = max(side - ERASED - start - 1 - LEFT_OUT, 0)
             first = start + (place * (room + 1)).long().clamp(max=room)
             line = torch.arange(side, device=images.device)
             inside.append((line >= first) & (line < first + ERASED))

@@ -5,6 +5,7 @@ import math
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,21 @@ def _existing(candidates: Sequence[Path]) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
+def read_pieces(file: "IO[bytes] | gzip.GzipFile", size: int, name: str) -> bytearray:
+    """The rest of a file, which must have so many bytes; read in pieces, so that a false header takes no memory.
+
+    Raises:
+        ValueError: for fewer or more bytes.
+    """
+    content = bytearray()
+    while len(content) <= size and (piece := file.read(min(size + 1 - len(content), 2**24))):
+        content += piece
+    if len(content) != size:
+        more = "more" if len(content) > size else f"{len(content)}"
+        raise ValueError(f"{name} holds {more} bytes instead of the {size} of its header")
+    return content
+
+
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """The array of an idx file of bytes, or of one packed with gzip.
 
@@ -43,13 +59,7 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
         size = math.prod(shape)
         if size > _LARGEST:
             raise ValueError(f"{path.name} claims {size} values, more than the limit of {_LARGEST}")
-        # Read in pieces up to the end of the file, so that a false header takes no memory.
-        content = bytearray()
-        while len(content) <= size and (piece := file.read(min(size + 1 - len(content), 2**24))):
-            content += piece
-    if len(content) != size:
-        more = "more" if len(content) > size else f"{len(content)}"
-        raise ValueError(f"{path.name} holds {more} values instead of the {size} of its header")
+        content = read_pieces(file, size, path.name)
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 

@@ -10,7 +10,7 @@ from mereo.data.conversion import check_channels
 from mereo.data.images import Images, ImageSet
 from mereo.data.raw import Progress, RawDataset, RawSplit, Read, Request
 from mereo.data.registry import DatasetInfo
-from mereo.data.sets import DATASETS
+from mereo.data.sets import find_dataset
 from mereo.data.sources import open_dataset
 from mereo.data.split import hold_out, stratified
 from mereo.data.storage import Storage
@@ -174,7 +174,7 @@ def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, di
     check_probability(validation_fraction=wanted.validation_fraction)
     if wanted.limit is not None:
         check_positive(limit=wanted.limit)
-    info = DATASETS.get(data)
+    info = find_dataset(data)
     if info is not None and info.margin:
         size = size[0] - 2 * info.margin, size[1] - 2 * info.margin
         if min(size) < 1:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mereo.data.raw import ArraySplit, RawSplit
 from mereo.errors import MereoError, UsageError
@@ -74,6 +75,12 @@ def download_published(kind: str, root: Path) -> None:
     part.download()
 
 
+def to_tensors(images: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    """Images as they are and labels as int64, from arrays or tensors."""
+    pixels = torch.from_numpy(np.ascontiguousarray(np.asarray(images)))
+    return pixels, torch.from_numpy(np.asarray(labels).astype(np.int64))
+
+
 def array_split(images: Any, labels: Any) -> RawSplit:
     """A split of uint8 (n, c, h, w) and any whole numbers (n,), as arrays or tensors.
 
@@ -82,5 +89,4 @@ def array_split(images: Any, labels: Any) -> RawSplit:
     """
     if len(images) != len(labels):
         raise ValueError(f"{len(images)} images but {len(labels)} labels")
-    pixels = torch.from_numpy(np.ascontiguousarray(np.asarray(images)))
-    return ArraySplit(pixels, torch.from_numpy(np.asarray(labels).astype(np.int64)))
+    return ArraySplit(*to_tensors(images, labels))

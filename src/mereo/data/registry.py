@@ -1,12 +1,13 @@
 """The registry of data sets: facts that are known before anything is read, and the function that reads."""
 
 import fnmatch
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mereo.errors import UsageError
+from mereo.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from mereo.data.folder import Layout
@@ -39,6 +40,8 @@ class DatasetInfo:
         wrap: makes the served set from the stored images of a split, given the number of samples per image.
         margin: pixels that `wrap` adds to the stored images on every side.
         text: reads text from the data root; None for images. The splits of text count bytes.
+        configure: changes of these facts for given options, its keyword arguments; its docstring lists them for users.
+            None for a data set without options.
         layout: the files of each split and the class names of a folder, so that it need not be scanned again.
     """
 
@@ -58,7 +61,14 @@ class DatasetInfo:
     wrap: "Callable[[ImageSet, int], Images] | None" = None
     margin: int = 0
     text: "Callable[[Path], Text] | None" = None
+    configure: "Callable[..., Mapping[str, Any]] | None" = None
     layout: "Layout | None" = field(default=None, repr=False, compare=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the data set with their defaults."""
+        known = {} if self.configure is None else inspect.signature(self.configure).parameters
+        return {name: parameter.default for name, parameter in known.items()}
 
 
 DATASETS: dict[str, DatasetInfo] = {}
@@ -81,6 +91,7 @@ def register_dataset(
     wrap: "Callable[[ImageSet, int], Images] | None" = None,
     margin: int = 0,
     text: "Callable[[Path], Text] | None" = None,
+    configure: "Callable[..., Mapping[str, Any]] | None" = None,
 ) -> DatasetInfo:
     """Register a data set by name for the library and the command line. The arguments are those of `DatasetInfo`.
 
@@ -109,6 +120,7 @@ def register_dataset(
         wrap=wrap,
         margin=margin,
         text=text,
+        configure=configure,
     )
     return DATASETS[name]
 
@@ -116,3 +128,56 @@ def register_dataset(
 def list_datasets(pattern: str = "*") -> list[str]:
     """Names of data sets that match a shell pattern."""
     return fnmatch.filter(sorted(DATASETS), pattern)
+
+
+def show_option(value: Any) -> str:
+    """The value of an option as `find_dataset` reads it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read_option(option: str, text: str, default: Any) -> Any:
+    """The value of an option, which has the type of its default."""
+    if isinstance(default, bool):
+        if text in ("true", "false"):
+            return text == "true"
+        raise UsageError(f"{option} is {text!r}; it must be true or false.")
+    if isinstance(default, str):
+        return text
+    try:
+        return type(default)(text)
+    except (ValueError, OverflowError):
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise UsageError(f"{option} is {text!r}; it must be {kind}.") from None
+
+
+def find_dataset(data: str) -> DatasetInfo | None:
+    """The facts of a registered data set, such as "mnist" or, with options, "multimnist:max_shift=6"; None for what is
+    no name of one.
+
+    Raises:
+        UsageError: for an option that the data set does not have, and a value that it does not take.
+    """
+    name, colon, words = data.partition(":")
+    info = DATASETS.get(name)
+    if info is None or not colon:
+        return info
+    known, given = info.options, {}
+    for word in words.split(","):
+        option, _, value = word.partition("=")
+        if option not in known:
+            raise (
+                unknown(f"option of {name}", option, known)
+                if known
+                else UsageError(f"data is {data!r}; {name} has no options, so give {name!r}.")
+            )
+        given[option] = _read_option(f"{option} of {name}", value, known[option])
+    assert info.configure is not None
+    return replace(info, name=data, **info.configure(**given))
+
+
+def is_dataset(data: str) -> bool:
+    """Whether `find_dataset` has a data set of that name with these options."""
+    try:
+        return find_dataset(data) is not None
+    except UsageError:
+        return False

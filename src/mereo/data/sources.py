@@ -10,7 +10,7 @@ from mereo.data.folder import finish_splits, read_layout
 from mereo.data.raw import RawDataset
 from mereo.data.registry import DatasetInfo
 from mereo.data.regular import kind_of, user_path
-from mereo.data.sets import DATASETS
+from mereo.data.sets import DATASETS, find_dataset
 from mereo.data.stream import is_stream, open_stream
 from mereo.errors import UsageError, unknown
 
@@ -54,7 +54,7 @@ def open_dataset(
 
     With its `info` from `dataset_info`, a folder is not scanned again.
     """
-    known = DATASETS.get(str(data)) if info is None else info
+    known = find_dataset(str(data)) if info is None else info
     if known is not None and known.text is not None:
         raise UsageError(
             f"data is {str(data)!r}, which is text; it is for networks that read tokens, such as tnl_tiny."
@@ -71,8 +71,8 @@ def open_dataset(
 
 def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInfo:
     """Facts about a data set, by name or by path; no image is decoded."""
-    if str(data) in DATASETS:
-        return DATASETS[str(data)]
+    if (known := find_dataset(str(data))) is not None:
+        return known
     if is_stream(data, data_root(root)):
         dataset = open_stream(data, data_root(root))
         counts = {split: len(part) for split, part in dataset.splits.items()}

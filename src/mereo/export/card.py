@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from mereo.data import DATASETS
+from mereo.data.sets import find_dataset, is_dataset
 from mereo.escape import fenced, for_markdown, for_terminal
 from mereo.inference.flops import forward_flops
 from mereo.inference.predict import task_of
@@ -86,7 +86,8 @@ def _measured(model: VisionModel, record: Mapping[str, Any]) -> list[tuple[str, 
     rows.append(("parameters", f"{sum(p.numel() for p in model.parameters()):,}"))
     rows.append(("FLOPs of one image", f"{forward_flops(model):,} (a multiply-add is two)"))
     if "data" in record:
-        info = DATASETS.get(str(record["data"]))
+        name = str(record["data"])
+        info = find_dataset(name) if is_dataset(name) else None
         rows.append(("data", for_markdown(record["data"]) + (f": {info.summary} ({info.source})" if info else "")))
     if "seed" in record:
         rows.append(("seed", str(record["seed"])))

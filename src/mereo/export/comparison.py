@@ -14,6 +14,8 @@ from mereo.files import write_atomically
 from mereo.pictures import new_figure, save_figure
 from mereo.tasks import get_task
 
+COUNTED = ("images", "attacked")
+"""Measurements that are numbers of images."""
 COLUMNS = (
     "network", "test {metric}", "spread", "seeds", "parameters", "MACs", "training images/s", "inference images/s",
     "training memory",
@@ -52,6 +54,45 @@ def cells(row: Row) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def measured_cells(
+    rows: Sequence[Row], measured: Mapping[str, Mapping[str, float | None]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and rows of a table of further measurements, shares in percent; what nobody has is left out."""
+    names = [name for name in next(iter(measured.values())) if name not in COUNTED]
+    names = [name for name in names if any(each[name] is not None for each in measured.values())]
+
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f}"
+
+    lines = [(row.model, *(shown(measured[row.model][name]) for name in names)) for row in ranked(rows)]
+    return ("network", *(f"{name.replace('_', ' ')} %" for name in names)), lines
+
+
+def draw_measured(rows: Sequence[Row], measured: Mapping[str, Mapping[str, float | None]], path: Path) -> None:
+    """One panel for each measurement, one bar a network, plain networks in grey."""
+    headings, lines = measured_cells(rows, measured)
+    count = len(headings) - 1
+    figure = new_figure(3.2 * min(count, 4) + 2, (1.2 + 0.32 * len(lines)) * -(-count // 4))
+    grid = figure.subplots(-(-count // 4), min(count, 4), sharey=True, squeeze=False)
+    places = range(len(lines))
+    colours = ["0.6" if row.plain else "C0" for row in ranked(rows)]
+    for number, axes in enumerate(grid.flat):
+        if number >= count:
+            axes.set_axis_off()
+            continue
+        texts = [line[number + 1] for line in lines]
+        values = [0.0 if text == "-" else float(text) for text in texts]
+        axes.barh(places, values, color=colours, height=0.7)
+        axes.set_xlim(0, 1.2 * max(*values, 1.0))
+        for place, (value, text) in enumerate(zip(values, texts, strict=True)):
+            axes.text(value, place, f" {text}", va="center", fontsize=7)
+        axes.set_title(headings[number + 1], fontsize=9)
+        axes.set_yticks(list(places), [line[0].replace(":", ":\n") for line in lines], fontsize=7)
+        axes.tick_params(axis="x", labelsize=7)
+    grid[0, 0].invert_yaxis()
+    save_figure(figure, path)
+
+
 def notes(rows: Sequence[Row], protocol: str) -> list[str]:
     """Notes on the columns of the table."""
     chosen = sorted({row.chosen_on for row in rows})
@@ -66,11 +107,21 @@ def notes(rows: Sequence[Row], protocol: str) -> list[str]:
     ]
 
 
-def markdown(rows: Sequence[Row], data: str, protocol: str, verdicts: Sequence[str] = ()) -> str:
+def markdown(
+    rows: Sequence[Row],
+    data: str,
+    protocol: str,
+    verdicts: Sequence[str] = (),
+    measured: Mapping[str, Mapping[str, float | None]] = MappingProxyType({}),
+) -> str:
     """The comparison as a page, the best network first; `verdicts` are lines on which is better at what."""
     title = f"# Networks compared on {for_markdown(Path(data).name)}"
     lines = [title, "", f"| {' | '.join(columns(rows))} |", f"|{'---|' * len(COLUMNS)}"]
     lines += [f"| {' | '.join(map(for_markdown, cells(row)))} |" for row in ranked(rows)]
+    if measured:
+        headings, table = measured_cells(rows, measured)
+        lines += ["", f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
+        lines += [f"| {' | '.join(map(for_markdown, line))} |" for line in table]
     return "\n".join(
         [
             *lines,
@@ -78,6 +129,7 @@ def markdown(rows: Sequence[Row], data: str, protocol: str, verdicts: Sequence[s
             *map(for_markdown, [*verdicts, *notes(rows, protocol)]),
             "",
             "![The comparison as bars](comparison.png)",
+            *(["", "![Further measurements as bars](measured.png)"] if measured else []),
             "",
         ]
     )
@@ -160,10 +212,10 @@ def write_comparison(
     folder: Path,
     data: str,
     protocol: str,
-    measured: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    measured: Mapping[str, Mapping[str, float | None]] = MappingProxyType({}),
     verdicts: Sequence[str] = (),
 ) -> list[Path]:
-    """comparison.md, .csv, .json and .png in a folder.
+    """comparison.md, .csv, .json and .png in a folder, and measured.png where there are further measurements.
 
     Args:
         measured: further measurements by network.
@@ -172,7 +224,7 @@ def write_comparison(
     document: dict[str, Any] = {"data": data, "protocol": protocol, "networks": [row.to_dict() for row in ranked(rows)]}
     document |= {"measured": {name: dict(values) for name, values in measured.items()}} if measured else {}
     texts = {
-        "md": markdown(rows, data, protocol, verdicts),
+        "md": markdown(rows, data, protocol, verdicts, measured),
         "csv": _csv(rows),
         "json": json.dumps(document, indent=2) + "\n",
     }
@@ -182,4 +234,7 @@ def write_comparison(
         write_atomically(paths[-1], text)
     paths.append(folder / "comparison.png")
     draw_comparison(rows, paths[-1], f"{Path(data).name}: {protocol}")
+    if measured:
+        paths.append(folder / "measured.png")
+        draw_measured(rows, measured, paths[-1])
     return paths

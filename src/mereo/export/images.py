@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.data import DATASETS, Images, load_splits
+from mereo.data import Images, load_splits
+from mereo.data.sets import is_dataset
 from mereo.errors import MereoError, UsageError, check_positive, first_line
 from mereo.escape import cut
 from mereo.inference.evaluate import normalise
@@ -75,7 +76,7 @@ def find_images(model: VisionModel, data: str | None, root: str | None, limit: i
     own = model.metadata.get("data")
     if not isinstance(own, str):
         return None, "the weights do not state the data they were trained on"
-    if own not in DATASETS:
+    if not is_dataset(own):
         return (
             None,
             f"the weights were trained on {cut(own, 100)!r}, which is not a registered data set; give it with --data",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mereo.data import DATASETS
+from mereo.data.sets import is_dataset
 from mereo.errors import UsageError
 from mereo.training.config import FIELDS, TrainConfig, show_arguments, show_size
 from mereo.training.figures import read_results
@@ -45,7 +45,7 @@ def _still_filled_in(given: Mapping[str, Any], base: TrainConfig, config: TrainC
     from mereo.training.plan import resolve
 
     # A configuration may come from anywhere, so its data is inspected only if it is a registered data set.
-    if config.data not in DATASETS:
+    if not is_dataset(config.data):
         return dict(given)
     try:
         settled = resolve(base.replace(**{k: v for k, v in given.items() if k not in FILLED_IN}))

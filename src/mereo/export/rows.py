@@ -17,11 +17,13 @@ from mereo.errors import check_positive
 from mereo.inference.flops import forward_flops
 from mereo.models import load
 from mereo.runtime.device import choose_device
+from mereo.runtime.text import duration
 from mereo.tasks import Classification, get_task
 from mereo.training.compare import images_per_second, make_study
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
 from mereo.training.plain import choose_plain, is_plain
+from mereo.training.run_folder import RunFolder
 from mereo.training.studies import Study, finish_runs, make_plans, plan_runs
 
 BATCH = 64
@@ -93,6 +95,7 @@ def run_comparison(
     recipe: str | None = None,
     say: Callable[[str], None] = print,
     plain: str = "none",
+    timed: bool = False,
 ) -> list[Row]:
     """Train what is not finished, and return one row per network.
 
@@ -102,6 +105,7 @@ def run_comparison(
         texts: networks and recipes, see `parse_variant`.
         overrides: fields of the configuration that are the same for all; `data` must be among them.
         plain: a plain network to put beside them, "auto" for one of about the same size, or "none".
+        timed: time a step of each network first, and say how long all trainings take.
     """
     check_positive(seeds=seeds)
     study = make_study(texts, recipe)
@@ -115,7 +119,16 @@ def run_comparison(
         study = replace(study, variants={**study.variants, chosen[0]: chosen[1]})
         # Each round of seeds is a complete comparison.
         plans = {(label, seed): planned[label, seed] for seed in range(seeds) for label in study.variants}
-    memory = {label: estimate(plans[label, 0], measure=False).memory for label in study.variants}
+    estimated = {}
+    for number, label in enumerate(study.variants, start=1):
+        if timed:
+            say(f"{number}/{len(study.variants)} {label}: timing a step")
+        estimated[label] = estimate(plans[label, 0], measure=timed)
+    if timed:
+        left = [label for (label, _), plan in plans.items() if not RunFolder(run_path(plan.config)).results.exists()]
+        seconds = sum((estimated[label].epoch_seconds or 0.0) * estimated[label].epochs for label in left)
+        say(f"about {duration(seconds)} for {len(left)} trainings, without evaluation")
+    memory = {label: each.memory for label, each in estimated.items()}
     results = finish_runs(plans, say)
     say("timing inference")
     rates, macs = _look_at({label: plans[label, 0].config for label in results})
@@ -136,17 +149,22 @@ def run_comparison(
                 rate=rates[label],
                 seconds=statistics.mean(run["seconds"] for run in runs),
                 task=task.name,
-                run=Path(plans[label, 0].config.output) / str(plans[label, 0].config.name),
+                run=run_path(plans[label, 0].config),
                 plain=is_plain(label),
             )
         )
     return rows
 
 
+def run_path(config: TrainConfig) -> Path:
+    """The folder of a run of a comparison."""
+    return Path(config.output) / str(config.name)
+
+
 def _look_at(configs: Mapping[str, TrainConfig]) -> tuple[dict[str, float], dict[str, int]]:
     """Inference speed and multiply-adds of trained networks."""
     device = choose_device(next(iter(configs.values())).device)
-    models = {label: load(Path(config.output) / str(config.name), device) for label, config in configs.items()}
+    models = {label: load(run_path(config), device) for label, config in configs.items()}
     runs: dict[str, Callable[[], object]] = {
         label: partial(model, torch.rand(BATCH, *model.image_shape, device=device)) for label, model in models.items()
     }

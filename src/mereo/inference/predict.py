@@ -80,8 +80,10 @@ def read_images(paths: Iterable[Path], model: VisionModel, *, strict: bool = Fal
     from PIL import Image
 
     channels, height, width = model.image_shape
-    if channels not in (1, 3):
-        raise UsageError(f"the model takes {channels} channels; image files give 1 or 3.")
+    if channels not in (1, 2, 3):
+        raise UsageError(
+            f"the model takes {channels} channels; image files give 1 or 3, or 2 as pictures side by side."
+        )
     size = load_size((height, width), model.pretrained_cfg["crop_pct"])
     good, pixels, broken = [], [], []
     for path in paths:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from mereo.data import DATASETS, Images, ImageSet, load_split, load_window_split
+from mereo.data import Images, ImageSet, load_split, load_window_split
+from mereo.data.sets import is_dataset
 from mereo.data.split import stratified
 from mereo.data.stream.hub import PREFIX
 from mereo.errors import UsageError
@@ -100,7 +101,7 @@ def choose_data(models: Sequence[VisionModel], configs: Sequence[TrainConfig | N
         listed = cut(" and ".join(kinds), 200)
         raise UsageError(f"data is not given, and the networks were trained on {listed}; name one with --data.")
     of_runs = all(config is not None and config.data == kinds[0] for config in configs)
-    if kinds[0] not in DATASETS and not (of_runs and _may_hold_images(kinds[0])):
+    if not is_dataset(kinds[0]) and not (of_runs and _may_hold_images(kinds[0])):
         raise UsageError(
             f"data is not given, and the weights were trained on {cut(kinds[0], 100)!r}, which is not a registered"
             " data set; if you trust it, give it with --data."

@@ -118,6 +118,8 @@ RECIPES: dict[str, Recipe] = {
             "model": "efficient_capsnet", "data": "mnist", "epochs": 150, "batch_size": 16, "optimizer": "adam",
             "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97, "warmup_epochs": 0.0,
             "min_lr": 5e-5, "reconstruction_weight": 0.0005, "augment": ("efficient_mnist",),
+            # Their pixels are divided by 256.
+            "mean": (0.0,), "std": (256 / 255,),
         },
         reported={"mnist": 99.74},
     ),
@@ -125,14 +127,14 @@ RECIPES: dict[str, Recipe] = {
         "Efficient-CapsNet on two overlaid digits; reconstruction weight 0.196 for each.",
         "arXiv:2101.12491 and the authors' code",
         {
-            "model": "efficient_capsnet_multimnist", "data": "multimnist", "epochs": 150, "batch_size": 64,
+            "model": "efficient_capsnet_multimnist", "data": "multimnist:max_shift=6", "epochs": 150, "batch_size": 64,
             "optimizer": "adam", "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97,
             "warmup_epochs": 0.0, "min_lr": 5e-5, "reconstruction_weight": 0.196 / 1296, "augment": ("none",),
         },
         reported={"multimnist": 94.9},
     ),
     "efficient_capsnet_smallnorb": Recipe(
-        "Efficient-CapsNet on smallNORB, from an image folder of pairs.",
+        "Efficient-CapsNet on smallNORB.",
         "arXiv:2101.12491 and the authors' code",
         {
             "model": "efficient_capsnet_smallnorb", "data": "smallnorb", "epochs": 200, "batch_size": 16,
@@ -433,7 +435,8 @@ def apply_recipe(name: str, model: str | None = None, data: str | None = None) -
         raise unknown("recipe", name, RECIPES)
     recipe = RECIPES[name]
     data = data or str(recipe.changes["data"])
-    changes = {**recipe.changes, **recipe.by_data.get(data, {}), "data": data, "recipe": name}
+    by_data = recipe.by_data.get(data, recipe.by_data.get(data.partition(":")[0], {}))
+    changes = {**recipe.changes, **by_data, "data": data, "recipe": name}
     if model:
         changes["model"] = model
     return TrainConfig().replace(**changes)

@@ -205,3 +205,25 @@ def test_start_of_instance_norms(init: str) -> None:
         assert all((m.weight == 1).all() and (m.bias == 0).all() for m in norms)
     else:
         assert all(0.03 < p.abs().max() <= 0.05 for m in norms for p in (m.weight, m.bias))
+
+
+@torch.no_grad()
+def test_the_published_smallnorb_weights_fit() -> None:
+    # Names and shapes in the authors' file, in its order: kernels are (height, width, in, out), dense ones (in, out).
+    published = {
+        "conv2d_4": (7, 7, 2, 32), "conv2d_5": (3, 3, 32, 64), "conv2d_6": (3, 3, 64, 64), "conv2d_7": (3, 3, 64, 128),
+        "conv2d_8": (8, 8, 1, 128), "dense": (80, 64), "conv2d": (3, 3, 1, 64), "conv2d_1": (3, 3, 64, 128),
+        "conv2d_2": (3, 3, 128, 128), "conv2d_3": (3, 3, 128, 2),
+    }  # fmt: skip
+    model = create_model("efficient_capsnet_smallnorb").eval()
+    convs, decoder = [m for m in model.stem if isinstance(m, nn.Conv2d)], model.decoder
+    layers = [*convs, model.primary, decoder.project, *decoder.convs, decoder.last]
+    total = 0
+    for shape, layer in zip(published.values(), layers, strict=True):
+        kernel = torch.randn(shape)
+        assert layer.weight.shape == (kernel.T if len(shape) == 2 else kernel.permute(3, 2, 0, 1)).shape
+        total += kernel.numel() + layer.bias.numel()
+    norms = [m for m in model.stem if isinstance(m, nn.InstanceNorm2d)]
+    assert [len(m.weight) for m in norms] == [32, 64, 64, 128]
+    assert total + 2 * sum(len(m.weight) for m in norms) + 5 * 16 * 8 * 16 + 5 * 16 == 381_234 == count(model)
+    assert {m.negative_slope for m in model.stem if isinstance(m, nn.LeakyReLU)} == {0.3}

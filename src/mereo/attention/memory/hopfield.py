@@ -36,7 +36,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 class HopfieldAttention(MultiHeadAttention):
     """Retrieve, for each token, from the memory that a context is: states settle among the keys, then read the values.
 
-    q = W_q x,  k = W_k y,  v = W_v y (or W_v k);   steps - 1 times:  q <- softmax(beta q k^T) k;
+    q = W_q x,  k = W_k y,  v = W_v y (or W_v k, connected);   steps - 1 times:  q <- softmax(beta q k^T) k;
     out = W_o [softmax(beta q k^T) v, ...] + b
 
     Args:
@@ -46,7 +46,8 @@ class HopfieldAttention(MultiHeadAttention):
         steps: retrievals in all, at least 1; one, with the default beta, is multi-head attention.
         context_dim: size of the context's tokens, if it differs from `dim`.
         connected: make the values from the keys, v = W_v k, instead of from the context.
-        norm: layer norms of states, stored patterns and what values are made of.
+        norm: layer norms of states, stored patterns and what values are made of; with `connected` the stored patterns
+            are normalised once, v = W_v W_k LN(y).
         qkv_bias, normaliser, attn_drop, proj_drop: see `MultiHeadAttention`.
 
     Shapes:
@@ -91,8 +92,10 @@ class HopfieldAttention(MultiHeadAttention):
             self.value = Linear(dim, dim, bias=qkv_bias)
             self.reset_parameters()
         sources = (self.query, self.key, self.value)
+        # Connected values are projected twice from the stored pattern, which is normalised once.
         self.norm_state, self.norm_stored, self.norm_value = (
-            nn.LayerNorm(source.in_features) if norm else nn.Identity() for source in sources
+            nn.LayerNorm(source.in_features) if norm and not (connected and source is self.value) else nn.Identity()
+            for source in sources
         )
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

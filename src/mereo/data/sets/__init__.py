@@ -4,7 +4,21 @@ A file registers its facts and its reader with `register_dataset`. Facts must be
 PyTorch and the like inside its function.
 """
 
-from mereo.data.registry import DATASETS, list_datasets
-from mereo.data.sets import cifar10, digits, fashion_mnist, mnist, multimnist, pystdlib, svhn
+from mereo.data.registry import DATASETS, find_dataset, is_dataset, list_datasets
+from mereo.data.sets import (
+    affnist,
+    cifar10,
+    digits,
+    fashion_mnist,
+    mnist,
+    multimnist,
+    pystdlib,
+    smallnorb,
+    solids,
+    svhn,
+)
 
-__all__ = ["DATASETS", "cifar10", "digits", "fashion_mnist", "list_datasets", "mnist", "multimnist", "pystdlib", "svhn"]
+__all__ = [
+    "DATASETS", "affnist", "cifar10", "digits", "fashion_mnist", "find_dataset", "is_dataset", "list_datasets", "mnist",
+    "multimnist", "pystdlib", "smallnorb", "solids", "svhn",
+]  # fmt: skip

@@ -1,0 +1,103 @@
+"""Accuracy of several trained networks under changes that they were not trained for, on the same test images."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mereo.data.sets import find_dataset
+from mereo.inference.answers import collect_answers
+from mereo.measure.attacks.attack import check_attack
+from mereo.measure.calibration import confidences, expected_calibration_error, reliability, ways_of
+from mereo.measure.curves import attack_curve, corruption_curve
+from mereo.measure.plan import part_of
+from mereo.measure.trained_models import TrainedModel, load_trained_models
+
+IMAGES, ATTACKED = 512, 128
+"""Largest numbers of test images, and of those that are attacked."""
+EPSILON, STEPS = 0.02, 10
+"""Bound and steps of APGD, of pixels in [0, 1]."""
+CHANGES = ("rotation", "translation", "occlusion")
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Measurements of one network; accuracies are shares, None where the data set has no such images.
+
+    Attributes:
+        accuracy: without change.
+        familiar_viewpoints: at the viewpoints of training, where those of the test images are new.
+        rotation, translation, occlusion: mean over the severities of the corruption.
+        apgd: under APGD.
+        calibration_error: expected calibration error, of the better way to read the scores.
+        images, attacked: numbers of images.
+    """
+
+    accuracy: float
+    familiar_viewpoints: float | None
+    rotation: float
+    translation: float
+    occlusion: float
+    apgd: float
+    calibration_error: float
+    images: int
+    attacked: int
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Plain values."""
+        return asdict(self)
+
+
+def familiar_data(data: str) -> str | None:
+    """The same data set tested at the viewpoints of training; None where there is none, or where it is all there is."""
+    info = find_dataset(data)
+    if info is None or "familiar" not in info.options or "viewpoints=" not in data or "familiar=true" in data:
+        return None
+    return f"{data},familiar=true"
+
+
+def measure_robustness(
+    runs: Mapping[str, Path], data: str, data_root: str | None = None, device: str = "auto", seed: int = 0,
+    say: Callable[[str], None] = print,
+) -> dict[str, Robustness]:  # fmt: skip
+    """Measure trained networks on the same test images.
+
+    Args:
+        runs: their run folders, by label.
+        data, data_root: of the images.
+        device: of the networks.
+        seed: of every random choice.
+        say: called with a line for each network.
+    """
+
+    def load(name: str) -> list[TrainedModel]:
+        return load_trained_models(
+            list(runs.values()), data=name, data_root=data_root, limit=IMAGES, device=device, seed=seed
+        )
+
+    other = familiar_data(data)
+    familiar = [None] * len(runs) if other is None else load(other)
+    measured = {}
+    for number, (label, one, known) in enumerate(zip(runs, load(data), familiar, strict=True), start=1):
+        say(f"{number}/{len(runs)} {label}: changed images")
+        answers = collect_answers(one.model, one.split)
+        errors = [
+            expected_calibration_error(reliability(confidences(answers.scores, way), answers.labels))
+            for way in ways_of(answers.kind)
+        ]
+        curves = {name: corruption_curve(name, one.model, one.split, answers, seed=seed) for name in CHANGES}
+        means = {name: statistics.mean(p.accuracy for p in points if p.amount) for name, points in curves.items()}
+        check_attack("apgd", EPSILON, STEPS, 1, "cross_entropy", one.model)
+        few = part_of(one, answers, ATTACKED, seed)
+        clean = answers if few is one else collect_answers(few.model, few.split)
+        attacked = attack_curve("apgd", few.model, few.split, clean, (EPSILON,), steps=STEPS, seed=seed)
+        measured[label] = Robustness(
+            accuracy=answers.accuracy,
+            familiar_viewpoints=None if known is None else collect_answers(known.model, known.split).accuracy,
+            apgd=attacked[-1].accuracy,
+            calibration_error=min(errors),
+            images=len(answers.labels),
+            attacked=len(clean.labels),
+            **means,
+        )
+    return measured

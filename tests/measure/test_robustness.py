@@ -1,0 +1,57 @@
+"""Measurements on changed images, against the same counted by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mereo import create_model
+from mereo.data import ImageSet
+from mereo.measure import robustness
+from mereo.measure.corruptions import CORRUPTIONS, corrupt
+from mereo.measure.robustness import familiar_data, measure_robustness
+from mereo.measure.trained_models import TrainedModel
+
+
+def test_familiar_viewpoints_are_an_option_of_the_data() -> None:
+    assert familiar_data("solids:viewpoints=azimuth") == "solids:viewpoints=azimuth,familiar=true"
+    assert familiar_data("smallnorb:viewpoints=elevation") == "smallnorb:viewpoints=elevation,familiar=true"
+    for data in ("solids", "digits", "no_such_set", "solids:viewpoints=azimuth,familiar=true", "solids:lightings=2"):
+        assert familiar_data(data) is None
+
+
+def test_measurements_are_those_counted_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = create_model("resnet20", widths=(4, 6, 8), blocks=1, num_classes=3, in_chans=2, img_size=12).eval()
+    model.pretrained_cfg |= {"mean": (0.0, 0.0), "std": (1.0, 1.0)}
+    random = np.random.default_rng(0)
+    images = torch.from_numpy(random.integers(0, 256, (40, 2, 12, 12), dtype=np.uint8))
+    labels = torch.arange(40) % 3
+    loaded = []
+
+    def load(sources, *, data, data_root, limit, device, seed):
+        loaded.append(data)
+        some = slice(0, 40) if "familiar" not in data else slice(0, 10)
+        split = ImageSet(images[some], labels[some], ("a", "b", "c"))
+        return [TrainedModel("one", sources[0], model, split, split.class_names, data)]
+
+    monkeypatch.setattr(robustness, "load_trained_models", load)
+    monkeypatch.setattr(robustness, "ATTACKED", 12)
+    said: list[str] = []
+    measured = measure_robustness({"net": Path("run")}, "solids:viewpoints=azimuth", say=said.append)["net"]
+    assert sorted(loaded) == ["solids:viewpoints=azimuth", "solids:viewpoints=azimuth,familiar=true"] and said
+
+    def accuracy(pixels: torch.Tensor, truth: torch.Tensor) -> float:
+        with torch.inference_mode():
+            return (model(pixels).argmax(1) == truth).float().mean().item()
+
+    floats = images / 255
+    assert measured.accuracy == pytest.approx(accuracy(floats, labels))
+    assert measured.familiar_viewpoints == pytest.approx(accuracy(floats[:10], labels[:10]))
+    for name in ("rotation", "translation", "occlusion"):
+        shares = [accuracy(corrupt(name, floats, s), labels) for s in CORRUPTIONS[name].severities if s]
+        assert getattr(measured, name) == pytest.approx(sum(shares) / len(shares))
+    assert measured.images == 40 and measured.attacked == 12
+    assert 0 <= measured.apgd <= 1 and 0 <= measured.calibration_error <= 1
+    assert set(measured.to_dict()) >= {"rotation", "apgd", "calibration_error"}
