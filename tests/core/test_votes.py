@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mereo.core import DenseVotes, MatrixVotes, SameVotes, SharedVotes, Votes
+from mereo.core import DenseVotes, GivenVotes, MatrixVotes, SameVotes, SharedVotes, Votes
 
-KINDS = ["dense", "stored", "shared", "matrix", "same"]
+KINDS = ["dense", "stored", "shared", "matrix", "same", "given"]
 FEW = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 sizes = st.integers(1, 6)
 
@@ -26,6 +26,8 @@ def make(kind: str, batch: int, heads: int, receivers: int, senders: int, pose: 
     if kind == "shared":
         weight = torch.randn(receivers, 3, pose, dtype=torch.float64)
         return SharedVotes(torch.randn(batch, senders, 3, dtype=torch.float64), weight), 1
+    if kind == "given":
+        return GivenVotes(torch.randn(batch, heads, receivers, senders, pose, dtype=torch.float64)), heads
     return SameVotes(torch.randn(batch, heads, senders, pose, dtype=torch.float64)), heads
 
 

@@ -4,7 +4,13 @@ from mereo.capsules.convolutional import ConvCapsules
 from mereo.capsules.decoder import FullyConnectedDecoder, UpsamplingDecoder, mask_poses
 from mereo.capsules.matrix_primary import PrimaryMatrixCapsules
 from mereo.capsules.patchify import PatchifyCapsules, patch_grids
-from mereo.capsules.primary import DepthwisePrimaryCapsules, PaddedConv2d, PrimaryCapsules
+from mereo.capsules.primary import (
+    DepthwisePrimaryCapsules,
+    PaddedConv2d,
+    PrimaryCapsules,
+    flat_capsules,
+    primary_grid,
+)
 from mereo.capsules.residual import ResidualBlock
 
 __all__ = [
@@ -17,6 +23,8 @@ __all__ = [
     "PrimaryMatrixCapsules",
     "ResidualBlock",
     "UpsamplingDecoder",
+    "flat_capsules",
     "mask_poses",
     "patch_grids",
+    "primary_grid",
 ]

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.core import squash, squash_exponential
+from mereo.core import Grid, squash, squash_exponential
+from mereo.core.shapes import conv_out
+from mereo.errors import UsageError
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -37,6 +39,32 @@ class PaddedConv2d(nn.Conv2d):
         return super().forward(input)
 
 
+def _side(side: int, same: bool) -> int:
+    if same:
+        return -(-side // 2)
+    first = conv_out(side, 9)
+    if first < 9:
+        raise UsageError(
+            f"img_size has a side of {side}: the first 9x9 convolution leaves {max(first, 0)}, and the second needs at"
+            " least 9; give a side of at least 17, or padding='same' where the network has that."
+        )
+    return conv_out(first, 9, 2)
+
+
+def primary_grid(height: int, width: int, types: int, *, same: bool = False) -> Grid:
+    """Where the primary capsules of CapsNet are on an image, after convolutions of 9x9 with strides 1 and 2.
+
+    UsageError where the image is too small for them.
+    """
+    # Without padding the first capsule looks at pixels 0 to 16, whose centre is 8.5.
+    return Grid(_side(height, same), _side(width, same), types, 1.0 if same else 8.5, 2.0)
+
+
+def flat_capsules(maps: Tensor, dim: int) -> Tensor:
+    """Capsules by type, row and column: (batch, types * dim, rows, columns) -> (batch, capsules, dim)."""
+    return maps.unflatten(1, (-1, dim)).movedim(2, -1).flatten(1, 3)
+
+
 class PrimaryCapsules(nn.Module):
     """Squashed capsules from a convolution.
 
@@ -55,8 +83,7 @@ class PrimaryCapsules(nn.Module):
         self.conv = PaddedConv2d(in_channels, types * dim, kernel, stride, same=same)
 
     def forward(self, features: Tensor) -> Tensor:
-        maps = self.conv(features).unflatten(1, (self.types, self.dim))
-        return squash(maps.movedim(2, -1).flatten(1, 3))
+        return squash(flat_capsules(self.conv(features), self.dim))
 
 
 class DepthwisePrimaryCapsules(nn.Module):

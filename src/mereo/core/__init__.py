@@ -11,7 +11,7 @@ from mereo.core.shapes import Capsules
 from mereo.core.source import Source
 from mereo.core.squash import bounded, lengths, squash, squash_exponential
 from mereo.core.topology import Causal, Circle, Grid, Neighborhood, Topology, grid_groups
-from mereo.core.votes import DenseVotes, MatrixVotes, SameVotes, SharedVotes, Votes, transformed_votes
+from mereo.core.votes import DenseVotes, GivenVotes, MatrixVotes, SameVotes, SharedVotes, Votes, transformed_votes
 
 __all__ = [
     "MECHANISMS",
@@ -21,6 +21,7 @@ __all__ = [
     "Circle",
     "Coupling",
     "DenseVotes",
+    "GivenVotes",
     "Grid",
     "MatrixVotes",
     "Mechanism",

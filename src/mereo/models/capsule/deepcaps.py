@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import PaddedConv2d
+from mereo.capsules import PaddedConv2d, flat_capsules
 from mereo.core import Grid, squash
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive
@@ -77,11 +77,6 @@ class Block(nn.Module):
         if isinstance(self.skip, ConvCaps):
             return main + self.skip(entered)
         return main + self.skip(entered.unflatten(1, self.shape)).flatten(1, 2)
-
-
-def flat_capsules(maps: Tensor, dim: int) -> Tensor:
-    """Capsules by type, row and column: (batch, types * dim, rows, columns) -> (batch, capsules, dim)."""
-    return maps.unflatten(1, (-1, dim)).movedim(2, -1).flatten(1, 3)
 
 
 class ClassCaps(DynamicRouting):
