@@ -4,6 +4,8 @@ import mereo.models.sequence
 import mereo.models.vision  # noqa: F401
 from mereo.models.base import Features, VisionModel
 from mereo.models.capsule import (
+    AACapsNet,
+    AAVotesCapsNet,
     CapsNet,
     DeepCaps,
     EfficientCapsNet,
@@ -28,6 +30,8 @@ from mereo.models.weights import load, save_weights
 __all__ = [
     "MODELS",
     "SEQUENCE_MODELS",
+    "AACapsNet",
+    "AAVotesCapsNet",
     "CapsNet",
     "CapsuleClassifier",
     "DeepCaps",

@@ -2,8 +2,8 @@
 
 Source: Pucci, Micheloni, Martinel 2021 (ICCV workshops), https://air.uniud.it/handle/11390/1221110, by our reading of
 its abstract: in place of routing, a layer of self-attention suppresses irrelevant votes.
-Cost: votes 2 S R d D FLOPs an image, attention about 2 S^2 R D + 4 S (R D)^2. Votes are kept, (batch, S, R D); a map
-of S x S couplings is made only where S is small, or somebody needs it.
+Cost: votes S R d D multiply-adds an image, attention 9/8 S^2 R D + 5/4 S (R D)^2. Votes are kept, (batch, S, R D); a
+map of S x S couplings is made only where S is small, or somebody needs it.
 """
 
 import torch

@@ -1,5 +1,6 @@
 """Capsule networks, one file each with its presets."""
 
+from mereo.models.capsule.aa_capsnet import AACapsNet, AAVotesCapsNet
 from mereo.models.capsule.capsnet import CapsNet
 from mereo.models.capsule.deepcaps import DeepCaps
 from mereo.models.capsule.efficient_capsnet import EfficientCapsNet
@@ -11,6 +12,8 @@ from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCaps
 from mereo.models.capsule.variational_capsnet import VariationalCapsNet
 
 __all__ = [
+    "AACapsNet",
+    "AAVotesCapsNet",
     "CapsNet",
     "DeepCaps",
     "EfficientCapsNet",
