@@ -104,6 +104,20 @@ RECIPES: dict[str, Recipe] = {
         },
         {"mnist": 99.34, "svhn": 92.13, "cifar10": 71.60},
     ),
+    "da_capsnet": Recipe(
+        "DA-CapsNet: Adam at a constant rate, margin loss and reconstruction, as CapsNet.",
+        "doi:10.1038/s41598-020-68453-w, as reported in arXiv:2508.16922; optimiser, epochs and augmentation are ours",
+        {
+            "model": "da_capsnet_28", "data": "mnist", "epochs": 50, "batch_size": 128, "optimizer": "adam", "lr": 1e-3,
+            "weight_decay": 0.0, "schedule": "constant", "warmup_epochs": 0.0, "loss": "margin",
+            "reconstruction_weight": 0.0005, "augment": ("shift=2",),
+        },
+        {
+            "svhn": {"model": "da_capsnet_32", "augment": ("crop=4",)},
+            "cifar10": {"model": "da_capsnet_32", "augment": ("crop=4", "flip")},
+        },
+        {"mnist": 99.53, "svhn": 94.82, "cifar10": 85.47},
+    ),
     "capsnet_cifar": Recipe(
         "CapsNet on random 24x24 crops of CIFAR-10, one network of the paper's seven.",
         "arXiv:1710.09829, section 7, and the authors' code",

@@ -2,6 +2,7 @@
 
 from mereo.models.capsule.aa_capsnet import AACapsNet, AAVotesCapsNet
 from mereo.models.capsule.capsnet import CapsNet
+from mereo.models.capsule.da_capsnet import DACapsNet
 from mereo.models.capsule.deepcaps import DeepCaps
 from mereo.models.capsule.efficient_capsnet import EfficientCapsNet
 from mereo.models.capsule.inverted_dot_product_capsnet import InvertedDotProductCapsNet
@@ -15,6 +16,7 @@ __all__ = [
     "AACapsNet",
     "AAVotesCapsNet",
     "CapsNet",
+    "DACapsNet",
     "DeepCaps",
     "EfficientCapsNet",
     "InvertedDotProductCapsNet",
