@@ -17,8 +17,8 @@ from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 from mereo.routing import DynamicRouting
 
-REDUCTION = 16
-"""Channels for each hidden unit of the gate of channels."""
+REDUCTION, LEAST_HIDDEN = 16, 8
+"""Channels for each hidden unit of the gate of channels, and its fewest such units: very few may all die."""
 SOURCE = "doi:10.1038/s41598-020-68453-w"
 
 
@@ -88,7 +88,7 @@ class DACapsNet(CapsuleClassifier):
 
     def _attention(self, channels: int, places: Grid) -> nn.Module:
         if self.kind == "channel":
-            return SqueezeExcite(channels, max(channels // REDUCTION, 1))
+            return SqueezeExcite(channels, max(channels // REDUCTION, LEAST_HIDDEN))
         layer = PositionAttention(channels, scale=self.scale)
         layer.coupling.senders = layer.coupling.receivers = places
         return layer
