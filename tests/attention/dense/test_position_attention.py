@@ -70,6 +70,13 @@ def test_it_starts_as_the_identity() -> None:
     assert torch.equal(PositionAttention(16)(maps), maps)
 
 
+def test_each_matrix_starts_as_xavier() -> None:
+    for group in PositionAttention(160, groups=2).weight.unflatten(0, (2, -1)):
+        for matrix in group.split((10, 10, 80)):
+            bound = (6 / (len(matrix) + 80)) ** 0.5
+            assert 0.98 * bound < matrix.abs().max() <= bound
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "count"),
     [((256,), {}, 82_241), ((160,), {}, 2 * (160 * 20 + 20) + 160 * 160 + 160 + 1), ((6, 2), {"groups": 3}, 3 * 19)],

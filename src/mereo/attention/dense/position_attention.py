@@ -65,9 +65,9 @@ class PositionAttention(nn.Module):
         self.bias = nn.Parameter(torch.zeros(groups * sum(self.sizes)))
         self.gamma = nn.Parameter(torch.zeros(groups))
         self.coupling = Coupling("senders")
-        for group in self.weight.detach().unflatten(0, (groups, -1)):
-            for matrix in group.split(self.sizes):
-                nn.init.xavier_uniform_(matrix)
+        for matrices in self.weight.detach().unflatten(0, (groups, -1)).split(self.sizes, 1):
+            bound = (6 / (matrices.shape[1] + self.group_dim)) ** 0.5  # Xavier, each matrix by itself
+            nn.init.uniform_(matrices, -bound, bound)
 
     def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values: (batch, places, dim) -> (batch, groups, places, key_dim or dim / groups)."""
