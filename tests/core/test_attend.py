@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mereo.core import Coupling, record
+from mereo.core.kernels import attention
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError
 
@@ -16,7 +17,9 @@ def qkv(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.3])
-def test_fused_equals_plain(masked: bool, scale: float | None) -> None:
+@pytest.mark.parametrize("few", [0, 2**18], ids=["many pairs", "few pairs"])
+def test_fused_equals_plain(few: int, masked: bool, scale: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "FEW_PAIRS", few)
     mask = None
     if masked:
         mask = torch.rand(2, 1, 5, 7) < 0.6

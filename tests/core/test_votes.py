@@ -32,6 +32,8 @@ def make(kind: str, batch: int, heads: int, receivers: int, senders: int, pose: 
     if kind == "shared":
         weight = torch.randn(receivers, 3, pose, dtype=torch.float64)
         return SharedVotes(torch.randn(batch, senders, 3, dtype=torch.float64), weight), 1
+    if kind == "given":
+        return GivenVotes(torch.randn(batch, heads, receivers, senders, pose, dtype=torch.float64)), heads
     return SameVotes(torch.randn(batch, heads, senders, pose, dtype=torch.float64)), heads
 
 

@@ -12,9 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 import mereo
+from mereo.core import Grid
 from mereo.errors import UsageError
 from mereo.explain import draw_explanation, explain, observe, sender_places
-from mereo.explain.panels import colour_scale, draw_scores, shown_classes
+from mereo.explain.panels import colour_scale, draw_map, draw_scores, shown_classes
 from mereo.models import CapsuleClassifier
 from mereo.pictures import new_figure
 
@@ -126,6 +127,14 @@ def test_the_two_longest_bars_have_numbers(lengths: list[float], told: list[str]
     values = torch.tensor(lengths)
     draw_scores(axes, values, int(values.argmax()), set(), ["a", "b", "c"])
     assert sorted(text.get_text() for text in axes.texts) == sorted(told)
+
+
+@pytest.mark.parametrize(("step", "numbers"), [(8.0, ["0.25"] * 4), (2.0, [])])
+def test_cells_that_can_hold_a_number_have_one(step: float, numbers: list[str]) -> None:
+    axes, cells = new_figure(2, 2).subplots(), torch.full((2, 2), 0.25)
+    scale, grid = colour_scale(cells, signed=False), Grid(2, 2, 1, step, step)
+    draw_map(axes, torch.rand(1, 28, 28), torch.rand(28, 28), cells, grid, scale, ".2f")
+    assert [text.get_text() for text in axes.texts] == numbers
 
 
 def test_another_class_is_another_picture(tmp_path: Path, make: Make, some_images: MakeImages) -> None:

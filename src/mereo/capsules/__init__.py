@@ -7,7 +7,13 @@ from mereo.capsules.matrix_primary import PrimaryMatrixCapsules
 from mereo.capsules.multi_dim import MultiDimClassCaps
 from mereo.capsules.multi_scale import MultiScalePrimaryCapsules
 from mereo.capsules.patchify import PatchifyCapsules, patch_grids
-from mereo.capsules.primary import DepthwisePrimaryCapsules, PaddedConv2d, PrimaryCapsules, flat_capsules
+from mereo.capsules.primary import (
+    DepthwisePrimaryCapsules,
+    PaddedConv2d,
+    PrimaryCapsules,
+    flat_capsules,
+    primary_grid,
+)
 from mereo.capsules.residual import ResidualBlock
 
 __all__ = [
@@ -26,4 +32,5 @@ __all__ = [
     "flat_capsules",
     "mask_poses",
     "patch_grids",
+    "primary_grid",
 ]

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.core import squash, squash_exponential
-from mereo.core.shapes import same_padding
+from mereo.core import Grid, squash, squash_exponential
+from mereo.core.shapes import conv_out, same_padding
+from mereo.errors import UsageError
 
 
 class PaddedConv2d(nn.Conv2d):
@@ -30,6 +31,27 @@ class PaddedConv2d(nn.Conv2d):
             left, right = same_padding(input.shape[-1], self.kernel_size[1], self.stride[1])
             input = F.pad(input, (left, right, top, bottom))
         return super().forward(input)
+
+
+def _side(side: int, same: bool) -> int:
+    if same:
+        return -(-side // 2)
+    first = conv_out(side, 9)
+    if first < 9:
+        raise UsageError(
+            f"img_size has a side of {side}: the first 9x9 convolution leaves {max(first, 0)}, and the second needs at"
+            " least 9; give a side of at least 17, or padding='same' where the network has that."
+        )
+    return conv_out(first, 9, 2)
+
+
+def primary_grid(height: int, width: int, types: int, *, same: bool = False) -> Grid:
+    """Where the primary capsules of CapsNet are on an image, after convolutions of 9x9 with strides 1 and 2.
+
+    UsageError where the image is too small for them.
+    """
+    # Without padding the first capsule looks at pixels 0 to 16, whose centre is 8.5.
+    return Grid(_side(height, same), _side(width, same), types, 1.0 if same else 8.5, 2.0)
 
 
 def flat_capsules(maps: Tensor, dim: int) -> Tensor:

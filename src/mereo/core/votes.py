@@ -5,12 +5,13 @@ The tensor of votes (batch, heads, receivers, senders, pose) is large and rarely
     combine(C)[b, h, r, :] = sum_s C[b, h, r, s] vote[b, h, r, s, :]         what the receivers become
     agree(P)[b, h, r, s]   = <P[b, h, r, :], vote[b, h, r, s, :]>            how well each vote fits its receiver
 
-two linear maps that are adjoint to each other: <combine(C), P> = <C, agree(P)>. Four kinds of vote:
+two linear maps that are adjoint to each other: <combine(C), P> = <C, agree(P)>. Five kinds of vote:
 
     DenseVotes    vote[r, s] = W[r, s]^T u[s]     a transform of its own for every pair (capsules)
     SharedVotes   vote[r, s] = W[r]^T u[s]        one transform a receiver, shared by all senders
     MatrixVotes   vote[r, s] = U[s] W[r, s]       poses and transforms are matrices (EM routing)
     SameVotes     vote[r, s] = value[s]           the same to all (attention)
+    GivenVotes    vote[r, s]                      made by the caller
 
 `GivenVotes` exist as a tensor already; `JoinedVotes` are those of several sets of senders in a row, which may be of
 different kinds and pose sizes.

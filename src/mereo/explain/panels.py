@@ -15,6 +15,8 @@ SHARES = ("#ffffff", "#ffe0b8", "#ffb65c", "#ff8a1f", "#f25c05")
 VOTES = ("#1971c2", "#74b9f0", "#ffffff", "#ff9a8f", "#e03131")
 MOST_BARS = 10
 MOST_NUMBERED = 9
+ROOM_FOR_NUMBER = 0.15
+"""Width of the cells that can hold a number, as a share of that of the image."""
 MOST_RULED = 32
 """Cells along a side between which lines are drawn; the lines of more would cover the picture."""
 LONGEST_NAME = 12
@@ -146,7 +148,7 @@ def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: Grid, 
         [y for y in downs if 0 < y < height - 1], max(acrosses[0], -0.5), min(acrosses[-1], width - 0.5), **rules
     )
     axes.vlines([x for x in acrosses if 0 < x < width - 1], max(downs[0], -0.5), min(downs[-1], height - 0.5), **rules)
-    if grid.rows * grid.columns > MOST_NUMBERED:
+    if grid.rows * grid.columns > MOST_NUMBERED or grid.step < ROOM_FOR_NUMBER * width:
         return
     for r in range(grid.rows):
         for c in range(grid.columns):

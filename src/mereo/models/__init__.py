@@ -4,8 +4,11 @@ import mereo.models.sequence
 import mereo.models.vision  # noqa: F401
 from mereo.models.base import Features, VisionModel
 from mereo.models.capsule import (
+    AACapsNet,
+    AAVotesCapsNet,
     ARCapsNet,
     CapsNet,
+    DACapsNet,
     DeepCaps,
     EfficientCapsNet,
     InvertedDotProductCapsNet,
@@ -32,9 +35,12 @@ from mereo.models.weights import load, save_weights
 __all__ = [
     "MODELS",
     "SEQUENCE_MODELS",
+    "AACapsNet",
+    "AAVotesCapsNet",
     "ARCapsNet",
     "CapsNet",
     "CapsuleClassifier",
+    "DACapsNet",
     "DeepCaps",
     "EfficientCapsNet",
     "FeatureInfo",

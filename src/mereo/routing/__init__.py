@@ -11,6 +11,7 @@ from mereo.routing.orth_attention import OrthAttention
 from mereo.routing.self_attention import SelfAttentionRouting, SelfAttentionVoteRouting
 from mereo.routing.self_routing import SelfRouting, SelfVoteRouting
 from mereo.routing.variational_bayes import BayesOptions, VariationalBayesRouting, VariationalBayesVoteRouting
+from mereo.routing.vote_attention import VoteAttentionRouting
 from mereo.routing.vote_routing import VOTE_ROUTINGS, VoteRouting, make_vote_routing, vote_routing
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "SelfVoteRouting",
     "VariationalBayesRouting",
     "VariationalBayesVoteRouting",
+    "VoteAttentionRouting",
     "VoteRouting",
     "dynamic_routing",
     "make_vote_routing",

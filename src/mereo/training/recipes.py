@@ -90,6 +90,34 @@ RECIPES: dict[str, Recipe] = {
         },
         {"digits": {"warmup_epochs": 3.0}},
     ),
+    "aa_capsnet": Recipe(
+        "AA-CapsNet: Adam at a constant rate, cross-entropy, no reconstruction.",
+        "ours; the paper was not available: Pucci, Micheloni, Martinel 2021, as reported in arXiv:2508.16922",
+        {
+            "model": "aa_capsnet_28", "data": "mnist", "epochs": 50, "batch_size": 128, "optimizer": "adam", "lr": 1e-3,
+            "weight_decay": 0.0, "schedule": "constant", "warmup_epochs": 0.0, "reconstruction_weight": 0.0,
+            "augment": ("shift=2",),
+        },
+        {
+            "svhn": {"model": "aa_capsnet_32", "augment": ("crop=4",)},
+            "cifar10": {"model": "aa_capsnet_32", "augment": ("crop=4", "flip"), **CIFAR10},
+        },
+        {"mnist": 99.34, "svhn": 92.13, "cifar10": 71.60},
+    ),
+    "da_capsnet": Recipe(
+        "DA-CapsNet: Adam at a constant rate, margin loss and reconstruction, as CapsNet.",
+        "doi:10.1038/s41598-020-68453-w, as reported in arXiv:2508.16922; optimiser, epochs and augmentation are ours",
+        {
+            "model": "da_capsnet_28", "data": "mnist", "epochs": 50, "batch_size": 128, "optimizer": "adam", "lr": 1e-3,
+            "weight_decay": 0.0, "schedule": "constant", "warmup_epochs": 0.0, "loss": "margin",
+            "reconstruction_weight": 0.0005, "augment": ("shift=2",),
+        },
+        {
+            "svhn": {"model": "da_capsnet_32", "augment": ("crop=4",)},
+            "cifar10": {"model": "da_capsnet_32", "augment": ("crop=4", "flip")},
+        },
+        {"mnist": 99.53, "svhn": 94.82, "cifar10": 85.47},
+    ),
     "capsnet_cifar": Recipe(
         "CapsNet on random 24x24 crops of CIFAR-10, one network of the paper's seven.",
         "arXiv:1710.09829, section 7, and the authors' code",

@@ -4,6 +4,7 @@ from mereo.attention.dense.bottleneck import BottleneckAttention
 from mereo.attention.dense.channel_group import ChannelGroupAttention
 from mereo.attention.dense.class_attention import ClassAttention
 from mereo.attention.dense.multi_head import MultiHeadAttention
+from mereo.attention.dense.position_attention import PositionAttention
 from mereo.attention.dense.sharded import ShardedAttention
 from mereo.attention.dense.single_head import SingleHeadAttention
 from mereo.attention.dense.talking_heads import TalkingHeadAttention
@@ -14,6 +15,7 @@ __all__ = [
     "ChannelGroupAttention",
     "ClassAttention",
     "MultiHeadAttention",
+    "PositionAttention",
     "ShardedAttention",
     "SingleHeadAttention",
     "TalkingHeadAttention",

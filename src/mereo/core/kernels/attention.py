@@ -15,6 +15,9 @@ from mereo.core.topology import Causal
 from mereo.core.votes import SameVotes
 from mereo.errors import UsageError, check_choice
 
+FEW_PAIRS = 2**18
+"""Pairs of receivers and senders up to which the map of couplings of a head is made where that is faster."""
+
 
 @dataclass(frozen=True)
 class _Exchange:
@@ -34,7 +37,21 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, given: _Exchange) -> Tensor:
     return SameVotes(v).combine(given.coupling(scores, given.mask, tiles=given.tiles))
 
 
+def _of_one_size(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys as wide as the values by zeros, where PyTorch's fused call would else make a large map.
+
+    On a CPU it computes without the map of couplings only what has one size. The map of few pairs is faster.
+    """
+    missing = v.shape[-1] - q.shape[-1]
+    if missing <= 0 or q.device.type != "cpu" or torch.compiler.is_exporting():
+        return q, k
+    if q.shape[-2] * k.shape[-2] <= FEW_PAIRS:
+        return q, k
+    return F.pad(q, (0, missing)), F.pad(k, (0, missing))
+
+
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, given: _Exchange) -> Tensor:
+    q, k = _of_one_size(q, k, v)
     coupling, mask, bias = given.coupling, given.mask, given.bias
     options: dict[str, Any] = {"dropout_p": coupling.dropout if coupling.training else 0.0, "scale": given.scale}
     if mask is None and bias is None and coupling.topology == Causal() and q.shape[-2] == k.shape[-2]:

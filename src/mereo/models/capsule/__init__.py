@@ -1,7 +1,9 @@
 """Capsule networks, one file each with its presets."""
 
+from mereo.models.capsule.aa_capsnet import AACapsNet, AAVotesCapsNet
 from mereo.models.capsule.ar_capsnet import ARCapsNet
 from mereo.models.capsule.capsnet import CapsNet
+from mereo.models.capsule.da_capsnet import DACapsNet
 from mereo.models.capsule.deepcaps import DeepCaps
 from mereo.models.capsule.efficient_capsnet import EfficientCapsNet
 from mereo.models.capsule.inverted_dot_product_capsnet import InvertedDotProductCapsNet
@@ -15,8 +17,11 @@ from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCaps
 from mereo.models.capsule.variational_capsnet import VariationalCapsNet
 
 __all__ = [
+    "AACapsNet",
+    "AAVotesCapsNet",
     "ARCapsNet",
     "CapsNet",
+    "DACapsNet",
     "DeepCaps",
     "EfficientCapsNet",
     "InvertedDotProductCapsNet",

@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules
-from mereo.core import Grid
-from mereo.core.shapes import conv_out, image_size
+from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, primary_grid
+from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
@@ -82,7 +81,8 @@ class CapsNet(CapsuleClassifier):
             raise UsageError(f"middle_capsules is {middle_capsules}; it must be at least 0.")
         same = padding == "same"
         self.image_shape = (in_chans, *image_size(img_size))
-        rows, columns = (self._map_side(side, same) for side in self.image_shape[1:])
+        self.places = primary_grid(*self.image_shape[1:], primary_types, same=same)
+        rows, columns = self.places.rows, self.places.columns
         self.senders, self.sender_dim, self.class_dim = primary_types * rows * columns, primary_dim, class_dim
         self.init, self.with_decoder = init, decoder
         self.routing_options = {
@@ -93,12 +93,12 @@ class CapsNet(CapsuleClassifier):
             "bias": capsule_bias,
             "detach_routing": detach_routing,
         }
-        self.grid, self.primary_types, self.same = (rows, columns), primary_types, same
+        self.grid, self.primary_types = (rows, columns), primary_types
         self.conv = PaddedConv2d(in_chans, conv_channels, 9, same=same)
         self.primary = PrimaryCapsules(conv_channels, primary_types, primary_dim, same=same)
         self.middle = self._routing(middle_capsules, middle_dim) if middle_capsules else None
         if self.middle is not None:
-            self.middle.coupling.senders = self._primary_grid(feeds=0)
+            self.middle.coupling.senders = self.places._replace(feeds=0)
         self._initialise(self.conv, std=0.05)
         self._initialise(self.primary, self.middle)
         if middle_capsules:
@@ -107,29 +107,13 @@ class CapsNet(CapsuleClassifier):
         self.feature_info = [{"num_chs": conv_channels, "reduction": 1, "module": "conv"}]
         self.reset_classifier(num_classes)
 
-    @staticmethod
-    def _map_side(side: int, same: bool) -> int:
-        if same:
-            return -(-side // 2)
-        first = conv_out(side, 9)
-        if first < 9:
-            raise UsageError(
-                f"img_size has a side of {side}: the first 9x9 convolution leaves {max(first, 0)}, and the second needs"
-                " at least 9; give a side of at least 17, or padding='same'."
-            )
-        return conv_out(first, 9, 2)
-
     def _routing(self, receivers: int, receiver_dim: int) -> DynamicRouting:
         options: dict[str, Any] = self.routing_options
         return DynamicRouting(self.senders, receivers, self.sender_dim, receiver_dim, **options)
 
-    def _primary_grid(self, feeds: int | None = None) -> Grid:
-        # Without padding the first capsule looks at pixels 0 to 16, whose centre is 8.5.
-        return Grid(*self.grid, self.primary_types, 1.0 if self.same else 8.5, 2.0, feeds)
-
     def make_classifier(self) -> nn.Module:
         head = self._routing(self.num_classes, self.class_dim)
-        head.coupling.senders = self._primary_grid() if self.middle is None else None
+        head.coupling.senders = self.places if self.middle is None else None
         return head
 
     def make_decoder(self) -> nn.Module | None:
