@@ -9,12 +9,14 @@ from mereo.models.vision.davit import DaViT
 from mereo.models.vision.halonet import HaloNet
 from mereo.models.vision.hierarchical_spectformer import HierarchicalSpectFormer
 from mereo.models.vision.maxvit import MaxViT
+from mereo.models.vision.nat import NAT
 from mereo.models.vision.ninformer import NiNformer
 from mereo.models.vision.shvit import SHViT
 from mereo.models.vision.spectformer import SpectFormer
 from mereo.models.vision.volo import VOLO
 
 __all__ = [
+    "NAT",
     "VOLO",
     "BiFormer",
     "CaiT",
