@@ -56,8 +56,9 @@ def _exchange(attn: nn.Module, x: Tensor) -> Exchanged:
     Shapes: (batch, tokens, dim) -> (batch, tokens, dim), (batch, heads, tokens, d), (batch, heads, tokens, d).
     """
     q, k, v = split_heads(attn, x)
-    if isinstance(attn, MultiHeadAttention):
-        out = attend(q, k, v, attn.coupling)
+    own = getattr(attn, "coupling", None)
+    if isinstance(own, Coupling):
+        out = attend(q, k, v, own)
     elif attn.training and attention_drop(attn):
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=attention_drop(attn))
     else:

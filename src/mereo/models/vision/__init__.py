@@ -13,6 +13,7 @@ from mereo.models.vision.nat import NAT
 from mereo.models.vision.ninformer import NiNformer
 from mereo.models.vision.shvit import SHViT
 from mereo.models.vision.spectformer import SpectFormer
+from mereo.models.vision.vit import ViT
 from mereo.models.vision.volo import VOLO
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "NiNformer",
     "SHViT",
     "SpectFormer",
+    "ViT",
 ]
