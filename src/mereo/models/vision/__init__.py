@@ -6,6 +6,7 @@ from mereo.models.vision.biformer import BiFormer
 from mereo.models.vision.cait import CaiT
 from mereo.models.vision.cifar_resnet import CifarResNet
 from mereo.models.vision.davit import DaViT
+from mereo.models.vision.evit import EViT
 from mereo.models.vision.halonet import HaloNet
 from mereo.models.vision.hierarchical_spectformer import HierarchicalSpectFormer
 from mereo.models.vision.maxvit import MaxViT
@@ -23,6 +24,7 @@ __all__ = [
     "CaiT",
     "CifarResNet",
     "DaViT",
+    "EViT",
     "HaloNet",
     "HierarchicalSpectFormer",
     "MaxViT",
