@@ -16,6 +16,7 @@ from mereo.models.vision.ninformer import NiNformer
 from mereo.models.vision.shvit import SHViT
 from mereo.models.vision.sparsifiner_vit import SparsifinerViT
 from mereo.models.vision.spectformer import SpectFormer
+from mereo.models.vision.transnext import TransNeXt
 from mereo.models.vision.vit import ViT
 from mereo.models.vision.volo import VOLO
 
@@ -35,5 +36,6 @@ __all__ = [
     "SHViT",
     "SparsifinerViT",
     "SpectFormer",
+    "TransNeXt",
     "ViT",
 ]
