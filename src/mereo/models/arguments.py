@@ -9,6 +9,8 @@ _LARGEST = 2**31
 _MOST = {"num_classes": 2**20, "in_chans": 2**12}
 """Largest values of arguments that determine the length of lists, such as the mean of every channel."""
 _LONGEST_LIST = 100
+_DEEPEST = 1000
+"""Most layers of a network or a stage, each of which is made before anything else can be found wrong."""
 
 
 def _numbers_in(value: Any) -> Iterator[int | float]:
@@ -46,6 +48,11 @@ def check_arguments(
         if default is not None and argument != "img_size":
             any_length = Ellipsis in get_args(hints.get(argument))
             _check_one(f"{argument} of {name} is {value!r}", value, default, any_length)
+    for argument in ("depth", "depths", "class_depth"):
+        if any(number > _DEEPEST for number in _numbers_in(arguments.get(argument, 0))):
+            raise UsageError(
+                f"{argument} of {name} is {arguments[argument]!r}; at most {_DEEPEST:,} layers are allowed."
+            )
     for argument, least in (("num_classes", 0), ("in_chans", 1)):
         if not least <= arguments.get(argument, least) <= _MOST[argument]:
             raise UsageError(

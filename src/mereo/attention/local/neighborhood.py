@@ -228,7 +228,7 @@ class NeighborhoodAttention(nn.Module):
 
     def _fitting(self, grid: Sequence[int]) -> tuple[PerAxis, PerAxis, PerAxis, Tensor | None]:
         """Window, stride, dilation and biases that a grid holds."""
-        bias = self.position_bias
+        bias: Tensor | None = self.position_bias
         if not self.clip:
             return self.window, self.stride, self.dilation, bias
         window = tuple(min(w, length) for w, length in zip(self.window, grid, strict=True))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mereo.core import Coupling
 from mereo.errors import UsageError
+from mereo.models.base import grid_of_cells
 from mereo.models.checkpointing import checkpointed
 from mereo.models.layout import register_layout
 from mereo.models.registry import IMAGENET, register_model
@@ -86,12 +87,12 @@ class EViT(VisionTransformer):
         return normed
 
     def place_couplings(self, height: int, width: int) -> None:
-        """Those of the first reducing block still see all patches; behind it, places differ from image to image."""
+        """The first reducing block still sees all patches; behind it, places differ from image to image."""
         super().place_couplings(height, width)
-        senders = self.blocks[0].attn.coupling.senders
+        grid = grid_of_cells(height, width, self.patch_size, prefix=self.num_prefix_tokens, partial=False)
         for module in self.blocks[len(self.feature_info)].modules():
             if isinstance(module, Coupling):
-                module.senders = module.receivers = senders
+                module.senders = module.receivers = grid
 
 
 register_layout("official", EViT, transformer_pairs)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mereo.attention.sparse import HeadRouter
 from mereo.models.registry import IMAGENET, register_model
-from mereo.models.vision_transformer import VisionTransformer
+from mereo.models.vision_transformer import TransformerBlock, VisionTransformer
 from mereo.technique.moh import MixtureOfHeads
 
 
@@ -51,6 +51,7 @@ class MoHViT(VisionTransformer):
             num_heads=num_heads, distilled=distilled, drop_path_rate=drop_path_rate,
         )  # fmt: skip
         for block in self.blocks:
+            assert isinstance(block, TransformerBlock)
             block.attn = MixtureOfHeads(block.attn, HeadRouter(embed_dim, num_heads, shared, active, gate))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mereo.attention.sparse import SparsifinerAttention
 from mereo.models.registry import IMAGENET, register_model
-from mereo.models.vision_transformer import VisionTransformer
+from mereo.models.vision_transformer import TransformerBlock, VisionTransformer
 
 
 class SparsifinerViT(VisionTransformer):
@@ -53,6 +53,7 @@ class SparsifinerViT(VisionTransformer):
             num_heads=num_heads, distilled=distilled, drop_path_rate=drop_path_rate,
         )  # fmt: skip
         for block in self.blocks:
+            assert isinstance(block, TransformerBlock)
             block.attn = SparsifinerAttention(
                 embed_dim, num_heads, self.num_tokens, keep=keep, rank=rank or None, top_basis=top_basis,
                 basis_threshold=basis_threshold, prefix=self.num_prefix_tokens, host=block.attn,

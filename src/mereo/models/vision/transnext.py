@@ -237,6 +237,7 @@ for _name, (_schedule, _rate, _parameters) in PRESETS.items():
         depths=_heads.layers,
         num_heads=_heads.heads,
         drop_path_rate=_rate,
+        shared=_heads.shared if _schedule else (),
+        active=_heads.active if _schedule else (),
         **IMAGENET,
-        **({"shared": _heads.shared, "active": _heads.active} if _schedule else {}),
     )
