@@ -244,13 +244,27 @@ def test_couplings_are_recorded_over_all_tokens() -> None:
 
 
 def test_large_maps_are_recorded_as_sparse_tensors() -> None:
-    module, tokens = NeighborhoodAttention(2, 1, window=3, causal=(True, False)).eval(), torch.randn(5, 64, 64, 2)
+    module, tokens = NeighborhoodAttention(2, 1, window=3, causal=(True, False)).eval(), torch.randn(1, 64, 64, 2)
     with mereo.record(module) as trace:
         module(tokens)
     couplings = trace["coupling"]
-    assert couplings.is_sparse and couplings.shape == (5, 1, 4096, 4096)
-    assert couplings._nnz() == 5 * (64 * 3 - 3) * 64 * 3
-    torch.testing.assert_close(couplings.sum(-1).to_dense(), torch.ones(5, 1, 4096))
+    assert couplings.is_sparse and couplings.shape == (1, 1, 4096, 4096)
+    assert couplings._nnz() == (64 * 3 - 3) * 64 * 3
+    torch.testing.assert_close(couplings.sum(-1).to_dense(), torch.ones(1, 1, 4096))
+
+
+@pytest.mark.parametrize("grid", [(5,), (4, 9), (2, 3, 7)])
+def test_windows_that_a_grid_does_not_hold_are_clipped_where_wanted(grid: tuple[int, ...]) -> None:
+    axes = len(grid)
+    module = NeighborhoodAttention(8, 2, window=5, dilation=2, axes=axes, position_bias=True, clip=True).eval()
+    tokens = torch.randn(2, *grid, 8)
+    fitting = [min(5, side) for side in grid]
+    dilation = [min(2, side // window) for side, window in zip(grid, fitting, strict=True)]
+    exact = NeighborhoodAttention(8, 2, window=fitting, dilation=dilation, axes=axes, position_bias=True).eval()
+    state = module.state_dict()
+    inner = tuple(slice(5 - window, 4 + window) for window in fitting)
+    exact.load_state_dict({**state, "position_bias": state["position_bias"][(slice(None), *inner)]})
+    assert torch.equal(module(tokens), exact(tokens))
 
 
 def test_dropout_of_couplings() -> None:

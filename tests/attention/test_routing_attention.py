@@ -397,6 +397,12 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(module(tokens), module(tokens))
 
 
+def streamed(*tokens: torch.Tensor) -> None:
+    module, state = RoutingAttention(8, 2, 2, causal=True).eval(), None
+    for token in tokens:
+        _, state = module.step(token, state)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -408,6 +414,8 @@ def test_dropout_acts_in_training_only() -> None:
         (lambda: RoutingAttention(8, 2, 2, beta=-1.0), "beta is -1.0"),
         (lambda: RoutingAttention(8, 2, 2).step(torch.randn(1, 8)), "causal=True"),
         (lambda: RoutingAttention(8, 2, 2)(torch.randn(1, 0, 8)), "at least one token"),
+        (lambda: RoutingAttention(8, 2, 2, causal=True).step(torch.randn(1, 3, 8)), r"must be \(batch, dim\)"),
+        (lambda: streamed(torch.randn(2, 8), torch.randn(1, 8)), "1 samples, and the state of 2"),
         (lambda: routing_attention(POINTS, None, VALUES[:, :, :3], AXES, 2), "of one length"),
         (lambda: routing_attention(POINTS, None, VALUES, AXES[0], 2), "centroids are"),
         (lambda: routing_attention(POINTS, None, VALUES, AXES, 0), "window is 0"),

@@ -80,8 +80,8 @@ def difference(output: Tensor, expected: Tensor) -> float:
 
 
 def used_parameters(model: VisionModel) -> dict[str, Tensor | None]:
-    """Gradients of the parameters that scores depend on, by name."""
-    return {name: p.grad for name, p in model.named_parameters() if not name.startswith("decoder.")}
+    """Gradients of the parameters that learn and on which scores depend, by name."""
+    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad and not name.startswith("decoder.")}
 
 
 def tensors_of(features: Any) -> tuple[Tensor, ...]:
@@ -300,7 +300,8 @@ def test_parameters_are_grouped_by_layer(case: Case) -> None:
         name for name in depths if name.startswith(heads)
     }
     groups = model.parameter_groups(0.05, 0.5)
-    assert sorted(name for group in groups for name in group["names"]) == sorted(depths)
+    learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert sorted(name for group in groups for name in group["names"]) == sorted(learned)
     for group in groups:
         for name, parameter in zip(group["names"], group["params"], strict=True):
             assert group["lr_scale"] == 0.5 ** (max(depths.values()) - depths[name])

@@ -266,3 +266,13 @@ def test_arguments_that_it_does_not_take(case: Case) -> None:
         register_model(case[0], SequenceModel, "Again.", source="arXiv:2405.17381", parameters=0, family="tnl")
     with pytest.raises(UsageError, match="reads tokens"):
         mereo.models.get_model_entry(case[0])
+
+
+@every_case
+def test_a_state_of_other_samples_is_refused(case: Case) -> None:
+    model = tiny(case)
+    tokens = some_tokens(model)
+    with torch.no_grad():
+        _, state = model.step(tokens[:, 0])
+        with pytest.raises(UsageError, match=f"1 samples, and the state of {len(tokens)}"):
+            model.step(tokens[:1, 1], state)

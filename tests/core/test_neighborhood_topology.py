@@ -93,6 +93,8 @@ def test_limits() -> None:
         ((8,), {"window": 3, "stride": 4}, r"stride is 4.*from 1 to the window, 3"),
         ((8,), {"window": 3, "stride": 0}, r"stride is 0"),
         ((8,), {"window": 3, "dilation": 0}, r"dilation is 0"),
+        ((8,), {"window": 2.5}, r"window is 2.5.*whole number"),
+        ((8, 8), {"window": 3, "stride": (1, None)}, r"stride is None.*whole number"),
         ((8, 8), {"window": (3, 3, 3)}, r"window is \(3, 3, 3\) for a grid of 2 axes"),
         ((2, 2, 2, 2), {"window": 2}, r"one to three axes"),
     ],

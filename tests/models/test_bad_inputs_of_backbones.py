@@ -31,6 +31,19 @@ def test_sizes_that_windows_must_divide_are_refused_with_those_that_would_do() -
         mereo.create_model("maxvit_tiny_tf_224", img_size=225)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("vit_tiny", {"depth": 2**31 - 1}),
+        ("cait_xxs24", {"class_depth": 10**6}),
+        ("nat_mini", {"depths": (1, 1, 1, 5000)}),
+    ],
+)
+def test_networks_of_millions_of_layers_are_refused_at_once(name: str, arguments: dict) -> None:
+    with pytest.raises(UsageError, match=r"depth.*at most 1,000"):
+        mereo.create_model(name, **arguments)
+
+
 def test_a_network_of_one_size_names_it() -> None:
     with pytest.raises(UsageError, match=r"takes \(batch, 3, 32, 32\).*img_size"):
         mereo.create_model("ninformer_cifar")(torch.rand(1, 3, 48, 32))

@@ -226,6 +226,17 @@ def test_states_are_recorded() -> None:
     torch.testing.assert_close(states[:, :, 2], module.extend(tokens[:, :8])[1].memory)
 
 
+def test_slopes_may_be_a_list() -> None:
+    q = torch.randn(1, 2, 5, 4)
+    assert torch.equal(lightning_attention(q, q, q, [0.5, 0.1]), lightning_attention(q, q, q, torch.tensor([0.5, 0.1])))
+
+
+def streamed(*tokens: torch.Tensor) -> None:
+    module, state = LightningAttention(8, 2).eval(), None
+    for token in tokens:
+        _, state = module.step(token, state)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -238,6 +249,8 @@ def test_states_are_recorded() -> None:
         (lambda q, s: lightning_attention(q, q, q.double(), s), "one type"),
         (lambda q, s: lightning_attention(q, q, q, s, method="chunk"), "Did you mean 'chunked'"),
         (lambda q, s: LightningAttention(8, 3), "multiple of num_heads"),
+        (lambda q, s: LightningAttention(8, 2).step(q), r"must be \(batch, tokens, dim\)"),
+        (lambda q, s: streamed(torch.randn(2, 8), torch.randn(1, 8)), "1 samples, and the state of 2"),
         (lambda q, s: LightningAttention(8, 2, decay="alib"), "Did you mean 'alibi'"),
         (lambda q, s: LightningAttention(8, 2, layer=2, num_layers=2), "layer is 2"),
     ],

@@ -54,6 +54,22 @@ def _names(forward: Callable[..., Any]) -> Sequence[str]:
     return list(inspect.signature(forward).parameters)[1:]
 
 
+def check_streamed(name: str, tokens: Tensor, axes: str, samples: int | None) -> None:
+    """UsageError unless tokens have the axes of one call of a stream, and as many samples as the state before them.
+
+    Args:
+        name: of the module or network.
+        axes: names of the axes, such as "(batch, dim)".
+        samples: of the state; None before the first token.
+    """
+    if tokens.dim() != axes.count(",") + 1:
+        raise UsageError(f"{name}: tokens are {tuple(tokens.shape)}; they must be {axes}.")
+    if samples is not None and tokens.shape[0] != samples:
+        raise UsageError(
+            f"{name}: tokens are of {tokens.shape[0]} samples, and the state of {samples}; give as many of both."
+        )
+
+
 def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]) -> None:
     """Let calls of a class of modules end in a `UsageError` where their inputs do not fit.
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from mereo.errors import UsageError
 
-LARGEST_DENSE = 2**26
-"""Entries of a map of couplings beyond which `Tiles.place` gives a sparse tensor (256 MiB in float32)."""
+LARGEST_DENSE = 2**24 - 1
+"""Entries of a map of couplings beyond which `Tiles.place` gives a sparse tensor: 64 x 64 tokens of one head have more
+(64 MiB in float32)."""
 
 
 @dataclass(frozen=True, eq=False)

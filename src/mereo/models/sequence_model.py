@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mereo.core.inputs import check_streamed
 from mereo.core.kernels.affine import Linear, linear
 from mereo.core.kernels.transforms import steps_aside
 from mereo.errors import UsageError, check_positive
@@ -195,6 +196,9 @@ class SequenceModel(nn.Module):
         return self._scores(self.norm(x)), SequenceState(position, tuple(behind))
 
     def _read_again(self, tokens: Tensor, state: SequenceState, position: int) -> tuple[Tensor, SequenceState]:
+        check_streamed(
+            type(self).__name__, tokens, "(batch, tokens)", None if state.tokens is None else len(state.tokens)
+        )
         known = tokens if state.tokens is None else torch.cat((state.tokens, tokens), 1)
         if self.longest is not None and tokens.shape[1] <= self.longest:
             known = known[:, -self.longest :]

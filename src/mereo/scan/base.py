@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Signal
+from mereo.core.inputs import check_streamed
 from mereo.core.kernels.linear_scan import BLOCK, Scan, linear_scan
 from mereo.errors import check_positive
 
@@ -65,6 +66,8 @@ class LinearScan(nn.Module, ABC):
         Args:
             mask: bool (batch, tokens), True = takes part; the values of the others are 0.
         """
+        samples = None if state is None else state.memory.shape[0]
+        check_streamed(type(self).__name__, tokens, "(batch, tokens, dim)", samples)
         position = 0 if state is None else state.position
         q, k, v = self.read(tokens, position)
         if mask is not None:

@@ -5,6 +5,7 @@ Cost: 2 N (2 D E + b (D + E)) FLOPs a head for N tokens, keys of D, values of E 
 at every length, and a state of D E numbers.
 """
 
+from collections.abc import Sequence
 from math import log2
 
 import torch
@@ -25,7 +26,7 @@ def lightning_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    slopes: Tensor,
+    slopes: Tensor | Sequence[float],
     block: int = BLOCK,
     state: Tensor | None = None,
     return_state: bool = False,
@@ -52,6 +53,8 @@ def lightning_attention(
 
     Reference: arXiv:2405.17381, section 3.
     """
+    if not isinstance(slopes, Tensor):
+        slopes = torch.tensor(slopes, dtype=torch.promote_types(torch.float32, q.dtype), device=q.device)
     _check(q, k, v, slopes, state)
     check_positive(block=block)
     out, last = linear_scan(Scan(q, k, v, slopes, state, block), method)

@@ -44,6 +44,8 @@ def keep(tokens: Tensor, kept: Tensor, attention: Tensor, fuse: bool = True, nor
 
 def order_of(attention: Tensor) -> Tensor:
     """Tokens by falling attention, equal ones by their number: (batch, tokens) -> int64 (batch, tokens)."""
+    if torch.compiler.is_exporting():  # ONNX has no stable sort; its top-k puts equal ones in order
+        return attention.topk(attention.shape[1], dim=1).indices
     return attention.sort(dim=1, descending=True, stable=True).indices
 
 
@@ -56,8 +58,9 @@ def _exchange(attn: nn.Module, x: Tensor) -> Exchanged:
     Shapes: (batch, tokens, dim) -> (batch, tokens, dim), (batch, heads, tokens, d), (batch, heads, tokens, d).
     """
     q, k, v = split_heads(attn, x)
-    if isinstance(attn, MultiHeadAttention):
-        out = attend(q, k, v, attn.coupling)
+    own = getattr(attn, "coupling", None)
+    if isinstance(own, Coupling):
+        out = attend(q, k, v, own)
     elif attn.training and attention_drop(attn):
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=attention_drop(attn))
     else:
@@ -209,6 +212,31 @@ def _chosen(layers: Sequence[int] | None, depth: int) -> list[int]:
     return chosen
 
 
+def reduce_blocks(
+    blocks: nn.ModuleList | nn.Sequential,
+    prefix: int,
+    keep_rate: float | Sequence[float],
+    layers: Sequence[int] | None = None,
+    *,
+    tokens: int | Sequence[int] | None = None,
+    fuse: bool = True,
+    normalize: bool = False,
+) -> None:
+    """Let some blocks of a transformer drop patches, in place; see `evit` for the arguments."""
+    chosen = _chosen(layers, len(blocks))
+    rates = _per_layer("keep_rate", keep_rate, chosen)
+    numbers = [None] * len(chosen) if tokens is None else _per_layer("tokens", tokens, chosen)
+    for rate in rates:
+        if not 0 < rate <= 1:
+            raise UsageError(f"keep_rate is {keep_rate!r}; it must be above 0 and at most 1.")
+    for number in numbers:
+        if number is not None and number < 1:
+            raise UsageError(f"tokens is {tokens!r}; at least 1 patch must stay.")
+    for layer, rate, number in zip(chosen, rates, numbers, strict=True):
+        count = None if number is None else int(number)
+        blocks[layer] = ReducingBlock(blocks[layer], prefix, rate, tokens=count, fuse=fuse, normalize=normalize)
+
+
 class _Attention(nn.Module):
     """Self-attention as timm writes it."""
 
@@ -288,22 +316,11 @@ def evit(
 
     Reference: arXiv:2202.07800, eq. 4 to 6.
     """
-    prefix, depth = _prefix_of(model), len(_blocks_of(model))
-    chosen = _chosen(layers, depth)
-    rates = _per_layer("keep_rate", keep_rate, chosen)
-    numbers = [None] * len(chosen) if tokens is None else _per_layer("tokens", tokens, chosen)
-    for rate in rates:
-        if not 0 < rate <= 1:
-            raise UsageError(f"keep_rate is {keep_rate!r}; it must be above 0 and at most 1.")
-    for number in numbers:
-        if number is not None and number < 1:
-            raise UsageError(f"tokens is {tokens!r}; at least 1 patch must stay.")
-    copy = deepcopy(model)
+    prefix, copy = _prefix_of(model), deepcopy(model)
     blocks = _blocks_of(copy)
-    for layer, rate, number in zip(chosen, rates, numbers, strict=True):
+    for layer in _chosen(layers, len(blocks)):
         _check_block(blocks[layer], prefix, layer)
-        count = None if number is None else int(number)
-        blocks[layer] = ReducingBlock(blocks[layer], prefix, rate, tokens=count, fuse=fuse, normalize=normalize)
+    reduce_blocks(blocks, prefix, keep_rate, layers, tokens=tokens, fuse=fuse, normalize=normalize)
     return copy
 
 

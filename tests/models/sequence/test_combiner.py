@@ -7,6 +7,7 @@ import torch
 
 import mereo
 from mereo.errors import UsageError
+from mereo.models.registry import outline
 
 TINY = {"dim": 12, "num_heads": 3, "size": 4, "hidden_dim": 20}
 
@@ -31,6 +32,17 @@ def test_parameters_by_hand(name: str, squares: int) -> None:
     model = mereo.create_model(name)
     layer = squares * 64**2 + (128 if squares == 6 else 0) + 4 * 64 + 2 * 64 * 256 + 256 + 64
     assert sum(p.numel() for p in model.parameters()) == 2 * layer + 128 + 2 * 256 * 64
+
+
+def test_larger_networks_by_hand() -> None:
+    for name, dim, depth, hidden in (
+        ("fixed_base", 768, 12, 3072), ("fixed_enwik8", 1024, 12, 3072), ("mixture_cifar10", 512, 6, 2048),
+        ("mixture_imagenet64", 512, 6, 2048),
+    ):  # fmt: skip
+        layer = 4 * dim**2 + 4 * dim + 2 * dim * hidden + hidden + dim
+        total = sum(p.numel() for p in outline(f"combiner_{name}").parameters())
+        assert total == depth * layer + 2 * dim + 2 * 256 * dim
+    assert [outline(f"combiner_mixture_{name}").context for name in ("cifar10", "imagenet64")] == [3072, 12_288]
 
 
 def test_couplings_reach_every_earlier_token() -> None:

@@ -5,6 +5,7 @@ import torch
 
 import mereo
 from mereo.errors import UsageError
+from mereo.models.registry import outline
 
 TINY = {"dim": 12, "heads_local": 1, "heads_routed": 2, "clusters": 2, "window": 4, "block": 4, "hidden_dim": 20}
 
@@ -26,9 +27,9 @@ def test_it_equals_its_equations() -> None:
     assert term > 0
 
 
-@pytest.mark.parametrize("name", ["routing_transformer_tiny", "routing_transformer_small"])
+@pytest.mark.parametrize("name", ["tiny", "small", "enwik8"])
 def test_parameters_by_hand(name: str) -> None:
-    model = mereo.create_model(name)
+    model = outline(f"routing_transformer_{name}")
     arguments = model.config["args"]
     dim, local, routed = arguments["dim"], arguments["heads_local"], arguments["heads_routed"]
     size, hidden = dim // (local + routed), arguments["hidden_dim"]
@@ -36,6 +37,20 @@ def test_parameters_by_hand(name: str) -> None:
     layer = attention + 4 * dim + 2 * dim * hidden + hidden + dim
     total = arguments["depth"] * layer + 2 * dim + 2 * 256 * dim
     assert sum(p.numel() for p in model.parameters()) == total
+
+
+def test_published_sizes() -> None:
+    for name, tokens, layers, local, routed, clusters, window in (
+        ("wikitext103", 4096, 14, 8, 8, 8, 512), ("wikitext103_short", 1024, 20, 8, 8, 2, 512),
+        ("enwik8", 12_288, 12, 4, 4, 48, 256), ("pg19", 8192, 22, 6, 2, 16, 512),
+    ):  # fmt: skip
+        model = outline(f"routing_transformer_{name}")
+        last = model.blocks[-1].mixer
+        assert (model.context, len(model.blocks)) == (tokens, layers) and clusters * window == tokens
+        assert (last.heads_local, last.heads_routed, last.window) == (local, routed, window)
+        assert last.clusters.centroids.shape == (routed, clusters, model.num_features // (local + routed))
+        first = model.blocks[0].mixer
+        assert first.heads_routed == (0 if name == "pg19" else routed)
 
 
 def test_only_the_last_layers_have_clusters() -> None:

@@ -135,6 +135,7 @@ def test_published_numbers_of_parameters() -> None:
     assert 24 * layer + 50_272 * 1024 == pytest.approx(384.93e6, rel=1e-4)
     assert without("tnl_385m", "head") == pytest.approx(398.98e6, rel=1e-4)
     assert without("tnl_1b", "head") == pytest.approx(1020.3e6, rel=1e-4)
+    assert without("tnl_enwik8") == 12 * layer + 2 * 256 * 1024 + 1024
     assert without("tnl_7b", "head") == pytest.approx(6553.6e6, rel=1e-4)
 
 

@@ -165,6 +165,8 @@ class NeighborhoodAttention(nn.Module):
         axes: number of axes of the grid, 1 to 3.
         qkv_bias: biases of the projection to queries, keys and values.
         position_bias: a learned bias for each head and relative position, as in the networks of arXiv:2204.07143.
+        clip: on a grid too small for the window or the dilation, take the largest that it holds, and the inner part of
+            the biases, instead of an error; for networks that take images of any size.
         attn_drop: dropout of the couplings.
         proj_drop: dropout of the output.
 
@@ -191,12 +193,14 @@ class NeighborhoodAttention(nn.Module):
         axes: int = 2,
         qkv_bias: bool = True,
         position_bias: bool = False,
+        clip: bool = False,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
         check_heads(dim, num_heads)
+        self.clip = clip
         if axes not in (1, 2, 3):
             raise UsageError(f"axes is {axes!r}; it must be 1, 2 or 3.")
         self.num_heads, self.axes, self.input_axes = num_heads, axes, (axes + 2,)
@@ -222,12 +226,23 @@ class NeighborhoodAttention(nn.Module):
         if self.position_bias is not None:
             nn.init.trunc_normal_(self.position_bias, std=0.02)
 
+    def _fitting(self, grid: Sequence[int]) -> tuple[PerAxis, PerAxis, PerAxis, Tensor | None]:
+        """Window, stride, dilation and biases that a grid holds."""
+        bias: Tensor | None = self.position_bias
+        if not self.clip:
+            return self.window, self.stride, self.dilation, bias
+        window = tuple(min(w, length) for w, length in zip(self.window, grid, strict=True))
+        stride = tuple(min(s, w) for s, w in zip(self.stride, window, strict=True))
+        dilation = tuple(min(d, max(length // w, 1)) for d, w, length in zip(self.dilation, window, grid, strict=True))
+        if bias is not None:
+            for axis, (whole, w) in enumerate(zip(self.window, window, strict=True), 1):
+                bias = bias.narrow(axis, whole - w, 2 * w - 1)
+        return window, stride, dilation, bias
+
     def forward(self, tokens: Tensor) -> Tensor:
+        window, stride, dilation, bias = self._fitting(tokens.shape[1:-1])
         q, k, v = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).unbind(-3)
-        out = neighborhood_attention(
-            q, k, v, self.window, self.stride, self.dilation, self.causal, bias=self.position_bias,
-            coupling=self.coupling,
-        )  # fmt: skip
+        out = neighborhood_attention(q, k, v, window, stride, dilation, self.causal, bias=bias, coupling=self.coupling)
         assert isinstance(out, Tensor)
         return self.proj_drop(self.proj(out.flatten(-2)))
 

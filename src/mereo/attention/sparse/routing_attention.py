@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mereo.attention.local.sequence_blocks import SequencePositions, attend_blocks
 from mereo.attention.sparse.clusters import Clusters, normalised
 from mereo.core import Causal, Coupling, mechanism
+from mereo.core.inputs import check_streamed
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.clustered import Clustered, distances, gathered, over_prefixes, shares
@@ -299,6 +300,7 @@ class RoutingAttention(nn.Module):
         """One token behind those that made `state`: (batch, dim) -> (batch, dim) and the state behind it."""
         if not self.causal:
             raise UsageError("step needs causal=True; without it a token attends to those behind it as well.")
+        check_streamed(type(self).__name__, token, "(batch, dim)", None if state is None else state.apart.shape[0])
         token = token.unsqueeze(1)
         state = self._start(token) if state is None else state
         parts, local, lists = [], state.local, (state.apart, state.keys, state.values, state.queries)

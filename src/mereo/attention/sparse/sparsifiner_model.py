@@ -13,6 +13,8 @@ from mereo.errors import UsageError
 
 def _count_tokens(model: nn.Module) -> int:
     """Number of tokens of a vision transformer's blocks; UsageError where it does not state it."""
+    if (own := getattr(model, "num_tokens", None)) is not None:
+        return int(own)
     positions = getattr(model, "pos_embed", None)
     patches = getattr(getattr(model, "patch_embed", None), "num_patches", None)
     if patches is not None:

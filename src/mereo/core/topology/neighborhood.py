@@ -115,6 +115,10 @@ class Neighborhood(Topology):
         object.__setattr__(self, "grid", grid)
         for axis, line in enumerate(self.lines):
             where = f"axis {axis} of the grid {grid}, which has {line.length} tokens"
+            for name in ("window", "stride", "dilation"):
+                value = getattr(line, name)
+                if not isinstance(value, int | torch.SymInt):
+                    raise UsageError(f"{name} is {value!r} along {where}; it must be a whole number.")
             if line.dilation < 1:
                 raise UsageError(f"dilation is {line.dilation} along {where}; it must be at least 1.")
             if line.window < 2 or line.window * line.dilation > line.length:

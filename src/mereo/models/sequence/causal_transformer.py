@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Causal, Coupling
+from mereo.core.inputs import check_streamed
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError, check_positive
@@ -72,6 +73,8 @@ class TransformerBlock(nn.Module):
         self, x: Tensor, state: KeyValueState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, KeyValueState]:
         """Tokens behind those that made `state`, and the keys and values of all of them."""
+        samples = None if state is None else state.keys.shape[0]
+        check_streamed(type(self).__name__, x, "(batch, tokens, dim)", samples)
         position = 0 if state is None else state.keys.shape[2]
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1)).transpose(1, 3).unbind(2)
         q, k = rotate(q, position), rotate(k, position)

@@ -129,3 +129,33 @@ register_model(
     hidden_dim=3072,
     context=2048,
 )
+register_model(
+    "combiner_fixed_enwik8",
+    CombinerTransformer,
+    "As large as the Routing Transformer for enwik8, text as bytes, with blocks of 128.",
+    source="arXiv:2107.05768",
+    parameters=126_453_760,
+    dim=1024,
+    depth=12,
+    num_heads=8,
+    size=128,
+    hidden_dim=3072,
+    context=12_288,
+)
+
+# Rows of an image of so many pixels across, whose tokens are the bytes of its colours, row by row.
+for _data, _side in (("cifar10", 32), ("imagenet64", 64)):
+    register_model(
+        f"combiner_mixture_{_data}",
+        CombinerTransformer,
+        f"Six layers of 512 that predict the bytes of images of {_side} x {_side} pixels by rows and columns.",
+        source="arXiv:2107.05768",
+        parameters=19_165_184,
+        dim=512,
+        depth=6,
+        num_heads=8,
+        plan="axial_mixture",
+        size=3 * _side,
+        hidden_dim=2048,
+        context=3 * _side**2,
+    )

@@ -118,6 +118,18 @@ register_model(
     context=512,
 )
 register_model(
+    "tnl_enwik8",
+    TNL,
+    "As many layers and channels as the Routing Transformer for enwik8, text as bytes.",
+    source="arXiv:2405.17381",
+    parameters=167_248_896,
+    dim=1024,
+    depth=12,
+    num_heads=8,
+    glu_dim=2816,
+    context=12_288,
+)
+register_model(
     "tnl_385m",
     TNL,
     "The published network of 385 million parameters, counted without its head and with 50,272 tokens.",

@@ -6,24 +6,36 @@ from mereo.models.vision.biformer import BiFormer
 from mereo.models.vision.cait import CaiT
 from mereo.models.vision.cifar_resnet import CifarResNet
 from mereo.models.vision.davit import DaViT
+from mereo.models.vision.evit import EViT
 from mereo.models.vision.halonet import HaloNet
 from mereo.models.vision.hierarchical_spectformer import HierarchicalSpectFormer
 from mereo.models.vision.maxvit import MaxViT
+from mereo.models.vision.moh_vit import MoHViT
+from mereo.models.vision.nat import NAT
 from mereo.models.vision.ninformer import NiNformer
 from mereo.models.vision.shvit import SHViT
+from mereo.models.vision.sparsifiner_vit import SparsifinerViT
 from mereo.models.vision.spectformer import SpectFormer
+from mereo.models.vision.transnext import TransNeXt
+from mereo.models.vision.vit import ViT
 from mereo.models.vision.volo import VOLO
 
 __all__ = [
+    "NAT",
     "VOLO",
     "BiFormer",
     "CaiT",
     "CifarResNet",
     "DaViT",
+    "EViT",
     "HaloNet",
     "HierarchicalSpectFormer",
     "MaxViT",
+    "MoHViT",
     "NiNformer",
     "SHViT",
+    "SparsifinerViT",
     "SpectFormer",
+    "TransNeXt",
+    "ViT",
 ]
