@@ -4,7 +4,7 @@ from mereo.capsules.convolutional import ConvCapsules
 from mereo.capsules.decoder import FullyConnectedDecoder, UpsamplingDecoder, mask_poses
 from mereo.capsules.matrix_primary import PrimaryMatrixCapsules
 from mereo.capsules.patchify import PatchifyCapsules, patch_grids
-from mereo.capsules.primary import DepthwisePrimaryCapsules, PaddedConv2d, PrimaryCapsules
+from mereo.capsules.primary import DepthwisePrimaryCapsules, PaddedConv2d, PrimaryCapsules, primary_side
 from mereo.capsules.residual import ResidualBlock
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "UpsamplingDecoder",
     "mask_poses",
     "patch_grids",
+    "primary_side",
 ]

@@ -8,12 +8,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import squash, squash_exponential
+from mereo.core.shapes import conv_out
+from mereo.errors import UsageError
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """Zeros before and after a side so that a convolution gives ceil(size / stride): the odd one goes after."""
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
+
+
+def primary_side(side: int, same: bool) -> int:
+    """The side of the map of primary capsules after a 9x9 convolution and one of stride 2; UsageError if none is left.
+
+    Reference: arXiv:1710.09829, section 4.
+    """
+    if same:
+        return -(-side // 2)
+    first = conv_out(side, 9)
+    if first < 9:
+        raise UsageError(
+            f"img_size has a side of {side}: the first 9x9 convolution leaves {max(first, 0)}, and the second needs"
+            " at least 9; give a side of at least 17, or padding='same'."
+        )
+    return conv_out(first, 9, 2)
 
 
 class PaddedConv2d(nn.Conv2d):

@@ -1,5 +1,6 @@
 """One file a routing algorithm: parts that choose among wholes."""
 
+from mereo.routing.competing_capsules import CompetingCapsules
 from mereo.routing.convolution_3d import Convolution3DRouting
 from mereo.routing.cross_agreement import CrossAgreementRouting
 from mereo.routing.dynamic import DynamicRouting, DynamicVoteRouting, dynamic_routing, route_by_agreement
@@ -13,6 +14,7 @@ from mereo.routing.vote_routing import VOTE_ROUTINGS, VoteRouting, make_vote_rou
 __all__ = [
     "VOTE_ROUTINGS",
     "BayesOptions",
+    "CompetingCapsules",
     "Convolution3DRouting",
     "CrossAgreementRouting",
     "DynamicRouting",

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules
+from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, primary_side
 from mereo.core import Grid
-from mereo.core.shapes import conv_out, image_size
+from mereo.core.initialise import start_as_capsnet
+from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
@@ -82,7 +83,7 @@ class CapsNet(CapsuleClassifier):
             raise UsageError(f"middle_capsules is {middle_capsules}; it must be at least 0.")
         same = padding == "same"
         self.image_shape = (in_chans, *image_size(img_size))
-        rows, columns = (self._map_side(side, same) for side in self.image_shape[1:])
+        rows, columns = (primary_side(side, same) for side in self.image_shape[1:])
         self.senders, self.sender_dim, self.class_dim = primary_types * rows * columns, primary_dim, class_dim
         self.init, self.with_decoder = init, decoder
         self.routing_options = {
@@ -106,18 +107,6 @@ class CapsNet(CapsuleClassifier):
         self.num_features = self.senders * self.sender_dim
         self.feature_info = [{"num_chs": conv_channels, "reduction": 1, "module": "conv"}]
         self.reset_classifier(num_classes)
-
-    @staticmethod
-    def _map_side(side: int, same: bool) -> int:
-        if same:
-            return -(-side // 2)
-        first = conv_out(side, 9)
-        if first < 9:
-            raise UsageError(
-                f"img_size has a side of {side}: the first 9x9 convolution leaves {max(first, 0)}, and the second needs"
-                " at least 9; give a side of at least 17, or padding='same'."
-            )
-        return conv_out(first, 9, 2)
 
     def _routing(self, receivers: int, receiver_dim: int) -> DynamicRouting:
         options: dict[str, Any] = self.routing_options
@@ -144,13 +133,7 @@ class CapsNet(CapsuleClassifier):
     def _initialise(self, *modules: nn.Module | None, std: float = 0.1) -> None:
         if self.init == "default":
             return
-        for name, parameter in (pair for m in modules if m is not None for pair in m.named_parameters()):
-            if name.endswith("prior"):
-                nn.init.zeros_(parameter)
-            elif name.endswith("bias"):
-                nn.init.constant_(parameter, 0.1)
-            else:
-                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+        start_as_capsnet(*modules, std=std)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         features: Tensor = self.conv(inputs).relu_()
