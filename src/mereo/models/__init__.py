@@ -13,6 +13,7 @@ from mereo.models.capsule import (
     MSPCapsHead,
     PooledNet,
     SelfRoutingCapsNet,
+    SparseCapsNet,
     VariationalCapsNet,
 )
 from mereo.models.capsule_classifier import CapsuleClassifier
@@ -46,6 +47,7 @@ __all__ = [
     "SequenceEntry",
     "SequenceModel",
     "SequenceState",
+    "SparseCapsNet",
     "VariationalCapsNet",
     "VisionModel",
     "convert",

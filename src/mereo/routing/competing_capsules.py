@@ -102,7 +102,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 class CompetingCapsules(nn.Module):
     """Route children to parents by agreement, and keep the few parents that most children are coupled to.
 
-    q_j = boost_j sum_p max_t c_j,(t, p),   out_j = m(rank of q_j) v_j,   m(r) = exp(-12 r / (parents - 1)), 0 below 0.01
+    q_j = boost_j sum_p max_t c_j,(t, p),   out_j = m(rank of q_j) v_j,   m(r) = exp(-12 r / (parents - 1)) [>= 0.01]
 
     Of 16 parents six go on. In training, the share of images that each parent wins is averaged over batches
     (`frequency`), and `rebalance` boosts parents that rarely win, so that all of them are used.
@@ -208,7 +208,8 @@ class CompetingCapsules(nn.Module):
     def rebalance(self) -> None:
         """Raise the boosts of parents that rarely win by 0.1, and lower those of frequent winners, to 1 at least.
 
-        boost_j += 0.1 if frequency_j < 0.48 / parents;   boost_j = max(1, boost_j - 0.1) if frequency_j > 1.92 / parents
+        boost_j += 0.1   if frequency_j < 0.48 / parents;
+        boost_j = max(1, boost_j - 0.1)   if frequency_j > 1.92 / parents
         """
         count = len(self.boost)
         rare, frequent = self.frequency < RARE / count, self.frequency > FREQUENT / count

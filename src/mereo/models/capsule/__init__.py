@@ -8,6 +8,7 @@ from mereo.models.capsule.matrix_capsnet import MatrixCapsNet
 from mereo.models.capsule.mspcaps import MSPCaps
 from mereo.models.capsule.mspcaps_head import LinearHead, MSPCapsHead
 from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCapsNet
+from mereo.models.capsule.sparse_capsnet import SparseCapsNet
 from mereo.models.capsule.variational_capsnet import VariationalCapsNet
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "MatrixCapsNet",
     "PooledNet",
     "SelfRoutingCapsNet",
+    "SparseCapsNet",
     "VariationalCapsNet",
 ]
