@@ -41,9 +41,10 @@ def test_weights_of_the_machine_are_optimal_and_it_separates_rings() -> None:
 
 def test_kernels_that_are_not_stored_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x, labels = rings(60, torch.Generator().manual_seed(0))
-    stored = support_vector_machine(x, labels, 3)
+    stored = support_vector_machine(x, labels, 3, tolerance=1e-9)
     monkeypatch.setattr(probes, "MOST_STORED", 10)
-    torch.testing.assert_close(support_vector_machine(x, labels, 3).weights, stored.weights)
+    again = support_vector_machine(x, labels, 3, tolerance=1e-9)
+    torch.testing.assert_close(again.weights, stored.weights, rtol=0, atol=1e-4)
 
 
 def test_two_samples_have_the_closed_form() -> None:
