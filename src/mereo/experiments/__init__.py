@@ -98,6 +98,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "constellations",
         frozenset({"seeds", "epochs", "images"}),
     ),
+    "probabilistic_capsules": Experiment(
+        "Does test-time optimisation repair what an encoder gets wrong about parents and their poses?",
+        "arXiv:2004.03553",
+        "probabilistic_capsules",
+        frozenset({"seeds", "epochs", "images"}),
+    ),
     "capsule_head": Experiment(
         "What does a capsule head change, compared with a linear head on the same maps of a backbone?",
         "arXiv:2508.16922; capsules on other backbones are ours",

@@ -13,7 +13,9 @@ from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
 from mereo.generative.generative_capsules import GenerativeCapsules
 from mereo.generative.inversion import Inversion, invert
 from mereo.generative.partition_metrics import adjusted_rand_index, segmentation_accuracy, variation_of_information
+from mereo.generative.pose_tree import PoseBelief, PoseTree, TreeSample
 from mereo.generative.predictive_coding import Inference, infer, label_energies
+from mereo.generative.probabilistic_capsules import PoseExplanation, ProbabilisticCapsules, prob_capsules_toy
 from mereo.generative.ransac import RansacResult, ransac
 from mereo.generative.sparsity import coupling_entropy, hoyer_sparsity, winner_share
 from mereo.generative.toy import toy_routing
@@ -30,7 +32,12 @@ __all__ = [
     "Inference",
     "Inversion",
     "MixtureSample",
+    "PoseBelief",
+    "PoseExplanation",
+    "PoseTree",
+    "ProbabilisticCapsules",
     "RansacResult",
+    "TreeSample",
     "VonMisesFisher",
     "adjusted_rand_index",
     "coupling_entropy",
@@ -40,6 +47,7 @@ __all__ = [
     "label_constellations",
     "label_energies",
     "make_constellations",
+    "prob_capsules_toy",
     "ransac",
     "segmentation_accuracy",
     "top_down_attention",
