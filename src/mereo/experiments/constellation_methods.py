@@ -67,7 +67,6 @@ def compared(learned: ConstellationCapsNet) -> dict[str, Method]:
     return {
         "doubly stochastic, annealed, 5 starts": exclusive,
         "doubly stochastic, annealed, 20 starts": partial(exclusive, restarts=20),
-        "doubly stochastic, annealed, prior on the points, 5 starts": partial(exclusive, prior_mean="points"),
         "doubly stochastic, 5 starts": fixed,
         "doubly stochastic, 20 starts": partial(fixed, restarts=20),
         "mixture, 5 starts": partial(_capsule_model, preset="gcm_gmm"),
@@ -80,6 +79,7 @@ def compared(learned: ConstellationCapsNet) -> dict[str, Method]:
         "EM routing of points, 3 passes": partial(_routing, routing="em", children="points", steps=3),
         "dynamic routing of points, 3 passes": partial(_routing, routing="dynamic", children="points", steps=3),
         "dynamic routing of points, 100 passes": partial(_routing, routing="dynamic", children="points", steps=100),
+        "doubly stochastic, annealed, prior on the points, 5 starts": partial(exclusive, prior_mean="points"),
         "all points in one object": _one_object,
         "labels at random": _at_random,
     }

@@ -118,7 +118,7 @@ def best_cover(proposals: list[Proposals], mask: Tensor) -> tuple[Tensor, Tensor
             after, number = torch.where(better, before, after), torch.where(better, c, number)
         best = after
         taken.append(number)
-    sizes = sum((every >> bit & 1) for bit in range(slots))
+    sizes = torch.stack([every >> bit & 1 for bit in range(slots)]).sum(0)
     most = torch.where(best.isfinite(), sizes, -1).amax(1, keepdim=True)
     cost, reached = best.masked_fill(sizes != most, torch.inf).min(1)
     numbers: list[Tensor] = []
