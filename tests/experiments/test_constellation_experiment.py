@@ -7,9 +7,10 @@ import torch
 from PIL import Image
 
 from mereo.errors import UsageError
-from mereo.experiments import EXPERIMENTS, Settings, constellation_methods, constellations
+from mereo.experiments import EXPERIMENTS, Settings, constellations
 from mereo.experiments.constellation_methods import compared
 from mereo.experiments.constellation_pictures import _matched
+from mereo.generative import constellation_presets
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
 from mereo.generative.constellations import make_constellations, make_templates
 
@@ -19,9 +20,9 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(constellations, "TRAINING_IMAGES", 20)
     monkeypatch.setattr(constellations, "NOISES", (0.0,))
     # Twenty starts take ten times as long as two, by the same code.
-    infer, explain = constellation_methods.infer_constellations, ConstellationCapsNet.explain
+    infer, explain = constellation_presets.infer_constellations, ConstellationCapsNet.explain
     monkeypatch.setattr(
-        constellation_methods, "infer_constellations", lambda *args, **given: infer(*args, **{**given, "restarts": 2})
+        constellation_presets, "infer_constellations", lambda *args, **given: infer(*args, **{**given, "restarts": 2})
     )
     monkeypatch.setattr(
         ConstellationCapsNet, "explain", lambda *args, **given: explain(*args, **{**given, "starts": 2})
@@ -45,6 +46,7 @@ def test_tables_and_pictures(run, tmp_path):
         next(row for row in tables["Noise 0"] if row["inference"] == name)
         for name in ("doubly stochastic, annealed, 20 starts", "all points in one object")
     )
+    assert next(row for row in tables["Noise 0"] if row["inference"] == "RANSAC")["SA"] == 1
     assert best["SA"] > one["SA"] + 0.1 and best["VI"] < one["VI"]
     assert [(row["noise"], row["seed"]) for row in found["learned"]] == [(0.0, 0)]
     for name in found["pictures"]:

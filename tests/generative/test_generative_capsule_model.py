@@ -90,7 +90,11 @@ def by_loops(own: GenerativeCapsuleModel, points: Tensor, r: Tensor, precision: 
     for k in range(own.objects):
         parts = [n for n in range(N) if own.owner[n] == k]
         T = own.prior_precision * torch.eye(E, dtype=D)
-        b = torch.zeros(E, dtype=D)
+        if own.prior_mean == "points":
+            mu = torch.cat((points.mean(0), torch.zeros(E - 2, dtype=D)))
+        else:
+            mu = torch.zeros(E, dtype=D) if own.prior_mean == "zero" else torch.tensor(own.prior_mean, dtype=D)
+        b = own.prior_precision * mu
         for m, n in itertools.product(range(M), parts):
             T = T + precision * r[m, n] * own.basis[n].T @ own.basis[n]
             b = b + precision * r[m, n] * own.basis[n].T @ points[m]
@@ -102,9 +106,7 @@ def by_loops(own: GenerativeCapsuleModel, points: Tensor, r: Tensor, precision: 
     density = math.log(precision / (2 * math.pi)) - precision / 2 * errors
     bound = 0.0
     for k in range(own.objects):
-        prior = torch.distributions.MultivariateNormal(
-            torch.zeros(E, dtype=D), torch.eye(E, dtype=D) / own.prior_precision
-        )
+        prior = torch.distributions.MultivariateNormal(mu, torch.eye(E, dtype=D) / own.prior_precision)
         found = torch.distributions.MultivariateNormal(mean[k], precision_matrix=total[k])
         bound -= torch.distributions.kl_divergence(found, prior).item()
     if own.assignment == "mixture":
@@ -128,10 +130,11 @@ def by_loops(own: GenerativeCapsuleModel, points: Tensor, r: Tensor, precision: 
     return rho[:M], bound + (rho * (-math.log(Q) - rho.log())).sum().item()
 
 
+@pytest.mark.parametrize("mean", ["zero", "points", (0.3, -0.2, 0.5, 0.1)])
 @pytest.mark.parametrize("clutter", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_loops_whatever_else_is_in_the_batch(kind: str, clutter: int) -> None:
-    own = model(assignment=kind, clutter=clutter, prior_precision=0.7)
+def test_equals_loops_whatever_else_is_in_the_batch(kind: str, clutter: int, mean: Any) -> None:
+    own = model(assignment=kind, clutter=clutter, prior_precision=0.7, prior_mean=mean)
     data = make_constellations(4, seeded(), noise=0.1, clutter=clutter)
     r = torch.rand(4, 11 + clutter, own.columns, dtype=D)
     r = r / r.sum(-1, keepdim=True) * data.mask.unsqueeze(-1)
@@ -185,6 +188,29 @@ def test_moving_or_turning_the_image_leaves_responsibilities(kind: str) -> None:
         torch.testing.assert_close(after, plain, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prior_that_follows_the_points_makes_moving_them_change_nothing(kind: str) -> None:
+    own = model(assignment=kind, prior_precision=2.0, prior_mean="points")
+    data = make_constellations(3, seeded(), noise=0.1)
+    r = torch.rand(3, 11, own.columns, dtype=D) * data.mask.unsqueeze(-1)
+    precision = torch.full((3,), 20.0, dtype=D)
+    plain = own.update(data.points, data.mask, r, precision)
+    by = torch.tensor([3.0, -1], dtype=D)
+    moved = own.update(data.points + by, data.mask, r, precision)
+    torch.testing.assert_close(moved.responsibilities, plain.responsibilities)
+    torch.testing.assert_close(moved.bound, plain.bound)
+    torch.testing.assert_close(moved.mean[..., :2], plain.mean[..., :2] + by)
+
+
+def test_an_object_without_points_stays_at_the_prior() -> None:
+    own = model(prior_mean=(0.3, -0.2, 0.5, 0.1))
+    data = make_constellations(2, seeded())
+    mean, _ = own.poses(
+        data.points, torch.zeros(2, 11, 11, dtype=D), FIFTY.expand(2), own.prior_means(data.points, data.mask)
+    )
+    torch.testing.assert_close(mean, torch.tensor(own.prior_mean, dtype=D).expand(2, 3, 4))
+
+
 @pytest.mark.parametrize("basis", [similarity_basis, affine_basis])
 def test_certain_points_give_least_squares_poses(basis: Any) -> None:
     templates = make_templates(("square",))
@@ -217,6 +243,8 @@ def test_single_points() -> None:
         ({"clutter": -1}, "clutter is -1"),
         ({"prior_precision": 0}, "prior_precision is 0"),
         ({"rounds": 0}, "rounds is 0"),
+        ({"prior_mean": "centre"}, "prior_mean is 'centre'"),
+        ({"prior_mean": (0.0, 0.0)}, "give 4 finite numbers"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mereo.core.coupling import Coupling
 from mereo.core.settle import settle
 from mereo.core.squash import squash
 from mereo.core.votes import Votes
@@ -41,7 +40,7 @@ def iterate_agreement(
 
 def route_by_agreement(
     votes: Votes,
-    coupling: Coupling,
+    coupling: Callable[[Tensor], Tensor],
     scores: Tensor,
     steps: int,
     *,
@@ -52,7 +51,7 @@ def route_by_agreement(
 
     Args:
         votes: of each child for each parent.
-        coupling: normalises over the parents.
+        coupling: scores -> couplings, a `Coupling` over the parents.
         scores: the logits to start from, (batch, heads, receivers, senders).
         steps: number of passes, at least 1.
         bias: added to each parent before squashing, broadcastable to (batch, heads, receivers, pose).

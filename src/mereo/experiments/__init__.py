@@ -85,10 +85,23 @@ EXPERIMENTS: dict[str, Experiment] = {
         TRAINING,
         data="digits",
     ),
+    "sparse_capsules": Experiment(
+        "Do capsules that compete to rebuild images serve a classifier better than capsules trained with labels?",
+        "arXiv:1804.06094",
+        "sparse_capsules",
+        (TRAINING | {"variants", "seeds"}) - {"images"},
+        data="mnist",
+    ),
     "constellations": Experiment(
         "Which inference assigns points to objects better: variational, or routing?",
         "arXiv:2103.06676, arXiv:2209.02567",
         "constellations",
+        frozenset({"seeds", "epochs", "images"}),
+    ),
+    "probabilistic_capsules": Experiment(
+        "Does test-time optimisation repair what an encoder gets wrong about parents and their poses?",
+        "arXiv:2004.03553",
+        "probabilistic_capsules",
         frozenset({"seeds", "epochs", "images"}),
     ),
     "capsule_head": Experiment(

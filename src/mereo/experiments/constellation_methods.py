@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
-from mereo.generative.constellation_inference import infer_constellations
+from mereo.generative.constellation_presets import label_constellations
 from mereo.generative.constellations import CLASSIC, Constellations, make_templates, similarity_basis
 from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
 from mereo.generative.routing_inference import route_constellations
@@ -21,20 +22,9 @@ AT_ONCE = 100
 
 
 def _capsule_model(
-    data: Constellations,
-    clutter: int,
-    generator: torch.Generator,
-    assignment: str,
-    max_precision: float | None = None,
-    restarts: int = 5,
+    data: Constellations, clutter: int, generator: torch.Generator, preset: str, **options: Any
 ) -> Tensor:
-    templates = make_templates()
-    model = GenerativeCapsuleModel(
-        similarity_basis(templates.points), templates.owner, assignment, clutter, rounds=5 if clutter else 2
-    )
-    return infer_constellations(
-        model, data.points, data.mask, generator, max_precision=max_precision, restarts=restarts
-    ).labels
+    return label_constellations(preset, data.points, data.mask, generator, clutter=clutter, **options)
 
 
 def _network(
@@ -72,13 +62,15 @@ def compared(learned: ConstellationCapsNet) -> dict[str, Method]:
     """
     templates = make_templates()
     given = replace(learned, templates=templates.points, owner=templates.owner)
-    exclusive = partial(_capsule_model, assignment="doubly_stochastic")
+    exclusive = partial(_capsule_model, preset="gcm_constellations")
+    fixed = partial(exclusive, annealed=False)
     return {
-        "doubly stochastic, annealed, 5 starts": partial(exclusive, max_precision=1e4),
-        "doubly stochastic, annealed, 20 starts": partial(exclusive, max_precision=1e4, restarts=20),
-        "doubly stochastic, 5 starts": exclusive,
-        "doubly stochastic, 20 starts": partial(exclusive, restarts=20),
-        "mixture, 5 starts": partial(_capsule_model, assignment="mixture"),
+        "doubly stochastic, annealed, 5 starts": exclusive,
+        "doubly stochastic, annealed, 20 starts": partial(exclusive, restarts=20),
+        "doubly stochastic, 5 starts": fixed,
+        "doubly stochastic, 20 starts": partial(fixed, restarts=20),
+        "mixture, 5 starts": partial(_capsule_model, preset="gcm_gmm"),
+        "RANSAC": partial(_capsule_model, preset="gcm_ransac"),
         "inversion, given templates, 5 starts": partial(_network, network=given, starts=5),
         "inversion, learned templates, 5 starts": partial(_network, network=learned, starts=5),
         "inversion, learned templates, 20 starts": partial(_network, network=learned, starts=20),
@@ -87,6 +79,7 @@ def compared(learned: ConstellationCapsNet) -> dict[str, Method]:
         "EM routing of points, 3 passes": partial(_routing, routing="em", children="points", steps=3),
         "dynamic routing of points, 3 passes": partial(_routing, routing="dynamic", children="points", steps=3),
         "dynamic routing of points, 100 passes": partial(_routing, routing="dynamic", children="points", steps=100),
+        "doubly stochastic, annealed, prior on the points, 5 starts": partial(exclusive, prior_mean="points"),
         "all points in one object": _one_object,
         "labels at random": _at_random,
     }

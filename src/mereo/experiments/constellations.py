@@ -30,7 +30,8 @@ NOTES = [
     " sigma from 300 other images of the same noise, without labels and without clutter; the one with given templates"
     " takes the same sigma. All other rows are given the templates.",
     "Doubly stochastic and mixture are the generative capsule model, its precision fixed at 50 or annealed to 12,800."
-    " Routing has no component for clutter.",
+    " Its poses are 0 a priori, or translated to the mean of the points. RANSAC proposes poses from pairs of points and"
+    " takes the cheapest cover. Routing has no component for clutter.",
     "The table Reported holds the results of the authors' code on 200 images of its own, and those of stored"
     " predictions of a stacked capsule autoencoder on the same, as SA / ARI / VI. None of it was measured here.",
 ]

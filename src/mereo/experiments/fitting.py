@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from mereo.data import Batch
+from mereo.data import Augmentation, Batch
 from mereo.data.images import Images
 from mereo.runtime.text import duration
 from mereo.training.config import TrainConfig
@@ -28,6 +28,7 @@ def fit(
     title: str,
     say: Callable[[str], None],
     seed: int = 0,
+    augmentation: Augmentation | None = None,
 ) -> list[float]:
     """Minimise `loss` over the images with Adam; the mean loss of each epoch.
 
@@ -36,7 +37,7 @@ def fit(
     """
     config = TrainConfig(epochs=epochs, lr=lr, min_lr=lr / 10, warmup_epochs=0.0, seed=seed)
     optimizer = torch.optim.Adam(list(parameters), lr=lr)
-    fitted = _Fit(loss, optimizer, images, config, batch_size, device, title, say)
+    fitted = _Fit(loss, optimizer, images, config, batch_size, device, title, say, augmentation)
     run_epochs(fitted, epochs, fitted.steps)
     return fitted.history
 
@@ -54,7 +55,9 @@ class _Fit:
         device: torch.device,
         title: str,
         say: Callable[[str], None],
+        augmentation: Augmentation | None = None,
     ) -> None:
+        self.augmentation = augmentation
         self.loss, self.optimizer, self.images, self.config = loss, optimizer, images, config
         self.batch_size, self.device, self.title, self.say = batch_size, device, title, say
         self.steps = -(-len(images) // batch_size)
@@ -70,7 +73,8 @@ class _Fit:
         """One step of Adam, and a line every ten seconds."""
         number, all_steps, indices = epoch * self.steps + step, self.config.epochs * self.steps, self.parts[step]
         draws = generator(self.config.seed, "augment", epoch, step)
-        value = self.loss(self.images.batch(indices, generator=draws, device=self.device))
+        batch = self.images.batch(indices, augmentation=self.augmentation, generator=draws, device=self.device)
+        value = self.loss(batch)
         descend(self.optimizer, learning_rate(self.config, number, self.steps), [value])
         self.total += value.item() * len(indices)
         now, done = time.monotonic(), number + 1

@@ -8,7 +8,6 @@ on clean images and on occluded ones, where the generative model may leave out t
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.data import Batch, load_splits
@@ -22,6 +21,7 @@ from mereo.generative.generative_capsnet import GenerativeCapsNet
 from mereo.routing import DynamicRouting
 from mereo.runtime.device import choose_device
 from mereo.training.losses import many_hot, margin_loss
+from mereo.training.probes import logistic_regression
 
 EPOCHS, LIMIT = {"digits": 60}, {"mnist": 10000}
 OCCLUSIONS = (0, 4, 8, 12)
@@ -133,18 +133,7 @@ def _linear(features: Tensor, labels: Tensor, classes: int) -> torch.nn.Module:
     norm = torch.nn.BatchNorm1d(features.shape[1], affine=False, momentum=1.0).to(features.device)
     norm(features)
     norm.eval()
-    linear = torch.nn.Linear(features.shape[1], classes).to(features.device)
-    torch.nn.init.zeros_(linear.weight)
-    x = norm(features)
-    optimiser = torch.optim.LBFGS(linear.parameters(), max_iter=60, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        loss = F.cross_entropy(linear(x), labels) + 1e-3 * linear.weight.square().sum()
-        loss.backward()
-        return loss
-
-    optimiser.step(closure)
+    linear = logistic_regression(norm(features), labels, classes, penalty=1e-3, iterations=60)
     return torch.nn.Sequential(norm, linear).requires_grad_(False)
 
 

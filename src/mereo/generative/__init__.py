@@ -6,18 +6,23 @@ Source: Kiefer, Millidge, Tschantz, Buckley 2022, arXiv:2209.02567; the inversio
 from mereo.attention import top_down_attention
 from mereo.generative.capsule_mixture import CapsuleMixture, MixtureSample
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
+from mereo.generative.constellation_presets import CONSTELLATION_PRESETS, label_constellations
 from mereo.generative.constellations import make_constellations
 from mereo.generative.generative_capsnet import Explained, GenerativeCapsNet
 from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
 from mereo.generative.generative_capsules import GenerativeCapsules
 from mereo.generative.inversion import Inversion, invert
 from mereo.generative.partition_metrics import adjusted_rand_index, segmentation_accuracy, variation_of_information
+from mereo.generative.pose_tree import PoseBelief, PoseTree, TreeSample
 from mereo.generative.predictive_coding import Inference, infer, label_energies
+from mereo.generative.probabilistic_capsules import PoseExplanation, ProbabilisticCapsules, prob_capsules_toy
+from mereo.generative.ransac import RansacResult, ransac
 from mereo.generative.sparsity import coupling_entropy, hoyer_sparsity, winner_share
 from mereo.generative.toy import toy_routing
 from mereo.generative.von_mises_fisher import VonMisesFisher
 
 __all__ = [
+    "CONSTELLATION_PRESETS",
     "CapsuleMixture",
     "ConstellationCapsNet",
     "Explained",
@@ -27,14 +32,23 @@ __all__ = [
     "Inference",
     "Inversion",
     "MixtureSample",
+    "PoseBelief",
+    "PoseExplanation",
+    "PoseTree",
+    "ProbabilisticCapsules",
+    "RansacResult",
+    "TreeSample",
     "VonMisesFisher",
     "adjusted_rand_index",
     "coupling_entropy",
     "hoyer_sparsity",
     "infer",
     "invert",
+    "label_constellations",
     "label_energies",
     "make_constellations",
+    "prob_capsules_toy",
+    "ransac",
     "segmentation_accuracy",
     "top_down_attention",
     "toy_routing",

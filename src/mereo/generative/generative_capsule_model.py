@@ -39,14 +39,14 @@ class Update(NamedTuple):
 class GenerativeCapsuleModel:
     """Points are parts of objects with unknown poses: x_m ~ N(F_n y_k, I / precision), n a part of object k.
 
-    y_k ~ N(0, I / prior_precision). The assignment z of points to parts is one of
+    y_k ~ N(mu_0, I / prior_precision). The assignment z of points to parts is one of
 
         doubly_stochastic   a permutation, all equally likely: a part makes one point at most. Its posterior is
                             approximated by Sinkhorn's normalisation, so that the bound is not strictly one.
         mixture             each point for itself, with proportions pi ~ Dirichlet(1).
 
     q(y_k) = N(mu_k, Lambda_k^-1):  Lambda_k = Lambda_0 + precision sum_mn r_mn F_n^T F_n
-                                    mu_k = Lambda_k^-1 precision sum_mn r_mn F_n^T x_m
+                                    mu_k = Lambda_k^-1 (Lambda_0 mu_0 + precision sum_mn r_mn F_n^T x_m)
     e_mn = |x_m - F_n mu_k|^2 + tr(F_n^T F_n Lambda_k^-1)
     r    = Sinkhorn(-precision e / 2)     or softmax_n(E log pi_n - precision e_mn / 2)
 
@@ -57,6 +57,8 @@ class GenerativeCapsuleModel:
         clutter: how many points may belong to no object, for `doubly_stochastic`; above 0, `mixture` has one more
             component for them. Such a point is uniform in [-1, 1] x [-1, 1].
         prior_precision: of every entry of a pose.
+        prior_mean: mu_0 of every object: its numbers, whose first two are the translation; "zero"; or "points", which
+            is the mean of the points of each image with the rest 0, as in the authors' code.
         rounds: of Sinkhorn's normalisation in an update. Clutter needs more than two, about five: before, its columns
             take more than a point each.
 
@@ -69,6 +71,7 @@ class GenerativeCapsuleModel:
     clutter: int = 0
     prior_precision: float = 1.0
     rounds: int = 2
+    prior_mean: str | tuple[float, ...] = "zero"
 
     def __post_init__(self) -> None:
         check_choice("assignment", self.assignment, ("doubly_stochastic", "mixture"))
@@ -80,6 +83,12 @@ class GenerativeCapsuleModel:
             )
         if self.clutter < 0:
             raise UsageError(f"clutter is {self.clutter}; it must be at least 0.")
+        if isinstance(self.prior_mean, str):
+            check_choice("prior_mean", self.prior_mean, ("zero", "points"))
+        elif len(self.prior_mean) != self.basis.shape[-1] or not all(map(math.isfinite, self.prior_mean)):
+            raise UsageError(
+                f"prior_mean is {self.prior_mean}; give {self.basis.shape[-1]} finite numbers, 'zero' or 'points'."
+            )
 
     @property
     def objects(self) -> int:
@@ -97,19 +106,37 @@ class GenerativeCapsuleModel:
         members = one_hot(self.owner, self.objects).to(x.dtype)
         return members.T @ x
 
-    def poses(self, points: Tensor, responsibilities: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    def prior_means(self, points: Tensor, mask: Tensor) -> Tensor:
+        """mu_0 of the objects of each image: (chains, slots, 2), bool (chains, slots) -> (chains, pose)."""
+        means = points.new_zeros(len(points), self.basis.shape[-1])
+        if self.prior_mean == "points":
+            there = mask.unsqueeze(-1)
+            means[:, :2] = points.masked_fill(~there, 0).sum(1) / there.sum(1).clamp(min=1)
+        elif not isinstance(self.prior_mean, str):
+            means = means + points.new_tensor(self.prior_mean)
+        return means
+
+    def poses(
+        self, points: Tensor, responsibilities: Tensor, precision: Tensor, prior: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """q(y_k), given the assignments.
 
-        Shapes: points (chains, slots, 2), responsibilities (chains, slots, columns), precision (chains,)
-            -> mean (chains, objects, pose), precision (chains, objects, pose, pose).
+        Args:
+            prior: mu_0 of each chain, see `prior_means`; None: 0.
+
+        Shapes: points (chains, slots, 2), responsibilities (chains, slots, columns), precision (chains,), prior
+            (chains, pose) -> mean (chains, objects, pose), precision (chains, objects, pose, pose).
         """
         pose = self.basis.shape[-1]
         r = responsibilities[..., : len(self.owner)] * precision[:, None, None]
         squares = (self.basis.transpose(-1, -2) @ self.basis).flatten(1)
-        prior = self.prior_precision * torch.eye(pose, dtype=r.dtype, device=r.device)
-        total = prior + self._of_object(r.sum(1).unsqueeze(-1) * squares).unflatten(-1, (pose, pose))
+        eye = self.prior_precision * torch.eye(pose, dtype=r.dtype, device=r.device)
+        total = eye + self._of_object(r.sum(1).unsqueeze(-1) * squares).unflatten(-1, (pose, pose))
         pulled = torch.einsum("bnd,nde->bne", r.transpose(1, 2) @ points, self.basis)
-        return torch.linalg.solve(total, self._of_object(pulled)), total
+        wanted = self._of_object(pulled)
+        if prior is not None:
+            wanted = wanted + self.prior_precision * prior.unsqueeze(1)
+        return torch.linalg.solve(total, wanted), total
 
     def log_density(self, points: Tensor, mean: Tensor, pose_precision: Tensor, precision: Tensor) -> Tensor:
         """E_q log p(x_m | the point is n): (chains, slots, columns)."""
@@ -155,12 +182,13 @@ class GenerativeCapsuleModel:
         Shapes: points (chains, slots, 2), mask (chains, slots), responsibilities (chains, slots, columns), precision
             (chains,); see `Update`.
         """
-        mean, total = self.poses(points, responsibilities, precision)
+        prior = self.prior_means(points, mask)
+        mean, total = self.poses(points, responsibilities, precision, prior)
         log_density = self.log_density(points, mean, total, precision)
         r, divergence = self.assign(log_density, responsibilities, mask, precision)
         scale, pose = self.prior_precision, mean.shape[-1]
         poses = pose * (1 + math.log(scale)) - scale * (
-            mean.square().sum(-1) + torch.linalg.inv(total).diagonal(dim1=-2, dim2=-1).sum(-1)
+            (mean - prior.unsqueeze(1)).square().sum(-1) + torch.linalg.inv(total).diagonal(dim1=-2, dim2=-1).sum(-1)
         )
         poses = (poses - torch.linalg.slogdet(total).logabsdet).sum(-1) / 2
         return Update(r, mean, total, (r * log_density).sum((1, 2)) + poses + divergence)

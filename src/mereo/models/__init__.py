@@ -20,6 +20,7 @@ from mereo.models.capsule import (
     PooledNet,
     RSCapsNet,
     SelfRoutingCapsNet,
+    SparseCapsNet,
     VariationalCapsNet,
 )
 from mereo.models.capsule_classifier import CapsuleClassifier
@@ -60,6 +61,7 @@ __all__ = [
     "SequenceEntry",
     "SequenceModel",
     "SequenceState",
+    "SparseCapsNet",
     "VariationalCapsNet",
     "VisionModel",
     "convert",

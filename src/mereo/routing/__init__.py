@@ -1,6 +1,7 @@
 """One file a routing algorithm: parts that choose among wholes."""
 
 from mereo.routing.attention_routing import AttentionRouting
+from mereo.routing.competing_capsules import CompetingCapsules
 from mereo.routing.convolution_3d import Convolution3DRouting
 from mereo.routing.cross_agreement import CrossAgreementRouting
 from mereo.routing.dynamic import DynamicRouting, DynamicVoteRouting, dynamic_routing, route_by_agreement
@@ -18,6 +19,7 @@ __all__ = [
     "VOTE_ROUTINGS",
     "AttentionRouting",
     "BayesOptions",
+    "CompetingCapsules",
     "Convolution3DRouting",
     "CrossAgreementRouting",
     "DynamicRouting",

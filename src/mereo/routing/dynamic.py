@@ -19,7 +19,7 @@ from mereo.core import (
     route_by_agreement,
     squash,
 )
-from mereo.core.kernels.plain import Routing
+from mereo.core.kernels.plain import Routing, plain_with_couplings
 from mereo.core.kernels.routing import route
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.window_votes import WindowVotes
@@ -142,10 +142,19 @@ class DynamicRouting(nn.Module):
             children = children.masked_fill(~mask.unsqueeze(-1), 0)
         return DenseVotes(children, self.weight)
 
+    def _call(self, children: Tensor, mask: Tensor | None) -> Routing:
+        steps, votes = max(self.steps, 1), self.votes(children, mask)
+        return Routing(votes, self.coupling, steps, self.prior, self.bias, self.detach_routing)
+
     def forward(self, children: Tensor, mask: Tensor | None = None, *, method: str = "auto") -> Tensor:
-        steps = max(self.steps, 1)
-        votes = self.votes(children, mask)
-        return route(Routing(votes, self.coupling, steps, self.prior, self.bias, self.detach_routing), method)
+        return route(self._call(children, mask), method)
+
+    def with_couplings(self, children: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The parents and the couplings of the last pass, which made them; the votes are kept as a tensor.
+
+        Shapes: as `forward` -> (batch, receivers, receiver_dim), (batch, receivers, senders).
+        """
+        return plain_with_couplings(self._call(children, mask))
 
     def extra_repr(self) -> str:
         receivers, senders, sender_dim, receiver_dim = self.weight.shape

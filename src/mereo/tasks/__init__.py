@@ -3,6 +3,7 @@
 from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tasks, register_task
 from mereo.tasks.classification import Classification
 from mereo.tasks.language import Language
+from mereo.tasks.reconstruction import Reconstruction
 
 __all__ = [
     "TASKS",
@@ -10,6 +11,7 @@ __all__ = [
     "Language",
     "Metrics",
     "Objective",
+    "Reconstruction",
     "Task",
     "get_task",
     "list_tasks",

@@ -128,6 +128,25 @@ RECIPES: dict[str, Recipe] = {
             "augment": ("none",),
         },
     ),
+    "sparse_caps": Recipe(
+        "Latent capsules that compete to rebuild shifted digits, without labels: 30,000 steps of Adam.",
+        "arXiv:1804.06094 and the authors' code",
+        {
+            "model": "sparse_caps_mnist", "task": "reconstruction", "data": "mnist", "epochs": 64, "batch_size": 128,
+            "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.96,
+            "decay_steps": 2000, "warmup_epochs": 0.0, "min_lr": 1e-6, "augment": ("shift=2",),
+        },
+        {"digits": {"epochs": 40, "batch_size": 32}},
+    ),
+    "sparse_caps_affnist": Recipe(
+        "The same at 40x40 with shifts of 6 pixels; the data is a folder of digits padded by 6 pixels on every side.",
+        "arXiv:1804.06094 and the authors' code",
+        {
+            "model": "sparse_caps_affnist", "task": "reconstruction", "data": "mnist", "epochs": 64, "batch_size": 128,
+            "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.96,
+            "decay_steps": 2000, "warmup_epochs": 0.0, "min_lr": 1e-6, "augment": ("shift=6",),
+        },
+    ),
     "capsnet_multimnist": Recipe(
         "CapsNet on two overlaid digits; both are reconstructed.",
         "arXiv:1710.09829, section 6",

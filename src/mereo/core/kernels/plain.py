@@ -22,6 +22,11 @@ class Routing(NamedTuple):
 
 def plain(call: Routing) -> Tensor:
     """The whole call with its votes as a tensor: (batch, receivers, d_out)."""
+    return plain_with_couplings(call)[0]
+
+
+def plain_with_couplings(call: Routing) -> tuple[Tensor, Tensor]:
+    """The parents (batch, receivers, d_out) and the couplings of the last pass (batch, receivers, senders)."""
     kind = call.votes.senders.dtype
     senders, weight = call.votes.senders.to(call.votes.dtype), call.votes.weight.to(call.votes.dtype)
     receivers, count = weight.shape[:2]
@@ -29,13 +34,19 @@ def plain(call: Routing) -> Tensor:
     if call.coupling.normaliser == "none":
         # Without routing the scores are the couplings, 1 each.
         start = start + 1
+    last: list[Tensor] = []
+
+    def couple(scores: Tensor) -> Tensor:
+        last[:] = [call.coupling(scores)]
+        return last[0]
+
     parents = route_by_agreement(
         # Votes that several passes ask are cheaper to keep than to make again.
         DenseVotes(senders, weight, method="stored"),
-        call.coupling,
+        couple,
         start.expand(senders.shape[0], 1, receivers, count),
         call.steps,
         bias=0.0 if call.bias is None else call.bias,
         detach_routing=call.detach_routing,
     )
-    return parents.squeeze(1).to(kind)
+    return parents.squeeze(1).to(kind), last[0].squeeze(1).to(kind)

@@ -14,6 +14,7 @@ from mereo.models.capsule.mspcaps_head import LinearHead, MSPCapsHead
 from mereo.models.capsule.orthcaps import OrthCaps
 from mereo.models.capsule.rs_capsnet import RSCapsNet
 from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCapsNet
+from mereo.models.capsule.sparse_capsnet import SparseCapsNet
 from mereo.models.capsule.variational_capsnet import VariationalCapsNet
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "PooledNet",
     "RSCapsNet",
     "SelfRoutingCapsNet",
+    "SparseCapsNet",
     "VariationalCapsNet",
 ]

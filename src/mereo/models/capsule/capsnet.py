@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, primary_grid
+from mereo.core.initialise import start_as_capsnet
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.models.capsule_classifier import CapsuleClassifier
@@ -128,13 +129,7 @@ class CapsNet(CapsuleClassifier):
     def _initialise(self, *modules: nn.Module | None, std: float = 0.1) -> None:
         if self.init == "default":
             return
-        for name, parameter in (pair for m in modules if m is not None for pair in m.named_parameters()):
-            if name.endswith("prior"):
-                nn.init.zeros_(parameter)
-            elif name.endswith("bias"):
-                nn.init.constant_(parameter, 0.1)
-            else:
-                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+        start_as_capsnet(*modules, std=std)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         features: Tensor = self.conv(inputs).relu_()
