@@ -1,6 +1,7 @@
 """Gates: features multiplied by a function of themselves, one file a mechanism."""
 
+from mereo.gate.efficient_channel_gate import EfficientChannelGate
 from mereo.gate.mixer_gate import MixerGate
 from mereo.gate.squeeze_excite import SqueezeExcite
 
-__all__ = ["MixerGate", "SqueezeExcite"]
+__all__ = ["EfficientChannelGate", "MixerGate", "SqueezeExcite"]

@@ -44,7 +44,10 @@ def check_arguments(
         default = defaults[argument]
         # The constructor checks what may be of several types: None or a number, a side or a pair of them.
         if default is not None and argument != "img_size":
-            any_length = Ellipsis in get_args(hints.get(argument))
+            kinds = get_args(hints.get(argument))
+            any_length = Ellipsis in kinds
+            if default == () and kinds and kinds[0] is int:
+                default = (1,)
             _check_one(f"{argument} of {name} is {value!r}", value, default, any_length)
     for argument, least in (("num_classes", 0), ("in_chans", 1)):
         if not least <= arguments.get(argument, least) <= _MOST[argument]:
