@@ -86,6 +86,12 @@ def test_fused_there_is_no_batch_norm_and_the_output_is_the_same() -> None:
         torch.testing.assert_close(ready(images), model(images), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_the_largest_preset_folds_to_its_size() -> None:
+    model = mereo.create_model("shvit_s4").eval()
+    assert sum(p.numel() for p in model.fuse().parameters()) == 16_546_248
+
+
 def test_two_heads_are_one_with_averaged_weights_after_folding() -> None:
     model, pooled = tiny(distillation=True), torch.randn(5, 16)
     expected = (model.head(pooled) + model.distillation_head(pooled)) / 2
