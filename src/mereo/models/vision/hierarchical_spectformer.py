@@ -255,7 +255,8 @@ class HierarchicalSpectFormer(VisionModel):
         Reference: arXiv:2104.10858, section 3.2 (MixToken).
         """
         self.check_images(images)
-        first, *others = self.stages
+        first: Any = self.stages[0]
+        others = self.stages[1:]
         maps, cells = first.downsample(bounded(images)), 2 ** len(others)
         rows, columns = (-(-side // cells) for side in maps.shape[2:])
         box = choose_box(box, rows, columns, self.training)
