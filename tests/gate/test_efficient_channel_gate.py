@@ -34,7 +34,9 @@ def test_the_kernel_grows_with_the_logarithm_of_the_channels(channels: int, kern
 
 
 def test_kernels_are_odd() -> None:
-    with pytest.raises(UsageError, match="kernel is 4"):
-        EfficientChannelGate(8, kernel=4)
+    for kernel in (4, 17, 0):
+        with pytest.raises(UsageError, match=f"kernel is {kernel}; for 8 channels it must be odd, from 1 to 15"):
+            EfficientChannelGate(8, kernel=kernel)
+    assert EfficientChannelGate(1)(torch.ones(1, 1, 2, 2)).shape == (1, 1, 2, 2)
     with pytest.raises(UsageError, match="channels"):
         EfficientChannelGate(0)

@@ -55,8 +55,9 @@ class EfficientChannelGate(nn.Module):
         super().__init__()
         check_positive(channels=channels)
         size = kernel_for(channels) if kernel is None else kernel
-        if size < 1 or size % 2 == 0:
-            raise UsageError(f"kernel is {kernel}; it must be odd and at least 1.")
+        most = max(3, 2 * channels - 1)  # reads all channels from any of them
+        if not 1 <= size <= most or size % 2 == 0:
+            raise UsageError(f"kernel is {kernel}; for {channels} channels it must be odd, from 1 to {most}.")
         self.neighbours = nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
         self.gates = Signal("gates")
 

@@ -80,6 +80,7 @@ def test_it_starts_with_the_deviations_that_its_sizes_ask_for() -> None:
         ({"num_heads": 3}, "channels is 4 and num_heads 3"),
         ({"stride": 3}, "stride is 3"),
         ({"scope": 4}, "scope is 4"),
+        ({"scope": 2**31 - 1}, "at most 1023"),
         ({"key_dim": 0}, "key_dim is 0"),
     ],
 )

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from mereo.core import Coupling, mechanism
 from mereo.errors import UsageError, check_positive
 
+LARGEST_SCOPE = 1023
+"""Far beyond the maps of any network."""
+
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return LambdaAttention(8, 2, key_dim=3, scope=3).eval(), (torch.randn(2, 8, 7, 1),)
@@ -64,8 +67,8 @@ class LambdaAttention(nn.Module):
             raise UsageError(f"channels is {channels} and num_heads {num_heads}; give a divisor.")
         if stride not in (1, 2):
             raise UsageError(f"stride is {stride}; it must be 1 or 2.")
-        if scope % 2 == 0:
-            raise UsageError(f"scope is {scope}; it must be odd, so that a cell is in the middle.")
+        if scope % 2 == 0 or scope > LARGEST_SCOPE:
+            raise UsageError(f"scope is {scope}; it must be odd, so that a cell is in the middle, and at most 1023.")
         self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, channels // num_heads
         self.scope, self.stride = scope, stride
         self.qkv = nn.Conv2d(channels, num_heads * key_dim + key_dim + self.value_dim, 1, bias=False)
