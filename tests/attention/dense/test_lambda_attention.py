@@ -49,6 +49,17 @@ def test_equals_loops_over_cells(stride: int) -> None:
         torch.testing.assert_close(layer(maps), slow(layer, maps))
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_gradients_are_those_of_differences(batch: int, training: bool) -> None:
+    torch.manual_seed(0)
+    layer = LambdaAttention(4, 2, key_dim=2, scope=3).double().train(training)
+    for norm in (layer.query_norm, layer.value_norm):
+        norm.momentum = 0.0
+    maps = torch.randn(batch, 4, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layer, (maps,))
+
+
 def test_without_positions_the_order_of_cells_does_not_matter() -> None:
     layer, maps = LambdaAttention(4, 2, key_dim=3, scope=3).eval(), torch.randn(2, 4, 3, 4)
     order = torch.randperm(12)

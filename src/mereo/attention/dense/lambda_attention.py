@@ -81,8 +81,13 @@ class LambdaAttention(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         q, k, v = self.qkv(maps).split((self.num_heads * self.key_dim, self.key_dim, self.value_dim), 1)
-        queries = self.query_norm(q).flatten(2).unflatten(1, (self.num_heads, self.key_dim))
-        values = self.value_norm(v)
+        # Of one image, PyTorch's gradient of batch norms is wrong for maps in the other layout.
+        queries = (
+            self.query_norm(q.contiguous(memory_format=torch.channels_last))
+            .flatten(2)
+            .unflatten(1, (self.num_heads, self.key_dim))
+        )
+        values = self.value_norm(v.contiguous(memory_format=torch.channels_last))
         shares = self.coupling(k.flatten(2).unsqueeze(1)).squeeze(1)
         content = values.flatten(2) @ shares.mT  # (batch, value_dim, key_dim)
         around = self.positions(values.flatten(0, 1).unsqueeze(1)).flatten(2).unflatten(0, values.shape[:2])
