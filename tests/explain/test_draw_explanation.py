@@ -15,6 +15,7 @@ import mereo
 from mereo.core import Grid
 from mereo.errors import UsageError
 from mereo.explain import draw_explanation, explain, observe, sender_places
+from mereo.explain.layout import make_sheet
 from mereo.explain.panels import colour_scale, draw_map, draw_scores, shown_classes
 from mereo.models import CapsuleClassifier
 from mereo.pictures import new_figure
@@ -171,3 +172,17 @@ def test_a_model_made_directly_is_not_normalised() -> None:
 def test_importing_draws_nothing() -> None:
     code = "import sys, mereo.explain; sys.exit(any(m.startswith('matplotlib') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_scale_of_tiny_numbers_has_no_power_of_ten_on_its_label() -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    sheet = make_sheet(1, (8, 8), 2, True, False, 3, [])
+    sheet.scale_bar(1, ScalarMappable(Normalize(-1e-6, 1e-6)), "fall of the score")
+    sheet.figure.canvas.draw()
+    axis = sheet.figure.axes[-1].xaxis
+    assert axis.get_offset_text().get_text() == ""
+    labels = [label.get_text() for label in axis.get_ticklabels()]
+    assert labels[1] == "0" and all(label.startswith(start) for label, start in zip(labels[2:], "1", strict=True))
+    assert all(label.endswith("06") for label in labels[::2])

@@ -105,6 +105,24 @@ def test_what_does_not_fit_is_named_with_its_shape() -> None:
         mereo.convert({**trained().state_dict(), "extra": torch.zeros(1)}, model="plain_cnn")
 
 
+def test_a_network_starts_from_a_file_of_either_library(tmp_path: Path) -> None:
+    theirs, images = trained(), torch.rand(2, 3, 32, 32)
+    save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
+    model = mereo.create_model("plain_cnn", weights=tmp_path / "theirs.safetensors").eval()
+    torch.testing.assert_close(model(images), theirs(images))
+    mereo.save_weights(tmp_path / "ours.safetensors", model, class_names=tuple("abcde"))
+    for name in ("theirs", "ours"):
+        file = str(tmp_path / f"{name}.safetensors")
+        other = mereo.create_model("plain_cnn", weights=file, num_classes=2, in_chans=1).eval()
+        assert other(images[:, :1]).shape == (2, 2) and other.class_names == ()
+        grey = images[:, :1].expand(-1, 3, -1, -1)
+        torch.testing.assert_close(other.forward_features(images[:, :1]), model.forward_features(grey))
+    again = mereo.create_model("plain_cnn", weights=file)
+    assert again.training and again.class_names == tuple("abcde")
+    with pytest.raises(UsageError, match="those of plain_cnn, and not of shvit_s1"):
+        mereo.create_model("shvit_s1", weights=file)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -119,7 +137,7 @@ def test_what_does_not_fit_is_named_with_its_shape() -> None:
         (lambda: mereo.convert("nowhere.safetensors", model="plain_cnn"), "nowhere.safetensors is not a file"),
         (lambda: mereo.convert(mereo.create_model("capsnet"), to="timm"), "CapsNet has no counterpart"),
         (lambda: mereo.create_model("capsnet", weights="timm"), "timm has no 'capsnet'"),
-        (lambda: mereo.create_model("capsnet", weights="keras"), "weights is 'keras'"),
+        (lambda: mereo.create_model("capsnet", weights="keras"), "weights is 'keras'; give 'timm', or a file"),
         (lambda: mereo.create_model("mspcaps_tiny.mnist", weights="timm"), "other weights are given"),
     ],
 )

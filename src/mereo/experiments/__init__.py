@@ -125,6 +125,20 @@ EXPERIMENTS: dict[str, Experiment] = {
         TRAINING | {"seeds"},
         data="cifar10",
     ),
+    "spectral_layers": Experiment(
+        "Do spectral blocks before attention do better than attention or spectral blocks only, at the same size?",
+        "arXiv:2304.06446, sections 3 and 4",
+        "spectral_layers",
+        TRAINING | {"seeds"},
+        data="cifar10",
+    ),
+    "mixer_gating": Experiment(
+        "Does it help that the Mixer in NiNformer multiplies the tokens?",
+        "arXiv:2403.02411, section 4",
+        "mixer_gating",
+        TRAINING | {"seeds"},
+        data="mnist",
+    ),
     "clear": Experiment(
         "Does a diffusion transformer keep its output when its image tokens attend to circles?",
         "arXiv:2412.16112, section 3",

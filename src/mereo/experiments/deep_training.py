@@ -31,12 +31,14 @@ class Curve:
         finite: whether all of them were.
         accuracy: on test images, in percent.
         seconds: how long it took.
+        parameters: of the network.
     """
 
     losses: list[float]
     finite: bool
     accuracy: float
     seconds: float
+    parameters: int = 0
 
     @property
     def end(self) -> float:
@@ -59,22 +61,30 @@ class _DivergedError(Exception):
     """The loss is not finite."""
 
 
-def small_images(settings: Settings) -> tuple[str, Splits]:
-    """The data given; where CIFAR-10 is not on this machine, the digits of the package stand in for it."""
+def small_images(
+    settings: Settings, images: int = IMAGES, size: int = SIZE, usual: str = "cifar10", name: str = "CIFAR-10"
+) -> tuple[str, Splits]:
+    """The data given; where the usual data are not on this machine, the digits of the package stand in for them.
+
+    Args:
+        images: for training, where `settings.limit` gives none.
+        size: side of the images.
+        usual, name: the data set that the digits may replace, and its name in the line that says so.
+    """
 
     def read(data: str, download: bool) -> Splits:
         return load_splits(
-            data, root=settings.data_root, img_size=SIZE, limit=settings.limit or IMAGES, validation_fraction=0.0,
+            data, root=settings.data_root, img_size=size, limit=settings.limit or images, validation_fraction=0.0,
             download=download,
         )  # fmt: skip
 
     data = str(settings.data)
-    if data != "cifar10":
+    if data != usual:
         return data, read(data, True)
     try:
         return data, read(data, False)
     except MereoError:
-        settings.say("CIFAR-10 is not on this machine (--data-root, MEREO_DATA): trained on the digits of the package.")
+        settings.say(f"{name} is not on this machine (--data-root, MEREO_DATA): trained on the digits of the package.")
         return "digits", read("digits", False)
 
 
@@ -84,6 +94,8 @@ def train_short(
     settings: Settings,
     title: str,
     seed: int,
+    epochs: int | None = None,
+    rate: float = RATE,
 ) -> Curve:
     """Train a network and test it; a training whose loss is no longer finite ends there.
 
@@ -93,6 +105,8 @@ def train_short(
         settings: epochs, batch_size and device, where given.
         title: for lines of progress.
         seed: of the network and of the order of images.
+        epochs: where the settings give none; as many as `STEPS` needs by default.
+        rate: the first learning rate.
     """
     device, size = choose_device(settings.device or "auto"), settings.batch_size or BATCH
     train, test = splits.train, splits.test
@@ -108,10 +122,11 @@ def train_short(
             raise _DivergedError
         return value
 
-    how: dict[str, Any] = {"batch_size": size, "lr": RATE, "device": device, "seed": seed, "title": title}
+    how: dict[str, Any] = {"batch_size": size, "lr": rate, "device": device, "seed": seed, "title": title}
     began, finite = time.monotonic(), True
     try:
-        fit(loss, model.parameters(), train, epochs=settings.epochs or -(-STEPS // steps), say=lambda line: None, **how)
+        count = settings.epochs or epochs or -(-STEPS // steps)
+        fit(loss, model.parameters(), train, epochs=count, say=lambda line: None, **how)
     except _DivergedError:
         losses.pop()
         finite = False
@@ -122,6 +137,6 @@ def train_short(
     with torch.no_grad():
         answers = [model.eval()(2 * part - 1).argmax(1) for part in images.split(250)]
     accuracy = 100 * (torch.cat(answers) == labels).float().mean().item()
-    curve = Curve(losses, finite, accuracy, seconds)
+    curve = Curve(losses, finite, accuracy, seconds, sum(p.numel() for p in model.parameters()))
     settings.say(f"{title}: loss {curve.end:.3f}, test {curve.accuracy:.1f} %, {seconds:.0f} s")
     return curve

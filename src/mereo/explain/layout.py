@@ -64,7 +64,9 @@ class Sheet:
 
         left, width = self.lefts[column], self.widths[column]
         axes = self.place(left + 0.06 * width, self.bottom - 0.16, 0.88 * width, 0.07)
-        bar = self.figure.colorbar(scale, cax=axes, orientation="horizontal", ticks=MaxNLocator(3, steps=[1, 2, 5, 10]))
+        # A common power of ten would be written on the label.
+        ticks = {"ticks": MaxNLocator(3, steps=[1, 2, 5, 10]), "format": "{x:g}"}
+        bar = self.figure.colorbar(scale, cax=axes, orientation="horizontal", **ticks)
         bar.outline.set(edgecolor="#d0d7de", linewidth=0.6)
         axes.tick_params(length=0, labelsize=6.5, colors=FAINT, pad=2)
         self.write(left + width / 2, self.bottom - 0.32, label, ha="center", va="top", fontsize=7, color=INK)

@@ -79,7 +79,11 @@ class MixerGate(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.gates = Signal("gates")
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def mix(self, tokens: Tensor) -> Tensor:
+        """The Mixer layer, which makes the gates: (batch, num_tokens, dim) -> the same."""
         mixed = tokens + self.token_mixing(self.token_norm(tokens))
-        gates: Tensor = self.gates(mixed + self.channel_mixing(self.channel_norm(mixed)))
+        return mixed + self.channel_mixing(self.channel_norm(mixed))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        gates: Tensor = self.gates(self.mix(tokens))
         return self.proj(tokens) * gates

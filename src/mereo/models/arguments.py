@@ -48,7 +48,10 @@ def check_arguments(
         default = defaults[argument]
         # The constructor checks what may be of several types: None or a number, a side or a pair of them.
         if default is not None and argument != "img_size":
-            any_length = Ellipsis in get_args(hints.get(argument))
+            kinds = get_args(hints.get(argument))
+            any_length = Ellipsis in kinds
+            if default == () and kinds and kinds[0] is int:
+                default = (1,)
             _check_one(f"{argument} of {name} is {value!r}", value, default, any_length)
         if default is None:
             _check_hint(f"{argument} of {name} is {value!r}", value, hints.get(argument, Any))

@@ -3,18 +3,18 @@
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 from mereo.errors import UsageError, check_choice
 from mereo.models.base import VisionModel
-from mereo.models.conversion import from_timm_checkpoint
+from mereo.models.conversion import convert, from_timm_checkpoint
 from mereo.models.feature_maps import FeatureMaps
 from mereo.models.on_backbone import OnBackbone
 from mereo.models.plain.network import PlainNetwork
 from mereo.models.pretrained import choose_tag, fill, list_pretrained, pretrained_path
 from mereo.models.registry import MODELS, build, get_model_entry
 from mereo.models.sequence_registry import SEQUENCE_MODELS, is_sequence_model
-from mereo.models.weights import load_state, load_tensors
+from mereo.models.weights import is_described, load, load_state, load_tensors, weights_file
 
 Size = int | tuple[int, int]
 
@@ -39,7 +39,7 @@ def create_model(
     in_chans: int | None = ...,
     img_size: Size | None = ...,
     checkpoint_path: str | Path = ...,
-    weights: str | None = ...,
+    weights: str | Path | None = ...,
     features_only: Literal[False] = ...,
     **kwargs: Any,
 ) -> VisionModel: ...
@@ -54,7 +54,7 @@ def create_model(
     in_chans: int | None = ...,
     img_size: Size | None = ...,
     checkpoint_path: str | Path = ...,
-    weights: str | None = ...,
+    weights: str | Path | None = ...,
     features_only: Literal[True],
     out_indices: int | Sequence[int] | None = ...,
     **kwargs: Any,
@@ -69,7 +69,7 @@ def create_model(
     in_chans: int | None = None,
     img_size: Size | None = None,
     checkpoint_path: str | Path = "",
-    weights: str | None = None,
+    weights: str | Path | None = None,
     features_only: bool = False,
     out_indices: int | Sequence[int] | None = None,
     **kwargs: Any,
@@ -89,8 +89,9 @@ def create_model(
         img_size: side of the images, or (height, width).
         checkpoint_path: weights saved by mereo for the same architecture.
         weights: "timm" for timm's published weights of the preset of the same name, or "timm.TAG" for one of several;
-            timm downloads what is not in its cache. A network on a backbone gives them to its backbone, and takes a
-            run, a file or a bundled name as well.
+            timm downloads what is not in its cache. Or a run, or a file: of mereo, or under the names of timm or of
+            the authors; other numbers of classes and colours may be given, as with `pretrained`. A network on a
+            backbone gives them to its backbone, and takes a bundled name as well.
         features_only: return a backbone that gives the maps of its stages, see `FeatureMaps`.
         out_indices: the stages whose maps a backbone gives; all by default. Of a network on a backbone, the stages
             that it uses.
@@ -117,19 +118,22 @@ def create_model(
     if weights is not None:
         if tag or pretrained or checkpoint_path:
             raise UsageError(f"weights is {weights!r}, and other weights are given too; leave one out.")
-        library, _, theirs = weights.partition(".")
+        library, _, theirs = str(weights).partition(".")
         model: VisionModel
         if issubclass(module, OnBackbone):
             model = build(name, **given)
             assert isinstance(model, OnBackbone)
-            model.load_backbone(weights)
+            model.load_backbone(str(weights))
+        elif Path(weights).exists():
+            model = _from_file(name, weights, given)
         elif issubclass(module, PlainNetwork):
             check_choice("weights", library, (module.library_name,))
             model = build(name, **given)
             assert isinstance(model, PlainNetwork)
             model.load_published(theirs or None)
         else:
-            check_choice("weights", library, ("timm",))
+            if library != "timm":
+                raise UsageError(f"weights is {str(weights)!r}; give 'timm', or a file or a run folder that exists.")
             model = from_timm_checkpoint(name, given, theirs or None)
     elif tag or pretrained:
         model = _pretrained(name, tag or pretrained, given, checkpoint_path)
@@ -150,6 +154,24 @@ def _sequence_model(
     model = build(name, **{argument: value for argument, value in kwargs.items() if value is not None})
     if checkpoint_path:
         load_state(model, checkpoint_path)
+    return model
+
+
+def _from_file(name: str, weights: str | Path, given: dict[str, Any]) -> VisionModel:
+    """A network with the weights of a run or a file; `given` are its arguments."""
+    path = weights_file(weights)
+    if is_described(path):
+        source = load(path)
+        if source.config["model"] != name:
+            raise UsageError(f"weights is {str(weights)!r}, those of {source.config['model']}, and not of {name}.")
+    else:
+        own = {argument: value for argument, value in given.items() if argument not in ("num_classes", "in_chans")}
+        source = cast(VisionModel, convert(path, model=name, **own))
+    model = build(name, **{**source.config["args"], **given})
+    fill(model, source.state_dict(), {**source.metadata, **source.config}, str(weights))
+    if model.image_shape[0] == source.image_shape[0]:
+        model.pretrained_cfg |= {key: source.pretrained_cfg[key] for key in ("mean", "std")}
+    model.metadata = source.metadata
     return model
 
 

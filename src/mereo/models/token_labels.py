@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mereo.errors import UsageError
+
 Box = tuple[int, int, int, int]
 """Top, left, bottom and right of a rectangle of tokens."""
 
@@ -28,6 +30,29 @@ def draw_box(rows: int, columns: int) -> Box:
     y, x = int(torch.randint(rows, ())), int(torch.randint(columns, ()))
     top, left = max(y - high // 2, 0), max(x - wide // 2, 0)
     return top, left, min(y + (high + 1) // 2, rows), min(x + (wide + 1) // 2, columns)
+
+
+def choose_box(box: Box | None, rows: int, columns: int, training: bool) -> Box:
+    """The box given, or a random one; in eval nothing is mixed. UsageError unless it is inside rows x columns."""
+    if not training:
+        return (0, 0, 0, 0)
+    top, left, bottom, right = chosen = draw_box(rows, columns) if box is None else box
+    if not (0 <= top <= bottom <= rows and 0 <= left <= right <= columns):
+        raise UsageError(f"box is {box}; it must be top, left, bottom and right of {rows} x {columns} tokens.")
+    return chosen
+
+
+def exchanged(x: Tensor, box: Box, cells: int = 1) -> Tensor:
+    """Inside the box, the cells of the image at the mirrored place of the batch.
+
+    Args:
+        x: (batch, channels, rows, columns).
+        cells: of x along each side of a token, in which the box is counted.
+    """
+    top, left, bottom, right = (cells * edge for edge in box)
+    inside = torch.zeros(x.shape[2:], dtype=torch.bool, device=x.device)
+    inside[top:bottom, left:right] = True
+    return torch.where(inside, x.flip(0), x)
 
 
 def token_label_loss(output: TokenLabels, labels: Tensor, token_targets: Tensor, weight: float = 0.5) -> Tensor:

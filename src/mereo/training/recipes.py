@@ -261,9 +261,10 @@ RECIPES: dict[str, Recipe] = {
         },
     ),
     "shvit": Recipe(
-        "SHViT as published, without a teacher: AdamW, cosine, 300 epochs, mixup and cutmix.",
+        "SHViT as published, without a teacher: AdamW, 300 epochs; weight decay is that of S4.",
         "arXiv:2401.16456, section 4, and the authors' code",
         # Their rate is 1e-3 for 512 images; adaptive clipping of gradients and repeated augmentation are left out.
+        # Weight decay is 0.025, 0.032 and 0.035 for S1 to S3.
         {
             "model": "shvit_s4", "data": "imagenet", "epochs": 300, "batch_size": 2048, "optimizer": "adamw",
             "lr": 4e-3, "weight_decay": 0.03, "weight_decay_norm": False, "schedule": "cosine", "warmup_epochs": 5.0,
@@ -293,6 +294,18 @@ RECIPES: dict[str, Recipe] = {
             "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9"), "clip_norm": 1.0,
         },
         reported={"imagenet": 81.6},
+    ),
+    "spectformer_h": Recipe(
+        "SpectFormer, hierarchical, from scratch: AdamW, 310 epochs; without token labelling.",
+        "arXiv:2304.06446, section 4, and the authors' code; not confirmed: the augmentation, which is that of VOLO",
+        # The published networks learn the labels of an annotator for every token as well; those labels are files of
+        # the authors. Gradients are clipped in the large network.
+        {
+            "model": "spectformer_h_small", "data": "imagenet", "epochs": 310, "batch_size": 1024,
+            "optimizer": "adamw", "lr": 1.6e-3, "weight_decay": 5e-2, "schedule": "cosine", "warmup_epochs": 20.0,
+            "min_lr": 1e-5, "label_smoothing": 0.1, "cutmix": 1.0,
+            "augment": ("zoom=0.08:1", "flip", "rand_augment=2:9", "erase=0.25:0.02:0.33"),
+        },
     ),
     "ninformer": Recipe(
         "NiNformer as published: Adam with a constant rate, 100 epochs.",

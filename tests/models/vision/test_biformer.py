@@ -129,6 +129,15 @@ def test_images_of_any_size(swin_layout: bool) -> None:
         assert [tuple(x.shape[2:]) for x in maps] == sides
 
 
+@pytest.mark.parametrize("swin_layout", [False, True])
+def test_small_images_keep_large_maps(swin_layout: bool) -> None:
+    sizes = {"stem_stride": 1, "regions": 4, "top_k": (1, 4, 16), "swin_layout": swin_layout}
+    model = small(**sizes).eval()
+    maps = model.forward_intermediates(torch.randn(1, 3, 32, 32), intermediates_only=True)
+    assert [tuple(x.shape[2:]) for x in maps] == [(32, 32), (16, 16), (8, 8)]
+    assert [info["reduction"] for info in model.feature_info] == [1, 2, 4]
+
+
 def test_the_last_norm_on_request() -> None:
     model = small().eval()
     disturb(model)
@@ -155,6 +164,7 @@ def test_arguments_reach_the_attention() -> None:
         ({"top_k": (1, 5, 0)}, "top_k is 5 with 2 x 2 regions"),
         ({"top_k": (-1, 2, 0)}, r"top_k\[0\] is -1"),
         ({"pad": "reflect"}, "reflect"),
+        ({"stem_stride": 3}, "stem_stride is 3"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:

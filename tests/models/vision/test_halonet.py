@@ -66,31 +66,45 @@ def theirs(**changes: Any) -> nn.Module:
     pytest.importorskip("timm")
     from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg, interleave_blocks
 
-    kinds, shared = ("bottle", "self_attn"), {"s": 2, "gs": 0, "br": 0.25}
+    kinds, shared = ("bottle", "self_attn"), {"s": 2, "gs": changes.pop("gs", 0), "br": changes.pop("br", 0.25)}
+    first, width = {**shared, "s": changes.pop("first_stride", 1)}, changes.pop("width", 64)
+    middle = changes.pop("middle", {})
     last = {"self_attn_layer": changes.pop("last"), "self_attn_kwargs": {}} if "last" in changes else {}
     blocks = (
-        ByoBlockCfg(type="bottle", d=1, c=32, s=1, gs=0, br=0.25),
-        interleave_blocks(types=kinds, d=2, c=64, **shared),
-        ByoBlockCfg(type="self_attn", d=2, c=64, **shared, **last),
+        ByoBlockCfg(type="bottle", d=1, c=32, **first),
+        interleave_blocks(types=kinds, d=2, c=64, **shared, **middle),
+        ByoBlockCfg(type="self_attn", d=2, c=width, **shared, **last),
     )
     settings = {
         "blocks": blocks, "stem_chs": 16, "stem_type": "tiered", "stem_pool": "maxpool", "self_attn_layer": "halo",
         "self_attn_kwargs": {"block_size": 4, "halo_size": 1, "num_heads": 2},
     }  # fmt: skip
+    settings["self_attn_kwargs"] |= changes.pop("attention", {})
     model = ByobNet(ByoModelCfg(**{**settings, **changes}), num_classes=5, img_size=64)
     model.pretrained_cfg = {"architecture": "halonet26t", "input_size": (3, 64, 64), "crop_pct": 0.9}
     disturb(model)
     return model
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"act_layer": "silu", "stem_type": "7x7", "num_features": 24}, {"stem_pool": "", "last": "bottleneck"}],
-    ids=["tiered", "7x7", "bottleneck attention"],
-)
+FORMS: dict[str, dict[str, Any]] = {
+    "tiered": {},
+    "7x7": {"act_layer": "silu", "stem_type": "7x7", "num_features": 24},
+    "bottleneck attention": {"stem_pool": "", "last": "bottleneck"},
+    "squeeze and excite, other outputs": {"attn_layer": "se", "stem_pool": "", "width": 96, "num_features": 24},
+    "groups, channel gates, narrow queries": {"attn_layer": "eca", "gs": 4, "attention": {"dim_head": 4}},
+    "inverted": {
+        "stem_type": "", "stem_pool": "", "first_stride": 2, "downsample": "", "gs": 8, "br": 2, "attn_layer": "se",
+        "attn_kwargs": {"rd_ratio": 0.25}, "block_kwargs": {"bottle_in": True, "linear_out": True}, "width": 48,
+        "attention": {"qk_ratio": 0.5}, "act_layer": "silu",
+    },
+    "lambda attention": {"middle": {"self_attn_layer": "lambda", "self_attn_kwargs": {"r": 5, "dim_head": 4}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("training", [False, True])
 def test_a_network_of_timm_computes_the_same(changes: dict[str, Any], training: bool) -> None:
-    source = theirs(**changes).train(training)
+    source = theirs(**dict(changes)).train(training)
     model = mereo.convert(source)
     assert isinstance(model, HaloNet) and model.training == training and model.pretrained_cfg["crop_pct"] == 0.9
     back = {pair: tensor.clone() for pair, tensor in source.state_dict().items()}
@@ -128,9 +142,12 @@ def test_a_preset_goes_to_timm_and_back_bit_for_bit() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"self_attn_layer": "lambda", "self_attn_kwargs": {"r": 3}}, "attends by Lambda"),
+        ({"self_attn_layer": "lambda", "self_attn_kwargs": {"r": 3}}, "no halo attention"),
         ({"stem_pool": "avg"}, "other strides or pooling"),
-        ({"attn_layer": "se"}, "channel attention"),
+        ({"attn_layer": "cbam"}, "gates by Cbam"),
+        ({"attn_layer": "se", "attn_kwargs": {"add_maxpool": True}}, "maxima"),
+        ({"attn_layer": "eca", "attn_kwargs": {"gamma": 1}}, "other kernels"),
+        ({"block_kwargs": {"linear_out": True}}, "without a shortcut, or without a last activation"),
         ({"stem_type": "quad"}, "stem of 4 3x3"),
         ({"act_layer": "gelu"}, "activation gelu"),
         ({"self_attn_kwargs": {"block_size": 4, "halo_size": 1, "num_heads": 2, "scale_pos_embed": True}}, "scales"),
@@ -183,6 +200,21 @@ def test_a_fresh_block_passes_its_shortcut() -> None:
     torch.testing.assert_close(model.stages[0](maps), maps)
 
 
+def test_gates_follow_convolutions_and_inverted_blocks_cut_shortcuts() -> None:
+    changes = {"stem": "3x3", "stem_pool": False, "layers": ("cc", "ch"), "widths": (16, 32), "outputs": (8, 8)}
+    model = small(**changes, inverted=True, gate="squeeze_excite", gate_ratio=0.25, heads=(1, 2)).eval()
+    first, last = model.stages[0][0], model.stages[1][1]
+    assert first.reduce[0].out_channels == 16 and model.stages[1][0].reduce[0].out_channels == 32
+    assert first.shortcut is None and last.shortcut is not None and model.stages[0][0].mix[0].stride == (2, 2)
+    assert isinstance(first.activation, nn.Identity) and isinstance(last.gate, nn.Identity)
+    assert first.gate.squeeze.out_channels == 8
+    with mereo.record(model) as trace:
+        model(torch.randn(2, 3, 32, 32))
+    assert [name for name in trace if name.endswith("gates")] == [
+        f"stages.{stage}.{block}.gate.gates" for stage, block in ((0, 0), (0, 1), (1, 0))
+    ]
+
+
 def test_dropout_and_stochastic_depth_act_in_training_only() -> None:
     model = small(drop_rate=0.5, drop_path_rate=0.5)
     disturb(model)
@@ -202,9 +234,15 @@ def test_dropout_and_stochastic_depth_act_in_training_only() -> None:
         ({"layers": ("c", "x")}, r"layers\[1\] is 'x'"),
         ({"layers": ("c",)}, "each must have an entry"),
         ({"heads": (1, 3)}, "heads has 3 for a width of 16"),
+        ({"outputs": (8,)}, r"outputs is \(8,\)"),
+        ({"outputs": (8.5, 8)}, r"outputs of halonet26t is \(8.5, 8\); it must be whole numbers"),
+        ({"outputs": (8, 0)}, r"outputs\[1\] is 0"),
+        ({"outputs": (800, 8), "inverted": True}, r"layers\[0\] has a block of 0 channels"),
+        ({"key_ratios": (1.0,)}, "key_ratios"),
+        ({"group_size": 3}, "group_size is 3 for a width of 8"),
+        ({"gate": "softmax"}, "softmax"),
         ({"stem": "9x9"}, "9x9"),
         ({"activation": "gelu"}, "gelu"),
-        ({"stem": "7x7", "stem_pool": False}, "stem_pool is False"),
         ({"drop_rate": 1.5}, "drop_rate"),
     ],
 )

@@ -40,6 +40,39 @@ def test_scores_add_half_the_largest_score_of_a_token() -> None:
         plain.token_scores(features)
 
 
+def test_token_labels_mix_embeddings_and_unmix_scores() -> None:
+    model, box = tiny(drop_path_rate=0.0).train(), (0, 1, 1, 2)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.eval()
+    images = torch.rand(2, 3, 40, 64)  # maps of 10 x 16 cells, 2 x 2 tokens
+    output = model.token_labels(images, box)
+    first = model.stages[0]
+    mixed = first.downsample(images)
+    maps = mixed.clone()
+    maps[:, :, 0:8, 8:16] = mixed.flip(0)[:, :, 0:8, 8:16]
+    maps = first.norm(first.blocks(maps))
+    for stage in model.stages[1:]:
+        maps = stage(maps)
+    features = model.neck([maps])
+    torch.testing.assert_close(output.classes, model.head(features[:, 0]))
+    tokens = model.token_head(features[:, 1:]).clone()
+    tokens[:, 1] = tokens[:, 1].flip(0)
+    torch.testing.assert_close(output.tokens, tokens)
+    assert output.box == box and 0 <= model.token_labels(images).box[0] <= 2
+
+
+def test_in_eval_nothing_is_mixed_and_wrong_boxes_are_refused() -> None:
+    model, images = tiny(), torch.rand(2, 3, 40, 40)
+    output = model.token_labels(images, (0, 0, 2, 2))
+    assert output.box == (0, 0, 0, 0)
+    torch.testing.assert_close(output.classes + 0.5 * output.tokens.amax(1), model(images))
+    with pytest.raises(UsageError, match=r"box is \(0, 0, 3, 1\); .* of 2 x 2 tokens"):
+        model.train().token_labels(images, (0, 0, 3, 1))
+    with pytest.raises(UsageError, match="token_labels is False"):
+        tiny(token_labels=False).token_labels(images)
+
+
 @pytest.mark.parametrize(
     ("name", "count"),
     [

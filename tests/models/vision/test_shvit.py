@@ -10,6 +10,7 @@ from mereo.attention import SingleHeadAttention
 from mereo.errors import UsageError
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS
+from mereo.models.registry import outline
 from mereo.models.vision.shvit import Residual, SHViT, _merging
 
 TINY: dict[str, Any] = {
@@ -84,6 +85,11 @@ def test_fused_there_is_no_batch_norm_and_the_output_is_the_same() -> None:
     assert not isinstance(ready.stages[0].blocks[0].local, Residual)
     with torch.no_grad():
         torch.testing.assert_close(ready(images), model(images), rtol=1e-5, atol=1e-5)
+
+
+def test_the_largest_preset_folds_to_its_size() -> None:
+    model = outline("shvit_s4").eval()
+    assert sum(p.numel() for p in model.fuse().parameters()) == 16_546_248
 
 
 def test_two_heads_are_one_with_averaged_weights_after_folding() -> None:

@@ -28,7 +28,7 @@ def tiny(**changes: Any) -> SpectFormer:
 
 
 def test_a_spectral_block_has_one_residual() -> None:
-    block = SpectralBlock(4, (3, 2), 2, 0.0).double()
+    block = SpectralBlock(4, (3, 2), 8, 0.0).double()
     maps = torch.randn(2, 4, 3, 2, dtype=torch.float64)
     x = maps.flatten(2).mT
     spectrum = torch.fft.rfft2(block.norm1(x).unflatten(1, (3, 2)), dim=(1, 2)) * torch.view_as_complex(
@@ -40,7 +40,7 @@ def test_a_spectral_block_has_one_residual() -> None:
 
 
 def test_an_attention_block_is_that_of_pytorch() -> None:
-    block = AttentionBlock(6, 2, 3, 0.0).eval()
+    block = AttentionBlock(6, 2, 18, 0.0).eval()
     theirs = torch.nn.TransformerEncoderLayer(
         6, 2, 18, 0.0, torch.nn.functional.gelu, 1e-6, batch_first=True, norm_first=True
     ).eval()  # fmt: skip
@@ -98,6 +98,7 @@ def test_the_names_of_the_authors() -> None:
     [
         ({"spectral_layers": 5}, "between 0 and depth"),
         ({"num_heads": 5}, "a multiple of num_heads"),
+        ({"ratio": 0.01}, r"ratio is 0\.01 with dim 12"),
         ({"img_size": 3}, "no patch of 4 x 4 fits"),
     ],
 )

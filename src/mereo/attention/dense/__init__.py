@@ -3,6 +3,7 @@
 from mereo.attention.dense.bottleneck import BottleneckAttention
 from mereo.attention.dense.channel_group import ChannelGroupAttention
 from mereo.attention.dense.class_attention import ClassAttention
+from mereo.attention.dense.lambda_attention import LambdaAttention
 from mereo.attention.dense.multi_head import MultiHeadAttention
 from mereo.attention.dense.position_attention import PositionAttention
 from mereo.attention.dense.sharded import ShardedAttention
@@ -14,6 +15,7 @@ __all__ = [
     "BottleneckAttention",
     "ChannelGroupAttention",
     "ClassAttention",
+    "LambdaAttention",
     "MultiHeadAttention",
     "PositionAttention",
     "ShardedAttention",

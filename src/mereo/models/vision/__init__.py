@@ -1,5 +1,6 @@
 """Vision backbones, one file each with its presets."""
 
+import mereo.models.vision.halonet_layout
 import mereo.models.vision.halonet_presets
 import mereo.models.vision.maxvit_presets  # noqa: F401
 from mereo.models.vision.biformer import BiFormer

@@ -23,6 +23,8 @@ from mereo.models.registry import IMAGENET, register_model
 
 LARGEST = 1e6
 """Pixels beyond are clamped, so that the sums of what they become fit float32."""
+STRIDES = {4: (2, 2), 2: (2, 1), 1: (1, 1)}
+"""Of the two convolutions at the start, by their product."""
 
 
 class EnhancedAttention(SelfAttention):
@@ -91,22 +93,30 @@ class BiFormerStage(nn.Module):
     Args:
         inputs, width: channels before and after.
         blocks: of the stage.
-        first: whether the inputs are images, whose sides become a quarter; those of maps become half.
+        strides: of the two convolutions at the start where the inputs are images; None for maps, whose sides become
+            half.
         swin_layout: see `BiFormer`. Maps that its filters do not divide are padded below and right.
 
-    Shapes: (batch, inputs, height, width) -> (batch, width, height / 2 or 4, width / 2 or 4), rounded up.
+    Shapes: (batch, inputs, height, width) -> (batch, width, rows, columns), rounded up.
     """
 
-    def __init__(self, inputs: int, width: int, blocks: list[BiFormerBlock], first: bool, swin_layout: bool) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        blocks: list[BiFormerBlock],
+        strides: tuple[int, int] | None,
+        swin_layout: bool,
+    ) -> None:
         super().__init__()
-        self.tile = (4 if first else 2) if swin_layout else 1
+        self.tile = (2 if strides is None else strides[0] * strides[1]) if swin_layout else 1
         if swin_layout:
             conv = nn.Conv2d(inputs, width, self.tile, self.tile)
-            enter: list[nn.Module] = [conv, nn.BatchNorm2d(width)] if first else [nn.BatchNorm2d(inputs), conv]
-        elif first:
+            enter: list[nn.Module] = [conv, nn.BatchNorm2d(width)] if strides else [nn.BatchNorm2d(inputs), conv]
+        elif strides:
             half = width // 2
-            enter = [nn.Conv2d(inputs, half, 3, 2, 1), nn.BatchNorm2d(half), nn.GELU()]
-            enter += [nn.Conv2d(half, width, 3, 2, 1), nn.BatchNorm2d(width)]
+            enter = [nn.Conv2d(inputs, half, 3, strides[0], 1), nn.BatchNorm2d(half), nn.GELU()]
+            enter += [nn.Conv2d(half, width, 3, strides[1], 1), nn.BatchNorm2d(width)]
         else:
             enter = [nn.Conv2d(inputs, width, 3, 2, 1), nn.BatchNorm2d(width)]
         self.enter = nn.Sequential(*enter)
@@ -134,6 +144,7 @@ class BiFormer(VisionModel):
         soft, pad: see `BiLevelRoutingAttention`.
         swin_layout: the layout of Swin-T: patches of 4 x 4, 2 x 2 convolutions after the norm between the stages, and
             no depthwise convolution before the attention.
+        stem_stride: of the first stage: 4 pixels a cell, or 2 or 1 for small images.
         drop_path_rate: stochastic depth of the last block; it rises linearly.
     """
 
@@ -156,6 +167,7 @@ class BiFormer(VisionModel):
         soft: bool = False,
         pad: str = "masked",
         swin_layout: bool = False,
+        stem_stride: int = 4,
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
@@ -172,6 +184,8 @@ class BiFormer(VisionModel):
                     f" {'head_dim' if k else 'num_heads'}, {heads}."
                 )
         check_positive(head_dim=head_dim, num_heads=num_heads, mlp_ratio=mlp_ratio)
+        if stem_stride not in STRIDES:
+            raise UsageError(f"stem_stride is {stem_stride}; it must be 1, 2 or 4.")
         check_probability(drop_path_rate=drop_path_rate)
         self.image_shape, self.num_features = (in_chans, *image_size(img_size)), widths[-1]
         rates = iter(linear_rates(drop_path_rate, sum(depths)))
@@ -184,10 +198,12 @@ class BiFormer(VisionModel):
                 if top_k[i]:
                     attention = routed(width, width // head_dim, top_k=top_k[i])
                 blocks.append(BiFormerBlock(width, attention, mlp_ratio, not swin_layout, next(rates)))
-            self.stages.append(BiFormerStage(inputs, width, blocks, i == 0, swin_layout))
+            strides = None if i else STRIDES[stem_stride]
+            self.stages.append(BiFormerStage(inputs, width, blocks, strides, swin_layout))
         self.norm = nn.BatchNorm2d(widths[-1])
         self.feature_info = [
-            {"num_chs": width, "reduction": 2 ** (i + 2), "module": f"stages.{i}"} for i, width in enumerate(widths)
+            {"num_chs": width, "reduction": stem_stride * 2**i, "module": f"stages.{i}"}
+            for i, width in enumerate(widths)
         ]
         start_linears(self)
         self.reset_classifier(num_classes)

@@ -1,126 +1,13 @@
-"""The published HaloNets, timm's hybrids, and how timm lays out their weights.
+"""The published HaloNets and timm's hybrids.
 
-Sources: Vaswani et al. 2021, arXiv:2103.12731, table 3; timm's own networks with convolutions in the first stages.
+Sources: Vaswani et al. 2021, arXiv:2103.12731, table 3; timm's own networks with convolutions in the first stages, one
+of them of the blocks of RegNet-Z (arXiv:2103.06877).
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
-
-from mereo.errors import UsageError
-from mereo.layers import ConvNorm
-from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model
-from mereo.models.vision.halonet import ACTIVATIONS, STEMS, HaloNet, HaloNetBlock
-
-
-def _timm_pairs(model: HaloNet) -> Iterator[Pair]:
-    def conv_norm(ours: str, theirs: str) -> Iterator[Pair]:
-        yield Pair(f"{ours}.0", f"{theirs}.conv")
-        yield Pair(f"{ours}.1", f"{theirs}.bn")
-
-    for i in range(len(model.stem)):
-        yield from conv_norm(f"stem.{i}", f"stem.conv{i + 1}")
-    yield from conv_norm("enter", f"stem.conv{len(model.stem) + 1}")
-    for name, block in model.stages.named_modules(prefix="stages"):
-        if not isinstance(block, HaloNetBlock):
-            continue
-        for ours, theirs in (("shortcut", "shortcut"), ("reduce", "conv1_1x1"), ("expand", "conv3_1x1")):
-            yield from conv_norm(f"{name}.{ours}", f"{name}.{theirs}")
-        if not isinstance(block.mix, ConvNorm):
-            names = {"query": "q", "key_value": "kv", "qkv": "qkv"}
-            names |= {"rows": "pos_embed.height_rel", "columns": "pos_embed.width_rel"}
-            yield from (Pair(f"{name}.mix.0.{ours}", f"{name}.self_attn.{theirs}") for ours, theirs in names.items())
-            yield Pair(f"{name}.mix.1", f"{name}.post_attn")
-        else:
-            yield from conv_norm(f"{name}.mix", f"{name}.conv2_kxk")
-    yield from conv_norm("final", "final_conv")
-    yield Pair("head", "head.fc")
-
-
-_ATTENTION = {"HaloAttn": "h", "BottleneckAttn": "b"}
-
-
-def _one(what: str, values: set[Any]) -> Any:
-    """The single value of a set."""
-    if len(values) != 1:
-        raise UsageError(f"the ByobNet has {what} {sorted(map(str, values))}; HaloNet has one for all its blocks.")
-    return values.pop()
-
-
-def _refuse_unless(condition: bool, what: str) -> None:
-    if not condition:
-        raise UsageError(
-            f"the ByobNet {what}; of timm's ByobNets mereo converts those of plain bottlenecks and halo attention,"
-            " such as halonet26t, halonet50ts and halonet_h1."
-        )
-
-
-def _letter(block: Any) -> str:
-    """The kind of a block of timm's; UsageError if it is none of ours."""
-    kind = type(block).__name__
-    _refuse_unless(kind in ("BottleneckBlock", "SelfAttnBlock"), f"has a {kind}")
-    _refuse_unless(block.shortcut is not None, "has a block without a shortcut")
-    _refuse_unless(not isinstance(block.act, nn.Identity), "has a block without a last activation")
-    if kind == "SelfAttnBlock":
-        attention = type(block.self_attn).__name__
-        _refuse_unless(attention in _ATTENTION, f"attends by {attention}")
-        _refuse_unless(isinstance(block.conv2_kxk, nn.Identity), "has a convolution before its attention")
-        _refuse_unless(not block.self_attn.scale_pos_embed, "scales its scores of positions")
-        return _ATTENTION[attention]
-    extra = (block.conv2b_kxk, block.attn, block.attn_last)
-    _refuse_unless(all(isinstance(part, nn.Identity) for part in extra), "has channel attention or more convolutions")
-    _refuse_unless(block.conv2_kxk.conv.groups == 1, "has convolutions in groups")
-    return "c"
-
-
-def _timm_arguments(source: Any) -> dict[str, Any]:
-    parts = dict(source.stem.named_children())
-    pool = parts.pop("pool", None)
-    _refuse_unless(all(hasattr(part, "conv") for part in parts.values()), "has a stem without norms")
-    stem = [part.conv for part in parts.values()]
-    kernel, strides = stem[0].kernel_size[0], [conv.stride[0] for conv in stem]
-    _refuse_unless((kernel, len(stem)) in STEMS.values(), f"has a stem of {len(stem)} {kernel}x{kernel} convolutions")
-    pooled = isinstance(pool, nn.MaxPool2d) and pool.kernel_size == 3 and strides[1:] == [1] * (len(stem) - 1)
-    _refuse_unless(pooled or (pool is None and strides == [2, 1, 2]), "has a stem with other strides or pooling")
-    layers = tuple("".join(_letter(block) for block in stage) for stage in source.stages)
-    _refuse_unless(any("h" in kinds for kinds in layers), "has no halo attention")
-    blocks = [block for stage in source.stages for block in stage]
-    attention = [block.self_attn for block in blocks if _letter(block) == "h"]
-    widths = tuple(stage[0].conv1_1x1.conv.out_channels for stage in source.stages)
-    ratios = {b.conv3_1x1.conv.out_channels / b.conv1_1x1.conv.out_channels for b in blocks}
-    heads = [
-        _one("numbers of heads", {b.self_attn.num_heads for b in stage if hasattr(b, "self_attn")} or {1})
-        for stage in source.stages
-    ]
-    act = type(blocks[0].act).__name__.lower()
-    _refuse_unless(act in ACTIVATIONS, f"has the activation {act}")
-    final = source.final_conv
-    configuration = getattr(source, "pretrained_cfg", None) or {}
-    return {
-        "num_classes": source.num_classes,
-        "in_chans": stem[0].in_channels,
-        "img_size": tuple(configuration.get("input_size", (3, 256, 256))[1:]),
-        "stem": next(name for name, value in STEMS.items() if value == (kernel, len(stem))),
-        "stem_width": stem[-1].out_channels,
-        "stem_pool": pooled,
-        "layers": layers,
-        "widths": widths,
-        "expansion": float(_one("ratios of outputs", ratios)),
-        "value_ratio": float(_one("ratios of values", {m.dim_out_v / m.q.in_channels for m in attention})),
-        "heads": tuple(heads),
-        "block": _one("blocks of", {m.block_size for m in attention}),
-        "halo": _one("halos of", {m.halo_size for m in attention}),
-        "mask_padding": False,
-        "final_width": 0 if isinstance(final, nn.Identity) else final.conv.out_channels,
-        "activation": act,
-        "drop_rate": float(source.drop_rate),
-        "drop_path_rate": float(getattr(blocks[-1].drop_path, "drop_prob", 0.0) or 0.0),
-    }
-
-
-register_layout("timm", HaloNet, _timm_pairs, classes=("ByobNet",), arguments=_timm_arguments)
+from mereo.models.vision.halonet import HaloNet
 
 _SHARED: dict[str, Any] = {"source": "arXiv:2103.12731", "recipe": "halonet", **IMAGENET}
 
@@ -152,6 +39,11 @@ _preset(
                    "activation": "silu", "final_width": 12, "mask_padding": True, "value_ratio": 2.0},
         "bottleneck attention": {"stem": "tiered", "stem_pool": False, "layers": ("c", "bb"), "widths": (8, 8),
                                  "heads": (1, 2), "expansion": 2.0},
+        "inverted": {"stem": "3x3", "stem_pool": False, "layers": ("cc", "chh"), "widths": (24, 24), "heads": (1, 2),
+                     "outputs": (8, 8), "inverted": True, "group_size": 4, "gate": "squeeze_excite", "gate_ratio": 0.25,
+                     "key_ratios": (1.0, 0.5)},
+        "lambda attention": {"layers": ("cc", "ll"), "widths": (8, 8), "heads": (1, 2), "scope": 3,
+                             "gate": "efficient_channel"},
     },
 )  # fmt: skip
 _preset(
@@ -218,6 +110,81 @@ register_model(
     layers=("ccc", "chch", "chchch", "cbc"),
     expansion=4.0,
     heads=(8, 8, 8, 4),
+    activation="silu",
+    **_SHARED,
+)
+register_model(
+    "sehalonet33ts",
+    HaloNet,
+    "A tiered ResNet-33 with SiLU, squeeze and excite, and halo attention in its last three stages.",
+    parameters=13_691_712,
+    crop_pct=0.94,
+    stem="tiered",
+    stem_pool=False,
+    layers=("cc", "cch", "cch", "hh"),
+    outputs=(256, 512, 1024, 1536),
+    gate="squeeze_excite",
+    heads=(8, 8, 8, 8),
+    final_width=1280,
+    activation="silu",
+    **_SHARED,
+)
+register_model(
+    "eca_halonext26ts",
+    HaloNet,
+    "A tiered ResNeXt-26 with SiLU, efficient channel gates and halo attention in its last two stages.",
+    parameters=10_756_885,
+    crop_pct=0.94,
+    stem="tiered",
+    layers=("cc", "cc", "ch", "hh"),
+    expansion=4.0,
+    group_size=16,
+    gate="efficient_channel",
+    heads=(8, 8, 8, 8),
+    key_ratios=(1.0, 1.0, 0.5, 0.25),
+    halo=2,
+    activation="silu",
+    **_SHARED,
+)
+register_model(
+    "haloregnetz_b",
+    HaloNet,
+    "RegNet-Z with SiLU, squeeze and excite, and halo attention in its last two stages.",
+    parameters=11_680_072,
+    crop_pct=0.94,
+    img_size=224,
+    stem="3x3",
+    stem_width=32,
+    stem_pool=False,
+    layers=("cc", "cccccc", "ccchccchccch", "hh"),
+    widths=(144, 288, 576, 864),
+    outputs=(48, 96, 192, 288),
+    inverted=True,
+    group_size=16,
+    gate="squeeze_excite",
+    gate_ratio=0.25,
+    heads=(8, 8, 8, 8),
+    key_ratios=(1 / 3, 1 / 3, 1 / 3, 1 / 3),
+    block=7,
+    halo=2,
+    final_width=1536,
+    activation="silu",
+    **{**_SHARED, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)},
+)
+register_model(
+    "lamhalobotnet50ts_256",
+    HaloNet,
+    "A tiered ResNet-50 with SiLU, lambda attention in its second stage, halo and then bottleneck attention.",
+    parameters=22_569_824,
+    crop_pct=0.95,
+    aliases=("lamhalobotnet50ts",),
+    stem="tiered",
+    stem_pool=False,
+    layers=("ccc", "clcl", "chchch", "cbc"),
+    expansion=4.0,
+    heads=(8, 4, 8, 4),
+    key_ratios=(1.0, 0.5, 1.0, 1.0),
+    scope=13,
     activation="silu",
     **_SHARED,
 )

@@ -24,6 +24,7 @@ from mereo.mixer.spectral_gating import SpectralGating
 from mereo.models.base import VisionModel, grid_of_cells
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model
+from mereo.models.token_labels import Box, TokenLabels, choose_box, exchanged
 
 _relu = partial(nn.ReLU, inplace=True)
 
@@ -131,8 +132,8 @@ class HierarchicalSpectFormer(VisionModel):
 
     Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes); maps at 4, 8, 16 and 32 pixels.
 
-    Deviates: scores are the same in training as in eval; the authors return the scores of both heads there, which
-        `token_scores` gives, and mix tokens of two images, as VOLO does.
+    Deviates: scores are the same in training as in eval; the authors return the scores of both heads there and mix
+        tokens of two images, which `token_labels` does.
 
     Reference: arXiv:2304.06446, section 3.2 and table 2.
     """
@@ -167,7 +168,7 @@ class HierarchicalSpectFormer(VisionModel):
         if not 0 <= spectral_stages <= len(widths):
             raise UsageError(f"spectral_stages is {spectral_stages}; it must be between 0 and {len(widths)}.")
         self.image_shape, self.num_features = (in_chans, *image_size(img_size)), widths[-1]
-        self.token_labels = token_labels
+        self.labelled = token_labels
         rates = iter(linear_rates(drop_path_rate, sum(depths)))
         self.stages = nn.ModuleList()
         for i, (width, heads, ratio) in enumerate(zip(widths, num_heads, ratios, strict=True)):
@@ -230,7 +231,7 @@ class HierarchicalSpectFormer(VisionModel):
 
     def _renew_classifier(self) -> None:
         super()._renew_classifier()
-        self.token_head = self.make_classifier() if self.token_labels and self.num_classes else None
+        self.token_head = self.make_classifier() if self.labelled and self.num_classes else None
 
     def token_scores(self, features: Tensor) -> Tensor:
         """Scores of every token, (batch, rows * columns, classes), of what `forward_features` returns."""
@@ -238,6 +239,33 @@ class HierarchicalSpectFormer(VisionModel):
             raise UsageError("token_labels is False; create the network with token_labels=True for scores of tokens.")
         scores: Tensor = self.token_head(features[:, 1:])
         return scores
+
+    def token_labels(self, images: Tensor, box: Box | None = None) -> TokenLabels:
+        """Scores for token labelling: the maps of image pairs are mixed in a box, and scores of tokens are unmixed.
+
+        In training, the embeddings in the box are those of the image at the mirrored place of the batch, before the
+        first block; scores of tokens in the box go back to the image that they are of. In eval nothing is mixed.
+
+        Args:
+            box: of tokens of the last stage; drawn by default, with an area uniform between 0 and the map's.
+
+        Shapes: images (batch, channels, height, width) -> classes (batch, classes), without the maximum over tokens,
+            and tokens (batch, tokens, classes).
+
+        Reference: arXiv:2104.10858, section 3.2 (MixToken).
+        """
+        self.check_images(images)
+        first: Any = self.stages[0]
+        others = self.stages[1:]
+        maps, cells = first.downsample(bounded(images)), 2 ** len(others)
+        rows, columns = (-(-side // cells) for side in maps.shape[2:])
+        box = choose_box(box, rows, columns, self.training)
+        maps = first.norm(first.blocks(exchanged(maps, box, cells)))
+        for stage in others:
+            maps = stage(maps)
+        features = self.neck([maps])
+        tokens = self.token_scores(features).mT.unflatten(2, (rows, columns))
+        return TokenLabels(self.head(features[:, 0]), exchanged(tokens, box).flatten(2).mT, box)
 
     def classify(self, features: Tensor) -> Tensor:
         scores = super().classify(features)
@@ -273,7 +301,7 @@ def _pairs(model: HierarchicalSpectFormer) -> Iterator[Pair]:
 
 register_layout("official", HierarchicalSpectFormer, _pairs)
 
-_PAPER: dict[str, Any] = {"source": "arXiv:2304.06446", "crop_pct": 0.9, **IMAGENET}
+_PAPER: dict[str, Any] = {"source": "arXiv:2304.06446", "crop_pct": 0.9, "recipe": "spectformer_h", **IMAGENET}
 
 register_model(
     "spectformer_h_small",

@@ -28,11 +28,11 @@ class SpectralBlock(nn.Module):
     Shapes: maps (batch, dim, rows, columns), in channels-last memory -> the same.
     """
 
-    def __init__(self, dim: int, size: tuple[int, int], ratio: int, drop_path: float) -> None:
+    def __init__(self, dim: int, size: tuple[int, int], hidden: int, drop_path: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
         self.gating = SpectralGating(dim, size)
-        self.feed_forward = FeedForward(dim, ratio * dim)
+        self.feed_forward = FeedForward(dim, hidden)
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -45,11 +45,11 @@ class SpectralBlock(nn.Module):
 class AttentionBlock(nn.Module):
     """x += attention(norm_1(x)); x += feed_forward(norm_2(x)). Shapes: as `SpectralBlock`."""
 
-    def __init__(self, dim: int, num_heads: int, ratio: int, drop_path: float) -> None:
+    def __init__(self, dim: int, num_heads: int, hidden: int, drop_path: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
         self.attention = SelfAttention(dim, num_heads)
-        self.feed_forward = FeedForward(dim, ratio * dim)
+        self.feed_forward = FeedForward(dim, hidden)
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class SpectFormer(VisionModel):
         num_heads: int = 6,
         spectral_layers: int = 4,
         spectral_first: bool = True,
-        ratio: int = 4,
+        ratio: float = 4.0,
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
@@ -106,6 +106,9 @@ class SpectFormer(VisionModel):
         if not 0 <= spectral_layers <= depth:
             raise UsageError(f"spectral_layers is {spectral_layers}; it must be between 0 and depth, {depth}.")
         check_heads(dim, num_heads)
+        hidden = round(ratio * dim)
+        if hidden < 1:
+            raise UsageError(f"ratio is {ratio} with dim {dim}; their product must be at least 1.")
         height, width = image_size(img_size)
         if min(height, width) < patch_size:
             raise UsageError(
@@ -118,7 +121,9 @@ class SpectFormer(VisionModel):
         self.positions = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], dim))
         spectral = range(spectral_layers) if spectral_first else range(depth - spectral_layers, depth)
         self.stages = nn.ModuleList(
-            SpectralBlock(dim, self.grid, ratio, rate) if i in spectral else AttentionBlock(dim, num_heads, ratio, rate)
+            SpectralBlock(dim, self.grid, hidden, rate)
+            if i in spectral
+            else AttentionBlock(dim, num_heads, hidden, rate)
             for i, rate in enumerate(linear_rates(drop_path_rate, depth))
         )
         self.norm = nn.LayerNorm(dim, eps=1e-6)

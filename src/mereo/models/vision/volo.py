@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.attention.dense import ClassAttention
@@ -23,7 +22,7 @@ from mereo.layers import ConvNorm, FeedForward, SelfAttention, StochasticDepth, 
 from mereo.models.base import VisionModel, grid_of_cells
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model
-from mereo.models.token_labels import Box, TokenLabels, draw_box
+from mereo.models.token_labels import Box, TokenLabels, choose_box, exchanged
 
 
 class Block(nn.Module):
@@ -250,21 +249,13 @@ class VOLO(VisionModel):
         self.check_images(images)
         maps = self.stem(images)
         rows, columns = maps.shape[2] // 2, maps.shape[3] // 2
-        if not self.training:
-            box = (0, 0, 0, 0)
-        top, left, bottom, right = box = draw_box(rows, columns) if box is None else box
-        if not (0 <= top <= bottom <= rows and 0 <= left <= right <= columns):
-            raise UsageError(f"box is {box}; it must be top, left, bottom and right of {rows} x {columns} tokens.")
-        inside = torch.zeros(rows, columns, dtype=torch.bool, device=images.device)
-        inside[top:bottom, left:right] = True
-        fine = F.interpolate(inside[None, None].float(), size=(2 * rows, 2 * columns))[0, 0] > 0
-        fine = F.pad(fine, (0, maps.shape[3] - 2 * columns, 0, maps.shape[2] - 2 * rows))
-        current = torch.where(fine, maps.flip(0), maps)
+        box = choose_box(box, rows, columns, self.training)
+        current = exchanged(maps, box, 2)
         for module in self.stages:
             current = module(current)
         features = self.neck([current])
-        tokens = self.aux_head(features[:, 1:])
-        tokens = torch.where(inside.flatten()[:, None], tokens.flip(0), tokens)
+        tokens = self.aux_head(features[:, 1:]).mT.unflatten(2, (rows, columns))
+        tokens = exchanged(tokens, box).flatten(2).mT
         return TokenLabels(self.head(features[:, 0]), tokens, box)
 
 
