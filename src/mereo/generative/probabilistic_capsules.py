@@ -1,6 +1,6 @@
 """Probabilistic capsules: an encoder that guesses the parents of a pose tree, and descent that improves its guess.
 
-Source: Smith, Schut, Gal, van der Wilk 2020, arXiv:2004.03553, sections 3 and 4.
+Source: Smith, Schut, Gal, van der Wilk 2020, arXiv:2004.03553.
 Cost: of test-time optimisation, a bound and its gradient a step.
 """
 

@@ -1,6 +1,6 @@
 """RANSAC for constellations: poses proposed by pairs of points, and the cheapest objects that share no point.
 
-Source: the comparison of Nazabal, Williams 2021, arXiv:2103.06676, section 4; the search for a cover is ours, exact.
+Source: the comparison of Nazabal, Williams 2021, arXiv:2103.06676; the search for a cover is ours, exact.
 Cost: slots^2 proposals a template; of the search, objects * proposals * 2^slots an image.
 """
 
@@ -148,7 +148,7 @@ def ransac(
 
     Raises: UsageError for shapes that do not fit, more than 16 slots, and templates of fewer than two parts.
 
-    Reference: arXiv:2103.06676, section 4.
+    Reference: arXiv:2103.06676.
     """
     _check(templates, points, mask, tolerances)
     points = points.double()

@@ -128,7 +128,7 @@ class CompetingCapsules(nn.Module):
         evaluation, and its maximum is over neighbouring children (score="official"). Thresholds of `rebalance` scale
         with 1 / parents.
 
-    Reference: arXiv:1804.06094, section 3.
+    Reference: arXiv:1804.06094.
     """
 
     frequency: Tensor

@@ -1,6 +1,6 @@
 """Reconstruction: images rebuilt from latent capsules, without labels.
 
-Source: Rawlinson, Ahmed, Kowadlo 2018, arXiv:1804.06094, section 3.
+Source: Rawlinson, Ahmed, Kowadlo 2018, arXiv:1804.06094.
 """
 
 from pathlib import Path

@@ -55,7 +55,7 @@ class SparseCapsNet(VisionModel):
     Deviates: the linear classifier is ours; the authors fit a support vector machine to the features, as
         `mereo.training.probes` does.
 
-    Reference: arXiv:1804.06094, section 3.
+    Reference: arXiv:1804.06094.
     """
 
     first_conv = "conv"
