@@ -323,6 +323,27 @@ def test_images_do_not_see_each_other(case: Case) -> None:
         assert difference(model(images[i : i + 1]), together[i : i + 1]) < 1e-4
 
 
+@every_family
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_gradients_of_one_image_are_those_in_a_batch(case: Case, memory_format: torch.memory_format) -> None:
+    # PyTorch's batch normalisation returns others where its gradient comes in another memory layout.
+    model = tiny(case).double()
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.to(memory_format=memory_format)
+    images = some_images(model, 2).double().contiguous(memory_format=memory_format)
+
+    def gradient(images: Tensor) -> Tensor:
+        images = images.detach().clone().requires_grad_()
+        scores = model(images)
+        (scores * torch.linspace(-1, 1, scores.shape[1], dtype=scores.dtype)).sum().backward()
+        assert images.grad is not None
+        return images.grad
+
+    expected = gradient(images)[:1]
+    assert (gradient(images[:1]) - expected).abs().max() <= 1e-8 * expected.abs().max()
+
+
 @every_case
 @pytest.mark.parametrize("size", [0.0, 1e4, 1e30])
 def test_blank_and_huge_images_give_finite_scores_and_gradients(case: Case, size: float) -> None:

@@ -44,3 +44,14 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """Zeros before and after a side so that a convolution gives ceil(size / stride): the odd one goes after."""
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
+
+
+def flat_cells(maps: Tensor) -> Tensor:
+    """The cells of maps in a row: (batch, channels, rows, columns) -> (batch, channels, rows * columns).
+
+    The gradient comes back in the memory layout of the maps. After `flatten(2).mT` it is that of channels-last maps,
+    for which PyTorch's batch normalisation returns wrong gradients on a CPU where there is one image.
+    """
+    if maps.is_contiguous():
+        return maps.flatten(1).unflatten(1, (maps.shape[1], -1))
+    return maps.flatten(2)

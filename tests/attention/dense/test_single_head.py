@@ -106,3 +106,12 @@ def test_couplings_are_of_cells() -> None:
 def test_attended_channels_are_some_of_the_channels(arguments: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match="attended is"):
         SingleHeadAttention(*arguments)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_gradients_are_those_of_differences(batch: int, training: bool) -> None:
+    torch.manual_seed(0)
+    layer = SingleHeadAttention(4, 3, key_dim=2, norm_weight=1.0).double().train(training)
+    maps = torch.randn(batch, 4, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layer, (maps,))

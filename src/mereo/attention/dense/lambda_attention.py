@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
+from mereo.core.shapes import flat_cells
 from mereo.errors import UsageError, check_positive
 
 LARGEST_SCOPE = 1023
@@ -81,15 +82,10 @@ class LambdaAttention(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         q, k, v = self.qkv(maps).split((self.num_heads * self.key_dim, self.key_dim, self.value_dim), 1)
-        # Of one image, PyTorch's gradient of batch norms is wrong for maps in the other layout.
-        queries = (
-            self.query_norm(q.contiguous(memory_format=torch.channels_last))
-            .flatten(2)
-            .unflatten(1, (self.num_heads, self.key_dim))
-        )
-        values = self.value_norm(v.contiguous(memory_format=torch.channels_last))
+        queries = flat_cells(self.query_norm(q)).unflatten(1, (self.num_heads, self.key_dim))
+        values = self.value_norm(v)
         shares = self.coupling(k.flatten(2).unsqueeze(1)).squeeze(1)
-        content = values.flatten(2) @ shares.mT  # (batch, value_dim, key_dim)
+        content = flat_cells(values) @ shares.mT  # (batch, value_dim, key_dim)
         around = self.positions(values.flatten(0, 1).unsqueeze(1)).flatten(2).unflatten(0, values.shape[:2])
         out = torch.einsum("bhdn,bpdn->bhpn", queries, around + content.unsqueeze(-1))
         out = out.flatten(1, 2).unflatten(2, maps.shape[2:])

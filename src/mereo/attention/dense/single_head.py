@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.attention import attend
+from mereo.core.shapes import flat_cells
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
 
@@ -74,7 +75,7 @@ class SingleHeadAttention(nn.Module):
     def exchange(self, maps: Tensor) -> Tensor:
         """y_1 of the attended channels: (batch, attended, height, width) -> the same."""
         # The norm would copy these channels, which are not contiguous; bounding them is that copy.
-        qkv = self.qkv(self.norm(bounded(maps))).flatten(2).mT.unsqueeze(1)
+        qkv = flat_cells(self.qkv(self.norm(bounded(maps)))).mT.unsqueeze(1)
         q, k, v = qkv.split((self.key_dim, self.key_dim, self.attended), -1)
         # Fused attention needs keys and values of one size.
         return attend(q, k, v, self.coupling, method="plain").squeeze(1).mT.unflatten(2, maps.shape[2:])

@@ -181,7 +181,7 @@ register_model(
     source=SOURCE,
     parameters=6_592_971,
     recipe="aa_capsnet",
-    tiny={"img_size": 20, "conv_channels": 8, "primary_types": 2, "primary_dim": 4, "hidden": 6, "class_dim": 5},
+    tiny={"img_size": 20, "conv_channels": 8, "primary_types": 2, "primary_dim": 4, "hidden": 16, "class_dim": 5},
     variants={
         "votes": {"reading": "votes", "in_chans": 2, "img_size": (19, 22)},
         "votes, per class": {"reading": "votes", "per_class": True, "reduce": "sum"},
