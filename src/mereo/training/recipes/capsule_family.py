@@ -45,9 +45,9 @@ RECIPES: dict[str, Recipe] = {
         "The same on digits padded to 40x40 and shifted by up to 6 pixels, tested on affNIST.",
         "arXiv:1804.06094 and the authors' code",
         {
-            "model": "sparse_caps_affnist", "task": "reconstruction", "data": "affnist", "epochs": 64, "batch_size": 128,
-            "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.96,
-            "decay_steps": 2000, "warmup_epochs": 0.0, "min_lr": 1e-6, "augment": ("shift=6",),
+            "model": "sparse_caps_affnist", "task": "reconstruction", "data": "affnist", "epochs": 64,
+            "batch_size": 128, "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "exponential",
+            "decay_rate": 0.96, "decay_steps": 2000, "warmup_epochs": 0.0, "min_lr": 1e-6, "augment": ("shift=6",),
         },
     ),
     "matrix_capsnet_paper": Recipe(
