@@ -54,7 +54,7 @@ def sparsemax(scores: Tensor, dim: int) -> Tensor:
     """max(0, s_i - t) with t such that the sum is one: the Euclidean projection on the simplex."""
     # Entries 1 below the largest are outside the support; the clamp keeps masked scores out of the running sums.
     z = (scores - scores.amax(dim, keepdim=True)).clamp(min=-4)
-    fixed = z.detach()  # no_grad alone would keep forward-mode derivatives
+    fixed = z.detach()  # under no_grad by itself, z keeps its forward-mode derivatives
     with torch.no_grad():
         ordered = fixed.sort(dim, descending=True).values
         ranks, total = _ranks(fixed, dim), ordered.cumsum(dim)
@@ -67,7 +67,7 @@ def sparsemax(scores: Tensor, dim: int) -> Tensor:
 def entmax15(scores: Tensor, dim: int) -> Tensor:
     """max(0, s_i / 2 - t)^2 with t such that the sum is one: between softmax and sparsemax."""
     z = ((scores - scores.amax(dim, keepdim=True)) / 2).clamp(min=-4)
-    fixed = z.detach()  # no_grad alone would keep forward-mode derivatives
+    fixed = z.detach()  # under no_grad by itself, z keeps its forward-mode derivatives
     with torch.no_grad():
         ordered = fixed.sort(dim, descending=True).values
         ranks = _ranks(fixed, dim)

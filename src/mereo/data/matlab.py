@@ -78,9 +78,9 @@ def _matrix(content: memoryview, order: str, depth: int = 0) -> tuple[str, npt.N
         inner, value = next(parts)
         if inner != MATRIX:
             raise ValueError(f"a field of type {inner}")
-        found = _matrix(value, order, depth + 1)[1] if len(value) else None
-        if isinstance(found, np.ndarray):
-            fields[word] = found
+        array = _matrix(value, order, depth + 1)[1] if len(value) else None
+        if isinstance(array, np.ndarray):
+            fields[word] = array
     return name, fields
 
 

@@ -74,16 +74,16 @@ def placed_contributions(observation: Observation, classes: Tensor | None = None
     Shapes: -> contributions (batch, senders of the grid) of each grid; empty where no sender has a place.
     """
     chosen = chosen_classes(observation.scores, classes)
-    found, grid = vote_contributions(observation, chosen), observation.grids.get(observation.class_coupling)
-    if found is None:
+    contributions, grid = vote_contributions(observation, chosen), observation.grids.get(observation.class_coupling)
+    if contributions is None:
         return []
     if grid is not None:
-        return _by_grid(found, grid)
+        return _by_grid(contributions, grid)
     below = {name: g for name, g in observation.grids.items() if g.feeds is not None and g.through is None}
     inputs = observation.exchanges[observation.class_coupling].inputs
     if len(inputs) != 1 or any(observation.trace[name].layout != torch.strided for name in below):
         return []
-    if sum(observation.trace[name].shape[2] for name in below) != found.shape[1]:
+    if sum(observation.trace[name].shape[2] for name in below) != contributions.shape[1]:
         return []
     made = [(_earlier_contributions(observation, name, g.feeds or 0, chosen), g) for name, g in below.items()]
     return [part for values, g in made for part in _by_grid(values, g)]
@@ -113,9 +113,9 @@ def _earlier_contributions(observation: Observation, name: str, first: int, clas
         read = slice(first, first + len(numbers))
         for image, couplings in enumerate(couplings_of):
             # All votes of a batch may not fit in memory.
-            said = votes.select(torch.full_like(numbers, image), numbers)
-            made = torch.einsum("rhs,rhse->re", couplings, said) / couplings.shape[1]
+            vote = votes.select(torch.full_like(numbers, image), numbers)
+            made = torch.einsum("rhs,rhse->re", couplings, vote) / couplings.shape[1]
             gains = (poses[image, read] * made).sum(-1) / made.square().sum(-1).clamp(min=EPS)
-            fits = torch.einsum("rhse,re->rhs", said, slopes[image, read] * gains.unsqueeze(-1))
+            fits = torch.einsum("rhse,re->rhs", vote, slopes[image, read] * gains.unsqueeze(-1))
             rows.append((couplings * fits).mean(1).sum(0))
         return torch.stack(rows)

@@ -159,13 +159,13 @@ class AttentionRouting(nn.Module):
         maps = F.dropout(maps, self.dropout, self.training)
         votes, wide = self.votes_of(maps), accumulation_type(maps)
         sides = votes.shape[4:]
-        said = bounded(votes.to(wide)).flatten(4)
-        scores = self.scores_of(said)
+        vote = bounded(votes.to(wide)).flatten(4)
+        scores = self.scores_of(vote)
         if self.coupling.watched:
             combined = self._by_children(maps, scores)
         else:
-            shares = self.coupling(scores.flatten(0, 1).unsqueeze(1)).squeeze(1).unflatten(0, (-1, said.shape[4]))
-            combined = (said * shares.permute(0, 3, 2, 1).unsqueeze(3)).sum(1)
+            shares = self.coupling(scores.flatten(0, 1).unsqueeze(1)).squeeze(1).unflatten(0, (-1, vote.shape[4]))
+            combined = (vote * shares.permute(0, 3, 2, 1).unsqueeze(3)).sum(1)
         parents = torch.einsum("jed,bjdp->bjep", self.transform.to(wide), combined)
         parents = parents + self.shift.to(wide).unsqueeze(-1)
         return parents.unflatten(3, sides).to(maps.dtype)

@@ -89,7 +89,7 @@ def read_matrix(path: Path, dimensions: int) -> "npt.NDArray[Any]":
 def _find(root: Path) -> dict[str, dict[str, Path]]:
     """The dat, cat and info file of each split, in smallnorb or in the root itself; MereoError if one is missing."""
     for folder in (root / "smallnorb", root):
-        found = {
+        paths = {
             split: {
                 part: path
                 for part in ("dat", "cat", "info")
@@ -98,8 +98,8 @@ def _find(root: Path) -> dict[str, dict[str, Path]]:
             }
             for split, stem in STEMS.items()
         }
-        if all(len(parts) == 3 for parts in found.values()):
-            return found
+        if all(len(parts) == 3 for parts in paths.values()):
+            return paths
     from mereo.data.published import ROOT_REMEDY
 
     looked = ", ".join(f"{stem}-{{dat,cat,info}}.mat" for stem in STEMS.values())

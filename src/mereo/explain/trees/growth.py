@@ -146,8 +146,8 @@ class _Growth:
     ) -> int:
         """A new node; its place in the list."""
         level = self.nodes[parent].level + 1
-        alone = poses is not None and (grid is None or _single(grid))
-        length = float(lengths(poses[self.image, number])) if poses is not None and alone else None
+        placeless = poses is not None and (grid is None or _single(grid))
+        length = float(lengths(poses[self.image, number])) if poses is not None and placeless else None
         if grid is None:
             node = Node("capsule", f"capsule {number}", number, level, length=length)
         else:
