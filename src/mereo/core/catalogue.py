@@ -212,7 +212,7 @@ def mechanism(
             receiver_axes=receivers,
             largest_input=largest_input,
         )
-        if inspect.isclass(target) and "forward" in vars(target):
+        if inspect.isclass(target) and hasattr(target, "forward") and not hasattr(target.forward, "checks_inputs"):
             check_inputs(cast("type[nn.Module]", target), example)
         return target
 

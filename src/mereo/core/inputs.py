@@ -105,4 +105,5 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
                 f"{type(self).__name__} cannot take {given}: {_mismatch(self, named)} ({first_line(error)[:300]})"
             ) from error
 
+    checked.checks_inputs = True  # type: ignore[attr-defined]
     module_class.forward = checked

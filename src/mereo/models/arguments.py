@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from mereo.errors import UsageError
 
@@ -13,6 +13,9 @@ _LAYERS = ("depth", "depths", "class_depth", "blocks", "layers")
 """Arguments that are numbers of layers: each layer is built, so that a large number takes hours and not only memory."""
 _MOST_LAYERS = 1000
 _LONGEST_LIST = 100
+_WORDS = {
+    int: "a whole number", float: "a number", str: "text", bool: "True or False", tuple: "a list", type(None): "None",
+}  # fmt: skip
 
 
 def _numbers_in(value: Any) -> Iterator[int | float]:
@@ -70,7 +73,7 @@ def _check_hint(given: str, value: Any, hint: Any) -> None:
     if Any in kinds or type(value) not in (bool, int, float, str):
         return
     if type(value) not in kinds and not (type(value) is int and float in kinds):
-        shown = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))
+        shown = " or ".join(_WORDS.get(get_origin(kind) or kind, str(kind)) for kind in kinds)
         raise UsageError(f"{given[:200]}; it must be {shown}.")
 
 

@@ -74,6 +74,10 @@ class EViT(VisionTransformer):
             self.blocks, self.num_prefix_tokens, keep_rates, reducing_layers, tokens=keep_tokens or None, fuse=fuse
         )
         self.feature_info = self.feature_info[: min(reducing_layers)]
+        for block in self.blocks[len(self.feature_info) + 1 :]:
+            for module in block.modules():
+                if isinstance(module, Coupling):
+                    module.of_places = False
 
     def neck(self, maps: list[Tensor]) -> Tensor:
         """Normalised tokens (batch, tokens that are left, dim), after the blocks with fewer patches."""

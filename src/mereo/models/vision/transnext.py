@@ -17,7 +17,7 @@ from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
 from mereo.layers import ChannelNorm, Linear, StochasticDepth, linear_rates
 from mereo.layers.aggregated_attention import AggregatedAttention, PixelAttention
-from mereo.models.base import VisionModel, check_sides
+from mereo.models.base import VisionModel, check_sides, grid_of_cells
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model
 
@@ -172,6 +172,15 @@ class TransNeXt(VisionModel):
 
     def make_classifier(self) -> nn.Module:
         return start_linears(nn.Linear(self.num_features, self.num_classes))
+
+    def place_couplings(self, height: int, width: int) -> None:
+        super().place_couplings(height, width)
+        for info in self.feature_info:
+            for module in self.get_submodule(str(info["module"])).modules():
+                if isinstance(module, AggregatedAttention):
+                    step = info["reduction"]
+                    cells, pooled = (grid_of_cells(height, width, step * side) for side in (1, module.pool))
+                    module.coupling.senders = cells._replace(after=pooled)
 
     def no_weight_decay(self) -> set[str]:
         kept = ("query_embedding", "local_bias", "temperature")
