@@ -143,3 +143,10 @@ def test_softmax_along_a_short_last_axis_has_the_same_values_and_gradients():
     torch.testing.assert_close(ours, plain)
     (gradient,), (expected,) = (torch.autograd.grad((x * weights).sum(), scores) for x in (ours, plain))
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])
+def test_scores_that_are_not_finite_give_nan_as_softmax_does(name: str, value: float) -> None:
+    scores = torch.full((2, 3), value)
+    assert NORMALISERS[name](scores, -1).isnan().all()

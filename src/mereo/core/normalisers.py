@@ -58,7 +58,7 @@ def sparsemax(scores: Tensor, dim: int) -> Tensor:
     with torch.no_grad():
         ordered = fixed.sort(dim, descending=True).values
         ranks, total = _ranks(fixed, dim), ordered.cumsum(dim)
-        size = (1 + ranks * ordered > total).sum(dim, keepdim=True)
+        size = (1 + ranks * ordered > total).sum(dim, keepdim=True).clamp(min=1)  # 0 where a score is not finite
         threshold = (total.gather(dim, size - 1) - 1) / size
         support = (fixed > threshold).to(z.dtype)
     return _with_threshold(z, threshold, support, dim).clamp(min=0)
@@ -74,7 +74,7 @@ def entmax15(scores: Tensor, dim: int) -> Tensor:
         mean = ordered.cumsum(dim) / ranks
         spread = ranks * (ordered.square().cumsum(dim) / ranks - mean.square())
         candidates = mean - ((1 - spread) / ranks).clamp(min=0).sqrt()
-        size = (candidates <= ordered).sum(dim, keepdim=True)
+        size = (candidates <= ordered).sum(dim, keepdim=True).clamp(min=1)  # 0 where a score is not finite
         threshold = candidates.gather(dim, size - 1)
         root = (fixed - threshold).clamp(min=0)
     # The derivative of the threshold depends on z itself. Half of it from here, half from above: the value and the
