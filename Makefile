@@ -31,13 +31,13 @@ demo: $(VENV)/.base  ## train on 1,797 digits, evaluate, and draw an explanation
 	$(BIN)/mereo demo
 
 test: $(VENV)/.dev lint types imports docs  ## style, types, layering, documentation, tests (some ten minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not long" $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not long" $(TESTS)
 
 test-fast: $(VENV)/.dev  ## the tests without the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not long" $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow and not long" $(TESTS)
 
 test-all: test  ## also long tests and TRIES random hostile inputs; CI runs it with TRIES=1000
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m long $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m long $(TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/try_hostile.py --tries $(TRIES)
 
 test-oracles: $(VENV)/.dev  ## also compare our attacks with those of torchattacks, which pins old libraries

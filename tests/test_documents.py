@@ -27,12 +27,16 @@ WRITTEN = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("
 """The pages that are not made from the code."""
 
 
+one_worker = pytest.mark.xdist_group("site")
+
+
 @pytest.fixture(scope="module")
 def site():
-    """The pages that are made from the code."""
+    """The pages that are made from the code; they take a while, so one worker of pytest-xdist has all its tests."""
     return whole.pages()
 
 
+@one_worker
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *WRITTEN])
 def test_links_and_pictures_lead_somewhere(page, site):
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -152,12 +156,14 @@ def places(navigation):
         yield from [inside] if isinstance(inside, str) else places(inside)
 
 
+@one_worker
 def test_every_page_is_in_the_navigation_and_nothing_else(site):
     listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     in_navigation = list(places(whole.navigation(listed, site)))
     assert sorted(in_navigation) == sorted([*(page.removeprefix("docs/") for page in WRITTEN), *site])
 
 
+@one_worker
 def test_every_mechanism_has_a_page_and_a_row_with_its_facts_and_promises(site):
     for name, entry in MECHANISMS.items():
         page = site[f"mechanisms/{name}.md"]
@@ -173,6 +179,7 @@ def test_the_columns_of_a_family_are_the_promises_of_its_mechanisms():
     assert all(len(row) == len(columns) for row in rows)
 
 
+@one_worker
 def test_every_data_set_and_task_has_a_row_with_its_facts(site):
     for name, info in DATASETS.items():
         (row,) = [line for line in site["datasets.md"].splitlines() if line.startswith(f"| `{name}` |")]
@@ -186,6 +193,7 @@ def test_every_data_set_and_task_has_a_row_with_its_facts(site):
         )
 
 
+@one_worker
 def test_every_network_is_on_the_page_of_its_family(site):
     for name, entry in (MODELS | SEQUENCE_MODELS).items():
         family = entry.module.__module__.rpartition(".")[2]
@@ -195,6 +203,7 @@ def test_every_network_is_on_the_page_of_its_family(site):
         assert f"[`{name}`]({family}.md)" in site["networks/index.md"]
 
 
+@one_worker
 def test_the_parameters_of_a_page_are_those_of_the_network(site):
     for name in ("mspcaps_tiny", "efficient_capsnet"):
         model = mereo.create_model(name)
@@ -204,10 +213,12 @@ def test_the_parameters_of_a_page_are_those_of_the_network(site):
         assert counted in line and (not decoder or f"{decoder:,} of the decoder" in line)
 
 
+@one_worker
 def test_every_field_of_a_batch_is_explained(site):
     assert set(Batch._fields) == set(re.findall(r"^\| `(\w+)` \|", site["tasks.md"], re.MULTILINE))
 
 
+@one_worker
 def test_every_option_stands_under_its_command(site):
     sections = re.split(r"^## (mereo \w+)\n", site["commands.md"], flags=re.MULTILINE)
     described = dict(zip(sections[1::2], sections[2::2], strict=True))
@@ -217,6 +228,7 @@ def test_every_option_stands_under_its_command(site):
             assert option == "--help" or re.search(rf"{option}[`, ]", described[command]), (command, option)
 
 
+@one_worker
 @pytest.mark.parametrize("room", ["mereo", *(f"mereo.{room}" for room in api.rooms())])
 def test_every_public_name_is_in_the_reference(room, site):
     page = site[f"api/{room.rpartition('.')[2]}.md"]

@@ -24,7 +24,7 @@ TOOLS = Path(sys.executable).parent
 COPIED = ("src", "tools", "docs", "tests", "pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 COPIED += ("CITATION.cff", "mkdocs.yml")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -82,8 +83,13 @@ class StoppedError(Exception):
     """Stands for a kill: it passes every handler of the engine."""
 
 
-@pytest.mark.parametrize("ema_decay", [None, 0.9])
-@pytest.mark.parametrize("stop_at", [0, 1, 4, 5])
+@pytest.mark.parametrize(
+    ("stop_at", "ema_decay"),
+    [
+        case if case in ((0, None), (4, 0.9)) else pytest.param(*case, marks=pytest.mark.long)
+        for case in product([0, 1, 4, 5], [None, 0.9])
+    ],
+)
 def test_a_stopped_run_goes_on_to_the_same_weights(small_config, silent, monkeypatch, stop_at, ema_decay):
     changes = {"checkpoint_seconds": 1e-9, "epochs": 3, "ema_decay": ema_decay}
     whole = train(small_config(name="whole", **changes), silent)

@@ -71,12 +71,18 @@ OPTIONS = {
 }
 
 
+FEW = ("layers", "both mixes, in parts", "callback")
+"""Those that `make test` resumes; seconds each."""
+
+
 class StoppedError(Exception):
     """Stands for a kill."""
 
 
 @pytest.mark.usefixtures("_callback")
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    "option", [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in OPTIONS]
+)
 def test_a_stopped_run_resumes_bit_for_bit(small_config, silent, monkeypatch, option):
     changes = {"checkpoint_seconds": 1e-9, **OPTIONS[option]}
     whole = train(small_config(name="whole", **changes), silent)
