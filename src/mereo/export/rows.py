@@ -16,6 +16,7 @@ import torch
 from mereo.errors import check_positive
 from mereo.inference.flops import forward_flops
 from mereo.models import load
+from mereo.runtime import printing
 from mereo.runtime.device import choose_device
 from mereo.runtime.text import duration
 from mereo.tasks import Classification, get_task
@@ -93,7 +94,7 @@ def run_comparison(
     output: str,
     overrides: Mapping[str, Any],
     recipe: str | None = None,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = printing.say,
     plain: str = "none",
     timed: bool = False,
 ) -> list[Row]:

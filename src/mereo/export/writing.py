@@ -16,6 +16,7 @@ from mereo.export.programs import Scorer, lower, open_program, scorer, write_pro
 from mereo.export.timm_own import check_for_timm, save_for_timm
 from mereo.files import cannot_write
 from mereo.models import PlainNetwork, VisionModel
+from mereo.runtime import printing
 
 COARSE = 8 * 2**-8
 """In bfloat16 a score has steps of 2^-8, and another order of sums moves it by a few."""
@@ -52,7 +53,7 @@ def export_model(
     precision: str = "fp32",
     record: Mapping[str, Any] | None = None,
     images: AtHand | None = None,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = printing.say,
 ) -> list[Exported]:
     """Write a network in some forms, each opened again and compared; MereoError for one that differs.
 

@@ -12,6 +12,7 @@ from mereo.measure.calibration import confidences, expected_calibration_error, r
 from mereo.measure.curves import attack_curve, corruption_curve
 from mereo.measure.plan import part_of
 from mereo.measure.trained_models import TrainedModel, load_trained_models
+from mereo.runtime import printing
 
 IMAGES, ATTACKED = 512, 128
 """Largest numbers of test images, and of those that are attacked."""
@@ -58,7 +59,7 @@ def familiar_data(data: str) -> str | None:
 
 def measure_robustness(
     runs: Mapping[str, Path], data: str, data_root: str | None = None, device: str = "auto", seed: int = 0,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = printing.say,
 ) -> dict[str, Robustness]:  # fmt: skip
     """Measure trained networks on the same test images.
 

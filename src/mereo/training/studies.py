@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mereo.errors import UsageError, unknown
+from mereo.runtime import printing
 from mereo.training.config import TrainConfig
 from mereo.training.recipes import apply_recipe
 
@@ -179,7 +180,7 @@ def make_plans(configs: Mapping[tuple[str, int], "TrainConfig | Plan"]) -> dict[
 
 
 def finish_runs(
-    configs: Mapping[tuple[str, int], "TrainConfig | Plan"], say: Callable[[str], None] = print
+    configs: Mapping[tuple[str, int], "TrainConfig | Plan"], say: Callable[[str], None] = printing.say
 ) -> dict[str, list[dict[str, Any]]]:
     """Run what is not finished, and return the results of all runs by variant, in the order of seeds.
 
@@ -217,7 +218,7 @@ def run_study(
     output: str,
     overrides: Mapping[str, Any],
     only: Sequence[str] = (),
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = printing.say,
 ) -> list[dict[str, Any]]:
     """Run what is not finished of a published study, and return its table with one row per variant."""
     results = finish_runs(configurations(name, seeds, output, overrides, only), say)
