@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import mereo
 import mereo.models
+from mechanism_checks import forget_kept_tensors
 from mereo.core import Capsules, Coupling, Signal
 from mereo.errors import UsageError
 from mereo.models import MODELS, CapsuleClassifier, FeatureMaps, VisionModel, get_model_entry
@@ -321,6 +322,16 @@ def test_images_do_not_see_each_other(case: Case) -> None:
     together = model(images)
     for i in range(3):
         assert difference(model(images[i : i + 1]), together[i : i + 1]) < 1e-4
+
+
+@every_family
+def test_a_network_trains_after_inference(case: Case) -> None:
+    model = tiny(case)
+    images = some_images(model, 2)
+    forget_kept_tensors()
+    with torch.inference_mode():
+        model(images)
+    model.train()(images).sum().backward()
 
 
 @every_family

@@ -4,6 +4,8 @@
 does not hold.
 """
 
+import functools
+import gc
 import inspect
 import re
 import sys
@@ -545,6 +547,26 @@ def gradients_pass_through_an_intervention(entry: Mechanism) -> None:
 
 def applied(entry: Mechanism, model: nn.Module) -> AbstractContextManager[Any]:
     return cast(AbstractContextManager[Any], entry.target(model))
+
+
+# Inference first, then training, as in a program that predicts and goes on learning.
+
+
+@check(gives_a_module)
+def trains_after_inference(entry: Mechanism) -> None:
+    forget_kept_tensors()
+    module, inputs = build(entry)
+    with torch.inference_mode():
+        module(*inputs)
+    inputs = with_gradients(inputs)
+    backward(module(*inputs))
+
+
+def forget_kept_tensors() -> None:
+    """Empty the caches of the library, which other tests have filled."""
+    for each in gc.get_objects():
+        if type(each) is functools._lru_cache_wrapper and each.__module__.startswith("mereo"):
+            each.cache_clear()
 
 
 # What is written of it.

@@ -6,13 +6,12 @@ ordered by offset (row by row) and then by type, and a window that reaches beyon
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from mereo.core.kernels.kept import kept
 from mereo.core.shapes import conv_out
 from mereo.core.tiles import Tiles
 from mereo.errors import UsageError
@@ -100,11 +99,11 @@ class Windows:
 
     def cells(self, device: torch.device = CPU) -> Tensor:
         """The cell of the map, row by row, under each offset of each window: int64 (windows, offsets), -1 outside."""
-        return (_kept_cells if _may_keep() else _cells)(self, device)
+        return _cells(self, device)
 
     def covers(self, device: torch.device = CPU) -> Tensor:
         """The windows that read each cell: int64 (cells, most windows), window * offsets + offset, -1 for none."""
-        return (_kept_covers if _may_keep() else _covers)(self, device)
+        return _covers(self, device)
 
     def tiles(self, in_types: int, out_types: int) -> Tiles:
         """The same as tiles, for showing couplings over the whole maps of children and parents."""
@@ -131,12 +130,7 @@ class Windows:
         return whole.unflatten(1, cells.shape).flatten(0, 1).flatten(1)
 
 
-def _may_keep() -> bool:
-    """Whether tables may be kept from call to call: a traced program makes its own."""
-    traced = torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
-    return not (traced or is_in_torch_dispatch_mode())
-
-
+@kept()
 def _cells(windows: Windows, device: torch.device) -> Tensor:
     axes = []
     for size, positions, kernel, stride, padding in windows.axes:
@@ -148,6 +142,7 @@ def _cells(windows: Windows, device: torch.device) -> Tensor:
     return cells.flatten(2).flatten(0, 1)
 
 
+@kept()
 def _covers(windows: Windows, device: torch.device) -> Tensor:
     lines = []
     for size, positions, kernel, stride, padding in windows.axes:
@@ -161,15 +156,3 @@ def _covers(windows: Windows, device: torch.device) -> Tensor:
     down, ky, across, kx = down[:, None, :, None], ky[:, None, :, None], across[None, :, None, :], kx[None, :, None, :]
     entry = (down * windows.sides[1] + across) * windows.offsets + ky * windows.kernel[1] + kx
     return torch.where((down < 0) | (across < 0), OUTSIDE, entry).flatten(2).flatten(0, 1)
-
-
-@lru_cache(maxsize=64)
-def _kept_cells(windows: Windows, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return _cells(windows, device)
-
-
-@lru_cache(maxsize=64)
-def _kept_covers(windows: Windows, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return _covers(windows, device)

@@ -19,13 +19,13 @@ compiled library runs (`mereo.core.kernels.bessel`).
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from mereo.core.kernels import bessel as compiled
+from mereo.core.kernels.kept import kept
 from mereo.core.kernels.transforms import nested_forward_mode, transformed
 from mereo.errors import UsageError
 
@@ -56,7 +56,7 @@ def _slope(a: Polynomial) -> Polynomial:
     return [i * x for i, x in enumerate(a)][1:] or [Fraction(0)]
 
 
-@cache
+@kept()
 def _debye_terms() -> Tensor:
     """u_1, u_2 ...: u_{r+1} = p^2 (1 - p^2) u_r' / 2 + integral_0^p (1 - 5 x^2) u_r dx / 8.
 
@@ -70,7 +70,7 @@ def _debye_terms() -> Tensor:
     return _table([terms[r::2][: r + 1] for r, terms in enumerate(u[1:], start=1)])
 
 
-@cache
+@kept()
 def _ratio_terms() -> Tensor:
     """P_1, P_2 ... as coefficients in t, of A = k / (s + w) (1 + sum_r P_r(t) / s^r), s^2 = k^2 + w^2, t = w / s.
 

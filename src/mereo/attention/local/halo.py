@@ -5,14 +5,13 @@ Cost: win^2 heads (d_k + d_v) multiply-adds a cell, win = block + 2 halo; keys a
     times.
 """
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.attention import attend
+from mereo.core.kernels.kept import kept
 from mereo.core.tiles import Tiles
 from mereo.errors import UsageError, check_positive
 
@@ -49,7 +48,7 @@ def _numbers(rows: int, columns: int, block: int, halo: int) -> Tensor:
     return _windows(cells, block, halo, padding=-1)[:, 0, :, 0]
 
 
-@lru_cache(maxsize=64)
+@kept()
 def halo_tiles(rows: int, columns: int, block: int, halo: int, step: int = 1) -> Tiles:
     """The blocks of an image row by row, each with the cells that it attends to; cells beyond the image are -1.
 

@@ -5,8 +5,6 @@ Cost: 4 N C^2 multiply-adds for the projections of N cells, R^2 C for the routin
     for the attention (2 N^2 C where it runs over all cells with a mask).
 """
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +13,7 @@ from mereo.core import Coupling, mechanism
 from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
+from mereo.core.kernels.kept import kept
 from mereo.core.tiles import Tiles, from_windows, to_windows
 from mereo.errors import UsageError, check_choice, check_heads, check_positive
 
@@ -24,7 +23,7 @@ DENSE_FROM = 0.2
 """Share of the regions that a region reads from which a mask over all cells is faster than gathering."""
 
 
-@lru_cache(maxsize=64)
+@kept()
 def _cells(rows: int, columns: int, regions: int) -> Tensor:
     """The number of each cell of each region, -1 for padding: int64 (regions^2, cells of a region)."""
     down, across = -(-rows // regions), -(-columns // regions)

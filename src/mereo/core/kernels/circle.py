@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from mereo.core.kernels.attention import attend
 from mereo.core.kernels.circle_compiled import attend_compiled, numbers_of
 from mereo.core.kernels.circle_tiles import tiled
 from mereo.core.kernels.flex import flex, flex_cannot
+from mereo.core.kernels.kept import kept
 from mereo.core.kernels.methods import compiled_cannot, execute
 from mereo.core.topology import Circle
 
@@ -55,7 +55,7 @@ def _compiled(given: Exchange) -> Tensor:
     return out
 
 
-@lru_cache(maxsize=16)
+@kept(16)
 def _block_mask(circle: Circle, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 

@@ -6,13 +6,13 @@ many as a union has for each square.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from mereo.core.coupling import Coupling
 from mereo.core.kernels.attention import attend
+from mereo.core.kernels.kept import kept
 from mereo.core.tiles import Tiles
 from mereo.core.topology import Circle
 
@@ -39,6 +39,7 @@ class Group:
     sees: Tensor
 
 
+@kept(16)
 def _whole(circle: Circle, device: torch.device) -> Group:
     """All tiles."""
     (rows, columns), reach = circle.grid, circle.reach
@@ -64,6 +65,7 @@ def _whole(circle: Circle, device: torch.device) -> Group:
     return Group((at * number).sum(-1), real, numbers, sees & there.unsqueeze(1))
 
 
+@kept(16)
 def _groups(circle: Circle, device: torch.device) -> tuple[Group, ...]:
     """Tiles with about as many senders together, and those first that are there."""
     whole = _whole(circle, device)
@@ -81,14 +83,11 @@ def _groups(circle: Circle, device: torch.device) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-_kept_whole, _kept_groups = lru_cache(maxsize=16)(_whole), lru_cache(maxsize=16)(_groups)
-
-
 def groups_of(circle: Circle, device: torch.device, together: bool) -> tuple[Group, ...]:
     """The tiles of an image, kept for the next call; the compiler takes them as constants of the graph."""
     if torch.compiler.is_compiling():
         return (_whole(circle, device),)
-    return (_kept_whole(circle, device),) if together else _kept_groups(circle, device)
+    return (_whole(circle, device),) if together else _groups(circle, device)
 
 
 def tiled(q: Tensor, k: Tensor, v: Tensor, circle: Circle, coupling: Coupling, scale: float) -> Tensor:

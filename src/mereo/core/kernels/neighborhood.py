@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from mereo.core.coupling import Coupling
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.flex import flex, flex_cannot
+from mereo.core.kernels.kept import kept
 from mereo.core.kernels.methods import compiled_cannot, execute
 from mereo.core.kernels.neighborhood_compiled import attend_compiled, numbers_of
 from mereo.core.kernels.neighborhood_tiles import tiled
@@ -136,7 +136,7 @@ def _compiled(given: Exchange) -> Result:
     return joined.to(out.dtype), both if given.with_lse else None
 
 
-@lru_cache(maxsize=16)
+@kept(16)
 def _block_mask(topology: Neighborhood, more: int, device: torch.device) -> Any:
     """Pairs of tokens that a topology allows, and all with the `more` senders behind the grid."""
     from torch.nn.attention.flex_attention import create_block_mask

@@ -5,12 +5,12 @@ tiles of 8 x 8 and windows of 7 x 7. Live at once: copies of keys and values, so
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mereo.core.kernels.kept import kept
 from mereo.core.kernels.transforms import transformed
 from mereo.core.squash import accumulation_type
 from mereo.core.topology import Neighborhood
@@ -54,7 +54,8 @@ def _cut(line: Line, tile: int, device: torch.device) -> Plan:
     return Plan(group + line.dilation * places, real, group + line.dilation * keys, sees, offset)
 
 
-def _plan(topology: Neighborhood, device: torch.device) -> Plan:
+@kept(32)
+def plan_of(topology: Neighborhood, device: torch.device) -> Plan:
     """Tiles of the whole grid: all products of those along its axes."""
     tile = TILE[len(topology.grid)]
     one = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -80,14 +81,6 @@ def _plan(topology: Neighborhood, device: torch.device) -> Plan:
             both(plan.offset, cut.offset, 2 * line.window - 1),
         )
     return plan
-
-
-_kept_plan = lru_cache(maxsize=32)(_plan)
-
-
-def plan_of(topology: Neighborhood, device: torch.device) -> Plan:
-    """The tiles of a topology, kept for the next call; the compiler takes them as constants of the graph."""
-    return (_plan if torch.compiler.is_compiling() else _kept_plan)(topology, device)
 
 
 def places_of(plan: Plan, tokens: int) -> Tensor:

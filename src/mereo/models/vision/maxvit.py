@@ -7,7 +7,7 @@ Cost at 224x224: 5.6 G multiply-adds for T; linear in the number of pixels.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mereo.attention import BlockAttention, GridAttention
 from mereo.core.kernels.affine import Linear, convolve
+from mereo.core.kernels.kept import kept
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, Window
 from mereo.core.shapes import image_size, same_padding
 from mereo.core.tiles import from_grid, from_windows, grid_tiles, to_grid, to_windows, window_tiles
@@ -129,7 +130,7 @@ class Exchange(nn.Module):
         return self
 
 
-@lru_cache(maxsize=64)
+@kept()
 def _regrouping(rows: int, columns: int, window: Window) -> Tensor:
     """For each cell of the grid's groups, in order, its place among the cells of the windows."""
     places = torch.empty(rows * columns, dtype=torch.int64, device="cpu")
