@@ -75,7 +75,7 @@ def test_processes_that_start_together_get_folders_of_their_own(tmp_path, start_
     assert not list((tmp_path / "runs").glob(f"*/{LOCK_NAME}"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trainings_that_start_together_all_keep_their_results(tmp_path):
     for process in [start(tmp_path, "--epochs", "1", "--seed", str(seed)) for seed in range(4)]:
         end(process)
@@ -85,7 +85,7 @@ def test_trainings_that_start_together_all_keep_their_results(tmp_path):
     assert all(folder.results.exists() for folder in folders)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_is_being_trained_is_not_resumed_but_one_that_was_killed_is(tmp_path, slow_run):
     second = start(tmp_path, "--name", "long", "--resume")
     _, err = second.communicate(timeout=60)
@@ -101,7 +101,7 @@ def test_a_run_that_is_being_trained_is_not_resumed_but_one_that_was_killed_is(t
     assert not (tmp_path / "runs" / "long" / LOCK_NAME).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_of_one_launch_share_a_folder_and_an_error(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 

@@ -73,7 +73,7 @@ def test_images_are_upright_in_training() -> None:
     assert upright_augmentation("multimnist") == ("none",)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_compares_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(robustness, "IMAGES", 24)

@@ -65,6 +65,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
     assert not list((tmp_path / "runs" / "killed").glob("**/.*")), "a half-written file was left behind"
 
 
+@pytest.mark.long
 def test_two_processes_with_half_the_batch_follow_one_with_the_whole(tmp_path):
     run(mereo("--epochs", "2", "--name", "one"), tmp_path)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
