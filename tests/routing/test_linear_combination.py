@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mereo.core import record
+from mereo.core import intervene, record
 from mereo.errors import UsageError
 from mereo.routing import LinearCombinationCaps
 
@@ -124,3 +124,10 @@ def test_wrong_arguments() -> None:
         LinearCombinationCaps(3, 2, normalise="soft")
     with pytest.raises(UsageError, match=r"capsules are \(2, 6, 4\)"):
         some()[0](torch.zeros(2, 6, 4, dtype=D))
+
+
+def test_infinite_scores_of_an_intervention_are_refused() -> None:
+    layer, capsules = LinearCombinationCaps(9, 4), torch.randn(3, 9, 5)
+    change = {"coupling": lambda scores: torch.full_like(scores, -torch.inf)}
+    with intervene(layer, scores=change), pytest.raises(UsageError, match="coupling"):
+        layer(capsules)

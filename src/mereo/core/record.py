@@ -192,10 +192,11 @@ class _Changer(_Watcher):
 
     def couplings(self, call: Call) -> Tensor:
         assert call.couplings is not None
-        if self.change_scores is not None and not transformed() and call.couplings.isnan().any():
+        if self.change_scores is not None and not transformed() and not call.couplings.isfinite().all():
             raise UsageError(
-                f"the function for the scores of {self.name!r} left an entry with no finite score along the axis that"
-                " is normalised; keep one, or mask with a large negative number."
+                f"the function for the scores of {self.name!r} left couplings that are not finite, such as those of an"
+                " entry with no finite score along the axis that is normalised; keep one, or mask with a large negative"
+                " number."
             )
         changed = self._apply_placed(self.change, call.couplings, call, "couplings")
         self.step, self.count[0] = self.step + 1, self.count[0] + 1
