@@ -1,5 +1,6 @@
 """What routings of matrix capsules share: transforms of every pair, and parents that are clusters of the votes."""
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class Clusters(nn.Module):
         self.beta_activation = nn.Parameter(torch.zeros(receivers))
         self.coupling = Coupling("receivers")
 
+    @abstractmethod
     def fit_parents(self, votes: WindowVotes, present: Tensor) -> Capsules:
         """The parents of every window: poses (batch * windows, receivers, pose), activations without the last axis.
 
@@ -38,7 +40,6 @@ class Clusters(nn.Module):
             votes: of the children.
             present (batch * windows, senders): activations of the children, in [0, 1].
         """
-        raise NotImplementedError
 
 
 class ClusterVoteRouting(Clusters, VoteRouting):

@@ -157,3 +157,9 @@ def test_recipe() -> None:
     config = apply_recipe("aa_capsnet")
     assert (config.model, config.optimizer, config.lr, config.batch_size) == ("aa_capsnet_28", "adam", 1e-3, 128)
     assert config.reconstruction_weight == 0 and apply_recipe("aa_capsnet", data="svhn").model == "aa_capsnet_32"
+
+
+@pytest.mark.parametrize("arguments", [{"class_dim": 5}, {"reduce": "sum"}, {"reading": "votes", "hidden": 5}])
+def test_options_of_the_other_reading_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"reading '(map|votes)'"):
+        mereo.create_model("aa_capsnet_28", **arguments)

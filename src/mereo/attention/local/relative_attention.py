@@ -4,6 +4,7 @@ attention share.
 Source: Tu et al. 2022, arXiv:2204.01697, section 3.1 and eq. 1.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -57,9 +58,9 @@ class RelativeAttention(nn.Module):
         self.proj = Linear(inner, out_dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
+    @abstractmethod
     def tiles(self, rows: int, columns: int) -> Tiles:
         """Which cells of an image of rows x columns each window holds."""
-        raise NotImplementedError(f"{type(self).__name__} attends inside windows that are given to it.")
 
     def attend_inside(self, cells: Tensor, tiles: Tiles | None = None) -> Tensor:
         """The attention inside windows that are cut already: (windows, P * Q, dim) -> (windows, P * Q, out_dim)."""

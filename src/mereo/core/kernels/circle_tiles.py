@@ -84,10 +84,10 @@ def _groups(circle: Circle, device: torch.device) -> tuple[Group, ...]:
 
 
 def groups_of(circle: Circle, device: torch.device, together: bool) -> tuple[Group, ...]:
-    """The tiles of an image, kept for the next call; the compiler takes them as constants of the graph."""
-    if torch.compiler.is_compiling():
+    """The tiles of an image; to a compiler, which unrolls a loop over groups, all of them together."""
+    if together or torch.compiler.is_compiling():
         return (_whole(circle, device),)
-    return (_whole(circle, device),) if together else _groups(circle, device)
+    return _groups(circle, device)
 
 
 def tiled(q: Tensor, k: Tensor, v: Tensor, circle: Circle, coupling: Coupling, scale: float) -> Tensor:

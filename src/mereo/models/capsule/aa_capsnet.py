@@ -14,7 +14,7 @@ from mereo.attention import PositionAttention
 from mereo.capsules import PaddedConv2d, PrimaryCapsules, flat_capsules, primary_grid
 from mereo.core import squash
 from mereo.core.shapes import image_size
-from mereo.errors import check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_positive
 from mereo.models.base import VisionModel
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
@@ -89,6 +89,11 @@ class AACapsNet(_Convolutions):
         super().__init__()
         check_choice("reading", reading, ("map",))
         check_positive(hidden=hidden)
+        if (class_dim, per_class, reduce) != (16, False, "mean"):
+            raise UsageError(
+                f"class_dim is {class_dim}, per_class {per_class} and reduce {reduce!r}, which reading 'map' does not"
+                " have; leave them out, or give reading='votes'."
+            )
         self._build((in_chans, *image_size(img_size)), conv_channels, primary_types, primary_dim)
         self.hidden = hidden
         self.attention = PositionAttention(primary_types * primary_dim)
@@ -123,7 +128,7 @@ class AAVotesCapsNet(_Convolutions, CapsuleClassifier):
 
     Args:
         num_classes, in_chans, img_size, reading, conv_channels, primary_types, primary_dim: as of `AACapsNet`.
-        hidden: has no effect.
+        hidden: of reading "map"; leave it out.
         class_dim: pose size of a class capsule.
         per_class: the votes for each class attend by themselves.
         reduce: "mean" or "sum" of the votes.
@@ -153,6 +158,8 @@ class AAVotesCapsNet(_Convolutions, CapsuleClassifier):
         super().__init__()
         check_choice("reading", reading, ("votes",))
         check_positive(class_dim=class_dim)
+        if hidden != 128:
+            raise UsageError(f"hidden is {hidden}, which reading 'votes' does not have; leave it out.")
         self._build((in_chans, *image_size(img_size)), conv_channels, primary_types, primary_dim)
         self.class_dim, self.per_class, self.reduce = class_dim, per_class, reduce
         self.reset_classifier(num_classes)
@@ -181,10 +188,10 @@ register_model(
     source=SOURCE,
     parameters=6_592_971,
     recipe="aa_capsnet",
-    tiny={"img_size": 20, "conv_channels": 8, "primary_types": 2, "primary_dim": 4, "hidden": 16, "class_dim": 5},
+    tiny={"img_size": 20, "conv_channels": 8, "primary_types": 2, "primary_dim": 4},
     variants={
-        "votes": {"reading": "votes", "in_chans": 2, "img_size": (19, 22)},
-        "votes, per class": {"reading": "votes", "per_class": True, "reduce": "sum"},
+        "votes": {"reading": "votes", "in_chans": 2, "img_size": (19, 22), "class_dim": 5},
+        "votes, per class": {"reading": "votes", "per_class": True, "reduce": "sum", "class_dim": 5},
     },
 )
 register_model(
