@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 _LONGEST_LIST = 400
 """Longest list of names, in characters, that an error message prints."""
+MOST_STEPS = 1000
+"""Most steps of an iteration; more is a mistyped number, and would run for hours."""
 
 
 class UsageError(ValueError):
@@ -54,6 +56,13 @@ def check_probability(**arguments: float) -> None:
     for argument, value in arguments.items():
         if not isinstance(value, int | float) or not 0 <= value < 1:
             raise UsageError(f"{argument} is {value!r}; it must be a number of at least 0 and below 1.")
+
+
+def check_steps(least: int = 0, **arguments: int) -> None:
+    """Raise `UsageError` for the first keyword argument that is not a number of steps, `least` to `MOST_STEPS`."""
+    for argument, value in arguments.items():
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_STEPS:
+            raise UsageError(f"{argument} is {value!r}; it must be at least {least} and at most {MOST_STEPS}.")
 
 
 def check_heads(dim: int, num_heads: int) -> None:

@@ -215,6 +215,15 @@ def test_a_family_has_its_file_and_its_test(family: str) -> None:
     assert "def test_" in (tests / room / f"test_{family}.py").read_text()
 
 
+@pytest.mark.parametrize("family", sorted(families()))
+def test_steps_of_an_iteration_are_bounded(family: str) -> None:
+    """A million steps of routing run for hours: the constructor refuses them."""
+    entry = families()[family]
+    for name in (n for n in entry.defaults if n.endswith(("steps", "iterations"))):
+        with pytest.raises(UsageError, match=name.removeprefix("routing_").removeprefix("block_")):
+            outline(entry.name, **(dict(entry.tiny) | {name: 10**6}))
+
+
 @every_family
 def test_a_network_imports_no_other(case: Case) -> None:
     homes = {entry.module.__module__ for entry in MODELS.values()}

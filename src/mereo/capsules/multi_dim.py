@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mereo.capsules.dropout import CapsuleDropout
 from mereo.core import Coupling, DenseVotes, JoinedVotes, iterate_agreement, squash
 from mereo.core.squash import accumulation_type
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_positive, check_steps
 
 VARIANTS = ("classical", "public")
 Masks = Sequence[Tensor | None]
@@ -62,7 +62,8 @@ class MultiDimClassCaps(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("variant", variant, VARIANTS)
-        check_positive(classes=classes, class_dim=class_dim, steps=steps)
+        check_positive(classes=classes, class_dim=class_dim)
+        check_steps(1, steps=steps)
         if not senders or len(senders) != len(sender_dims) or min(*senders, *sender_dims) < 1:
             raise UsageError(
                 f"senders is {tuple(senders)} with sender_dims {tuple(sender_dims)}; give a number above 0 of each for"

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.attention import HeadRouter, MultiHeadAttention, balance_loss
+from mereo.attention.sparse import BALANCE_WEIGHT
 from mereo.core import record
 from mereo.data import Batch, Splits, load_splits
 from mereo.experiments.fitting import batches, fit
@@ -20,7 +21,7 @@ from mereo.technique import moh
 
 SHARES = (0.75, 0.5)
 DIM, HEADS, DEPTH, PATCH, SIZE = 64, 8, 3, 2, 16
-EPOCHS, FURTHER, BATCH, RATE, BALANCE = 8, 2, 64, 2e-3, 0.01
+EPOCHS, FURTHER, BATCH, RATE = 8, 2, 64, 2e-3
 
 
 class _Block(nn.Module):
@@ -62,7 +63,7 @@ def _train(
 
     def loss(batch: Batch) -> Tensor:
         value = F.cross_entropy(model(2 * batch.images - 1), batch.labels)
-        return value + BALANCE * balance_loss(model) if routed else value
+        return value + BALANCE_WEIGHT * balance_loss(model) if routed else value
 
     fit(
         loss, model.parameters(), splits.train, epochs=epochs, batch_size=settings.batch_size or BATCH, lr=rate,
@@ -142,7 +143,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "tables": {f"{DEPTH} layers of {HEADS} heads, {len(splits.train):,} images of {data}": rows},
         "notes": [
             f"{epochs} epochs, continued for {settings.epochs or FURTHER}; Adam at {RATE:g} and {RATE / 4:g}, balance"
-            f" loss times {BALANCE:g}. Continued networks choose heads by their queries, the others by routers.",
+            f" loss times {BALANCE_WEIGHT:g}. Continued networks choose heads by their queries, the others by routers.",
         ],
         "pictures": [],
         "data": data,

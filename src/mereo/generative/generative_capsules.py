@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.errors import UsageError, check_positive
+from mereo.errors import UsageError, check_positive, check_steps
 from mereo.generative.capsule_mixture import CapsuleMixture
 from mereo.generative.inversion import FreeParents, Inversion, invert
 from mereo.generative.inversion.bound import bound
@@ -61,7 +61,8 @@ class GenerativeCapsules(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(children=children, parents=parents, child_dim=child_dim, parent_dim=parent_dim)
-        check_positive(sweeps=sweeps, sigma=sigma)
+        check_positive(sigma=sigma)
+        check_steps(1, sweeps=sweeps)
         if not (kappa >= 0 and sparsity >= 0):
             raise UsageError(f"kappa is {kappa} and sparsity {sparsity}; both must be at least 0.")
         self.sweeps, self.kappa, self.sparsity = sweeps, kappa, sparsity

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from mereo.core import Coupling, settle, squash
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_steps
 from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
 from mereo.routing.em import fit_clusters, inverse_temperatures, vote_scores
 
@@ -134,7 +134,7 @@ def route_constellations(
     """
     check_choice("routing", routing, ROUTINGS)
     check_choice("children", children, CHILDREN)
-    check_positive(steps=steps)
+    check_steps(1, steps=steps)
     given = CHILDREN[children](model, points, mask)
     size = given.votes.shape[:-1]
     start = torch.rand(size, generator=generator, dtype=points.dtype, device=generator.device).to(points.device)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mereo.core import Signal, depends, lengths, mechanism
 from mereo.core.squash import accumulation_type
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_positive, check_steps
 from mereo.routing.dynamic import DynamicRouting
 
 MASKS = ("weighted-routing", "routing", "norm", "label", "none")
@@ -149,7 +149,8 @@ class CompetingCapsules(nn.Module):
         winners: int = 0,
     ) -> None:
         super().__init__()
-        check_positive(types=types, steps=steps)
+        check_positive(types=types)
+        check_steps(1, steps=steps)
         check_choice("mask", mask, MASKS)
         check_choice("score", score, SCORES)
         if senders % types:

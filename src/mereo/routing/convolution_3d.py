@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, bounded, depends, iterate_agreement, mechanism, squash
 from mereo.core.squash import accumulation_type
-from mereo.errors import UsageError, check_positive
+from mereo.errors import UsageError, check_positive, check_steps
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -63,7 +63,8 @@ class Convolution3DRouting(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(sender_dim=sender_dim, receivers=receivers, receiver_dim=receiver_dim)
-        check_positive(kernel=kernel, stride=stride, steps=steps)
+        check_positive(kernel=kernel, stride=stride)
+        check_steps(1, steps=steps)
         self.stride, self.steps = stride, steps
         self.weight = nn.Parameter(torch.empty(receivers, receiver_dim, sender_dim, kernel, kernel))
         nn.init.normal_(self.weight, std=(2 / (sender_dim * kernel * kernel)) ** 0.5)

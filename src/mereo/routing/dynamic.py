@@ -23,11 +23,10 @@ from mereo.core.kernels.plain import Routing, plain_with_couplings
 from mereo.core.kernels.routing import route
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.window_votes import WindowVotes
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_positive, check_steps
 from mereo.routing.vote_routing import VoteRouting, vote_routing
 
 __all__ = ["DynamicRouting", "dynamic_routing", "route_by_agreement"]
-MOST_STEPS = 1000
 
 
 def dynamic_routing(
@@ -51,8 +50,7 @@ def dynamic_routing(
 
     In half precision, sums, softmax and squash are float32 and so, but for "plain", is all between input and output.
     """
-    if steps < 1:
-        raise UsageError(f"steps is {steps}; it must be at least 1.")
+    check_steps(1, steps=steps)
     return route(Routing(DenseVotes(children, weight, tile=tile), Coupling("receivers"), steps), method)
 
 
@@ -119,8 +117,7 @@ class DynamicRouting(nn.Module):
         super().__init__()
         check_positive(senders=senders, receivers=receivers, sender_dim=sender_dim, receiver_dim=receiver_dim)
         check_choice("coupling", coupling, ("unit", "uniform"))
-        if not 0 <= steps <= MOST_STEPS:
-            raise UsageError(f"steps is {steps}; it must be at least 0 and at most {MOST_STEPS}.")
+        check_steps(steps=steps)
         # Without routing the scores are the couplings: they pass through unchanged, so that recording still sees them.
         unit = steps == 0 and coupling == "unit"
         if unit and (leaky or learned_prior):
@@ -187,7 +184,7 @@ class DynamicVoteRouting(VoteRouting):
         detach_routing: bool = False,
     ) -> None:
         super().__init__(receivers, senders, pose)
-        check_positive(steps=steps)
+        check_steps(1, steps=steps)
         self.steps, self.detach_routing = steps, detach_routing
         self.prior = nn.Parameter(torch.zeros(receivers, senders)) if learned_prior else None
         self.bias = nn.Parameter(torch.zeros(receivers, pose)) if bias else None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mereo.core import Capsules, Coupling, depends, mechanism
 from mereo.core.kernels.gaussians import Floor, Gaussians, fit_gaussians, log_density
 from mereo.core.window_votes import WindowVotes
-from mereo.errors import check_choice, check_positive, unknown
+from mereo.errors import check_choice, check_positive, check_steps, unknown
 from mereo.routing.matrix_routing import Clusters, ClusterVoteRouting, MatrixRouting
 from mereo.routing.vote_routing import vote_routing
 
@@ -66,7 +66,8 @@ class EMOptions(NamedTuple):
             if name not in cls._fields:
                 raise unknown("option of EM routing", name, cls._fields)
         self = cls(**options)
-        check_positive(steps=self.steps, inverse_temperature=self.inverse_temperature)
+        check_positive(inverse_temperature=self.inverse_temperature)
+        check_steps(1, steps=self.steps)
         check_positive(variance_floor=self.variance_floor)
         check_choice("schedule", self.schedule, ("rising", "constant"))
         check_choice("floor", self.floor, ("added", "clamped"))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mereo.core import Capsules, Coupling, bounded, depends, mechanism, settle
 from mereo.core.squash import accumulation_type
 from mereo.core.window_votes import WindowVotes
-from mereo.errors import UsageError, check_choice, check_positive, check_probability
+from mereo.errors import UsageError, check_choice, check_positive, check_probability, check_steps
 from mereo.routing.vote_routing import VoteRouting, vote_routing
 
 POSES = ("matrix", "vector")
@@ -67,7 +67,7 @@ class InvertedDotProductVoteRouting(VoteRouting):
 
     def __init__(self, receivers: int, senders: int, pose: int, *, steps: int = 2, dropout: float = 0.0) -> None:
         super().__init__(receivers, senders, pose)
-        check_positive(steps=steps)
+        check_steps(1, steps=steps)
         check_probability(dropout=dropout)
         self.steps, self.dropout = steps, dropout
         self.norm = nn.LayerNorm(pose)
@@ -138,7 +138,8 @@ class InvertedDotProductRouting(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_positive(senders=senders, receivers=receivers, sender_dim=sender_dim, steps=steps)
+        check_positive(senders=senders, receivers=receivers, sender_dim=sender_dim)
+        check_steps(1, steps=steps)
         check_choice("pose", pose, POSES)
         check_probability(dropout=dropout)
         receiver_dim = sender_dim if receiver_dim is None else receiver_dim

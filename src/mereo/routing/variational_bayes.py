@@ -16,7 +16,7 @@ from mereo.core import Capsules, bounded, depends, mechanism
 from mereo.core.kernels.gaussians import Floor, fit_gaussians
 from mereo.core.log_gamma import digamma
 from mereo.core.window_votes import WindowVotes
-from mereo.errors import check_choice, check_positive, unknown
+from mereo.errors import check_choice, check_positive, check_steps, unknown
 from mereo.routing.matrix_routing import Clusters, ClusterVoteRouting, MatrixRouting
 from mereo.routing.vote_routing import vote_routing
 
@@ -54,7 +54,8 @@ class BayesOptions(NamedTuple):
             if name not in cls._fields:
                 raise unknown("option of variational Bayes routing", name, cls._fields)
         self = cls(**options)
-        check_positive(steps=self.steps, concentration=self.concentration, strength=self.strength, scale=self.scale)
+        check_positive(concentration=self.concentration, strength=self.strength, scale=self.scale)
+        check_steps(1, steps=self.steps)
         check_choice("covariance", self.covariance, ("diagonal", "full"))
         check_choice("start", self.start, ("types", "parents"))
         return self

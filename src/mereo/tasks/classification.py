@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mereo.attention.sparse import BALANCE_WEIGHT, HeadRouter, balance_loss
 from mereo.core import Capsules
 from mereo.data import Batch
 from mereo.errors import UsageError
@@ -45,7 +46,7 @@ def accuracy_figures(correct: float, count: int) -> dict[str, float]:
 
 
 class ClassificationObjective(Objective):
-    """A classifier and its loss, with the squared error of its decoder where it has one.
+    """A classifier and its loss, with the squared error of its decoder and the balance of its heads where it has them.
 
     Args:
         model: scores from images; of a `CapsuleClassifier` the lengths of its class capsules.
@@ -73,6 +74,7 @@ class ClassificationObjective(Objective):
         if label_smoothing > 0 and loss != "cross_entropy":
             raise UsageError(f"label_smoothing is {label_smoothing} and loss is {loss!r}; it needs 'cross_entropy'.")
         self.kind, self.reconstruction_weight, self.label_smoothing = loss, reconstruction_weight, label_smoothing
+        self.has_mixtures = any(isinstance(module, HeadRouter) for module in model.modules())
         self.register_buffer("margin", torch.tensor(SPREAD_MARGINS[0]), persistent=False)
 
     def at_step(self, step: int, steps: int) -> None:
@@ -94,6 +96,8 @@ class ClassificationObjective(Objective):
         loss = score_loss(scores, batch.labels, self.kind, label_smoothing=self.label_smoothing, margin=self.margin)
         if capsules is not None and batch.targets is not None and self.rebuilds:
             loss = loss + self.reconstruction_weight * self._reconstruction(capsules, batch.labels, batch.targets)
+        if self.training and self.has_mixtures:
+            loss = loss + BALANCE_WEIGHT * balance_loss(self.model)
         return loss, scores
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:

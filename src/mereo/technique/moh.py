@@ -163,7 +163,8 @@ def moh(
     Raises:
         UsageError: for a model without multi-head attention, and numbers of heads that do not fit.
 
-    In training, add 0.01 times `mereo.attention.balance_loss(model)` to the loss, so that all heads are used.
+    In a training loop of your own, add 0.01 times `mereo.attention.balance_loss(model)` to the loss, so that all heads
+    are used; `mereo train` does.
 
     Deviates: attention inside windows or neighbourhoods is weighted too, with routing by tokens; all of its heads are
         computed.

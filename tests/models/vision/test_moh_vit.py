@@ -7,9 +7,11 @@ import torch
 
 import mereo
 from mereo.attention import balance_loss
+from mereo.data import Batch
 from mereo.errors import UsageError
 from mereo.models.registry import outline
 from mereo.models.vision.moh_vit import TINY, MoHViT
+from mereo.tasks.classification import ClassificationObjective
 
 
 def tiny(**changes: Any) -> MoHViT:
@@ -63,3 +65,15 @@ def test_wrong_numbers_of_heads() -> None:
     for changes in ({"shared": 5}, {"active": 4}, {"active": 0}, {"gate": "none"}):
         with pytest.raises(UsageError):
             tiny(**changes)
+
+
+def test_training_adds_the_balance_of_the_heads_to_the_loss_and_evaluation_does_not() -> None:
+    batch = Batch(torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 3]))
+    objective = ClassificationObjective(tiny(), "cross_entropy")
+    objective.train()
+    loss, scores = objective(batch)
+    expected = torch.nn.functional.cross_entropy(scores, batch.labels) + 0.01 * balance_loss(objective.model)
+    torch.testing.assert_close(loss, expected)
+    objective.eval()
+    loss, scores = objective(batch)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(scores, batch.labels))

@@ -11,7 +11,7 @@ from mereo.attention.dense.multi_head import MultiHeadAttention
 from mereo.core import depends, mechanism, settle
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
-from mereo.errors import check_positive
+from mereo.errors import check_positive, check_steps
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -86,7 +86,8 @@ class HopfieldAttention(MultiHeadAttention):
             attn_drop=attn_drop,
             proj_drop=proj_drop,
         )
-        check_positive(steps=steps, beta=1.0 if beta is None else beta)
+        check_positive(beta=1.0 if beta is None else beta)
+        check_steps(1, steps=steps)
         self.beta, self.steps, self.connected = beta, steps, connected
         if connected:
             self.value = Linear(dim, dim, bias=qkv_bias)

@@ -16,6 +16,8 @@ from mereo.errors import UsageError, check_choice, check_positive
 
 GATES = ("code", "paper")
 ROUTINGS = ("tokens", "queries")
+BALANCE_WEIGHT = 0.01
+"""Of the balance of heads in the loss, arXiv:2410.11842, section 3.3."""
 
 
 def check_routed_heads(num_heads: int, shared: int, active: int) -> None:
@@ -158,8 +160,8 @@ class HeadRouter(nn.Module):
 
 
 def balance_loss(model: nn.Module) -> Tensor:
-    """The mean of what the routers of a model noted in the last training step; add 0.01 of it to the loss."""
-    noted = [m.balance for m in model.modules() if isinstance(m, HeadRouter) and m.balance is not None]
-    if not noted:
-        raise UsageError("no router noted a balance; call the model in training mode first.")
-    return torch.stack([each.float() for each in noted]).mean()
+    """The mean balance of the routers of a model in the last training step; add `BALANCE_WEIGHT` of it to the loss."""
+    recorded = [m.balance for m in model.modules() if isinstance(m, HeadRouter) and m.balance is not None]
+    if not recorded:
+        raise UsageError("no router recorded a balance; call the model in training mode first.")
+    return torch.stack([each.float() for each in recorded]).mean()

@@ -11,7 +11,7 @@ from mereo.attention import PositionAttention
 from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, flat_capsules, primary_grid
 from mereo.core import Grid, squash
 from mereo.core.shapes import image_size
-from mereo.errors import check_choice, check_positive
+from mereo.errors import check_choice, check_positive, check_steps
 from mereo.gate import CapsuleGate, SqueezeExcite
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
@@ -71,7 +71,8 @@ class DACapsNet(CapsuleClassifier):
         check_choice("kind", kind, ("self", "channel"))
         check_choice("caps_attention", caps_attention, ("kind", "capsule"))
         check_positive(conv_channels=conv_channels, primary_types=primary_types, primary_dim=primary_dim)
-        check_positive(class_dim=class_dim, routing_steps=routing_steps)
+        check_positive(class_dim=class_dim)
+        check_steps(1, routing_steps=routing_steps)
         self.image_shape, self.kind, self.scale = (in_chans, *image_size(img_size)), kind, scale
         self.primary_dim, self.class_dim = primary_dim, class_dim
         self.routing_steps, self.with_decoder = routing_steps, decoder

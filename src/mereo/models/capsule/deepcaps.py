@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mereo.capsules import PaddedConv2d, flat_capsules
 from mereo.core import Grid, squash
 from mereo.core.shapes import image_size
-from mereo.errors import UsageError, check_positive
+from mereo.errors import UsageError, check_positive, check_steps
 from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
@@ -176,7 +176,8 @@ class DeepCaps(CapsuleClassifier):
         decoder: bool = True,
     ) -> None:
         super().__init__()
-        check_positive(types=types, class_dim=class_dim, routing_steps=routing_steps, block_steps=block_steps)
+        check_positive(types=types, class_dim=class_dim)
+        check_steps(1, routing_steps=routing_steps, block_steps=block_steps)
         if len(dims) != 4 or min(dims) < 1 or dims[2] != dims[3]:
             raise UsageError(f"dims is {dims}; give four sizes above 0, the last two the same.")
         self.image_shape, self.with_decoder = (in_chans, *image_size(img_size)), decoder

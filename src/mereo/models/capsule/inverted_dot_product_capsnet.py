@@ -14,7 +14,7 @@ from mereo.capsules import ConvCapsules
 from mereo.core import Capsules, Grid, bounded
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.window_votes import WindowVotes
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_positive, check_steps
 from mereo.layers import BasicBlock, ConvNorm
 from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
@@ -141,7 +141,8 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
         super().__init__()
         check_choice("backbone", backbone, BACKBONES)
         check_choice("schedule", schedule, SCHEDULES)
-        check_positive(channels=channels, capsules=capsules, capsule_dim=capsule_dim, routing_steps=routing_steps)
+        check_positive(channels=channels, capsules=capsules, capsule_dim=capsule_dim)
+        check_steps(1, routing_steps=routing_steps)
         check_positive(blocks=min(blocks), **({"hidden": min(hidden)} if hidden else {}))
         self.image_shape = (in_chans, *image_size(img_size))
         self.schedule, self.types, self.capsule_dim = schedule, capsules, capsule_dim

@@ -12,7 +12,7 @@ from mereo.capsules import FullyConnectedDecoder, MultiDimClassCaps, PaddedConv2
 from mereo.capsules.multi_dim import VARIANTS
 from mereo.core import Grid, squash
 from mereo.core.shapes import conv_out, image_size
-from mereo.errors import UsageError, check_choice, check_positive, check_probability
+from mereo.errors import UsageError, check_choice, check_positive, check_probability, check_steps
 from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
@@ -91,7 +91,7 @@ class MSCapsNet(CapsuleClassifier):
     ) -> None:
         super().__init__()
         check_positive(stem_kernel=stem_kernel, channels=channels, types=types, class_dim=class_dim)
-        check_positive(routing_steps=routing_steps)
+        check_steps(1, routing_steps=routing_steps)
         check_probability(capsule_drop=capsule_drop)
         check_choice("variant", variant, VARIANTS)
         check_choice("init", init, ("default", "official"))

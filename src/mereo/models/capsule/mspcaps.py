@@ -13,7 +13,7 @@ from mereo.capsules import PatchifyCapsules, ResidualBlock, patch_grids
 from mereo.core import Grid
 from mereo.core.coupling import Over
 from mereo.core.shapes import image_size
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_positive, check_steps
 from mereo.models.base import Features
 from mereo.models.multi_scale_capsules import LastParts, MultiScaleCapsules
 from mereo.models.registry import register_model
@@ -79,6 +79,7 @@ class MSPCaps(MultiScaleCapsules):
         super().__init__()
         check_choice("routing", routing, ("cross_agreement", "dynamic"))
         check_positive(patch_size=patch_size, depth=depth, mid_dim=mid_dim, out_dim=out_dim)
+        check_steps(routing_steps=routing_steps)
         check_positive(channels=min(channels), pose_dims=min(pose_dims))
         if depth > MOST_DEPTH:
             raise UsageError(f"depth is {depth}; it must be at most {MOST_DEPTH}.")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mereo.capsules import FullyConnectedDecoder, MultiScalePrimaryCapsules
 from mereo.core import Grid, squash
 from mereo.core.shapes import image_size
-from mereo.errors import UsageError, check_positive
+from mereo.errors import UsageError, check_positive, check_steps
 from mereo.layers import ConvNorm, Res2SEBlock
 from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
@@ -80,7 +80,8 @@ class RSCapsNet(CapsuleClassifier):
     ) -> None:
         super().__init__()
         check_positive(stem=stem, channels=min(channels), blocks=blocks, types=min(types))
-        check_positive(combined=combined, class_dim=class_dim, routing_steps=routing_steps)
+        check_positive(combined=combined, class_dim=class_dim)
+        check_steps(1, routing_steps=routing_steps)
         if blocks > MOST_BLOCKS:
             raise UsageError(f"blocks is {blocks}; it must be at most {MOST_BLOCKS}.")
         self.image_shape, self.with_decoder = (in_chans, *image_size(img_size)), decoder

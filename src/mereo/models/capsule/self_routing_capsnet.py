@@ -15,7 +15,7 @@ from mereo.capsules import ConvCapsules
 from mereo.core import Capsules, Grid, lengths, squash
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.squash import accumulation_type
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_positive, check_steps
 from mereo.layers import BasicBlock, ConvNorm
 from mereo.models.base import Features, VisionModel
 from mereo.models.capsule_classifier import CapsuleClassifier
@@ -174,7 +174,8 @@ class SelfRoutingCapsNet(_Stages, CapsuleClassifier):
     ) -> None:
         super().__init__()
         check_choice("routing", routing, ROUTINGS)
-        check_positive(capsules=capsules, capsule_dim=capsule_dim, routing_steps=routing_steps)
+        check_positive(capsules=capsules, capsule_dim=capsule_dim)
+        check_steps(1, routing_steps=routing_steps)
         check_positive(depth=depth)
         if routing == "em" and round(capsule_dim**0.5) ** 2 != capsule_dim:
             raise UsageError(

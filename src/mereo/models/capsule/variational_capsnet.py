@@ -13,7 +13,7 @@ from mereo.capsules import ConvCapsules
 from mereo.core import Capsules, Grid
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.squash import accumulation_type
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_positive, check_steps
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 
@@ -99,7 +99,8 @@ class VariationalCapsNet(CapsuleClassifier):
         init: str = "xavier",
     ) -> None:
         super().__init__()
-        check_positive(channels=channels, side=side, routing_steps=routing_steps)
+        check_positive(channels=channels, side=side)
+        check_steps(1, routing_steps=routing_steps)
         check_choice("scores", scores, SCORES)
         check_choice("init", init, STARTS)
         if len(types) not in (1, 3) or min(types) < 1:

@@ -23,7 +23,8 @@ class MoHViT(VisionTransformer):
         active: routed heads that act for a token.
         gate: form of the gates, "code" or "paper".
 
-    In training, add 0.01 times `mereo.attention.balance_loss(model)` to the loss, so that all heads are used.
+    `mereo train` adds 0.01 times `mereo.attention.balance_loss(model)` to the loss, so that all heads are used; do
+    the same in a loop of your own.
 
     Reads as: gates `blocks.I.attn.router.gates` (batch, tokens, heads) are how much each token takes of each head.
 
