@@ -16,6 +16,10 @@ def _alike_everywhere():
     # whatever ran before it.
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    yield
+    # What one test compiled counts towards the number of recompilations of the next.
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
 
 
 @pytest.fixture
