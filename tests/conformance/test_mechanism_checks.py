@@ -126,16 +126,16 @@ def nan_without_senders(module: Any, queries: Tensor, context: Tensor, mask: Ten
 
 
 def mixing_the_batch(module: Any, features: Tensor) -> Tensor:
-    return inner("local_channel_gate")(module, features) - features.mean(0)
+    return inner("spatial_gate")(module, features) - features.mean(0)
 
 
 def gates_unseen(module: Any, features: Tensor) -> Tensor:
-    gates: Tensor = module.weights(features.mean((2, 3)).unsqueeze(1)).squeeze(1).sigmoid()
-    return features * gates[:, :, None, None]
+    gates: Tensor = module.weights(torch.stack([features.mean(1), features.amax(1)], 1)).sigmoid()
+    return features * gates
 
 
 def over_its_length(module: Any, features: Tensor) -> Tensor:
-    return features / features.norm(dim=1, keepdim=True) + inner("local_channel_gate")(module, features)
+    return features / features.norm(dim=1, keepdim=True) + inner("spatial_gate")(module, features)
 
 
 def overflowing(module: Any, tokens: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ TWINS: dict[str, tuple[str, Callable[[], Mechanism]]] = {
         "recording_shows_what_is_declared",
         lambda: broken("top_k_attention", past_the_coupling),
     ),
-    "gates not observed": ("recording_shows_what_is_declared", lambda: broken("local_channel_gate", gates_unseen)),
+    "gates not observed": ("recording_shows_what_is_declared", lambda: broken("spatial_gate", gates_unseen)),
     "couplings said to be none": (
         "recording_shows_what_is_declared",
         lambda: broken("external_memory", records="nothing"),
@@ -266,10 +266,10 @@ TWINS: dict[str, tuple[str, Callable[[], Mechanism]]] = {
         lambda: broken("linear_attention", lambda m, x: inner("linear_attention")(m, x) + 0.1 * x.roll(-1, 1)),
     ),
     "forgetful step": ("steps_equal_the_whole", lambda: broken("linear_attention", step=step_that_forgets)),
-    "batch mixed": ("samples_do_not_see_each_other", lambda: broken("local_channel_gate", mixing_the_batch)),
+    "batch mixed": ("samples_do_not_see_each_other", lambda: broken("spatial_gate", mixing_the_batch)),
     "division by a length of zero": (
         "zeros_give_finite_outputs_and_gradients",
-        lambda: broken("local_channel_gate", over_its_length),
+        lambda: broken("spatial_gate", over_its_length),
     ),
     "overflow": ("large_inputs_give_finite_outputs", lambda: broken("external_memory", overflowing)),
     "graph break": ("compiles_to_one_graph", lambda: broken("external_memory", breaking_the_graph)),
