@@ -158,6 +158,8 @@ def test_wrong_arguments() -> None:
         create_model("sr_resnet20", backbone="resnet")
     with pytest.raises(UsageError, match="routing is 'none'"):
         create_model("sr_resnet20", routing="none")
+    with pytest.raises(UsageError, match="depth is 2 with routing 'average'"):
+        create_model("sr_resnet20", routing="average", depth=2)
     with pytest.raises(UsageError, match="capsule_dim is 6"):
         create_model("sr_resnet20", routing="em", capsule_dim=6)
     with pytest.raises(UsageError, match="img_size is 3 x 3"):

@@ -253,7 +253,7 @@ class PooledNet(_Stages):
         num_classes, in_chans, img_size, backbone, planes, capsules, capsule_dim: as of `SelfRoutingCapsNet`.
         routing: "average" or "max" pooling before the linear layer, or "linear", for which a convolution of
             capsules * capsule_dim channels, BN, ReLU come before it.
-        others: further arguments of `SelfRoutingCapsNet`, which have no effect.
+        depth, routing_steps: 1 and 3, the defaults: there are no layers of capsules and no routing to change.
 
     Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes).
     """
@@ -268,11 +268,17 @@ class PooledNet(_Stages):
         planes: int = 16,
         capsules: int = 32,
         capsule_dim: int = 16,
+        depth: int = 1,
         routing: str = "average",
-        **others: Any,
+        routing_steps: int = 3,
     ) -> None:
         super().__init__()
         check_choice("routing", routing, POOLINGS)
+        for name, value, default in (("depth", depth, 1), ("routing_steps", routing_steps, 3)):
+            if value != default:
+                raise UsageError(
+                    f"{name} is {value} with routing {routing!r}, which has no capsules to route; give {default}."
+                )
         self._build_stages(backbone, planes, in_chans, img_size)
         self.routing = routing
         self.extra = self._primary(capsules * capsule_dim) if routing == "linear" else None
