@@ -104,6 +104,8 @@ def test_the_command_repeats_the_run(case):
     assert words[:2] == ["mereo", "train"]
     again, given = resolve(options_from(words[2:])).to_dict(), config.to_dict()
     assert {name for name in given if again[name] != given[name]} <= IDENTITY
+    if config.recipe is None:
+        assert {"--img-size", "--epochs", "--batch-size", "--lr", "--augment", "--warmup-epochs"} <= {*words}
 
 
 def test_the_command_leaves_out_what_follows_by_itself(run):

@@ -3,12 +3,17 @@
 import dataclasses
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mereo.cli.options import TrainOptions
 from mereo.cli.parse import parse
 from mereo.runtime.printing import say
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.recipes import apply_recipe
+
+if TYPE_CHECKING:
+    from mereo.training.defaults import Defaults
+    from mereo.training.plan import Plan
 
 
 def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
@@ -47,8 +52,32 @@ def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
     return base
 
 
+def given_options(words: list[str]) -> set[str]:
+    """Names of the fields that options on a command line set."""
+    names = {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    return {name.removeprefix("no_") if name not in FIELDS else name for name in names}
+
+
+def _defaults(config: TrainConfig, words: list[str], options: TrainOptions) -> "Defaults":
+    """The configuration with its open settings chosen; a file, a recipe and the run to resume leave none open."""
+    from mereo.training.defaults import Defaults, choose_defaults
+
+    given = given_options(words)
+    if options.config is not None or config.recipe is not None or config.resume:
+        if "minutes" not in given or config.resume:
+            return Defaults(config)
+        # With a time of its own only the number of epochs follows from it.
+        given |= FIELDS.keys() - {"epochs"} | ({"epochs"} & given)
+    return choose_defaults(config, given)
+
+
 def options_from(words: list[str], command: str = "train") -> TrainConfig:
     """The configuration of a command line, not resolved yet."""
+    return _parsed(words, command)[0]
+
+
+def _parsed(words: list[str], command: str) -> tuple[TrainConfig, TrainOptions]:
+    """The configuration of a command line, and the options parsed on top of the defaults."""
     first = parse(TrainOptions, words, command)
     base = start_from(first, words)
     given = {name: getattr(base, name) for name in FIELDS}
@@ -57,15 +86,15 @@ def options_from(words: list[str], command: str = "train") -> TrainConfig:
     if set(options.model_args) != set(base.model_args):
         config = dataclasses.replace(config, model_args={**base.model_args, **options.model_args})
     config.check()
-    return config
+    return config, first
 
 
-def _find_rate(config: TrainConfig) -> None:
-    from mereo.training.plan import make_plan
+def _find_rate(plan: "Plan") -> None:
     from mereo.training.rate_finder import draw_rates, find_rate
     from mereo.training.run_folder import run_name
 
-    sweep = find_rate(make_plan(config))
+    config = plan.config
+    sweep = find_rate(plan)
     path = Path(config.output) / f"{run_name(config)}-rates.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_rates(sweep, path)
@@ -75,16 +104,20 @@ def _find_rate(config: TrainConfig) -> None:
 
 def run(words: list[str], command: str) -> None:
     """Train, or print the cost of training."""
-    config = options_from(words, command)
+    config, first = _parsed(words, command)
+    from mereo.training.defaults import show_defaults
     from mereo.training.plan import make_plan
 
-    if config.dry_run:
+    if config.dry_run or config.find_lr:
         from mereo.training.estimate import print_estimate
 
-        print_estimate(make_plan(config))
-        return
-    if config.find_lr:
-        _find_rate(config)
+        defaults = _defaults(config, words, first)
+        show_defaults(defaults)
+        plan = make_plan(defaults.config, defaults.info)
+        if config.dry_run:
+            print_estimate(plan)
+        else:
+            _find_rate(plan)
         return
     from mereo.training.engine import train
     from mereo.training.estimate import announce
@@ -97,9 +130,11 @@ def run(words: list[str], command: str) -> None:
         line = resumed(folder)
         if line is not None:
             say(line)
-    plan = make_plan(config)
+    defaults = _defaults(config, words, first)
+    plan = make_plan(defaults.config, defaults.info)
     if os.environ.get("RANK", "0") == "0":
-        announce(plan)
+        show_defaults(defaults)
+        announce(plan, measure=defaults.choice is None or defaults.choice.seconds is None)
     result = train(plan)
     if result.main:
         summary(result)

@@ -15,6 +15,8 @@ from mereo.training.run_folder import IDENTITY, RunFolder
 FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction", "loss")
 """Fields that a run fills in where they are left open."""
 STATED_FIRST = {"model", "data", "recipe"}
+CHOSEN = ("img_size", "epochs", "batch_size", "lr", "warmup_epochs", "augment")
+"""Fields that `mereo train` chooses from the data where no recipe is given, so that a command must state them."""
 
 
 def run_of(weights: Path) -> RunFolder | None:
@@ -68,7 +70,11 @@ def command_of(config: TrainConfig) -> str:
         for name in FIELDS
         if name not in STATED_FIRST | IDENTITY and (value := getattr(config, name)) != getattr(base, name)
     }
-    for name, value in _still_filled_in(given, base, config).items():
+    stated = _still_filled_in(given, base, config)
+    if config.recipe not in RECIPES and config.task == "classification":
+        known = {name: getattr(config, name) for name in CHOSEN}
+        stated |= {name: value for name, value in known.items() if value not in (None, ("auto",))}
+    for name, value in sorted(stated.items(), key=lambda item: [*FIELDS].index(item[0])):
         option = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")

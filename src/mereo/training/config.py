@@ -20,6 +20,7 @@ SCHEDULES = ("cosine", "exponential", "inverse", "constant")
 SAMPLERS = ("shuffle", "balanced")
 _LONGEST_FILE = 2**20
 _LARGEST_NUMBER, _LARGEST_SETTING = 2**63, 1e6
+_MOST_MINUTES = 100_000
 _LEAST_MIXING = 1e-3
 """Of a Beta distribution's parameters: it is a coin by then, and smaller ones cannot be drawn from in float32."""
 
@@ -143,6 +144,8 @@ class TrainConfig:
     in_chans: int | None = None
     """Number of colour channels; by default that of the data."""
 
+    minutes: float | None = None
+    """Time that the training may take, from which --epochs follows; by default chosen by the number of images."""
     epochs: int = 20
     """Passes over the training images."""
     patience: int | None = None
@@ -291,9 +294,11 @@ class TrainConfig:
         for name in ("mixup", "cutmix"):
             if 0 < getattr(self, name) < _LEAST_MIXING:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 0, or at least {_LEAST_MIXING}.")
+        if self.minutes is not None and self.minutes > _MOST_MINUTES:
+            raise UsageError(f"minutes is {self.minutes}; it must be at most {_MOST_MINUTES:,}, which is 69 days.")
         if self.decay_rate > 1:
             raise UsageError(f"decay_rate is {self.decay_rate}; it must be above 0 and at most 1.")
-        for name in ("in_chans", "clip_norm", "limit", "decay_steps", "patience"):
+        for name in ("minutes", "in_chans", "clip_norm", "limit", "decay_steps", "patience"):
             if getattr(self, name) is not None:
                 check_positive(**{name: getattr(self, name)})
         if self.img_size is not None:

@@ -50,6 +50,7 @@ from mereo.training.plan import Plan, as_plan
 from mereo.training.provenance import compare_with_saved, describe_data, describe_environment
 from mereo.training.report import Report, reading_progress, write_history
 from mereo.training.results import RunResult, draw_test_samples, run_results
+from mereo.training.rising import still_rising
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import learning_rate
 from mereo.training.setup import Setup, describe_images, describe_imbalance, prepare
@@ -343,7 +344,8 @@ class Trainer:
             if self.processes == 1:
                 draw_test_samples(self.task, self.model, self.splits.test, self.device, self.folder.test_samples)
         self.accelerator.wait_for_everyone()
-        return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main, self.task)
+        note = still_rising(self.history, self.task, self.config, self.folder.path)
+        return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main, self.task, note)
 
 
 def train(config: TrainConfig | Plan, report: Report | None = None) -> RunResult:

@@ -155,8 +155,31 @@ def estimate(
     return replace(estimated, step_seconds=seconds, images=images)
 
 
+def image_seconds(plan: Plan, limit: float = TIMING_SECONDS) -> float:
+    """Measured seconds of the forward and backward pass of one image of a plan, in batches of its size.
+
+    Args:
+        plan: of the training.
+        limit: about how many seconds to measure.
+    """
+    config, task, device = plan.config, plan.task(), plan.device
+    model = plan.build_model().to(device)
+    frozen = freeze(model, config.freeze, layers=config.freeze_layers, until=config.freeze_until)
+    objective = task.objective(model, config).train()
+    for module in frozen:
+        module.eval()
+    size = min(config.batch_size, max(training_images(config, plan.info), 1))
+    micro, labels = max(size // config.accumulate, 1), plan.info.labels_per_image
+    return _time_step(objective, lambda count: task.example(model, count, labels), size, micro, device, limit) / size
+
+
 def _time_step(
-    objective: Objective, example: Callable[[int], Batch], batch_size: int, micro: int, device: torch.device
+    objective: Objective,
+    example: Callable[[int], Batch],
+    batch_size: int,
+    micro: int,
+    device: torch.device,
+    limit: float = TIMING_SECONDS,
 ) -> float:
     """Seconds of a step of `batch_size` images, timed on micro-batches that double while there is time."""
     layout = torch.channels_last if objective.model.channels_last else torch.contiguous_format
@@ -173,7 +196,7 @@ def _time_step(
             torch.cuda.synchronize(device)
         return time.perf_counter() - began
 
-    end = time.perf_counter() + TIMING_SECONDS
+    end = time.perf_counter() + limit
     count = min(2, micro)
     times = [step(count)]
     while (left := end - time.perf_counter()) > min(times) and len(times) < 5:
@@ -200,15 +223,20 @@ def print_estimate(config: TrainConfig | Plan) -> None:
     )
 
 
-def announce(config: TrainConfig | Plan) -> None:
-    """Print, before a training, a warning if a step does not fit into memory, and how long it takes if that is long."""
+def announce(config: TrainConfig | Plan, *, measure: bool = True) -> None:
+    """Print, before a training, a warning if a step does not fit into memory, and how long it takes if that is long.
+
+    Args:
+        config: of the training.
+        measure: whether a long training is timed, unless that has been done.
+    """
 
     def before(estimated: Estimate) -> None:
         warn_of_memory(estimated)
         say("timing a step ...")
 
     plan = as_plan(config)
-    estimated = estimate(plan, measure=lambda so_far: so_far.long, before_timing=before)
+    estimated = estimate(plan, measure=lambda so_far: measure and so_far.long, before_timing=before)
     seconds = estimated.epoch_seconds
     if seconds is None:
         warn_of_memory(estimated)

@@ -30,6 +30,7 @@ class RunResult:
         model: the network with the weights of the best epoch, on the device, in eval mode.
         main: whether this is the first process, the one that reports.
         task: what was trained.
+        note: a line about a training that still improved at its end; None for any other.
     """
 
     folder: RunFolder
@@ -39,6 +40,7 @@ class RunResult:
     model: VisionModel
     main: bool = True
     task: Task = field(default_factory=Classification)
+    note: str | None = None
 
 
 def run_results(trainer: "Trainer", test_best: Scores, test_last: Scores) -> dict[str, Any]:
@@ -83,6 +85,8 @@ def summary(result: RunResult, picture: Path | None = None) -> None:
     say()
     for name, value in rows:
         say(f"{name:<{width}}  {value}")
+    if result.note is not None:
+        say(f"\n{result.note}")
 
 
 @torch.inference_mode()

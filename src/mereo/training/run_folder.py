@@ -15,7 +15,7 @@ from mereo.training.run_lock import LockedError, RunLock
 
 IDENTITY = {
     "device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root", "sync_batchnorm",
-    "stream", "find_lr",
+    "stream", "find_lr", "minutes",
 }  # fmt: skip
 """Fields that may differ when a run is resumed, because results in one process do not depend on them."""
 

@@ -1,0 +1,193 @@
+"""Chooses the settings of a training that are not given, as a pure function of facts about the data and the machine.
+
+The rules were fitted to small data sets of several kinds: `mereo reproduce defaults` compares them with a tuned grid.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mereo.training.config import TrainConfig
+from mereo.training.facts import GREY, PHOTOGRAPHS, TEXT, DataFacts
+
+Seconds = Callable[[int | None], float]
+"""Measured seconds of training for one image of a side, or of the size that the configuration gives for None."""
+
+LEAST_MINUTES, MOST_MINUTES, IMAGES_OF_LEAST = 1.5, 20.0, 2500
+"""Time of a training by default: the least for so many images, and for more in proportion."""
+EPOCHS = (*range(1, 11), 12, 15, 18, 20, 25, 30, 35, 40, 50, 60, 70, 80, 100, 120, 150, 200, 250, 300, 400, 500)
+"""Numbers of epochs that are chosen, so that small differences in the measured time rarely matter."""
+LEAST_EPOCHS = 10
+"""Epochs that a training has by default, even if it takes longer; with --minutes it is one."""
+ENOUGH_EPOCHS, ENOUGH_STEPS = (60, 2500), (200, 8000)
+"""Epochs, or steps where epochs are short, beyond which little is gained: by default, and with --minutes."""
+EPOCHS_TO_ENLARGE = 15
+"""Epochs that must fit into the time with larger images, or images stay at the size of the network."""
+LOST_DETAIL = 0.15
+"""Share of the variance that resizing may remove before larger images are chosen."""
+LARGER = (1.0, 1.5, 2.0)
+"""Sides that are tried, in sides of the network."""
+LARGEST_SMALL_SIDE = 64
+"""Networks for larger images are given images of their own size."""
+OVERHEAD, EPOCH_SECONDS, OF_EVALUATION = 1.2, 0.3, 0.35
+"""Of a step beside forward and backward pass, of an epoch beside its steps, and of an evaluated image beside a trained
+one."""
+BATCHES = ((12_000, 32), (40_000, 64))
+"""Images up to which a batch size is chosen; 128 beyond."""
+STEPS_OF_EPOCH = 4
+"""Least steps of an epoch of a very small data set, which gets smaller batches."""
+RATE, CAPSULE_RATE = 1e-3, 3e-3
+"""Peak learning rates of batches of 32 and more: of any network, and of the family mspcaps."""
+CAPSULE_RATE_OF_128 = 2e-3
+FINE_TUNING = 1 / 3
+"""Of the rate, where weights are given."""
+WARMUP_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings that were chosen, by name, each with its reason; and the expected seconds, None where not measured."""
+
+    values: Mapping[str, Any]
+    reasons: Mapping[str, str]
+    seconds: float | None = None
+
+
+def default_minutes(images: int) -> float:
+    """The time of a training of so many images, if none is given."""
+    return min(max(LEAST_MINUTES, LEAST_MINUTES * images / IMAGES_OF_LEAST), MOST_MINUTES)
+
+
+def batch_for(images: int, accumulate: int = 1) -> int:
+    """Images of a step: a power of two, of which a small data set has several, times the parts it is split into."""
+    wanted = next((size for most, size in BATCHES if images <= most), 128)
+    bound = max(min(wanted, images // STEPS_OF_EPOCH), min(4, images), 1)
+    size = 2 ** int(math.log2(bound))
+    return accumulate * max(size // accumulate, 1)
+
+
+def rate_for(config: TrainConfig, batch_size: int) -> float:
+    """The peak rate of a network by its family and batch: it falls with the root of batches below 32."""
+    if config.optimizer not in ("adamw", "adam"):
+        return config.lr
+    capsules = config.model.startswith("mspcaps")
+    rate = RATE if not capsules else CAPSULE_RATE if batch_size <= 64 else CAPSULE_RATE_OF_128
+    if config.weights is not None:
+        rate *= FINE_TUNING
+    return float(f"{rate * min(math.sqrt(batch_size / 32), 1.0):.1e}")
+
+
+def epochs_in(seconds: float, epoch_seconds: float, least: int, most: int) -> int:
+    """The largest of EPOCHS that fits into a time, between two bounds; the lower one wins."""
+    fitting = [n for n in EPOCHS if n * epoch_seconds <= seconds and n <= most]
+    return max(fitting[-1] if fitting else 1, least)
+
+
+def _augmentation(facts: DataFacts, side: int) -> tuple[tuple[str, ...], str]:
+    if facts.kind is None:
+        return ("auto",), "that of the data set"
+    if facts.kind == TEXT:
+        return ("zoom=0.75:1",), "text or drawings: never mirrored, no black borders"
+    crop = f"crop={max(side // 8, 1)}"
+    if facts.mirrored_means_another:
+        return (crop,), f"{facts.kind} whose class names are signs or directions: not mirrored"
+    assert facts.kind in (PHOTOGRAPHS, GREY)
+    return (crop, "flip"), facts.kind
+
+
+def _sides(facts: DataFacts, side: int) -> list[int]:
+    """Sides from that of the network up to the smallest that keeps the detail; none above that of the images."""
+    if facts.largest is None or not facts.lost or side > LARGEST_SMALL_SIDE:
+        return [side]
+    sides = [side]
+    for factor in LARGER[1:]:
+        lost = facts.lost.get(sides[-1], 0.0)
+        larger = round(factor * side)
+        if lost <= LOST_DETAIL or larger > max(facts.largest):
+            break
+        sides.append(larger)
+    return sides
+
+
+def epoch_seconds(each: float, images: int, validation_fraction: float) -> float:
+    """Seconds of an epoch with its evaluation, from those of the forward and backward pass of one image."""
+    held_out = images * validation_fraction / max(1 - validation_fraction, 0.1)
+    return each * (OVERHEAD * images + OF_EVALUATION * held_out) + EPOCH_SECONDS
+
+
+def _how_large(facts: DataFacts, side: int, chosen: int) -> str:
+    if facts.largest is None or facts.smallest is None:
+        return "size of the network"
+    sizes = [f"{width} x {height}" for height, width in (facts.smallest, facts.largest)]
+    text = f"images are {sizes[0]}" if sizes[0] == sizes[1] else f"images are {sizes[0]} to {sizes[1]}"
+    lost = facts.lost.get(chosen)
+    kept = "" if lost is None else f", of whose detail {100 * (1 - lost):.0f} % is kept"
+    return f"{text}{kept}" + ("" if chosen == side else f" ({100 * (1 - facts.lost[side]):.0f} % at {side})")
+
+
+def choose(
+    config: TrainConfig,
+    given: Collection[str],
+    facts: DataFacts,
+    side: int | None,
+    seconds: Seconds | None = None,
+) -> Choice:
+    """The settings of a training that are not given.
+
+    Args:
+        config: with the values that are given, and defaults elsewhere.
+        given: names of the fields that are kept as they are.
+        facts: about the data.
+        side: of the images that the network is made for; None if that cannot be chosen.
+        seconds: measures the time of an image; None if no time is to be measured.
+    """
+    values: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+
+    def put(name: str, value: Any, reason: str) -> None:
+        if name not in given:
+            values[name], reasons[name] = value, reason
+
+    put("batch_size", batch_for(facts.images, config.accumulate), f"{facts.images:,} images to train on")
+    batch = int(values.get("batch_size", config.batch_size))
+    tuned = "with these weights to start from" if config.weights is not None else f"for {config.model}"
+    put("lr", rate_for(config, batch), f"{tuned} in batches of {batch}")
+
+    free_side = side is not None and "img_size" not in given and "img_size" not in config.model_args
+    sides: list[int | None] = [*_sides(facts, side)] if free_side and side is not None else [None]
+    steps = max(facts.images // max(batch, 1), 1)
+    chosen, expected = sides[-1], None
+    if ("epochs" in given and "minutes" not in given) or seconds is None:
+        epochs = config.epochs
+    else:
+        minutes = config.minutes or default_minutes(facts.images)
+        put("minutes", minutes, "by the number of images")
+        held = 0.0 if config.paper_protocol else config.validation_fraction
+        most_epochs, most_steps = ENOUGH_STEPS if "minutes" in given else ENOUGH_EPOCHS
+        most = max(most_epochs, math.ceil(most_steps / steps))
+        for chosen in reversed(sides):
+            each = epoch_seconds(seconds(chosen), facts.images, held)
+            fitting = epochs_in(60 * minutes, each, 1, most)
+            wanted = config.epochs if "epochs" in given else min(EPOCHS_TO_ENLARGE, most)
+            if fitting >= wanted or chosen == sides[0]:
+                break
+        # An explicit time is kept; the time by default is extended where a network would hardly learn.
+        least = 1 if "minutes" in given else LEAST_EPOCHS
+        epochs = config.epochs if "epochs" in given else max(fitting, min(least, most))
+        full = epochs * each <= 60 * minutes < 1.5 * epochs * each or epochs < most
+        why = f"what {minutes:g} minutes allow" if full else "more would gain little"
+        if epochs * each > 60 * minutes:
+            why = f"longer than {minutes:g} minutes, because fewer would hardly learn"
+        put("epochs", epochs, f"{steps * epochs:,} steps, {why}")
+        expected = epochs * each
+    if free_side and chosen is not None and side is not None:
+        put("img_size", chosen, _how_large(facts, side, chosen))
+    if "warmup_epochs" not in given and config.warmup_steps is None:
+        warmup = min(max(min(1.0, epochs / 10), WARMUP_STEPS / steps), max(epochs / 5, 0.1))
+        put("warmup_epochs", round(warmup, 2), f"{round(warmup * steps)} steps")
+    if "augment" not in given:
+        put("augment", *_augmentation(facts, chosen or side or 32))
+    if facts.classes and max(facts.classes.values()) < 2 and not config.paper_protocol:
+        put("validation_fraction", 0.0, "no class has two images")
+    return Choice(values, reasons, expected)

@@ -1,0 +1,115 @@
+"""The settings that a training has by default, chosen from its data and its time before it starts.
+
+They are resolved once, to plain numbers that the run folder keeps, so that a run is resumed and repeated as it was.
+"""
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from mereo.data import DatasetInfo, dataset_info
+from mereo.models import get_model_entry, is_sequence_model
+from mereo.runtime.printing import say
+from mereo.runtime.text import duration
+from mereo.training.choice import Choice, choose
+from mereo.training.config import TrainConfig, show_size
+from mereo.training.estimate import image_seconds, training_images
+from mereo.training.facts import DataFacts, look_at
+from mereo.training.plan import make_plan
+
+TIMED_SECONDS = 1.0
+"""Seconds spent on timing a step."""
+SHOWN = 20
+"""Classes that are listed by name."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """A configuration with its open settings chosen, and what they were chosen from.
+
+    Attributes:
+        config: all of it explicit but what a plan resolves.
+        info: of the data, so that it need not be scanned again; None where nothing was chosen.
+        facts, choice: what was known, and what was chosen; None where nothing was.
+    """
+
+    config: TrainConfig
+    info: DatasetInfo | None = None
+    facts: DataFacts | None = None
+    choice: Choice | None = None
+
+    def lines(self) -> list[str]:
+        """What is printed before the start: classes, sizes and every setting with its reason."""
+        if self.facts is None or self.choice is None:
+            return []
+        return [*_describe(self.config, self.facts), *_settings(self.config, self.choice)]
+
+
+def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
+    """Choose the settings that are not given from the data and from --minutes.
+
+    Several processes could measure different times, so their settings stay those of `TrainConfig`; so do those of
+    networks that read tokens and of tasks other than classification.
+
+    Args:
+        config: with defaults where nothing is given.
+        given: names of the fields that were given, by an option or in Python.
+    """
+    config.check()
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several or config.task != "classification" or is_sequence_model(config.model):
+        return Defaults(config)
+    side = get_model_entry(config.model).defaults["img_size"]
+    info = dataset_info(config.data, config.data_root)
+    if info.text is not None:
+        return Defaults(config)
+    facts = look_at(info, training_images(config, info))
+    # Before anything is measured, so that an invalid setting is reported at once.
+    make_plan(config, info)
+
+    def seconds(chosen: int | None) -> float:
+        timed = config if chosen is None else config.replace(img_size=chosen)
+        return image_seconds(make_plan(timed, info), TIMED_SECONDS)
+
+    own = side if isinstance(side, int) and config.weights is None else None
+    choice = choose(config, given, facts, own, seconds)
+    return Defaults(config.replace(**choice.values), info, facts, choice)
+
+
+def show_defaults(defaults: Defaults) -> None:
+    """Print what was chosen."""
+    for line in defaults.lines():
+        say(line)
+
+
+def _describe(config: TrainConfig, facts: DataFacts) -> list[str]:
+    kind = "" if facts.kind is None else f" of {facts.kind}" if facts.kind.startswith("text") else f" ({facts.kind})"
+    lines = [f"{config.data}: {facts.num_classes} classes, {facts.images:,} images to train on{kind}"]
+    if facts.classes:
+        shown = list(facts.classes.items())[:SHOWN]
+        more = f", and {len(facts.classes) - SHOWN} more" if len(facts.classes) > SHOWN else ""
+        lines.append("  " + ", ".join(f"{name} {count:,}" for name, count in shown) + more)
+    return lines
+
+
+def _show(name: str, value: Any) -> str:
+    if isinstance(value, tuple):
+        return show_size(value) if name == "img_size" else " ".join(value)
+    return f"{value:g}"
+
+
+def _settings(config: TrainConfig, choice: Choice) -> list[str]:
+    rows = []
+    for name, value in choice.values.items():
+        shown = (
+            show_size(value) if name == "img_size" else " ".join(value) if isinstance(value, tuple) else f"{value:g}"
+        )
+        rows.append((f"--{name.replace('_', '-')} {shown}", choice.reasons[name]))
+    rows.sort(key=lambda row: row[0])
+    lines = [f"chosen for {config.model} on this data; any option given is kept:"] if rows else []
+    width = max((len(option) for option, _ in rows), default=0)
+    lines += [f"  {option:<{width}}  {reason}" for option, reason in rows]
+    if choice.seconds is not None:
+        lines.append(f"expected time: {duration(choice.seconds)}, with the evaluation of each epoch")
+    return lines
