@@ -108,6 +108,7 @@ def test_it_loads_as_a_vision_model_and_predicts(call, run):
 def test_evaluate_measures_what_applies_and_names_the_rest(call, run, monkeypatch):
     for name, few in (("RESTARTS", 2), ("RANDOM_POINTS", 4), ("QUERIES", 5)):
         monkeypatch.setattr(f"mereo.measure.attacks.masking.{name}", few)
+    monkeypatch.setattr("mereo.measure.attack_stage.is_at_chance", lambda model: False)
     words = ("--limit", "30", "--corruptions", "--equivariance", "--attack", "pgd", "--epsilon", "0.1", "--steps", "2")
     code, out, err = call("evaluate", run, *words, "--masking-images", "4")
     assert code == 0, err

@@ -69,6 +69,8 @@ def pictures(folder):
 def test_everything_about_two_networks(call_and_draw, monkeypatch):
     for name, few in (("RESTARTS", 2), ("RANDOM_POINTS", 4), ("QUERIES", 10)):
         monkeypatch.setattr(f"mereo.measure.attacks.masking.{name}", few)
+    # The checks are left out for networks that guess, as these do.
+    monkeypatch.setattr("mereo.measure.attack_stage.is_at_chance", lambda model: False)
     first, second = save_run("runs/first"), save("second.safetensors", seed=1)
     code, out, err = call_and_draw(
         first, second, "--limit", "20", "--corruptions", "--equivariance", "--attack", "square", "pgd", "--epsilon",
@@ -244,7 +246,7 @@ WRONG = [
     (["{w}", "--queries", "5"], "--attack"),
     (["{w}", "--restarts", "2"], "--attack"),
     (["{w}", "--attack-limit", "None"], "attack_limit is None"),
-    (["{w}", "--masking-images", "0"], "masking_images is 0"),
+    (["{w}", "--masking-images", "5"], "masking_images is 5"),
     (["{w}", "--attack-loss", "margin"], "--attack"),
     (["{w}", "--masking-images", "-1"], "masking_images is -1"),
     (["{w}", "--data", "digitz"], "digits"),
@@ -291,3 +293,38 @@ def test_the_configuration_of_a_run_is_read(call):
 def test_a_network_without_names_takes_those_of_the_data():
     (trained,) = load_trained_models([Path(save("bare.safetensors", names=()))], limit=10)
     assert trained.class_names == DIGITS
+
+
+def test_accuracy_and_couplings_are_reported_before_what_takes_long(call_and_draw, monkeypatch):
+    """When the long part fails, the first answers are on the screen and on disk."""
+
+    def stop(*arguments):
+        document = json.loads(Path("evaluation/report.json").read_text())["models"]["one"]
+        assert document["couplings"]["own"] == document["accuracy"] and "attacks" not in document
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mereo.measure.evaluation.measure_attacks", stop)
+    code, out, err = call_and_draw(save_run("runs/one"), "--limit", "40", "--attack", "pgd")
+    assert code != 0
+    assert "40 test images" in out and "couplings replaced by uniform" in out and "misclassified" in out
+    assert "one: couplings replaced" in err
+    text = Path("evaluation/report.md").read_text()
+    assert "Couplings replaced" in text and Path("evaluation/couplings.png").exists()
+
+
+def test_couplings_can_be_left_out(call):
+    code, out, err = call(save_run("runs/one"), "--limit", "20", "--no-couplings", "--json")
+    assert code == 0, err
+    assert "couplings" not in json.loads(out)["models"]["one"]
+
+
+def test_a_network_that_guesses_is_called_that_and_not_suspicious(call):
+    code, out, err = call(
+        save_run("runs/one"), "--attack", "fgsm", "--epsilon", "0.02", "--attack-limit", "20", "--masking-images", "4"
+    )
+    assert code == 0, err
+    assert "one predicts no better than chance" in out and "suspicious" not in out
+    assert "not measured, one: gradient masking, because it predicts no better than chance" in out
+    model = json.loads(Path("evaluation/report.json").read_text())["models"]["one"]
+    assert model["accuracy_low"] <= model["chance"]
+    assert "predicts no better than chance" in Path("evaluation/report.md").read_text()

@@ -131,10 +131,14 @@ def test_a_plain_network_is_put_beside_them(tmp_path, monkeypatch, capsys):
     assert main(["compare", SMALL, *words, "--plain", "torchvision:shufflenet_v2_x0_5"]) == 0
     out = capsys.readouterr().out
     plain = "torchvision:shufflenet_v2_x0_5:img_size=16"
-    assert f"beside the plain {plain}: " in out and "calibration error" in out and "under attack" in out
+    assert f"beside the plain {plain}: " in out and "no better than chance" in out
+    assert "couplings uniform %" in out and "couplings shuffled %" in out
     folder = Path("runs/compare-digits")
     document = json.loads((folder / "comparison.json").read_text())
-    assert set(document["measured"]) == {parse_variant(SMALL)[0], plain}
+    measured = document["measured"]
+    assert set(measured) == {parse_variant(SMALL)[0], plain}
+    assert measured[plain]["couplings_uniform"] is None
+    assert 0 <= measured[parse_variant(SMALL)[0]]["couplings_uniform"] <= 1
     assert {row["model"] for row in document["networks"] if row["plain"]} == {plain}
     assert "beside the plain" in (folder / "comparison.md").read_text()
 

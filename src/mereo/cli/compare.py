@@ -23,16 +23,18 @@ SHARED = (
 )  # fmt: skip
 
 
-def _beside_plain(rows: "Sequence[Row]", options: CompareOptions) -> tuple[dict[str, dict[str, float]], list[str]]:
+def _side_by_side(
+    rows: "Sequence[Row]", options: CompareOptions
+) -> tuple[dict[str, dict[str, float | None]], list[str]]:
     """Measurements of all networks, and a line for each on what it is better and worse at than the plain network."""
     plain = [row for row in rows if row.plain]
     others = [row for row in rows if not row.plain]
     runs = {row.model: row.run for row in rows if row.run is not None}
-    if not plain or not others or rows[0].task != "classification" or len(runs) < len(rows):
+    if rows[0].task != "classification" or len(runs) < len(rows):
         return {}, []
-    from mereo.measure.side_by_side import EPSILON, NOISE, better_at, measure_side_by_side
+    from mereo.measure.side_by_side import EPSILON, MILD, coupling_line, measure_side_by_side, verdict
 
-    say("measuring calibration, noise and attacks")
+    say("measuring calibration, corruptions, attacks and replaced couplings")
     measured = measure_side_by_side(runs, options.data, options.data_root, options.device or "auto")
     lines = []
     for row in others:
@@ -43,14 +45,14 @@ def _beside_plain(rows: "Sequence[Row]", options: CompareOptions) -> tuple[dict[
                 "parameters": (float(row.parameters), float(other.parameters)),
             }  # fmt: skip
             least = ("training memory in MiB", "parameters")
-            differences = better_at(measured[row.model], measured[other.model], cost, least)
-            parts = [f"{what} {', '.join(names)}" for what, names in zip(
-                ("better at", "worse at", "no clear difference in"), differences, strict=True) if names]  # fmt: skip
-            lines.append(f"{row.model} beside the plain {other.model}: {'; '.join(parts)}.")
+            names = row.model, other.model
+            lines.append(verdict(names, measured[row.model], measured[other.model], cost, least))
+    lines += [line for label, each in measured.items() if (line := coupling_line(label, each)) is not None]
     one = measured[rows[0].model]
     lines.append(
-        f"Measured on {one.images} test images with the first seed: noise of standard deviation {NOISE}, and PGD within"
-        f" {EPSILON} on {one.attacked} of them; shares differ clearly beyond two standard errors."
+        f"Measured on {one.images} test images with the first seed: the mean over mild corruptions"
+        f" ({', '.join(f'{name} {severity:g}' for name, severity in MILD.items())}), and PGD within {EPSILON} on"
+        f" {one.attacked} of them; shares differ clearly beyond two standard errors."
     )
     return {label: values.to_dict() for label, values in measured.items()}, lines
 
@@ -100,7 +102,7 @@ def run(words: list[str], command: str) -> None:
             rows = run_comparison(
                 options.models, options.seeds, options.output, given, options.recipe, say, options.plain
             )
-            measured, verdicts = _beside_plain(rows, options)
+            measured, verdicts = _side_by_side(rows, options)
         else:
             rows, measured, verdicts = _of_family(options, given)
     shown = given | ({"img_size": show_size(given["img_size"])} if "img_size" in given else {})
@@ -114,7 +116,7 @@ def run(words: list[str], command: str) -> None:
         return
     say()
     print_table(columns(rows), [cells(row) for row in ranked(rows)])
-    if options.family is not None:
+    if measured:
         say()
         print_table(*measured_cells(rows, measured))
     if verdicts:

@@ -4,7 +4,9 @@ import json
 import math
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mereo.cli.options import EvaluateOptions
 from mereo.cli.parse import parse
@@ -75,47 +77,91 @@ def run(words: list[str], command: str) -> None:
         attacks=tuple(dict.fromkeys(options.attack)), epsilons=tuple(sorted({0.0, *options.epsilon})),
         loss=options.attack_loss, steps=options.steps, queries=options.queries, restarts=options.restarts,
         attack_limit=options.attack_limit, masking_images=options.masking_images, batch_size=options.batch_size,
-        seed=options.seed,
+        seed=options.seed, couplings=options.couplings,
     )  # fmt: skip
     folder = new_folder(options.out)
     report = folder / "report.json"
     # Next to our own report.json the page is ours too.
     check_outputs("out", [report, *([] if report.exists() else [folder / "report.md"])], sources)
-    document = {"split": options.split, **evaluate_models(trained, plan, folder, Reporter())}
-    text = json.dumps(document, indent=2)
-    write_atomically(folder / "report.json", f"{text}\n")
-    write_atomically(folder / "report.md", markdown(document))
+
+    def keep(document: dict[str, Any]) -> str:
+        text = json.dumps({"split": options.split, **document}, indent=2)
+        write_atomically(folder / "report.json", f"{text}\n")
+        write_atomically(folder / "report.md", markdown({"split": options.split, **document}))
+        return text
+
+    def finished(part: str, document: dict[str, Any]) -> None:
+        """Print what is known so far, and keep it: what is asked for beyond accuracy may take long."""
+        keep(document)
+        if not options.json:
+            _show(part, {"split": options.split, **document})
+
+    document = evaluate_models(trained, plan, folder, Reporter(), finished)
+    text = keep(document)
     if options.json:
         say(text)
         say(f"report: {folder / 'report.md'}", file=sys.stderr)
-    else:
-        _summary(document, folder)
+        return
+    for name, model in document["models"].items():
+        for what, why in model.get("not_measured", {}).items():
+            say(f"\nnot measured, {name}: {what}, because {why}")
+    say(f"\nreport    {folder / 'report.md'}\nfigures   {folder / 'report.json'}")
+    if any(folder.rglob("*.png")):
+        say(f"pictures  {folder}/")
 
 
-def _summary(document: dict[str, object], folder: Path) -> None:
-    from typing import Any, cast
+def _show(part: str, document: dict[str, Any]) -> None:
+    """Print one part of an evaluation."""
+    show = {"accuracy": _show_accuracy, "couplings": _show_couplings, "equivariance": _show_equivariance}
+    show.get(part, partial(_show_curves, part))(document)
+    sys.stdout.flush()
 
-    from mereo.measure.report import attacked, curve_rows, overview, suspicious
 
-    models = cast("dict[str, Any]", document["models"])
+def _show_accuracy(document: dict[str, Any]) -> None:
+    from mereo.measure.conclusions import chance_words, error_words
+    from mereo.measure.report import overview
+
+    models = document["models"]
     count = next(iter(models.values()))["count"]
     print_table(*overview(models), title=f"{document['data']}, {count:,} {document['split']} {document['unit']}")
-    for kind, names in (
-        ("corruptions", next(iter(models.values())).get("corruptions", ())),
-        ("attacks", next(iter(models.values())).get("attacks", ())),
-    ):
-        if kind == "attacks" and names and (some := attacked(models)) < count:
-            say(f"\nattacked: {some:,} of the {count:,} images (--attack-limit)")
-        for name in names:
-            say()
-            print_table(*curve_rows(models, kind, name))
+    for words in (chance_words, error_words):
+        for name, model in models.items():
+            if (line := words(name, model)) is not None:
+                say(line)
+
+
+def _show_couplings(document: dict[str, Any]) -> None:
+    from mereo.measure.conclusions import coupling_rows, coupling_verdict
+
+    say()
+    print_table(*coupling_rows(document["models"]))
+    for line in coupling_verdict(document["models"]):
+        say(line)
+
+
+def _show_curves(part: str, document: dict[str, Any]) -> None:
+    from mereo.measure.report import attacked, curve_rows, suspicious
+
+    models = document["models"]
+    first = next(iter(models.values()))
+    if part == "attacks" and (some := attacked(models)) < first["count"]:
+        say(f"\nattacked: {some:,} of the {first['count']:,} images (--attack-limit)")
+    for name in first[part]:
+        say()
+        print_table(*curve_rows(models, part, name))
+    if part != "attacks":
+        return
     for name, model in models.items():
-        for part, why in model.get("not_measured", {}).items():
-            say(f"\nnot measured, {name}: {part}, because {why}")
         if "masking" in model:
             flagged = suspicious(model)
             result = f"suspicious: {', '.join(flagged)}" if flagged else "nothing suspicious"
             say(f"\ngradient masking, {name}: {result} ({len(model['masking']['checks'])} checks)")
+    if not document["plan"]["masking_images"]:
+        say("\ngradient masking: not checked (--masking-images 64 checks whether these accuracies are too high)")
+
+
+def _show_equivariance(document: dict[str, Any]) -> None:
+    for name, model in document["models"].items():
         for kind, moved in model.get("equivariance", {}).items():
             known = [m for m in moved if m["amount"] > 0 and m["linear"] is not None]
             if known:
@@ -127,6 +173,3 @@ def _summary(document: dict[str, object], folder: Path) -> None:
                 )
             elif kind in model["no_fit"]:
                 say(f"\n{kind}, {name}: {model['no_fit'][kind]}")
-    say(f"\nreport    {folder / 'report.md'}\nfigures   {folder / 'report.json'}")
-    if any(folder.rglob("*.png")):
-        say(f"pictures  {folder}/")

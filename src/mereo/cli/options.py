@@ -98,7 +98,7 @@ class ExplainOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Evaluate trained networks: accuracy per class, calibration, corruptions, attacks, equivariance. Writes a folder.
+    """Evaluate trained networks: accuracy and errors first, then what is asked for, with progress. Writes a folder.
 
     Examples:
       mereo evaluate                                  the newest run on the data it was trained on
@@ -117,6 +117,9 @@ class EvaluateOptions:
     """Images to evaluate on; validation means those held out during training."""
     limit: int | None = None
     """Largest number of images to evaluate, with classes in proportion; by default all."""
+    couplings: bool = True
+    """Measure the accuracy with couplings replaced by uniform and by shuffled ones too, of networks that have
+    couplings."""
     corruptions: bool = False
     """Measure accuracy under rotation, translation, occlusion, noise and blur."""
     equivariance: bool = False
@@ -136,8 +139,9 @@ class EvaluateOptions:
     """Runs of each attack; all but the first start from random points."""
     attack_limit: int | None = 1000
     """Largest number of images to attack, with classes in proportion; None attacks all."""
-    masking_images: int = 64
-    """Number of images used to check for gradient masking; 0 skips the check."""
+    masking_images: int = 0
+    """Number of images used to check for gradient masking after the attacks, such as 64; 0 leaves the check out, which
+    takes longer than the attacks."""
     out: Path | None = None
     """Folder to write; by default evaluation, evaluation-2, ..."""
     json: bool = False

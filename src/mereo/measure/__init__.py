@@ -4,6 +4,7 @@ from mereo.measure.attacks.attack import ATTACKS, attack
 from mereo.measure.attacks.masking import MaskingCheck, look_for_masking
 from mereo.measure.classification import classification_metrics
 from mereo.measure.corruptions import CORRUPTIONS, Corruption, corrupt
+from mereo.measure.couplings import CouplingEffect, coupling_effect, replace_couplings
 from mereo.measure.curves import Point, attack_curve, corruption_curve
 from mereo.measure.equivariance import PoseChange, compare_poses, equivariance
 from mereo.measure.evaluation import evaluate_models
@@ -14,6 +15,7 @@ __all__ = [
     "ATTACKS",
     "CORRUPTIONS",
     "Corruption",
+    "CouplingEffect",
     "MaskingCheck",
     "Plan",
     "Point",
@@ -25,8 +27,10 @@ __all__ = [
     "compare_poses",
     "corrupt",
     "corruption_curve",
+    "coupling_effect",
     "equivariance",
     "evaluate_models",
     "load_trained_models",
     "look_for_masking",
+    "replace_couplings",
 ]

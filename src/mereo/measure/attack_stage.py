@@ -11,6 +11,7 @@ from mereo.inference.answers import Answers, collect_answers
 from mereo.measure.attacks.attack import ATTACKS, attack
 from mereo.measure.attacks.losses import losses_of
 from mereo.measure.attacks.masking import SLACK, MaskingCheck, look_for_masking, masking_parts
+from mereo.measure.conclusions import is_at_chance
 from mereo.measure.curve_pictures import draw_attacked, draw_curves
 from mereo.measure.curves import Point, answer, attack_curve, check_epsilons
 from mereo.measure.plan import Plan, part_of
@@ -61,7 +62,12 @@ def measure_attacks(
         strongest = min(plan.attacks, key=lambda name: sum(p["accuracy"] for p in models[part.name]["attacks"][name]))
         _draw_attacked(part, unattacked, plan, strongest, epsilons[1:], out / part.name / "attacked.png")
         models[part.name]["attacked_images"] = len(part.split)
-        if plan.masking_images:
+        if not plan.masking_images:
+            continue
+        if is_at_chance(models[part.name]):
+            reason = "it predicts no better than chance, so that attacks have nothing to change"
+            models[part.name].setdefault("not_measured", {})["gradient masking"] = reason
+        else:
             models[part.name]["masking"] = _masking(part, unattacked, parts, plan, curves_of, reporter)
 
 

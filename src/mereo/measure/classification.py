@@ -16,6 +16,7 @@ from mereo.measure.calibration import (
     reliability,
     ways_of,
 )
+from mereo.measure.conclusions import chance_accuracy
 from mereo.measure.objects import object_metrics
 
 BINS = 15
@@ -53,6 +54,7 @@ def classification_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str
         "accuracy": answers.accuracy,
         "accuracy_low": low,
         "accuracy_high": high,
+        "chance": chance_accuracy(confusion),
         "per_class": [
             {"class": name, **scores._asdict()} for name, scores in zip(names, class_scores(confusion), strict=True)
         ],

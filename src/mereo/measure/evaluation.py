@@ -1,7 +1,7 @@
 """The complete evaluation of one or several networks: all numbers as plain values, all pictures as files."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from mereo.measure.attack_stage import measure_attacks
 from mereo.measure.attacks.attack import check_attack
 from mereo.measure.classification import classification_metrics, reliabilities
 from mereo.measure.corruptions import CORRUPTIONS
+from mereo.measure.coupling_pictures import draw_coupling_effects
+from mereo.measure.couplings import WAYS, coupling_effect, coupling_effect_of_task, has_couplings
 from mereo.measure.curve_pictures import draw_curves
 from mereo.measure.curves import Point, check_epsilons, corruption_curve
 from mereo.measure.equivariance import TRANSFORMS, equivariance, why_no_fit
@@ -25,20 +27,30 @@ from mereo.measure.trained_models import TrainedModel
 from mereo.models import CapsuleClassifier
 from mereo.runtime.progress import Reporter
 
+Finished = Callable[[str, dict[str, Any]], None]
+"""(part, the document so far): called when a part is measured."""
+PARTS = ("accuracy", "couplings", "corruptions", "attacks", "equivariance")
+"""The parts of an evaluation, in order."""
+
 
 def evaluate_models(
-    trained: Sequence[TrainedModel], plan: Plan, out: Path, reporter: Reporter | None = None
+    trained: Sequence[TrainedModel],
+    plan: Plan,
+    out: Path,
+    reporter: Reporter | None = None,
+    finished: Finished | None = None,
 ) -> dict[str, Any]:
     """Evaluate networks, draw the pictures into a folder, and return all numbers as plain values.
 
     What is measured follows from the task of the networks and from what they have: `not_measured` of a network gives
-    the reason for each part that was left out.
+    the reason for each part that was left out. Accuracy and errors come first; what takes long comes after them.
 
     Args:
         trained: from `load_trained_models`.
         plan: what to measure.
         out: folder of the pictures.
         reporter: shows the progress; None for silence.
+        finished: called after each of PARTS that is measured, before its pictures are drawn in the case of accuracy.
     """
     reporter = reporter or Reporter(silent=True)
     names = sorted({network.task.name for network in trained})
@@ -46,19 +58,25 @@ def evaluate_models(
         raise UsageError(
             f"the networks were trained for the tasks {' and '.join(names)}; evaluate each task by itself."
         )
-    if trained[0].task.scores_classes:
-        models = _classifiers(trained, plan, out, reporter)
-    else:
-        models = {network.name: _by_task(network, plan, reporter) for network in trained}
-    return {
+    document: dict[str, Any] = {
         "mereo": __version__,
         "task": names[0],
         "unit": trained[0].task.unit,
         "data": trained[0].data,
         "class_names": list(trained[0].class_names),
         "plan": asdict(plan),
-        "models": models,
+        "models": {},
     }
+
+    def done(part: str) -> None:
+        if finished is not None:
+            finished(part, document)
+
+    if trained[0].task.scores_classes:
+        _classifiers(trained, plan, out, reporter, document["models"], done)
+    else:
+        _by_task(trained, plan, out, reporter, document["models"], done)
+    return document
 
 
 def _facts(network: TrainedModel) -> dict[str, Any]:
@@ -68,28 +86,57 @@ def _facts(network: TrainedModel) -> dict[str, Any]:
     }
 
 
-def _by_task(network: TrainedModel, plan: Plan, reporter: Reporter) -> dict[str, Any]:
+def _by_task(
+    trained: Sequence[TrainedModel], plan: Plan, out: Path, reporter: Reporter, models: dict[str, dict[str, Any]],
+    done: Callable[[str], None],
+) -> None:  # fmt: skip
     """The metrics that the task itself keeps, for a task whose outputs are not scores of classes."""
-    task = network.task
-    with reporter.stage(f"{network.name}: {task.chooses[0]}", len(network.split)) as done:
-        figures = evaluate(network.model, network.split, task=task, batch_size=plan.batch_size)
-        done(len(network.split))
-    reason = f"it needs one score for each class, and the outputs of the task {task.name} are something else"
-    asked = {"corruptions": plan.corruptions, "attacks": bool(plan.attacks), "equivariance": plan.equivariance}
-    references = task.references(network.split)
-    left_out = ["calibration", *[part for part, wanted in asked.items() if wanted]]
-    return {
-        **_facts(network),
-        "count": figures.count,
-        "metrics": figures.values,
-        **({"references": references} if references else {}),
-        "not_measured": dict.fromkeys(left_out, reason),
-    }
+    for network in trained:
+        task = network.task
+        with reporter.stage(f"{network.name}: {task.chooses[0]}", len(network.split)) as advance:
+            figures = evaluate(network.model, network.split, task=task, batch_size=plan.batch_size)
+            advance(len(network.split))
+        reason = f"it needs one score for each class, and the outputs of the task {task.name} are something else"
+        asked = {"corruptions": plan.corruptions, "attacks": bool(plan.attacks), "equivariance": plan.equivariance}
+        references = task.references(network.split)
+        left_out = ["calibration", *[part for part, wanted in asked.items() if wanted]]
+        models[network.name] = {
+            **_facts(network),
+            "count": figures.count,
+            "metrics": figures.values,
+            **({"references": references} if references else {}),
+            "not_measured": dict.fromkeys(left_out, reason),
+        }
+    done("accuracy")
+    if plan.couplings:
+        for network in filter(_coupled, trained):
+            metric = network.task.chooses[0]
+            with reporter.stage(f"{network.name}: couplings replaced", 1) as advance:
+                effect = coupling_effect_of_task(
+                    network.model, network.split, network.task, models[network.name]["metrics"][metric],
+                    batch_size=plan.batch_size, seed=plan.seed,
+                )  # fmt: skip
+                advance(1)
+            if effect is not None:
+                models[network.name]["couplings"] = effect.to_dict()
+        _finish_couplings(models, out, done)
+
+
+def _coupled(network: TrainedModel) -> bool:
+    return has_couplings(network.model)
+
+
+def _finish_couplings(models: dict[str, dict[str, Any]], out: Path, done: Callable[[str], None]) -> None:
+    effects = {name: model["couplings"] for name, model in models.items() if "couplings" in model}
+    if effects:
+        draw_coupling_effects(effects, out / "couplings.png")
+        done("couplings")
 
 
 def _classifiers(
-    trained: Sequence[TrainedModel], plan: Plan, out: Path, reporter: Reporter
-) -> dict[str, dict[str, Any]]:
+    trained: Sequence[TrainedModel], plan: Plan, out: Path, reporter: Reporter, models: dict[str, dict[str, Any]],
+    done: Callable[[str], None],
+) -> None:  # fmt: skip
     if plan.attacks or plan.equivariance:
         check_one_label(trained[0].split)
     for network in trained:
@@ -97,28 +144,49 @@ def _classifiers(
             for epsilon in check_epsilons(plan.epsilons):
                 check_attack(name, epsilon, plan.steps_of(name), plan.restarts, plan.loss, network.model)
     answers: list[Answers] = []
-    models: dict[str, dict[str, Any]] = {}
     for network in trained:
-        with reporter.stage(f"{network.name}: accuracy", len(network.split)) as done:
-            answers.append(collect_answers(network.model, network.split, batch_size=plan.batch_size, progress=done))
+        with reporter.stage(f"{network.name}: accuracy", len(network.split)) as advance:
+            answers.append(collect_answers(network.model, network.split, batch_size=plan.batch_size, progress=advance))
         models[network.name] = {
             **_facts(network),
             **classification_metrics(answers[-1], network.class_names),
         }
+    done("accuracy")
+    for network, own in zip(trained, answers, strict=True):
         if network.split.labels_per_image == 1:
-            _draw_classification(network, answers[-1], out / network.name)
+            _draw_classification(network, own, out / network.name)
+    if plan.couplings:
+        _couplings(trained, answers, plan, reporter, models)
+        _finish_couplings(models, out, done)
     if plan.corruptions:
         _corruptions(trained, answers, plan, out, reporter, models)
+        done("corruptions")
     if plan.attacks:
         measure_attacks(trained, answers, plan, out, reporter, models)
+        done("attacks")
     if plan.equivariance:
         for network in trained:
             if isinstance(network.model, CapsuleClassifier):
                 _equivariance(network, network.model, plan, out, reporter, models)
             else:
                 reason = f"{type(network.model).__name__} has no class capsules, whose poses would be compared"
-                models[network.name]["not_measured"] = {"equivariance": reason}
-    return models
+                models[network.name].setdefault("not_measured", {})["equivariance"] = reason
+        done("equivariance")
+
+
+def _couplings(
+    trained: Sequence[TrainedModel], answers: list[Answers], plan: Plan, reporter: Reporter,
+    models: dict[str, dict[str, Any]],
+) -> None:  # fmt: skip
+    for network, own in zip(trained, answers, strict=True):
+        if not _coupled(network):
+            continue
+        with reporter.stage(f"{network.name}: couplings replaced", len(WAYS) * len(network.split)) as advance:
+            effect = coupling_effect(
+                network.model, network.split, own, batch_size=plan.batch_size, seed=plan.seed, progress=advance
+            )
+        if effect is not None:
+            models[network.name]["couplings"] = effect.to_dict()
 
 
 def _draw_classification(network: TrainedModel, answers: Answers, folder: Path) -> None:

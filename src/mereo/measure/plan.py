@@ -16,6 +16,7 @@ class Plan:
     """What is evaluated beyond the metrics on clean images.
 
     Attributes:
+        couplings: whether the metric is also measured with replaced couplings, of networks that have any.
         corruptions: whether accuracy under corruption is measured.
         equivariance: whether the poses of rotated and shifted images are measured.
         attacks: names of attacks.
@@ -39,9 +40,10 @@ class Plan:
     queries: int = 500
     restarts: int = 1
     attack_limit: int | None = 1000
-    masking_images: int = 64
+    masking_images: int = 0
     batch_size: int = 256
     seed: int = 0
+    couplings: bool = True
 
     def steps_of(self, name: str) -> int:
         """Steps or queries of an attack."""

@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mereo.escape import for_markdown
+from mereo.measure.conclusions import chance_words, coupling_rows, coupling_verdict, error_words
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.equivariance import TRANSFORMS
 from mereo.measure.objects import WORDS, overview_objects
@@ -26,6 +27,13 @@ other images of its class (*linear*), by the pose before (*unmoved*), and by a l
 (*shuffled*, the control); 1 is all of the variance. High *linear* over low *unmoved* is equivariance, both high is
 invariance, *linear* near *shuffled* is neither. A linear rule alone proves little: an untrained network that is nearly
 linear follows one too. *Length* is after over before, *angle* between the two poses."""
+COUPLINGS = """\
+Do the couplings matter? The same images with every coupling of the network replaced: *uniform*, its mean along the axis
+that is normalised, and *shuffled*, given to other senders at random (arXiv:1908.04626, arXiv:1902.10186). A mask keeps
+its zeros. The network was trained with its own couplings. A difference is clear beyond two standard errors of the
+number of images whose result changes."""
+UNCHECKED = """\
+Whether masked gradients make these accuracies too high was not checked; `--masking-images 64` does."""
 ATTACKS = """\
 On {images:,} of the {count:,} images. Attacks change every pixel by at most epsilon within [0, 1], before
 normalisation, and raise the loss `{loss}` of the scores; {restarts}. Images misclassified before the attack count as
@@ -109,10 +117,15 @@ def markdown(document: dict[str, Any]) -> str:
         f" ({first['count']:,})",
         table(*overview(models)),
     ]
+    parts += [for_markdown(line) for name, m in models.items() if (line := chance_words(name, m))]
+    parts += [for_markdown(line) for name, m in models.items() if (line := error_words(name, m))]
     if "objects" in first:
         parts.append(WORDS.format(objects=first["objects"]))
     elif "calibration" in first:
         parts.append(_calibration(models, len(document["class_names"])))
+    if any("couplings" in model for model in models.values()):
+        parts += ["## Couplings replaced", COUPLINGS, table(*coupling_rows(models)), "![couplings](couplings.png)"]
+        parts += map(for_markdown, coupling_verdict(models))
     if "corruptions" in first:
         parts += ["## Accuracy under corruption", "![curves](corruptions.png)"]
         parts += [
@@ -126,6 +139,7 @@ def markdown(document: dict[str, Any]) -> str:
             ATTACKS.format(images=attacked(models), count=first["count"], loss=plan["loss"], restarts=tries),
         ]
         parts += ["![curves](attacks.png)", *[table(*curve_rows(models, "attacks", name)) for name in plan["attacks"]]]
+        parts += [] if plan["masking_images"] else [UNCHECKED]
     for name, model in models.items():
         parts += _model(name, model)
     return "\n\n".join(parts) + "\n"

@@ -9,6 +9,7 @@ from mereo.data.sets import find_dataset
 from mereo.inference.answers import collect_answers
 from mereo.measure.attacks.attack import check_attack
 from mereo.measure.calibration import confidences, expected_calibration_error, reliability, ways_of
+from mereo.measure.couplings import coupling_effect
 from mereo.measure.curves import attack_curve, corruption_curve
 from mereo.measure.plan import part_of
 from mereo.measure.trained_models import TrainedModel, load_trained_models
@@ -31,6 +32,7 @@ class Robustness:
         rotation, translation, occlusion: mean over the severities of the corruption.
         apgd: under APGD.
         calibration_error: expected calibration error, of the better way to read the scores.
+        couplings_uniform, couplings_shuffled: with replaced couplings; None without couplings.
         images, attacked: numbers of images.
     """
 
@@ -41,6 +43,8 @@ class Robustness:
     occlusion: float
     apgd: float
     calibration_error: float
+    couplings_uniform: float | None
+    couplings_shuffled: float | None
     images: int
     attacked: int
 
@@ -92,11 +96,14 @@ def measure_robustness(
         few = part_of(one, answers, ATTACKED, seed)
         clean = answers if few is one else collect_answers(few.model, few.split)
         attacked = attack_curve("apgd", few.model, few.split, clean, (EPSILON,), steps=STEPS, seed=seed)
+        effect = coupling_effect(one.model, one.split, answers, seed=seed)
         measured[label] = Robustness(
             accuracy=answers.accuracy,
             familiar_viewpoints=None if known is None else collect_answers(known.model, known.split).accuracy,
             apgd=attacked[-1].accuracy,
             calibration_error=min(errors),
+            couplings_uniform=None if effect is None else effect.uniform.value,
+            couplings_shuffled=None if effect is None else effect.shuffled.value,
             images=len(answers.labels),
             attacked=len(clean.labels),
             **means,

@@ -1,22 +1,29 @@
 """A few measurements of several trained networks on the same test images, and which of two is better at what."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mereo.inference.answers import collect_answers
+from mereo.inference.metrics import confusion_matrix, wilson_interval
 from mereo.measure.attacks.attack import check_attack
 from mereo.measure.calibration import confidences, expected_calibration_error, reliability, ways_of
+from mereo.measure.conclusions import chance_accuracy, coupling_words
 from mereo.measure.corruptions import CORRUPTIONS
+from mereo.measure.couplings import CouplingEffect, coupling_effect
 from mereo.measure.curves import attack_curve, corruption_curve
 from mereo.measure.plan import part_of
 from mereo.measure.trained_models import load_trained_models
+from mereo.runtime.text import percent
 
 IMAGES, ATTACKED = 512, 128
 """Largest numbers of test images, and of those that are attacked."""
-NOISE, EPSILON, STEPS = 0.1, 0.02, 5
-"""Standard deviation of the noise, and bound and steps of PGD, of pixels in [0, 1]."""
+MILD = {"rotation": 20.0, "translation": 10.0, "occlusion": 20.0, "noise": 0.1, "blur": 4.0}
+"""Severity of each corruption."""
+EPSILON, STEPS = 0.02, 5
+"""Bound and steps of PGD, of pixels in [0, 1]."""
 CALIBRATION_APART, RATIO_APART = 0.01, 1.05
 """Differences that count: of calibration errors, and the ratio of speeds and sizes."""
 
@@ -29,19 +36,30 @@ class Measured:
         images, attacked: numbers of images.
         accuracy: without change.
         calibration_error: expected calibration error, of the better way to read the scores.
-        noise, attack: accuracy under Gaussian noise, and under PGD.
+        corruption: mean accuracy over the corruptions in MILD.
+        attack: accuracy under PGD.
+        at_chance: whether its accuracy is no better than that of predictions that do not depend on the images.
+        couplings: what replacing its couplings does; None without couplings.
     """
 
     images: int
     attacked: int
     accuracy: float
     calibration_error: float
-    noise: float
+    corruption: float
     attack: float
+    at_chance: bool = False
+    couplings: CouplingEffect | None = None
 
-    def to_dict(self) -> dict[str, float]:
-        """Plain values."""
-        return asdict(self)
+    def to_dict(self) -> dict[str, float | None]:
+        """Plain values, by the headings of a table."""
+        effect = self.couplings
+        return {
+            "images": self.images, "attacked": self.attacked, "accuracy": self.accuracy,
+            "calibration_error": self.calibration_error, "corruption": self.corruption, "attack": self.attack,
+            "couplings_uniform": None if effect is None else effect.uniform.value,
+            "couplings_shuffled": None if effect is None else effect.shuffled.value,
+        }  # fmt: skip
 
 
 def measure_side_by_side(
@@ -58,7 +76,6 @@ def measure_side_by_side(
     trained = load_trained_models(
         list(runs.values()), data=data, data_root=data_root, limit=IMAGES, device=device, seed=seed
     )
-    noise = replace(CORRUPTIONS["noise"], severities=(0, NOISE))
     measured = {}
     for label, one in zip(runs, trained, strict=True):
         answers = collect_answers(one.model, one.split)
@@ -70,10 +87,16 @@ def measure_side_by_side(
         few = part_of(one, answers, ATTACKED, seed)
         clean = answers if few is one else collect_answers(few.model, few.split)
         points = attack_curve("pgd", few.model, few.split, clean, (EPSILON,), steps=STEPS, seed=seed)
-        noisy = corruption_curve(noise, one.model, one.split, answers, seed=seed)
+        corrupted = [
+            corruption_curve(replace(CORRUPTIONS[name], severities=(0, mild)), one.model, one.split, answers, seed=seed)
+            for name, mild in MILD.items()
+        ]
+        chance = chance_accuracy(confusion_matrix(answers.predicted, answers.labels, len(one.class_names)))
+        low, _ = wilson_interval(answers.accuracy, len(answers.labels))
         measured[label] = Measured(
-            len(answers.labels), len(clean.labels), answers.accuracy, min(errors), noisy[-1].accuracy,
-            points[-1].accuracy,
+            len(answers.labels), len(clean.labels), answers.accuracy, min(errors),
+            statistics.mean(curve[-1].accuracy for curve in corrupted), points[-1].accuracy,
+            chance is not None and low <= chance, coupling_effect(one.model, one.split, answers, seed=seed),
         )  # fmt: skip
     return measured
 
@@ -89,6 +112,9 @@ def better_at(
 ) -> tuple[list[str], list[str], list[str]]:
     """At what the first of two networks is better, at what it is worse, and where there is no clear difference.
 
+    Where one of them predicts no better than chance, only accuracy and cost are compared: what guesses is neither
+    calibrated nor robust.
+
     Args:
         one, two: their measurements.
         cost: further quantities by name, of both; more is better.
@@ -101,16 +127,54 @@ def better_at(
     def put(words: str, clear: bool, first: bool) -> None:
         (same if not clear else better if first else worse).append(words)
 
-    shares = {
-        "accuracy": (one.accuracy, two.accuracy, one.images),
-        "accuracy under noise": (one.noise, two.noise, one.images),
-        "accuracy under attack": (one.attack, two.attack, one.attacked),
-    }
+    shares = {"accuracy": (one.accuracy, two.accuracy, one.images)}
+    if not (guessing := one.at_chance or two.at_chance):
+        shares["accuracy under corruption"] = one.corruption, two.corruption, one.images
+        shares["accuracy under attack"] = one.attack, two.attack, one.attacked
     for name, (a, b, images) in shares.items():
         put(f"{name} ({100 * a:.1f} and {100 * b:.1f} %)", _clearly(a, b, images), a > b)
-    a, b = one.calibration_error, two.calibration_error
-    put(f"calibration error ({100 * a:.1f} and {100 * b:.1f} %)", abs(a - b) > CALIBRATION_APART, a < b)
+    if not guessing:
+        a, b = one.calibration_error, two.calibration_error
+        put(f"calibration error ({100 * a:.1f} and {100 * b:.1f} %)", abs(a - b) > CALIBRATION_APART, a < b)
     for name, (a, b) in cost.items():
         clear = max(a, b) > RATIO_APART * min(a, b)
         put(f"{name} ({a:,.0f} and {b:,.0f})", clear, (a < b) == (name in least))
     return better, worse, same
+
+
+def verdict(
+    names: tuple[str, str], one: Measured, two: Measured, cost: Mapping[str, tuple[float, float]],
+    least: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """A line on what a network is better and worse at than a plain one, and whether anything speaks for it.
+
+    Args:
+        names: of the network and of the plain one.
+        one, two, cost, least: as in `better_at`.
+    """
+    differences = better_at(one, two, cost, least)
+    kinds = ("better at", "worse at", "no clear difference in")
+    parts = [f"{kind} {', '.join(each)}" for kind, each in zip(kinds, differences, strict=True) if each]
+    line = f"{names[0]} beside the plain {names[1]}: {'; '.join(parts)}."
+    guessing = [name for name, each in zip(names, (one, two), strict=True) if each.at_chance]
+    if guessing:
+        return f"{line} {' and '.join(guessing)}: no better than chance, so nothing else is compared; train longer."
+    predictions = [words for words in differences[0] if words.startswith(("accuracy", "calibration"))]
+    if predictions:
+        return line
+    if differences[0]:
+        return f"{line} Its predictions are better in nothing that was measured; only its cost speaks for it."
+    return f"{line} Nothing that was measured speaks for it on these images: use the plain network."
+
+
+def coupling_line(name: str, one: Measured) -> str | None:
+    """A line on what replacing couplings does; None for a network without couplings, or one that guesses."""
+    if one.couplings is None or one.at_chance:
+        return None
+    effect = one.couplings
+    values = [percent(value) for value in (effect.own, effect.uniform.value, effect.shuffled.value)]
+    words = coupling_words(effect.to_dict())
+    return (
+        f"Couplings of {name}: {values[0]} with its own, {values[1]} replaced by uniform, {values[2]} shuffled"
+        f" ({words if words.startswith('no') else f'its own are {words}'})."
+    )

@@ -1,0 +1,107 @@
+"""The first answers of an evaluation in words: whether a network predicts at all, its errors, what couplings do."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.measure.couplings import WAYS
+from mereo.runtime.text import percent
+
+FEW = 30
+"""Images below which predictions at the level of chance are a matter of too few images."""
+SHOWN_ERRORS = 5
+
+
+def chance_accuracy(confusion: Tensor) -> float | None:
+    """The accuracy of predictions that do not depend on the images; None with fewer than two classes among the images.
+
+    sum_k (share of the images that are of class k) (share of the images predicted as class k)
+
+    Shapes: confusion int64 (classes, classes), true classes in rows.
+    """
+    count, seen, predicted = confusion.sum(), confusion.sum(1), confusion.sum(0)
+    if int((seen > 0).sum()) < 2:
+        return None
+    return float((seen.double() * predicted.double()).sum() / count.double() ** 2)
+
+
+def is_at_chance(model: Mapping[str, Any]) -> bool:
+    """Whether the accuracy of a network is no better than chance, within its 95 % interval."""
+    chance = model.get("chance")
+    return chance is not None and bool(model["accuracy_low"] <= chance)
+
+
+def chance_words(name: str, model: Mapping[str, Any]) -> str | None:
+    """A sentence on a network at the level of chance; None for others."""
+    if not is_at_chance(model):
+        return None
+    numbers = f"({percent(model['accuracy'])} of {model['count']:,} images; guessing gets {percent(model['chance'])})"
+    if model["count"] < FEW and model["accuracy"] > model["chance"]:
+        return f"{name}: too few images to state that it predicts better than chance {numbers}."
+    return f"{name} predicts no better than chance {numbers}; its other numbers are those of a network that guesses."
+
+
+def errors(model: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """(true class, predicted class, images), the most frequent first; empty without a confusion matrix."""
+    if "confusion" not in model:
+        return []
+    confusion = torch.as_tensor(model["confusion"])
+    names = [each["class"] for each in model["per_class"]]
+    wrong = confusion.clone().fill_diagonal_(0)
+    pairs = [(names[i], names[j], int(wrong[i, j])) for i, j in wrong.nonzero().tolist()]
+    return sorted(pairs, key=lambda pair: -pair[2])
+
+
+def error_words(name: str, model: Mapping[str, Any]) -> str | None:
+    """One line on the most frequent errors; None without errors."""
+    pairs = errors(model)
+    if not pairs:
+        return None
+    shown = ", ".join(f"{true} as {predicted} ({count:,})" for true, predicted, count in pairs[:SHOWN_ERRORS])
+    more = f", and {len(pairs) - SHOWN_ERRORS} other kinds" if len(pairs) > SHOWN_ERRORS else ""
+    total = sum(count for _, _, count in pairs)
+    return f"{name}: {total:,} of {model['count']:,} images misclassified: {shown}{more}"
+
+
+def coupling_rows(models: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the table of replaced couplings; no row for a network without couplings."""
+    effects = {name: model["couplings"] for name, model in models.items() if "couplings" in model}
+    metric = next(iter(effects.values()))["metric"]
+
+    def shown(value: float) -> str:
+        return percent(value) if metric == "accuracy" else f"{value:.6g}"
+
+    rows = [
+        [name, shown(effect["own"]), *(shown(effect[way]["value"]) for way in WAYS), coupling_words(effect)]
+        for name, effect in effects.items()
+    ]
+    return ["network", metric, "couplings replaced by uniform", "shuffled", "own couplings"], rows
+
+
+def coupling_words(effect: Mapping[str, Any]) -> str:
+    """Whether a network needs its own couplings: beyond two standard errors of the images whose result changes.
+
+    Args:
+        effect: `CouplingEffect.to_dict()`.
+    """
+    if "lost" not in effect["uniform"]:
+        return "-"
+    clear = []
+    for way in WAYS:
+        lost, gained = effect[way]["lost"], effect[way]["gained"]
+        if abs(lost - gained) > 2 * math.sqrt(lost + gained):
+            clear.append(f"{'better' if lost > gained else 'worse'} than {way}")
+    return ", ".join(clear) or "no clear difference"
+
+
+def coupling_verdict(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence for each network whose own couplings are not clearly better than uniform ones."""
+    effects = {name: model["couplings"] for name, model in models.items() if "couplings" in model}
+    return [
+        f"{name}: its own couplings are not clearly better than uniform ones on these images."
+        for name, effect in effects.items()
+        if "lost" in effect["uniform"] and "better than uniform" not in coupling_words(effect)
+    ]
