@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mereo.core.kernels.transforms import transformed
 from mereo.core.observe import Observable
+from mereo.core.unfilled import unfilled
 from mereo.errors import MereoError, UsageError, first_line
 
 _PASSED_ON = (UsageError, MereoError, torch.OutOfMemoryError, torch.AcceleratorError)
@@ -82,7 +83,7 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
 
     @cache
     def expected() -> Expected:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with torch.random.fork_rng(devices=[]), unfilled():
             return tuple((x.dim(), x.is_floating_point()) for x in example()[1])
 
     @wraps(forward)

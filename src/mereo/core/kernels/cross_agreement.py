@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mereo.core.kernels.direct import direct
 from mereo.core.kernels.streamed import default_tile
 from mereo.core.kernels.transforms import forward_mode
 from mereo.core.squash import accumulation_type
@@ -118,4 +119,4 @@ def best_agreement(
         forms = weight @ weight.transpose(-1, -2)
     else:
         forms = fine_weight @ weight.transpose(-1, -2).unsqueeze(2)
-    return _best(fine, coarse, forms, tile)
+    return direct(_best, fine, coarse, forms, tile)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels import library
+from mereo.core.kernels.direct import direct
 from mereo.core.kernels.gaussians import EMPTY, LEAST_FIT, Floor, fit_gaussians, log_density
 from mereo.core.kernels.library import at, entry
 from mereo.core.kernels.transforms import steps_aside
@@ -54,7 +55,7 @@ def fitted(
         votes = torch.einsum("nsak,rskc->nrsac", poses, weight).flatten(3)
         found = fit_gaussians(votes, weights, floor)
         return found.mean, found.variance, log_density(votes, found) if with_fit else None
-    mean, variance, fit = _pass(poses, weight, weights, floor.least, floor.clamps, with_fit, method)
+    mean, variance, fit = direct(_pass, poses, weight, weights, floor.least, floor.clamps, with_fit, method)
     return mean, variance, fit if with_fit else None
 
 

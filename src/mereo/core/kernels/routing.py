@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels import library, triton_passes
+from mereo.core.kernels.direct import direct
 from mereo.core.kernels.methods import FLOATS, cannot_run_here
 from mereo.core.kernels.plain import Routing, plain
 from mereo.core.kernels.transforms import steps_aside
@@ -18,7 +19,7 @@ NOTHING = "there is nothing to route"
 def _without_votes(method: str) -> Callable[[Routing], Tensor]:
     def run(call: Routing) -> Tensor:
         votes, options = call.votes, (call.steps, call.coupling.normaliser, method, call.votes.tile)
-        return route_without_votes(votes.senders, votes.weight, call.prior, call.bias, *options)[0]
+        return direct(route_without_votes, votes.senders, votes.weight, call.prior, call.bias, *options)[0]
 
     return run
 

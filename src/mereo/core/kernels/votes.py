@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mereo.core.kernels.direct import direct
 from mereo.core.kernels.library import Entry, at, entry
 from mereo.core.kernels.streamed import default_tile
 from mereo.core.kernels.transforms import steps_aside
@@ -123,7 +124,7 @@ def _derived(
 ) -> Tensor:
     """By the operator, or by einsum where the operator must step aside."""
     if steps_aside() is None:
-        return _derivative(wanted, c, u, W, v, shared, default_tile(u, W.shape[0]) if tile is None else tile)
+        return direct(_derivative, wanted, c, u, W, v, shared, default_tile(u, W.shape[0]) if tile is None else tile)
     return _plain_derivative(wanted, dict(zip(NAMES, (c, u, W, v), strict=True)), shared)
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from mereo.core.shapes import image_size
+from mereo.core.unfilled import unfilled
 from mereo.models.plain.libraries import LIBRARIES
 from mereo.models.plain.network import PlainNetwork, last_linear
 from mereo.models.registry import ModelEntry, register_library
@@ -35,7 +35,7 @@ def plain_entry(library: str, network: str) -> PlainEntry:
     theirs = LIBRARIES[library]
     theirs.check(network)
     facts = theirs.facts(network)
-    with torch.device("meta"):
+    with unfilled():
         outline = theirs.make(network, 1000, 3, facts.size, {})
     first = next((name for name, module in outline.named_modules() if isinstance(module, nn.Conv2d)), "")
     parts = ("head",) if theirs.splits else _classifier(outline)
