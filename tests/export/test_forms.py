@@ -20,8 +20,9 @@ silent = {"say": lambda line: None}
 @pytest.mark.parametrize("name", ["mspcaps_tiny", "capsnet", "efficient_capsnet"])
 def test_every_form_is_written_and_equal(make, tmp_path, name):
     model = make(name)
-    found = export_model(model, list(FORMS), tmp_path, **silent)
-    assert [each.form for each in found] == list(FORMS)
+    forms = [form for form in FORMS if form != "page"]  # which needs a download: test_page.py
+    found = export_model(model, forms, tmp_path, **silent)
+    assert [each.form for each in found] == forms
     for each in found:
         assert each.difference <= FORMS[each.form].limit and each.size > 1000
         assert each.batches == (1, 2, 7) and each.images == "random"

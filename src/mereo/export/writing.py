@@ -12,6 +12,8 @@ from mereo.export.folder import CARD, CONFIG, WEIGHTS, known_record, load_folder
 from mereo.export.forms import BATCHES, FORMS, Exported, check_forms, file_name
 from mereo.export.images import AtHand, random_images, take
 from mereo.export.onnx_file import open_onnx, quantise_onnx, write_onnx
+from mereo.export.page.runtime import runtime_files
+from mereo.export.page.writing import check_page, open_page, write_page
 from mereo.export.programs import Scorer, lower, open_program, scorer, write_program
 from mereo.export.timm_own import check_for_timm, save_for_timm
 from mereo.files import cannot_write
@@ -73,6 +75,9 @@ def export_model(
         check_for_timm(model)
         if "hub" in forms:
             raise UsageError("to is hub and timm, whose files of this network differ; give each a folder of its own.")
+    if "page" in forms:
+        check_page(model)
+        runtime_files(say)  # downloaded before any work
     known = known_record(model, record)
     notes = {
         **model.config, "pretrained_cfg": model.pretrained_cfg, "class_names": list(model.class_names),
@@ -130,6 +135,9 @@ def _write(
             quantise_onnx(path, path, images.training)
             limit = float("inf")  # its cost is measured on the test images
         score = open_onnx(path)
+    elif form == "page":
+        write_page(model, path, notes)
+        score = open_page(path)
     elif form == "timm" and isinstance(model, PlainNetwork):
         files = (CONFIG, WEIGHTS)
         save_for_timm(model, folder)

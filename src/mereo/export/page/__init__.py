@@ -1,0 +1,1 @@
+"""A network as one HTML file that runs in a browser, without a server."""
