@@ -5,6 +5,7 @@ import math
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mereo.cli.options import EvaluateOptions
 from mereo.cli.parse import parse
@@ -12,6 +13,12 @@ from mereo.cli.show import print_table
 from mereo.cli.weights import newest_run
 from mereo.errors import UsageError, check_positive
 from mereo.runtime.printing import say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mereo.measure.trained_models import TrainedModel
+    from mereo.runtime.progress import Reporter
 
 ATTACK_OPTIONS = (
     "epsilon", "attack_loss", "steps", "queries", "restarts", "attack_limit", "masking_images",
@@ -59,10 +66,6 @@ def run(words: list[str], command: str) -> None:
     if not options.weights:
         say(f"using {sources[0]}", file=sys.stderr)
 
-    from mereo.files import check_outputs, write_atomically
-    from mereo.measure.evaluation import evaluate_models
-    from mereo.measure.plan import Plan
-    from mereo.measure.report import markdown
     from mereo.measure.trained_models import load_trained_models
     from mereo.runtime.progress import Reporter
 
@@ -70,6 +73,30 @@ def run(words: list[str], command: str) -> None:
         sources, data=options.data, data_root=options.data_root, split=options.split, limit=options.limit,
         device=options.device, seed=options.seed,
     )  # fmt: skip
+    document, folder = measured(options, trained, sources, Reporter())
+    if options.json:
+        say(json.dumps(document, indent=2))
+        say(f"report: {folder / 'report.md'}", file=sys.stderr)
+    else:
+        _summary(document, folder)
+
+
+def measured(
+    options: EvaluateOptions, trained: "Sequence[TrainedModel]", sources: "Sequence[Path]", reporter: "Reporter"
+) -> tuple[dict[str, object], Path]:
+    """The figures of an evaluation, and the folder into which they and the report were written.
+
+    Args:
+        options: what to measure.
+        trained: the networks with their images.
+        sources: files that must not be overwritten.
+        reporter: shows the progress.
+    """
+    from mereo.files import check_outputs, write_atomically
+    from mereo.measure.evaluation import evaluate_models
+    from mereo.measure.plan import Plan
+    from mereo.measure.report import markdown
+
     plan = Plan(
         corruptions=options.corruptions, equivariance=options.equivariance,
         attacks=tuple(dict.fromkeys(options.attack)), epsilons=tuple(sorted({0.0, *options.epsilon})),
@@ -81,15 +108,11 @@ def run(words: list[str], command: str) -> None:
     report = folder / "report.json"
     # Next to our own report.json the page is ours too.
     check_outputs("out", [report, *([] if report.exists() else [folder / "report.md"])], sources)
-    document = {"split": options.split, **evaluate_models(trained, plan, folder, Reporter())}
+    document = {"split": options.split, **evaluate_models(trained, plan, folder, reporter)}
     text = json.dumps(document, indent=2)
     write_atomically(folder / "report.json", f"{text}\n")
     write_atomically(folder / "report.md", markdown(document))
-    if options.json:
-        say(text)
-        say(f"report: {folder / 'report.md'}", file=sys.stderr)
-    else:
-        _summary(document, folder)
+    return document, folder
 
 
 def _summary(document: dict[str, object], folder: Path) -> None:

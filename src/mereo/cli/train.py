@@ -3,12 +3,17 @@
 import dataclasses
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mereo.cli.options import TrainOptions
 from mereo.cli.parse import parse
 from mereo.runtime.printing import say
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.recipes import apply_recipe
+
+if TYPE_CHECKING:
+    from mereo.training.report import Report
+    from mereo.training.results import RunResult
 
 
 def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
@@ -75,31 +80,37 @@ def _find_rate(config: TrainConfig) -> None:
 
 def run(words: list[str], command: str) -> None:
     """Train, or print the cost of training."""
-    config = options_from(words, command)
+    result = trained(options_from(words, command))
+    if result is not None and result.main:
+        from mereo.training.results import summary
+
+        summary(result)
+
+
+def trained(config: TrainConfig, report: "Report | None" = None) -> "RunResult | None":
+    """The result of a training with its announcements; None where only its cost or a rate was to be printed."""
     from mereo.training.plan import make_plan
 
     if config.dry_run:
         from mereo.training.estimate import print_estimate
 
         print_estimate(make_plan(config))
-        return
+        return None
     if config.find_lr:
         _find_rate(config)
-        return
+        return None
     from mereo.training.engine import train
     from mereo.training.estimate import announce
-    from mereo.training.results import summary
     from mereo.training.run_folder import check_resumable, folder_to_resume, resumed
 
+    shown = report is None or not report.silent
     if config.resume and os.environ.get("RANK", "0") == "0":
         folder = folder_to_resume(config)
         check_resumable(folder)
         line = resumed(folder)
-        if line is not None:
+        if line is not None and shown:
             say(line)
     plan = make_plan(config)
-    if os.environ.get("RANK", "0") == "0":
+    if shown and os.environ.get("RANK", "0") == "0":
         announce(plan)
-    result = train(plan)
-    if result.main:
-        summary(result)
+    return train(plan, report)
