@@ -39,12 +39,14 @@ if TYPE_CHECKING:
     from mereo.training.distil import Distilled, distil
     from mereo.training.matching import Match
     from mereo.workflow import evaluate, explain, predict, train
+    from mereo.workflow.estimator import ImageClassifier
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Capsules": "mereo.core",
     "Distilled": "mereo.training.distil",
+    "ImageClassifier": "mereo.workflow.estimator",
     "Match": "mereo.training.matching",
     "MereoError": "mereo.errors",
     "UsageError": "mereo.errors",
@@ -79,6 +81,7 @@ _HOMES = {
 __all__ = [
     "Capsules",
     "Distilled",
+    "ImageClassifier",
     "Match",
     "MereoError",
     "UsageError",

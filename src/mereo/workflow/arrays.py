@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.data import DatasetInfo
-from mereo.data.raw import ArraySplit, RawDataset, RawSplit
+from mereo.data import DatasetInfo, ImageSet, load_size
+from mereo.data.raw import ArraySplit, RawDataset, RawSplit, Request
+from mereo.data.registry import DEFAULT_AUGMENT
 from mereo.data.split import hold_out
 from mereo.errors import UsageError, unknown
+from mereo.models import VisionModel
 from mereo.workflow.images import labelled
 
 NAME = "arrays"
@@ -39,6 +41,17 @@ def class_numbers(labels: Sequence[Any], names: Sequence[str], network: str = "t
     return torch.tensor(numbers, dtype=torch.int64)
 
 
+def image_set(images: Tensor, numbers: Tensor, names: Sequence[str], network: VisionModel) -> ImageSet:
+    """Images in memory as a network is trained on them: its size and colours.
+
+    Shapes: images uint8 (n, channels, height, width), numbers of classes int64 (n,).
+    """
+    channels, height, width = network.image_shape
+    size = load_size((height, width), network.pretrained_cfg["crop_pct"])
+    pixels = ArraySplit(images, numbers).read(Request(size, channels)).images
+    return ImageSet(pixels, numbers, tuple(names))
+
+
 def sorted_classes(labels: Sequence[Any]) -> list[Any]:
     """The classes of labels of any type, sorted; UsageError for fewer than two, and for labels that are no classes."""
     try:
@@ -55,7 +68,8 @@ def sorted_classes(labels: Sequence[Any]) -> list[Any]:
 def array_dataset(data: Any, validation_fraction: float | None = None, seed: int = 0) -> DatasetInfo:
     """A data set from images and labels in memory, as `make_plan` takes it.
 
-    A fifth of the images is set aside for testing, as of a folder without test images.
+    A fifth of the images is set aside for testing, as of a folder without test images. Grey images, which are often of
+    text, are not mirrored or cut by default.
 
     Args:
         data: (images, labels), see `labelled`.
@@ -68,7 +82,6 @@ def array_dataset(data: Any, validation_fraction: float | None = None, seed: int
     names = tuple(str(each) for each in classes)
     if len(set(names)) < len(names):
         raise UsageError("labels have classes with the same name; give names or numbers, not both.")
-    images = images[:, :1] if images.shape[1] == 2 else images
     whole = ArraySplit(images, torch.tensor([names.index(str(label)) for label in labels]))
     splits: dict[str, RawSplit] = {"train": whole, "test": whole}
     fraction = TEST_FRACTION if validation_fraction is None else validation_fraction
@@ -88,5 +101,5 @@ def array_dataset(data: Any, validation_fraction: float | None = None, seed: int
 
     return DatasetInfo(
         NAME, f"images in memory, {len(names)} classes", "memory", len(names), images.shape[1],
-        (images.shape[2], images.shape[3]), counts, read=read,
+        (images.shape[2], images.shape[3]), counts, augment=DEFAULT_AUGMENT if images.shape[1] == 3 else (), read=read,
     )  # fmt: skip

@@ -12,7 +12,6 @@ from mereo.cli.evaluate import check, measured
 from mereo.cli.options import EvaluateOptions
 from mereo.cli.weights import newest_run
 from mereo.data import ImageSet
-from mereo.data.raw import ArraySplit, Request
 from mereo.data.split import stratified
 from mereo.errors import UsageError
 from mereo.inference.predict import task_of
@@ -30,7 +29,7 @@ from mereo.models import VisionModel
 from mereo.runtime.progress import Reporter
 from mereo.training.results import RunResult
 from mereo.training.setup import place
-from mereo.workflow.arrays import class_numbers
+from mereo.workflow.arrays import class_numbers, image_set
 from mereo.workflow.display import html_table, png, read_picture, text_table
 from mereo.workflow.images import labelled
 from mereo.workflow.networks import trained_network
@@ -100,12 +99,8 @@ class Evaluation:
 def _on_arrays(network: VisionModel, data: Any, name: str) -> ImageSet:
     """A pair of images and labels at the size of a network."""
     images, labels = labelled(data)
-    channels, height, width = network.image_shape
     known = network.class_names or tuple(str(number) for number in range(network.num_classes))
-    numbers = class_numbers(labels, known, name)
-    request = Request((height, width), channels)
-    pixels = ArraySplit(images, numbers).read(request).images
-    return ImageSet(pixels, numbers, known)
+    return image_set(images, class_numbers(labels, known, name), known, network)
 
 
 def _networks(models: Sequence[Any], options: EvaluateOptions, data: Any) -> list[TrainedModel]:
