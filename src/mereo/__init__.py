@@ -8,12 +8,18 @@
         scores = model(images)
     trace["head.coupling"]          # couplings (batch, heads, receivers, senders)
 
+    run = mereo.train(data="photos")                    # the commands as functions, with the same options
+    mereo.predict(run, "holiday/*.jpg")
+    mereo.evaluate(run)
+    mereo.explain(run, "holiday/beach.jpg")
+
 `import mereo` is quick: what a name needs is imported when the name is first used. The models are also registered with
 timm, whichever of the two is imported first.
 """
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mereo._timm_hook import register_with_timm
@@ -31,20 +37,23 @@ if TYPE_CHECKING:
     from mereo.technique import moh
     from mereo.training.attention_matches import sea_matches, sparsifiner_matches
     from mereo.training.distil import Distilled, distil
-    from mereo.training.engine import train
     from mereo.training.matching import Match
+    from mereo.workflow import evaluate, explain, predict, train
+    from mereo.workflow.estimator import ImageClassifier
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Capsules": "mereo.core",
     "Distilled": "mereo.training.distil",
+    "ImageClassifier": "mereo.workflow.estimator",
     "Match": "mereo.training.matching",
     "MereoError": "mereo.errors",
     "UsageError": "mereo.errors",
     "convert": "mereo.models",
     "create_model": "mereo.models",
     "distil": "mereo.training.distil",
+    "evaluate": "mereo.workflow",
     "evit": "mereo.select",
     "from_pretrained": "mereo.export",
     "get_mechanism": "mereo.mechanisms",
@@ -56,6 +65,7 @@ _HOMES = {
     "load": "mereo.models",
     "moh": "mereo.technique",
     "neighborhood_attention": "mereo.attention",
+    "predict": "mereo.workflow",
     "push_to_hub": "mereo.export",
     "record": "mereo.core",
     "save_pretrained": "mereo.export",
@@ -64,20 +74,23 @@ _HOMES = {
     "sea_matches": "mereo.training.attention_matches",
     "sparsifiner": "mereo.attention.sparse.sparsifiner_model",
     "sparsifiner_matches": "mereo.training.attention_matches",
-    "train": "mereo.training.engine",
+    "train": "mereo.workflow",
     "watchable": "mereo.attention",
 }
 
 __all__ = [
     "Capsules",
     "Distilled",
+    "ImageClassifier",
     "Match",
     "MereoError",
     "UsageError",
     "convert",
     "create_model",
     "distil",
+    "evaluate",
     "evit",
+    "explain",
     "from_pretrained",
     "get_mechanism",
     "intervene",
@@ -88,6 +101,7 @@ __all__ = [
     "load",
     "moh",
     "neighborhood_attention",
+    "predict",
     "push_to_hub",
     "record",
     "save_pretrained",
@@ -106,6 +120,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_HOMES[name]), name)
         setattr(sys.modules[__name__], name, value)
         return value
+    if not name.startswith("_") and name.isidentifier() and find_spec(f"mereo.{name}") is not None:
+        return import_module(f"mereo.{name}")
     raise AttributeError(f"module 'mereo' has no attribute {name!r}")
 
 

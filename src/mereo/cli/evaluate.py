@@ -6,7 +6,7 @@ import sys
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mereo.cli.options import EvaluateOptions
 from mereo.cli.parse import parse
@@ -14,6 +14,12 @@ from mereo.cli.show import print_table
 from mereo.cli.weights import newest_run
 from mereo.errors import UsageError, check_positive
 from mereo.runtime.printing import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mereo.measure.trained_models import TrainedModel
+    from mereo.runtime.progress import Reporter
 
 ATTACK_OPTIONS = (
     "epsilon", "attack_loss", "steps", "queries", "restarts", "attack_limit", "masking_images",
@@ -61,10 +67,6 @@ def run(words: list[str], command: str) -> None:
     if not options.weights:
         say(f"using {sources[0]}", file=sys.stderr)
 
-    from mereo.files import check_outputs, write_atomically
-    from mereo.measure.evaluation import evaluate_models
-    from mereo.measure.plan import Plan
-    from mereo.measure.report import markdown
     from mereo.measure.trained_models import load_trained_models
     from mereo.runtime.progress import Reporter
 
@@ -72,6 +74,41 @@ def run(words: list[str], command: str) -> None:
         sources, data=options.data, data_root=options.data_root, split=options.split, limit=options.limit,
         device=options.device, seed=options.seed,
     )  # fmt: skip
+    if options.json:
+        document, folder = measured(options, trained, sources, Reporter())
+        say(json.dumps(document, indent=2))
+        say(f"report: {folder / 'report.md'}", file=sys.stderr)
+        return
+    document, folder = measured(options, trained, sources, Reporter(), _show)
+    for name, model in document["models"].items():
+        for what, why in model.get("not_measured", {}).items():
+            say(f"\nnot measured, {name}: {what}, because {why}")
+    say(f"\nreport    {folder / 'report.md'}\nfigures   {folder / 'report.json'}")
+    if any(folder.rglob("*.png")):
+        say(f"pictures  {folder}/")
+
+
+def measured(
+    options: EvaluateOptions,
+    trained: "Sequence[TrainedModel]",
+    sources: "Sequence[Path]",
+    reporter: "Reporter",
+    show: "Callable[[str, dict[str, Any]], None]" = lambda part, document: None,
+) -> tuple[dict[str, Any], Path]:
+    """The figures of an evaluation, and the folder into which they and the report were written.
+
+    Args:
+        options: what to measure.
+        trained: the networks with their images.
+        sources: files that must not be overwritten.
+        reporter: shows the progress.
+        show: called with the name of each part that is finished, and all figures so far.
+    """
+    from mereo.files import check_outputs, write_atomically
+    from mereo.measure.evaluation import evaluate_models
+    from mereo.measure.plan import Plan
+    from mereo.measure.report import markdown
+
     plan = Plan(
         corruptions=options.corruptions, equivariance=options.equivariance,
         attacks=tuple(dict.fromkeys(options.attack)), epsilons=tuple(sorted({0.0, *options.epsilon})),
@@ -84,30 +121,17 @@ def run(words: list[str], command: str) -> None:
     # Next to our own report.json the page is ours too.
     check_outputs("out", [report, *([] if report.exists() else [folder / "report.md"])], sources)
 
-    def keep(document: dict[str, Any]) -> str:
-        text = json.dumps({"split": options.split, **document}, indent=2)
-        write_atomically(folder / "report.json", f"{text}\n")
-        write_atomically(folder / "report.md", markdown({"split": options.split, **document}))
-        return text
+    def keep(document: dict[str, Any]) -> dict[str, Any]:
+        document = {"split": options.split, **document}
+        write_atomically(folder / "report.json", json.dumps(document, indent=2) + "\n")
+        write_atomically(folder / "report.md", markdown(document))
+        return document
 
     def finished(part: str, document: dict[str, Any]) -> None:
-        """Print what is known so far, and keep it: what is asked for beyond accuracy may take long."""
-        keep(document)
-        if not options.json:
-            _show(part, {"split": options.split, **document})
+        """Keep what is known so far: what is asked for beyond accuracy may take long."""
+        show(part, keep(document))
 
-    document = evaluate_models(trained, plan, folder, Reporter(), finished)
-    text = keep(document)
-    if options.json:
-        say(text)
-        say(f"report: {folder / 'report.md'}", file=sys.stderr)
-        return
-    for name, model in document["models"].items():
-        for what, why in model.get("not_measured", {}).items():
-            say(f"\nnot measured, {name}: {what}, because {why}")
-    say(f"\nreport    {folder / 'report.md'}\nfigures   {folder / 'report.json'}")
-    if any(folder.rglob("*.png")):
-        say(f"pictures  {folder}/")
+    return keep(evaluate_models(trained, plan, folder, reporter, finished)), folder
 
 
 def _show(part: str, document: dict[str, Any]) -> None:

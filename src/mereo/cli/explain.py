@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mereo.models import VisionModel
+    from mereo.runtime.progress import Reporter
 
 BATCH = 12
 """Images per batch, and on one picture."""
@@ -93,8 +94,6 @@ def run(words: list[str], command: str) -> None:
     options = parse(ExplainOptions, words, command)
     check_positive(keep=options.keep)
     single_kind(options)
-    from mereo.explain import draw_explanation, write_explanations, write_page
-    from mereo.explain.folder import index_files
     from mereo.inference.predict import find_images
     from mereo.runtime.progress import Reporter
 
@@ -102,10 +101,31 @@ def run(words: list[str], command: str) -> None:
     model, source = load_weights(options.weights, options.device, ready=True)
     if options.weights is None:
         say(f"using {source}", file=sys.stderr)
+    for kind, files in write(options, model, paths, source, Reporter()).items():
+        if len(files) > BATCH:
+            say(f"{kind}: {files[0].parent}/ ({len(files)} files)")
+        else:
+            say("\n".join(f"{kind}: {path}" for path in files))
+
+
+def write(
+    options: ExplainOptions, model: "VisionModel", paths: list[Path], source: Path, reporter: "Reporter"
+) -> dict[str, list[Path]]:
+    """Write explanations of image files and return the files by kind.
+
+    Args:
+        options: what to write, and where.
+        model: from `source`, a file that must not be overwritten.
+        paths: of the images.
+        reporter: shows the progress.
+    """
+    from mereo.explain import draw_explanation, write_explanations, write_page
+    from mereo.explain.folder import index_files
+
     kinds, single, out = wanted_kinds(options, model), single_kind(options), options.out or new_folder()
     batches_of = -(-len(paths) // BATCH)
     check_outputs("out", [out] if single else index_files(out, kinds, batches_of), [*paths, source])
-    with reading(*paths, source), Reporter().stage("explained", len(paths)) as done:
+    with reading(*paths, source), reporter.stage("explained", len(paths)) as done:
         batches = read_batches(paths, model, options.strict, done)
         if single == "picture":
             names, images = next(batches)
@@ -116,8 +136,4 @@ def run(words: list[str], command: str) -> None:
             written = write_explanations(model, batches, out, kinds=kinds, keep=options.keep)
     if single == "picture" and len(paths) > BATCH:
         say(f"showing the first {BATCH} of {len(paths)} images; give a folder as --out for all", file=sys.stderr)
-    for kind, files in written.items():
-        if len(files) > BATCH:
-            say(f"{kind}: {files[0].parent}/ ({len(files)} files)")
-        else:
-            say("\n".join(f"{kind}: {path}" for path in files))
+    return written

@@ -76,7 +76,7 @@ def _values(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _check_values(options: Any) -> None:
+def check_values(options: Any) -> None:
     """UsageError for the first option with a value that is invalid in every command."""
     for field in dataclasses.fields(options):
         name, given = field.name, getattr(options, field.name)
@@ -141,5 +141,5 @@ def parse(options: type[T], words: Sequence[str], command: str, default: T | Non
         if stop.code in (0, None):
             raise
         raise UsageError(f"{one_line(errors.getvalue())} See mereo {command} --help.") from None
-    _check_values(parsed)
+    check_values(parsed)
     return parsed

@@ -12,8 +12,12 @@ from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.recipes import apply_recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from mereo.training.defaults import Defaults
     from mereo.training.plan import Plan
+    from mereo.training.report import Report
+    from mereo.training.results import RunResult
 
 
 def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
@@ -58,16 +62,15 @@ def given_options(words: list[str]) -> set[str]:
     return {name.removeprefix("no_") if name not in FIELDS else name for name in names}
 
 
-def _defaults(config: TrainConfig, words: list[str], options: TrainOptions) -> "Defaults":
+def _defaults(config: TrainConfig, given: "Collection[str]", from_file: bool) -> "Defaults":
     """The configuration with its open settings chosen; a file, a recipe and the run to resume leave none open."""
     from mereo.training.defaults import Defaults, choose_defaults
 
-    given = given_options(words)
-    if options.config is not None or config.recipe is not None or config.resume:
+    if from_file or config.recipe is not None or config.resume:
         if "minutes" not in given or config.resume:
             return Defaults(config)
         # With a time of its own only the number of epochs follows from it.
-        given |= FIELDS.keys() - {"epochs"} | ({"epochs"} & given)
+        given = {*given, *FIELDS} - ({"epochs"} - {*given})
     return choose_defaults(config, given)
 
 
@@ -105,36 +108,52 @@ def _find_rate(plan: "Plan") -> None:
 def run(words: list[str], command: str) -> None:
     """Train, or print the cost of training."""
     config, first = _parsed(words, command)
+    result = trained(config, given_options(words), from_file=first.config is not None)
+    if result is not None and result.main:
+        from mereo.training.results import summary
+
+        summary(result)
+
+
+def trained(
+    config: TrainConfig, given: "Collection[str]", *, from_file: bool = False, report: "Report | None" = None
+) -> "RunResult | None":
+    """The result of a training with its announcements; None where only its cost or a rate was to be printed.
+
+    Args:
+        config: of the training.
+        given: names of the fields that were given, which are kept; the others are chosen from the data.
+        from_file: whether it comes from a file, which leaves nothing to be chosen.
+        report: shows the progress.
+    """
     from mereo.training.defaults import show_defaults
     from mereo.training.plan import make_plan
 
     if config.dry_run or config.find_lr:
         from mereo.training.estimate import print_estimate
 
-        defaults = _defaults(config, words, first)
+        defaults = _defaults(config, given, from_file)
         show_defaults(defaults)
         plan = make_plan(defaults.config, defaults.info)
         if config.dry_run:
             print_estimate(plan)
         else:
             _find_rate(plan)
-        return
+        return None
     from mereo.training.engine import train
     from mereo.training.estimate import announce
-    from mereo.training.results import summary
     from mereo.training.run_folder import check_resumable, folder_to_resume, resumed
 
+    shown = report is None or not report.silent
     if config.resume and os.environ.get("RANK", "0") == "0":
         folder = folder_to_resume(config)
         check_resumable(folder)
         line = resumed(folder)
-        if line is not None:
+        if line is not None and shown:
             say(line)
-    defaults = _defaults(config, words, first)
+    defaults = _defaults(config, given, from_file)
     plan = make_plan(defaults.config, defaults.info)
-    if os.environ.get("RANK", "0") == "0":
+    if shown and os.environ.get("RANK", "0") == "0":
         show_defaults(defaults)
         announce(plan, measure=defaults.choice is None or defaults.choice.seconds is None)
-    result = train(plan)
-    if result.main:
-        summary(result)
+    return train(plan, report)

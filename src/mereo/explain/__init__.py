@@ -1,4 +1,13 @@
-"""Explanations of predictions, as numbers and as pictures."""
+"""Explanations of predictions, as numbers and as pictures.
+
+Called as a function, `mereo.explain(model, images)`, this package is `mereo.workflow.explain`.
+"""
+
+import inspect
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 from mereo.explain.attention_layers import AttentionLayer, attention_layers
 from mereo.explain.attention_pictures import draw_attention
@@ -62,3 +71,17 @@ __all__ = [
     "write_explanations",
     "write_page",
 ]
+
+
+class _Room(ModuleType):
+    """This package, which may also be called."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return import_module("mereo.workflow").explain(*arguments, **options)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(import_module("mereo.workflow").explain)
+
+
+sys.modules[__name__].__class__ = _Room

@@ -95,7 +95,7 @@ def draw_calibration(reliabilities: Mapping[str, Reliability], title: str, path:
         )  # fmt: skip
         width = 1 / len(bins.images)
         shares = 100 * bins.images / bins.images.sum().clamp(min=1)
-        lower.bar(bins.edges[:-1] + width / 2, shares, width=0.9 * width, color="#adb5bd")
+        lower.bar((bins.edges[:-1] + width / 2).numpy(), shares.numpy(), width=0.9 * width, color="#adb5bd")
         quiet(lower, "", "confidence", "% of images" if place == 0 else "", grid="y")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False, labelcolor=INK)

@@ -100,13 +100,10 @@ def _show(name: str, value: Any) -> str:
 
 
 def _settings(config: TrainConfig, choice: Choice) -> list[str]:
-    rows = []
-    for name, value in choice.values.items():
-        shown = (
-            show_size(value) if name == "img_size" else " ".join(value) if isinstance(value, tuple) else f"{value:g}"
-        )
-        rows.append((f"--{name.replace('_', '-')} {shown}", choice.reasons[name]))
-    rows.sort(key=lambda row: row[0])
+    rows = sorted(
+        (f"--{name.replace('_', '-')} {_show(name, value)}", choice.reasons[name])
+        for name, value in choice.values.items()
+    )
     lines = [f"chosen for {config.model} on this data; any option given is kept:"] if rows else []
     width = max((len(option) for option, _ in rows), default=0)
     lines += [f"  {option:<{width}}  {reason}" for option, reason in rows]

@@ -68,9 +68,9 @@ class Trainer:
         splits: the data; callbacks may replace it by one with the same number of images.
     """
 
-    def __init__(self, setup: Setup, folder: RunFolder, report: Report) -> None:
+    def __init__(self, setup: Setup, folder: RunFolder, report: Report, *, pictures: bool = True) -> None:
         self.plan, self.config, self.task = setup.plan, setup.config, setup.task
-        self.splits, self.folder, self.report = setup.splits, folder, report
+        self.splits, self.folder, self.report, self.pictures = setup.splits, folder, report, pictures
         self.augmentation, self.crop = setup.plan.augmentation, setup.crop
         self.model, self.cfg = setup.model, setup.model.pretrained_cfg
         self.accelerator = make_accelerator(self.config, setup.device)
@@ -197,7 +197,7 @@ class Trainer:
         epoch, first = self._resume()
         wanted = self.config.tensorboard and self.main
         events = open_events(self.folder, wanted, epoch + 1, self.report, self.task.columns)
-        if self.main and epoch == 0 and first == 0:
+        if self.pictures and self.main and epoch == 0 and first == 0:
             self._draw_training_samples()
         self.report.start(self.config.epochs * self.steps, epoch * self.steps + first, self.task.unit)
         try:
@@ -340,6 +340,7 @@ class Trainer:
         results = run_results(self, test_best, test_last)
         if self.main:
             self.folder.write_json(self.folder.results, results)
+        if self.main and self.pictures:
             draw_curves(self.history, self.folder.curves, self.task.chooses[0], is_share=self.task.is_share)
             if self.processes == 1:
                 draw_test_samples(self.task, self.model, self.splits.test, self.device, self.folder.test_samples)
@@ -348,21 +349,27 @@ class Trainer:
         return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main, self.task, note)
 
 
-def train(config: TrainConfig | Plan, report: Report | None = None) -> RunResult:
-    """Train a network as configured and return the result; the same as `mereo train`."""
+def train(config: TrainConfig | Plan, report: Report | None = None, *, pictures: bool = True) -> RunResult:
+    """Train a network as configured and return the result; the same as `mereo train`.
+
+    Args:
+        config: of the training.
+        report: shows the progress.
+        pictures: draw the curves and some images into the run folder.
+    """
     main = int(os.environ.get("RANK", "0")) == 0
     report = report or Report(silent=not main)
     plan = as_plan(config)
     with claimed(plan.config) as folder:
         try:
-            return _train_in(folder, plan, report)
+            return _train_in(folder, plan, report, pictures)
         except KeyboardInterrupt as stop:
             if not folder.state.exists():
                 raise
             raise KeyboardInterrupt(f"stopped. Continue with: mereo train {folder.path} --resume") from stop
 
 
-def _train_in(folder: RunFolder, plan: Plan, report: Report) -> RunResult:
+def _train_in(folder: RunFolder, plan: Plan, report: Report, pictures: bool) -> RunResult:
     resumed = plan.config.resume and folder.state.exists()
     setup = prepare(plan, progress=reading_progress(report), cache=folder.path, resumed=resumed)
     report.say(describe_images(setup))
@@ -372,7 +379,7 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report) -> RunResult:
     if setup.start is not None:
         report.say(setup.start)
     with deterministic_on(setup.device):
-        trainer = Trainer(setup, folder, report)
+        trainer = Trainer(setup, folder, report, pictures=pictures)
         steps = trainer.steps * setup.config.epochs
         if steps < FEW_STEPS:
             report.say(f"{steps} steps are too few for good results; use a smaller --batch-size or more --epochs")

@@ -68,6 +68,19 @@ def run_results(trainer: "Trainer", test_best: Scores, test_last: Scores) -> dic
 
 def summary(result: RunResult, picture: Path | None = None) -> None:
     """Print the table at the end of a run: test figures, size, speed and the paths of all files."""
+    rows = summary_rows(result)
+    if picture is not None:
+        rows.append(("explanation", str(picture)))
+    width = max(len(name) for name, _ in rows)
+    say()
+    for name, value in rows:
+        say(f"{name:<{width}}  {value}")
+    if result.note is not None:
+        say(f"\n{result.note}")
+
+
+def summary_rows(result: RunResult) -> list[tuple[str, str]]:
+    """The table of a finished run as names and values."""
     r, task = result.results, result.task
     chosen = {"validation": "best on validation", "test": "best on TEST images, as in the papers"}
     rows = task.summary(r["test_best"], f"{chosen.get(r['chosen_on'], 'last epoch')}, epoch {r['best_epoch']}")
@@ -79,14 +92,7 @@ def summary(result: RunResult, picture: Path | None = None) -> None:
         ("weights", str(result.folder.best)),
         ("run folder", str(result.folder.path)),
     ]
-    if picture is not None:
-        rows.append(("explanation", str(picture)))
-    width = max(len(name) for name, _ in rows)
-    say()
-    for name, value in rows:
-        say(f"{name:<{width}}  {value}")
-    if result.note is not None:
-        say(f"\n{result.note}")
+    return rows
 
 
 @torch.inference_mode()

@@ -1,0 +1,105 @@
+"""Images in memory as a data set: a pair of images and labels, with its classes by name."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mereo.data import DatasetInfo, ImageSet, load_size
+from mereo.data.raw import ArraySplit, RawDataset, RawSplit, Request
+from mereo.data.registry import DEFAULT_AUGMENT
+from mereo.data.split import hold_out
+from mereo.errors import UsageError, unknown
+from mereo.models import VisionModel
+from mereo.workflow.images import labelled
+
+NAME = "arrays"
+"""What configurations and results call images in memory."""
+TEST_FRACTION = 0.2
+
+
+def class_numbers(labels: Sequence[Any], names: Sequence[str], network: str = "the network") -> Tensor:
+    """Labels as numbers of classes: by name, or, where they are no names, whole numbers as they are.
+
+    Args:
+        labels: names or numbers.
+        names: of the classes, in order.
+        network: what has these classes, for the message.
+    """
+    places = {name: number for number, name in enumerate(names)}
+    numbers = []
+    for label in labels:
+        if str(label) in places:
+            numbers.append(places[str(label)])
+        elif isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(names):
+            numbers.append(label)
+        else:
+            raise unknown(f"class of {network}", label, names)
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def image_set(images: Tensor, numbers: Tensor, names: Sequence[str], network: VisionModel) -> ImageSet:
+    """Images in memory as a network is trained on them: its size and colours.
+
+    Shapes: images uint8 (n, channels, height, width), numbers of classes int64 (n,).
+    """
+    channels, height, width = network.image_shape
+    size = load_size((height, width), network.pretrained_cfg["crop_pct"])
+    pixels = ArraySplit(images, numbers).read(Request(size, channels)).images
+    return ImageSet(pixels, numbers, tuple(names))
+
+
+def sorted_classes(labels: Sequence[Any]) -> list[Any]:
+    """The classes of labels of any type, sorted; UsageError for fewer than two, and for labels that are no classes."""
+    try:
+        classes = np.unique(np.asarray(labels)).tolist() if labels else []
+    except TypeError:
+        classes = sorted(set(labels), key=str)
+    if any(isinstance(each, float) and not each.is_integer() for each in classes):
+        raise UsageError("labels have fractions; give classes: names or whole numbers.")
+    if len(classes) < 2:
+        raise UsageError(f"labels have {len(classes)} class{'es' if len(classes) != 1 else ''}; at least 2 are needed.")
+    return classes
+
+
+def array_dataset(data: Any, validation_fraction: float | None = None, seed: int = 0) -> DatasetInfo:
+    """A data set from images and labels in memory, as `make_plan` takes it.
+
+    A fifth of the images is set aside for testing, as of a folder without test images. Grey images, which are often of
+    text, are not mirrored or cut by default.
+
+    Args:
+        data: (images, labels), see `labelled`.
+        validation_fraction: hold out this fraction to choose the epoch and set nothing aside: those images, or
+            where it is 0 all of them, stand for the test images. None to divide as for a folder.
+        seed: of the division.
+    """
+    images, labels = labelled(data)
+    classes = sorted_classes(labels)
+    names = tuple(str(each) for each in classes)
+    if len(set(names)) < len(names):
+        raise UsageError("labels have classes with the same name; give names or numbers, not both.")
+    whole = ArraySplit(images, torch.tensor([names.index(str(label)) for label in labels]))
+    splits: dict[str, RawSplit] = {"train": whole, "test": whole}
+    fraction = TEST_FRACTION if validation_fraction is None else validation_fraction
+    if fraction:
+        kept, held = hold_out(whole.labels, fraction, seed)
+        if len(held):
+            splits = {"train": whole.take(kept), "test": whole.take(held)}
+            if validation_fraction is not None:
+                splits["validation"] = splits["test"]
+        elif validation_fraction is None:
+            raise UsageError("data has one image of each class; give more, so that a fifth can be set aside for tests.")
+    dataset = RawDataset(splits, names, images.shape[1])
+    counts = {name: len(split) for name, split in splits.items()}
+
+    def read(root: Path, download: bool) -> RawDataset:
+        return dataset
+
+    return DatasetInfo(
+        NAME, f"images in memory, {len(names)} classes", "memory", len(names), images.shape[1],
+        (images.shape[2], images.shape[3]), counts, augment=DEFAULT_AUGMENT if images.shape[1] == 3 else (), read=read,
+    )  # fmt: skip

@@ -1,0 +1,350 @@
+"""`mereo.ImageClassifier`: a network as a classifier of scikit-learn, which need not be installed."""
+
+import inspect
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mereo.cli.options import TrainOptions
+from mereo.errors import UsageError, unknown
+from mereo.inference.answers import collect_answers
+from mereo.measure.calibration import confidences
+from mereo.training.config import TrainConfig
+from mereo.training.engine import train
+from mereo.training.plan import make_plan
+from mereo.training.report import Report
+from mereo.workflow.arrays import array_dataset, image_set
+from mereo.workflow.images import COLOURS, stack_of
+from mereo.workflow.options import fit_all
+
+Array = np.ndarray[Any, Any]
+_BYTES, _UNIT = (0.0, 255.0), (0.0, 1.0)
+
+if TYPE_CHECKING or find_spec("sklearn") is None:
+
+    class _Estimator:
+        """The parameters of an estimator, as scikit-learn's base class has them."""
+
+        def get_params(self, deep: bool = True) -> dict[str, Any]:
+            """The arguments of the constructor by name; `deep` is part of scikit-learn's call and changes nothing."""
+            return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+        def set_params(self, **params: Any) -> "_Estimator":
+            """Change some of them; UsageError for an unknown one."""
+            known = self.get_params()
+            for name, value in params.items():
+                if name not in known:
+                    raise unknown(f"parameter of {type(self).__name__}", name, known)
+                setattr(self, name, value)
+            return self
+
+        def __repr__(self) -> str:
+            defaults = inspect.signature(type(self)).parameters
+            own = {name: value for name, value in self.get_params().items() if value != defaults[name].default}
+            return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in own.items())})"
+
+else:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+
+    class _Estimator(ClassifierMixin, BaseEstimator):
+        """An estimator of scikit-learn."""
+
+
+class ImageClassifier(_Estimator):
+    """A network that is fitted to images and labels in memory, with the interface of scikit-learn.
+
+    It works in `cross_val_score`, `GridSearchCV` and pipelines. Options that are None are those of `mereo train`.
+
+    Args:
+        model: name of the network.
+        epochs, batch_size, lr, weight_decay, optimizer, augment, img_size, model_args, weights, patience: options of
+            `mereo train`.
+        validation_fraction: of the images, held out in `fit` to choose the best epoch; 0 takes the last epoch.
+        image_shape: (height, width) or (height, width, channels) of images that are given as flat rows; rows of a
+            square number of values are square grey images by default.
+        value_range: the values that mean black and white; by default 0 to 255 for uint8, 0 to 1 for floating point in
+            that range, and otherwise the least and the greatest value that `fit` is given.
+        random_state: seed, or a RandomState to draw it from; None means 0.
+        device: to train and predict on.
+        options: any other options of `mereo train` by name.
+        verbose: print the progress.
+
+    Attributes:
+        classes_: the labels, sorted.
+        model_: the trained network.
+        history_: a row of figures for each epoch.
+        n_features_in_: values of an image.
+
+    Shapes: X (n, height, width), (n, height, width, channels), flat (n, values), a tensor (n, channels, height, width),
+        or a list of PIL images; y (n,), labels of any type.
+
+    classifier = mereo.ImageClassifier(epochs=10)
+    classifier.fit(X, y).predict(X)
+    sklearn.model_selection.cross_val_score(classifier, X, y)
+    """
+
+    def __init__(
+        self,
+        model: str = "mspcaps_tiny",
+        *,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        weight_decay: float | None = None,
+        optimizer: str | None = None,
+        augment: Sequence[str] | str | None = None,
+        img_size: int | tuple[int, int] | None = None,
+        model_args: Mapping[str, Any] | None = None,
+        weights: str | None = None,
+        patience: int | None = None,
+        validation_fraction: float = 0.1,
+        image_shape: tuple[int, ...] | None = None,
+        value_range: tuple[float, float] | None = None,
+        random_state: Any = None,
+        device: str = "auto",
+        options: Mapping[str, Any] | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.model = model
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.optimizer = optimizer
+        self.augment = augment
+        self.img_size = img_size
+        self.model_args = model_args
+        self.weights = weights
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.image_shape = image_shape
+        self.value_range = value_range
+        self.random_state = random_state
+        self.device = device
+        self.options = options
+        self.verbose = verbose
+
+    # --- fitting ----------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any) -> "ImageClassifier":
+        """Train a new network on images and labels.
+
+        Raises:
+            UsageError: for images or labels of another form, fewer than two classes, and wrong options.
+        """
+        array = _numbers(X)
+        values = self._images(array)
+        classes, numbers = _labels(y)
+        if len(values) != len(numbers):
+            raise UsageError(f"X has {len(values)} images and y {len(numbers)} labels; give one label for each image.")
+        self.n_features_in_ = int(np.prod(array.shape[1:]))
+        self._flat = array.ndim == 2
+        self.value_range_ = self._chosen_range(values)
+        seed = self._seed()
+        config = self._config(seed)
+        config.check()
+        images = torch.from_numpy(np.ascontiguousarray(self._pixels(values).transpose(0, 3, 1, 2)))
+        info = array_dataset((images, numbers), self.validation_fraction, seed)
+        with tempfile.TemporaryDirectory(prefix="mereo-fit-") as folder:
+            plan = make_plan(config.replace(output=folder), info)
+            result = train(plan, Report(silent=not self.verbose), pictures=False)
+            rows = _history(result.folder.history)
+        self.classes_, self.model_, self.history_ = classes, result.model, rows
+        self.model_.class_names = tuple(str(each) for each in classes)
+        return self
+
+    def _config(self, seed: int) -> TrainConfig:
+        """The configuration of the training; what is None stays as in `mereo train`."""
+        own = (
+            "model", "epochs", "batch_size", "lr", "weight_decay", "optimizer", "augment", "img_size", "model_args",
+            "weights", "patience", "device",
+        )  # fmt: skip
+        given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
+        fixed = dict.fromkeys(
+            ("data", "output", "name", "resume", "dry_run", "find_lr", "seed", "limit", *own, "validation_fraction"),
+            "it is an argument of ImageClassifier, or does not apply to images in memory",
+        )
+        options = fit_all(TrainOptions, "ImageClassifier", given, {})
+        options |= fit_all(TrainOptions, "ImageClassifier", {"tensorboard": False, **(self.options or {})}, fixed)
+        return TrainConfig().replace(**options, data="arrays", seed=seed, validation_fraction=0.0)
+
+    def _seed(self) -> int:
+        state = self.random_state
+        if state is None:
+            return 0
+        if hasattr(state, "randint"):
+            return int(state.randint(2**31 - 1))
+        if not isinstance(state, int | np.integer) or isinstance(state, bool):
+            raise UsageError(f"random_state is {state!r}; it must be a whole number, a RandomState or None.")
+        return int(state)
+
+    # --- images -----------------------------------------------------------------------------------------------------
+
+    def _images(self, array: Array) -> Array:
+        """Images as (n, height, width, channels), values as they are."""
+        values = array
+        if values.ndim == 2:
+            values = values.reshape(len(values), *self._shape_of_rows(values.shape[1]))
+        elif values.ndim == 4 and values.shape[-1] not in COLOURS and values.shape[1] in COLOURS:
+            raise UsageError(f"X is {values.shape}, channels first; give (n, height, width, channels), or a tensor.")
+        if values.ndim == 3:
+            values = values[..., None]
+        if values.ndim != 4 or values.shape[-1] not in COLOURS or 0 in values.shape[1:]:
+            raise UsageError(
+                f"X is {array.shape}; it must be (n, height, width), (n, height, width, channels) or flat rows (n,"
+                " values). Reshape your data."
+            )
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise UsageError("X has values that are NaN or infinity; replace them.")
+        return values
+
+    def _shape_of_rows(self, count: int) -> tuple[int, ...]:
+        """The shape of images that are given as flat rows."""
+        side = round(count**0.5)
+        shape = (side, side) if self.image_shape is None else tuple(self.image_shape)
+        if int(np.prod(shape)) != count or len(shape) not in (2, 3):
+            given = "image_shape is not given" if self.image_shape is None else f"image_shape is {self.image_shape}"
+            raise UsageError(f"X has rows of {count} values, and {given}; give their (height, width[, channels]).")
+        return shape
+
+    def _chosen_range(self, values: Array) -> tuple[float, float]:
+        if self.value_range is not None:
+            low, high = (float(end) for end in self.value_range)
+            if not low < high:
+                raise UsageError(f"value_range is {self.value_range}; its first value must be below its second.")
+            return low, high
+        if values.dtype == np.uint8:
+            return _BYTES
+        low, high = float(values.min()), float(values.max())
+        if values.dtype.kind == "f" and low >= 0 and high <= 1:
+            return _UNIT
+        return (low, high) if low < high else (low, low + 1)
+
+    def _pixels(self, values: Array) -> Array:
+        """Values as bytes: those of `value_range_` become 0 to 255, and what lies outside is cut off."""
+        if values.dtype == np.uint8 and self.value_range_ == _BYTES:
+            return values[..., :3]
+        low, high = self.value_range_
+        scaled = np.clip((values[..., :3].astype(np.float64) - low) / (high - low), 0, 1)
+        return stack_of(scaled)
+
+    # --- predicting -------------------------------------------------------------------------------------------------
+
+    def _scores(self, X: Any) -> tuple[Tensor, str]:
+        """Scores (n, classes) of the network, and their kind."""
+        if not hasattr(self, "model_"):
+            raise _not_fitted(type(self).__name__)
+        array = _numbers(X)
+        if self._flat and array.ndim == 2 and array.shape[1] != self.n_features_in_:
+            name, wanted = type(self).__name__, self.n_features_in_
+            raise UsageError(f"X has {array.shape[1]} features, but {name} is expecting {wanted} features as input.")
+        images = torch.from_numpy(np.ascontiguousarray(self._pixels(self._images(array)).transpose(0, 3, 1, 2)))
+        nothing = torch.zeros(len(images), dtype=torch.int64)
+        names = [str(each) for each in self.classes_]
+        answers = collect_answers(self.model_, image_set(images, nothing, names, self.model_))
+        return answers.scores, answers.kind
+
+    def predict(self, X: Any) -> Array:
+        """The class of each image, (n,)."""
+        scores, _ = self._scores(X)
+        chosen: Array = self.classes_[scores.argmax(1).numpy()]
+        return chosen
+
+    def predict_proba(self, X: Any) -> Array:
+        """A probability for each class, (n, classes): the softmax of logits, or the share of a capsule's length."""
+        scores, kind = self._scores(X)
+        shares: Array = confidences(scores.double(), "softmax" if kind == "logits" else "normalised").numpy()
+        return shares / shares.sum(1, keepdims=True)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of images that are predicted correctly, weighted where weights are given."""
+        return float(np.average(self.predict(X) == np.asarray(y), weights=sample_weight))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        tags.input_tags.three_d_array = True
+        tags.non_deterministic = False
+        return tags
+
+
+def _numbers(X: Any) -> Array:
+    """Images as one array of numbers, samples first and channels last; UsageError for what is none."""
+    if hasattr(X, "toarray"):
+        raise UsageError("X is sparse data, which has no images; give X.toarray().")
+    if isinstance(X, Tensor):
+        if X.dim() != 4 or X.shape[1] not in COLOURS:
+            raise UsageError(f"X is a tensor {tuple(X.shape)}; it must be (n, channels, height, width).")
+        return X.detach().cpu().movedim(1, -1).numpy()
+    if isinstance(X, Mapping | str):
+        raise UsageError(f"X is a {type(X).__name__}; give images as an array, a tensor or a list of PIL images.")
+    try:
+        values = np.stack([np.asarray(image) for image in X]) if isinstance(X, list | tuple) and X else np.asarray(X)
+    except ValueError as error:
+        raise UsageError("X has images of several sizes; give images of one size.") from error
+    if values.dtype.kind == "c":
+        raise UsageError(f"Complex data not supported: X is of {values.dtype}.")
+    if values.dtype.kind not in "fiub":
+        try:
+            values = values.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"X is of {values.dtype}, argument must be numbers: give images as arrays.") from error
+    if values.ndim == 2 and values.shape[1] == 0:
+        raise UsageError(f"X has 0 feature(s) (shape={values.shape}) while a minimum of 1 is required.")
+    if values.ndim and not len(values):
+        raise UsageError(f"X has 0 sample(s) (shape={values.shape}) while a minimum of 1 is required.")
+    return values
+
+
+def _labels(y: Any) -> tuple[Array, list[int]]:
+    """The classes, sorted, and the number of each label among them."""
+    if y is None:
+        raise UsageError("y is None; requires y to be passed, but the target y is None: give a label for each image.")
+    labels = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        kind = _of_sklearn("DataConversionWarning", UserWarning)
+        text = f"A column-vector y was passed when a 1d array was expected; y is {labels.shape}, give y.ravel()."
+        warnings.warn(text, kind, stacklevel=3)
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise UsageError(f"y is {labels.shape}; it must be (n,), one label for each image.")
+    if labels.dtype.kind == "f":
+        if not np.isfinite(labels).all():
+            raise UsageError("y has values that are NaN or infinity; replace them.")
+        if (labels != np.rint(labels)).any():
+            raise UsageError("Unknown label type: y has fractions; give classes, or whole numbers for them.")
+    try:
+        classes, numbers = np.unique(labels, return_inverse=True)
+    except TypeError as error:
+        raise UsageError("y has labels of several types, which cannot be sorted; give labels of one type.") from error
+    return classes, numbers.tolist()
+
+
+def _history(path: Any) -> list[dict[str, float]]:
+    """The rows of results.csv."""
+    import csv
+
+    with path.open() as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def _of_sklearn(name: str, otherwise: type[Exception]) -> Any:
+    """An exception or warning of scikit-learn where that is installed."""
+    if find_spec("sklearn") is None:
+        return otherwise
+    import sklearn.exceptions
+
+    return getattr(sklearn.exceptions, name)
+
+
+def _not_fitted(name: str) -> Exception:
+    """The error of an estimator that was not fitted, of both libraries."""
+    base = _of_sklearn("NotFittedError", UsageError)
+    kind = UsageError if base is UsageError else type("NotFittedUsageError", (UsageError, base), {})
+    error: Exception = kind(f"this {name} is not fitted yet; call fit first.")
+    return error

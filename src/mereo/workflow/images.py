@@ -1,0 +1,164 @@
+"""Images as people have them: paths, patterns, PIL images, arrays, tensors, and lists of any of these."""
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mereo.errors import UsageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+COLOURS = (1, 3, 4)
+"""Numbers of channels of a picture: grey, colour, colour with transparency."""
+_ACCEPTED = "paths, PIL images, arrays (height, width, channels) or tensors (channels, height, width)"
+
+
+def _to_bytes(values: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Pixels as bytes: uint8 as they are, floating point from [0, 1]."""
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype.kind != "f":
+        raise UsageError(f"{what} is of {values.dtype}; give uint8 in 0 .. 255, or floating point in 0 .. 1.")
+    if values.size and not (np.isfinite(values).all() and values.min() >= 0 and values.max() <= 1):
+        raise UsageError(
+            f"{what} is floating point with values outside 0 .. 1; divide it by 255 or undo its normalisation, or give"
+            " uint8."
+        )
+    return np.rint(values * 255).astype(np.uint8)
+
+
+def stack_of(images: Any, what: str = "images") -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """One image or a batch of an array or a tensor as uint8 (n, height, width, channels).
+
+    Arrays have their channels last, as PIL and OpenCV give them, tensors first, as PyTorch has them. Grey images may
+    have no axis of channels in arrays.
+    """
+    if isinstance(images, Tensor):
+        if images.dim() not in (3, 4) or images.shape[-3] not in COLOURS:
+            raise UsageError(
+                f"{what} is a tensor {tuple(images.shape)}; it must be (channels, height, width) or (batch, channels,"
+                " height, width), with 1, 3 or 4 channels."
+            )
+        images = images.detach().cpu()
+        values = (images.float() if images.is_floating_point() else images).movedim(-3, -1).numpy()
+    else:
+        values = np.asarray(images)
+        shape = values.shape
+        if values.ndim == 3 and shape[-1] not in COLOURS and shape[0] in COLOURS and shape[0] > 1:
+            raise UsageError(
+                f"{what} is an array {shape}, which looks like channels first; give channels last, as with"
+                " .transpose(1, 2, 0), or a tensor."
+            )
+        if values.ndim == 2 or (values.ndim == 3 and shape[-1] not in COLOURS):
+            values = values[..., None]
+        if values.ndim not in (3, 4) or values.shape[-1] not in COLOURS:
+            raise UsageError(
+                f"{what} is an array {shape}; it must be (height, width), (height, width, channels) or (batch, height,"
+                " width, channels), with 1, 3 or 4 channels."
+            )
+    values = values if values.ndim == 4 else values[None]
+    if 0 in values.shape[1:]:
+        raise UsageError(f"{what} has the shape {tuple(values.shape)}, without pixels.")
+    return _to_bytes(values, what)
+
+
+def pictures_of(images: Any, what: str = "images") -> "list[Image]":
+    """An array or a tensor as PIL images."""
+    from PIL import Image
+
+    return [Image.fromarray(each.squeeze(-1) if each.shape[-1] == 1 else each) for each in stack_of(images, what)]
+
+
+def _each(images: Any) -> "Iterator[str | Path | Image]":
+    """The patterns and pictures in a value; lists are followed."""
+    from PIL import Image
+
+    if isinstance(images, str | Path | Image.Image):
+        yield images
+    elif isinstance(images, np.ndarray | Tensor):
+        yield from pictures_of(images)
+    elif isinstance(images, Iterable) and not isinstance(images, Mapping | bytes):
+        for each in images:
+            yield from _each(each)
+    else:
+        raise UsageError(f"images is a {type(images).__name__}; give {_ACCEPTED}, or a list of them.")
+
+
+@contextmanager
+def as_files(images: Any) -> "Iterator[tuple[list[Path], dict[Path, Image]]]":
+    """The files of images, and of those in memory the pictures by their temporary file.
+
+    Images in memory pass through the same decoder as files, so that the same picture gives the same prediction.
+
+    Raises:
+        UsageError: for no images, and for what are no images.
+    """
+    from mereo.inference.predict import find_images
+
+    listed = list(_each(images))
+    if not listed:
+        raise UsageError(f"no image is given; give {_ACCEPTED}.")
+    with tempfile.TemporaryDirectory(prefix="mereo-images-") as folder:
+        paths: dict[Path, None] = {}
+        held: dict[Path, Image] = {}
+        for each in listed:
+            if isinstance(each, str | Path):
+                paths.update(dict.fromkeys(find_images([each])))
+                continue
+            path = Path(folder) / f"image {len(held)}.png"
+            savable = each if each.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else each.convert("RGB")
+            savable.save(path, compress_level=1)
+            held[path] = each
+            paths[path] = None
+        yield list(paths), held
+
+
+def thumbnail(image: "Path | Image", side: int = 96) -> bytes:
+    """A small PNG of an image; empty where it cannot be read any more."""
+    import io
+
+    from PIL import Image, ImageOps
+
+    try:
+        opened = Image.open(image) if isinstance(image, Path) else image
+        small = ImageOps.exif_transpose(opened).convert("RGB")
+        small.thumbnail((side, side))
+        content = io.BytesIO()
+        small.save(content, format="PNG")
+        return content.getvalue()
+    except OSError:
+        return b""
+
+
+def labelled(data: Any) -> tuple[Tensor, list[Any]]:
+    """Images and labels of a pair, as uint8 (n, channels, height, width) and a list of labels.
+
+    Pictures of several sizes are refused: a folder of files is the form for those.
+    """
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise UsageError(
+            f"data is a {type(data).__name__}; give the name of a data set, a path, or a pair (images, labels)."
+        )
+    images, labels = data
+    if not isinstance(images, np.ndarray | Tensor):
+        pictures = list(_each(images))
+        sizes = {picture.size for picture in pictures if not isinstance(picture, str | Path)}
+        if any(isinstance(picture, str | Path) for picture in pictures) or len(sizes) != 1:
+            raise UsageError(
+                "data has paths, or images of several sizes; give a folder <class>/*, a table of paths and labels"
+                " (.csv), or images of one size."
+            )
+        rgb = any(picture.mode not in ("1", "L") for picture in pictures if not isinstance(picture, str | Path))
+        images = np.stack([np.asarray(p.convert("RGB" if rgb else "L")) for p in pictures if not isinstance(p, str)])  # type: ignore[union-attr]
+    stacked = stack_of(images)[..., :3]
+    names = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
+    if len(names) != len(stacked):
+        raise UsageError(f"data has {len(stacked):,} images and {len(names):,} labels; give one label for each image.")
+    return torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))), names

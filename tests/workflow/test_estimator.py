@@ -1,0 +1,237 @@
+"""The classifier as a person with arrays uses it, and scikit-learn's checks of it."""
+
+import inspect
+import pickle
+import subprocess
+import textwrap
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mereo
+from mereo.data import load_split
+from mereo.workflow.estimator import ImageClassifier
+
+SMALL = {"epochs": 2, "batch_size": 16, "model": "resnet20", "img_size": 8, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """300 digits as uint8 (n, 8, 8), and their labels."""
+    split = load_split("digits", "train", img_size=8, validation_fraction=0.0)
+    return split.images[:300, 0].numpy(), split.labels[:300].numpy()
+
+
+@pytest.fixture(scope="module")
+def fitted(digits):
+    images, labels = digits
+    return ImageClassifier(**SMALL).fit(images, np.array(list("abcdefghij"))[labels])
+
+
+@pytest.mark.slow
+def test_it_learns_and_its_parts_agree(digits):
+    images, labels = digits
+    classifier = ImageClassifier(epochs=8, batch_size=16, lr=3e-3, model_args={"channels": [8, 16, 32]}, device="cpu")
+    assert classifier.fit(images[:240], labels[:240]) is classifier
+    predicted, shares = classifier.predict(images[240:]), classifier.predict_proba(images[240:])
+    accuracy = (predicted == labels[240:]).mean()
+    assert accuracy > 0.7 and classifier.score(images[240:], labels[240:]) == accuracy
+    np.testing.assert_allclose(shares.sum(1), 1)
+    assert (classifier.classes_[shares.argmax(1)] == predicted).all() and (shares >= 0).all()
+    assert (
+        len(classifier.history_) == 8 and classifier.history_[-1]["train_loss"] < classifier.history_[0]["train_loss"]
+    )
+    weights = np.zeros(60)
+    weights[0] = 1
+    assert classifier.score(images[240:], labels[240:], weights) == float(predicted[0] == labels[240])
+
+
+def test_labels_keep_their_type_and_images_any_form(fitted, digits):
+    images, labels = digits
+    assert fitted.classes_.tolist() == list("abcdefghij") and fitted.predict(images[:5]).dtype.kind == "U"
+    assert fitted.model_.class_names == tuple("abcdefghij") and fitted.n_features_in_ == 64
+    expected = fitted.predict_proba(images[:6])
+    forms = [
+        images[:6, ..., None], images[:6].reshape(6, 64), list(images[:6]), torch.from_numpy(images[:6, None]),
+        [Image.fromarray(image) for image in images[:6]], images[:6].astype(np.float64),
+    ]  # fmt: skip
+    for form in forms:
+        np.testing.assert_array_equal(fitted.predict_proba(form), expected)
+    assert mereo.predict(fitted, images[:6]).classes == fitted.predict(images[:6]).tolist()
+    assert mereo.evaluate(fitted, data=(images[:40], list(np.array(list("abcdefghij"))[labels[:40]])), quiet=True)
+
+
+def test_numbers_outside_the_unit_range_are_scaled_by_those_of_fit(fitted, digits):
+    images, labels = digits
+    scaled = ImageClassifier(**SMALL).fit(images / 16.0 - 3, np.array(list("abcdefghij"))[labels])
+    assert scaled.value_range_ == (-3, 255 / 16 - 3)
+    np.testing.assert_array_equal(scaled.predict_proba(images / 16.0 - 3), fitted.predict_proba(images))
+    again = ImageClassifier(**SMALL, value_range=(0, 10))
+    again.value_range_ = again._chosen_range(images / 16.0)
+    assert again.value_range_ == (0, 10)
+    assert again._pixels(np.array([[[[-1.0], [5.0], [11.0]]]])).flatten().tolist() == [0, 128, 255]
+
+
+def test_it_is_the_training_of_the_command_and_repeatable(digits):
+    images, labels = digits
+    first, second = (ImageClassifier(**SMALL, random_state=3).fit(images[:60], labels[:60]) for _ in range(2))
+    np.testing.assert_array_equal(first.predict_proba(images), second.predict_proba(images))
+    restored = pickle.loads(pickle.dumps(first))
+    np.testing.assert_array_equal(first.predict_proba(images), restored.predict_proba(images))
+    config = ImageClassifier(lr=0.5, optimizer="sgd", options={"clip_norm": 1})._config(4)
+    assert (config.lr, config.optimizer, config.clip_norm, config.seed) == (0.5, "sgd", 1.0, 4)
+    assert config.batch_size == mereo.training.config.TrainConfig().batch_size
+
+
+WRONG = {
+    "rows that are no square": ({}, np.zeros((4, 6)), list("abab"), "image_shape is not given"),
+    "rows of another shape": ({"image_shape": (2, 2)}, np.zeros((4, 6)), list("abab"), "image_shape is (2, 2)"),
+    "channels first": ({}, np.zeros((4, 3, 8, 8)), list("abab"), "channels first"),
+    "one image": ({}, np.zeros((8,)), list("ab"), "Reshape your data"),
+    "several sizes": ({}, [np.zeros((8, 8)), np.zeros((9, 8))], list("ab"), "several sizes"),
+    "a dict": ({}, {"a": 1}, list("ab"), "X is a dict"),
+    "text": ({}, "photos", list("ab"), "X is a str"),
+    "nothing finite": ({}, np.full((4, 8, 8), np.nan), list("abab"), "NaN"),
+    "one class": ({}, np.zeros((4, 8, 8)), list("aaaa"), "1 class"),
+    "numbers to regress": ({}, np.zeros((4, 8, 8)), [0.1, 0.2, 0.3, 0.4], "Unknown label type"),
+    "no labels": ({}, np.zeros((4, 8, 8)), None, "y is None"),
+    "labels of several types": ({}, np.zeros((2, 8, 8)), np.array(["a", 1], dtype=object), "several types"),
+    "another number of labels": ({}, np.zeros((4, 8, 8)), list("ab"), "4 images and y 2 labels"),
+    "an unknown option": ({"options": {"clip": 3}}, np.zeros((4, 8, 8)), list("abab"), "did you mean 'clip_norm'"),
+    "an option that is an argument": ({"options": {"lr": 3}}, np.zeros((4, 8, 8)), list("abab"), "is an argument"),
+    "text for a number": ({"epochs": "3"}, np.zeros((4, 8, 8)), list("abab"), "epochs is '3'"),
+    "an unknown network": ({"model": "mspcaps"}, np.zeros((4, 8, 8)), list("abab"), "mspcaps_tiny"),
+    "a range without length": ({"value_range": (1, 1)}, np.zeros((4, 8, 8)), list("abab"), "value_range"),
+    "a seed that is none": ({"random_state": "a"}, np.zeros((4, 8, 8)), list("abab"), "random_state"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_named(case):
+    arguments, images, labels, message = WRONG[case]
+    with pytest.raises(mereo.UsageError) as error:
+        ImageClassifier(**arguments).fit(images, labels)
+    assert message in str(error.value)
+
+
+def test_prediction_needs_a_fit_and_images_of_the_same_form(fitted):
+    with pytest.raises(mereo.UsageError, match="not fitted"):
+        ImageClassifier().predict(np.zeros((1, 8, 8)))
+    with pytest.raises(mereo.UsageError, match="channels"):
+        fitted.predict(torch.zeros(1, 2, 8, 8))
+
+
+@pytest.mark.slow
+def test_cross_validation_and_grid_search(digits):
+    pytest.importorskip("sklearn")
+    from sklearn.base import clone
+    from sklearn.model_selection import GridSearchCV, cross_val_score
+
+    images, labels = digits[0][:80], digits[1][:80]
+    classifier = ImageClassifier(**SMALL).set_params(epochs=1)
+    assert clone(classifier).get_params() == classifier.get_params()
+    assert len(cross_val_score(classifier, images, labels, cv=2, error_score="raise")) == 2
+    search = GridSearchCV(classifier, {"lr": [1e-3, 3e-3]}, cv=2, scoring="neg_log_loss", error_score="raise")
+    assert search.fit(images.reshape(80, 64), labels).best_params_["lr"] in (1e-3, 3e-3)
+    assert search.predict(images.reshape(80, 64)).shape == (80,)
+
+
+@pytest.mark.slow
+def test_without_scikit_learn(python):
+    code = """
+    import sys
+    from importlib import util
+    found = util.find_spec
+    util.find_spec = lambda name, package=None: None if name == "sklearn" else found(name, package)
+    import mereo, numpy as np
+    classifier = mereo.ImageClassifier(epochs=1, model="resnet20", img_size=8, batch_size=8)
+    assert classifier.set_params(lr=0.1).get_params()["lr"] == 0.1 and "lr=0.1" in repr(classifier)
+    try:
+        classifier.predict(np.zeros((1, 8, 8)))
+    except mereo.UsageError as error:
+        assert "not fitted" in str(error)
+    try:
+        classifier.set_params(lrr=1)
+    except mereo.UsageError as error:
+        assert "'lr'" in str(error)
+    classifier.set_params(lr=0.001).fit(np.random.rand(20, 8, 8), list("ab") * 10).predict_proba(np.zeros((1, 8, 8)))
+    assert "sklearn" not in sys.modules
+    """
+    subprocess.run([python, "-c", textwrap.dedent(code)], check=True)
+
+
+LEFT_OUT = {
+    "check_dtype_object": "expects a TypeError, and every wrong argument here is a UsageError, a ValueError",
+    "check_methods_subset_invariance": "expects 1e-7, and float32 in batches of other sizes differs by 1e-6",
+    "check_classifier_data_not_an_array": "needs pandas",
+    "check_array_api_input": "needs array API dispatch",
+}
+QUICK = (
+    "check_estimator_tags_renamed", "check_valid_tag_types", "check_estimator_repr", "check_no_attributes_set_in_init",
+    "check_estimators_unfitted", "check_do_not_raise_errors_in_init_or_set_params", "check_mixin_order",
+    "check_complex_data", "check_estimators_empty_data_messages", "check_estimator_sparse_array",
+    "check_classifiers_one_label", "check_classifiers_regression_target", "check_supervised_y_no_nan",
+    "check_parameters_default_constructible", "check_get_params_invariance", "check_set_params", "check_fit2d_1sample",
+    "check_requires_y_none", "check_n_features_in_after_fitting", "check_dict_unchanged",
+)  # fmt: skip
+"""Checks that fit nothing or once."""
+
+
+class OfRows(ImageClassifier):
+    """Rows of a table as square images, because the checks of scikit-learn are on tables."""
+
+    # The parameters are those of the base.
+    __init__ = ImageClassifier.__init__
+
+    def _images(self, array):
+        if array.ndim == 2:
+            side = max(int(np.ceil(array.shape[1] ** 0.5)), 2)
+            padding = ((0, 0), (0, side * side - array.shape[1]))
+            array = np.pad(array, padding).reshape(-1, side, side)
+        return super()._images(array)
+
+
+def sklearn_checks():
+    checks = pytest.importorskip("sklearn.utils.estimator_checks")
+    return checks.estimator_checks_generator(OfRows(**SMALL | {"lr": 3e-3, "options": {"warmup_epochs": 0}}))
+
+
+def named(check):
+    return getattr(check, "func", check).__name__
+
+
+def run_check(check, estimator):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(estimator)
+
+
+@pytest.mark.slow
+def test_quick_checks_of_scikit_learn():
+    passed = set()
+    for estimator, check in sklearn_checks():
+        if named(check) in QUICK:
+            run_check(check, estimator)
+            passed.add(named(check))
+    assert passed == set(QUICK)
+
+
+@pytest.mark.long
+def test_checks_of_scikit_learn():
+    failed = {}
+    for estimator, check in sklearn_checks():
+        if named(check) not in (*LEFT_OUT, *QUICK):
+            try:
+                run_check(check, estimator)
+            except Exception as error:
+                failed[named(check)] = error
+    assert failed == {}
+
+
+def test_parameters_are_plain():
+    assert not any(
+        p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in inspect.signature(ImageClassifier).parameters.values()
+    )
