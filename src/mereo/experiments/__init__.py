@@ -209,4 +209,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         (TRAINING | {"seeds"}) - {"images"},
         data="digits",
     ),
+    "defaults": Experiment(
+        "How near are the settings that follow from the data to the best of a tuned grid?",
+        "ours",
+        "defaults",
+        frozenset({"data_root", "epochs", "limit", "device", "seeds", "variants"}),
+    ),
 }

@@ -18,7 +18,7 @@ from mereo.training.estimate import image_seconds, training_images
 from mereo.training.facts import DataFacts, look_at
 from mereo.training.plan import make_plan
 
-TIMED_SECONDS = 1.0
+TIMED_SECONDS = 0.6
 """Seconds spent on timing a step."""
 SHOWN = 20
 """Classes that are listed by name."""

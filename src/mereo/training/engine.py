@@ -197,8 +197,6 @@ class Trainer:
         epoch, first = self._resume()
         wanted = self.config.tensorboard and self.main
         events = open_events(self.folder, wanted, epoch + 1, self.report, self.task.columns)
-        if self.pictures and self.main and epoch == 0 and first == 0:
-            self._draw_training_samples()
         self.report.start(self.config.epochs * self.steps, epoch * self.steps + first, self.task.unit)
         try:
             if not self.stopped_early:
@@ -255,6 +253,8 @@ class Trainer:
         for callback in self.callbacks.values():
             callback.on_epoch_end(self, epoch, row)
         if self.main:
+            if self.pictures and epoch == 0:  # not before the first step, because the library that draws takes a second to load
+                self._draw_training_samples()
             if better:
                 self._save_weights(self.folder.best, state)
             self._save_weights(self.folder.last, state)

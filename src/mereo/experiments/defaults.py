@@ -1,0 +1,122 @@
+"""The settings that `mereo train` chooses, beside a grid of batch sizes, rates and sizes with as much computation.
+
+Every set is trained once with the chosen settings and once with each of the grid, the numbers of epochs such that all
+train for as many pixels. The best of the grid is chosen on the test images, which favours the grid.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mereo.data import dataset_info
+from mereo.errors import UsageError, check_choice
+from mereo.experiments.made_images import KINDS, make_folder
+from mereo.experiments.settings import Settings
+from mereo.pictures import new_figure, save_figure
+from mereo.training.config import TrainConfig
+from mereo.training.defaults import choose_defaults
+from mereo.training.studies import finish_runs
+
+EMBEDDED, MADE, PUBLISHED = ("digits", "solids"), tuple(KINDS), ("mnist", "fashion_mnist")
+SETS = (*EMBEDDED, *MADE, *PUBLISHED)
+LIMIT = 2000
+"""Training images of the larger sets."""
+BATCHES, RATES, SIDES = (32, 128), (1e-3, 3e-3), (32, 48)
+FORMER = "the former default"
+NOTES = [
+    "chosen: what mereo train chooses with no option, its time measured on this machine. grid: batches of"
+    f" {' and '.join(map(str, BATCHES))}, rates of {' and '.join(map(str, RATES))}, and other image sizes with fewer"
+    " epochs, so that all see as many pixels; the best is taken on the test images, which favours the grid.",
+    f"{FORMER}: batches of 128 at 0.001, with as many epochs as chosen.",
+]
+
+
+def grid(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """The settings beside the chosen ones, by their label: batches and rates at the chosen size, then other sizes."""
+    side = config.img_size
+    rows: dict[str, dict[str, Any]] = {}
+    for batch in BATCHES:
+        for rate in RATES:
+            rows[f"batch {batch}, rate {rate:g}"] = {"batch_size": batch, "lr": rate}
+    for other in SIDES:
+        if isinstance(side, int) and other != side:
+            epochs = max(round(config.epochs * (side / other) ** 2), 1)
+            rows[f"{other} pixels, {epochs} epochs"] = {"img_size": other, "epochs": epochs}
+    return rows
+
+
+def _chosen(data: str, settings: Settings, folder: Path) -> TrainConfig:
+    """The chosen configuration; that of an earlier start, if there was one, because times differ."""
+    path = folder / "chosen-seed0" / "config.yaml"
+    if path.exists():
+        return TrainConfig.from_yaml(path)
+    known: dict[str, Any] = {"data": data, "data_root": settings.data_root, "tensorboard": False}
+    known |= {"limit": settings.limit or LIMIT, "device": settings.device or "auto"}
+    if settings.epochs is not None:
+        known["epochs"] = settings.epochs
+    return choose_defaults(TrainConfig().replace(**known), known.keys()).config
+
+
+def _run(data: str, settings: Settings, folder: Path) -> dict[str, Any]:
+    """One row: the chosen settings, their accuracy, and the best of the grid."""
+    config = _chosen(data, settings, folder).replace(output=str(folder), resume=True)
+    labels: Mapping[str, dict[str, Any]] = {"chosen": {}, **grid(config)}
+    names = {label: "chosen" if label == "chosen" else f"grid{n}" for n, label in enumerate(labels)}
+    planned = {
+        (label, seed): config.replace(**changes, seed=seed, name=f"{names[label]}-seed{seed}")
+        for seed in range(settings.seeds)
+        for label, changes in labels.items()
+    }
+    results = finish_runs(planned, settings.say)
+    accuracy = {
+        label: 100 * sum(row["test_best"]["accuracy"] for row in rows) / len(rows) for label, rows in results.items()
+    }
+    best = max((label for label in accuracy if label != "chosen"), key=accuracy.__getitem__)
+    seconds = sum(row["seconds"] for row in results["chosen"]) / len(results["chosen"])
+    chosen = f"{config.img_size} px, batch {config.batch_size}, rate {config.lr:g}, {config.epochs} epochs"
+    return {
+        "data": Path(data).name, "chosen": chosen, "seconds": round(seconds, 1), "chosen %": accuracy["chosen"],
+        "best of grid %": accuracy[best], "best of grid": best,
+        "difference %": accuracy["chosen"] - accuracy[best],
+        f"{FORMER} %": accuracy["batch 128, rate 0.001"],
+    }  # fmt: skip
+
+
+def _draw(rows: list[dict[str, Any]], path: Path) -> None:
+    figure = new_figure(7, 3.5)
+    axes = figure.subplots()
+    for shift, column in enumerate((f"{FORMER} %", "best of grid %", "chosen %")):
+        axes.bar([n + 0.27 * (shift - 1) for n in range(len(rows))], [row[column] for row in rows], 0.25, label=column)
+    axes.set_xticks(range(len(rows)), [row["data"] for row in rows])
+    axes.set_ylabel("test accuracy in %")
+    axes.legend(fontsize=8, loc="lower right")
+    save_figure(figure, path)
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Train every set with the chosen settings and with the grid, and draw the accuracies."""
+    for name in settings.variants:
+        check_choice("variants", name, SETS)
+    rows = []
+    for name in settings.variants or SETS:
+        if name in PUBLISHED:
+            try:
+                dataset_info(name, settings.data_root)
+                row = _run(name, settings, settings.folder / name)
+            except UsageError as error:
+                settings.say(f"{name} is left out: {error}")
+                continue
+        else:
+            made = name in MADE
+            data = str(make_folder(settings.folder / "images" / name, name)) if made else name
+            row = _run(data, settings, settings.folder / name)
+        settings.say(f"{name}: chosen {row['chosen %']:.2f} %, best of the grid {row['best of grid %']:.2f} %")
+        rows.append(row)
+    if not rows:
+        raise UsageError("variants are data sets that are not on this machine; give --data-root.")
+    _draw(rows, settings.folder / "defaults.png")
+    return {
+        "tables": {"Settings chosen from the data, and a grid of as much computation": rows},
+        "notes": NOTES,
+        "pictures": ["defaults.png"],
+    }
