@@ -62,7 +62,7 @@ def test_grey_images_are_seen_as_three_equal_colours(shelf: mereo.models.Capsule
     ("arguments", "says"),
     [
         ({"pretrained": "mnist"}, "has weights for digits"),
-        ({"pretrained": True, "img_size": 64}, "do not fit"),
+        ({"pretrained": True, "img_size": 64, "depth": 3}, "do not fit"),
         ({"pretrained": True, "depth": 3}, "do not fit"),
         ({"pretrained": True, "depth": 1, "in_chans": 1}, "do not fit"),
         ({"pretrained": True, "checkpoint_path": "x.safetensors"}, "checkpoint_path"),

@@ -12,22 +12,25 @@ from mereo.core import bounded
 from mereo.errors import UsageError
 
 
-def patch_grids(sides: tuple[int, int], patch_size: int, used: Sequence[int]) -> list[tuple[int, int]]:
+def patch_grids(
+    sides: tuple[int, int], patch_size: int, used: Sequence[int], reduction: int = 1
+) -> list[tuple[int, int]]:
     """Rows and columns of whole patches on three maps, each of half the sides of the one before, rounded up.
 
     Args:
-        sides: height and width of the image and of the first map.
+        sides: height and width of the image.
         patch_size: side of a patch on every map.
         used: numbers of the maps that must hold a patch; UsageError if one does not.
+        reduction: how many times the sides of the first map are smaller than those of the image.
     """
-    maps = [tuple(-(-side // 2**i) for side in sides) for i in range(3)]
+    maps = [tuple(-(-side // (reduction * 2**i)) for side in sides) for i in range(3)]
     grids = [(height // patch_size, width // patch_size) for height, width in maps]
     for i in reversed(used):
         if min(grids[i]) < 1:
             raise UsageError(
                 f"img_size is {sides[0]} x {sides[1]}, so map {i} is {maps[i][0]} x {maps[i][1]} (each next map halves"
                 f" the side), which holds no patch of patch_size {patch_size}; take an image of at least"
-                f" {(patch_size - 1) * 2**i + 1} or a smaller patch_size."
+                f" {((patch_size - 1) * 2**i * reduction) + 1} or a smaller patch_size."
             )
     return grids
 

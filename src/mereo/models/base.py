@@ -171,6 +171,15 @@ class VisionModel(nn.Module):
         """Names of parameters without weight decay, beyond biases and other vectors."""
         return set()
 
+    @classmethod
+    def older_arguments(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that files state only since they exist, with the values that older files have of them.
+
+        Args:
+            arguments: those that a file states.
+        """
+        return {}
+
     def resize_tensors(self, tensors: dict[str, Tensor], img_size: tuple[int, int]) -> dict[str, Tensor]:
         """The weights of such a network for images of another size, as this one has them: tables of positions.
 

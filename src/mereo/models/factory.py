@@ -1,6 +1,7 @@
 """Networks by name, with or without trained weights."""
 
 import fnmatch
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, overload
@@ -11,7 +12,7 @@ from mereo.models.conversion import convert, from_timm_checkpoint
 from mereo.models.feature_maps import FeatureMaps
 from mereo.models.on_backbone import OnBackbone
 from mereo.models.plain.network import PlainNetwork
-from mereo.models.pretrained import choose_tag, fill, list_pretrained, pretrained_path
+from mereo.models.pretrained import Filled, choose_tag, fill, list_pretrained, pretrained_path
 from mereo.models.registry import MODELS, build, get_model_entry
 from mereo.models.sequence_registry import SEQUENCE_MODELS, is_sequence_model
 from mereo.models.weights import is_described, load, load_state, load_tensors, weights_file
@@ -157,6 +158,12 @@ def _sequence_model(
     return model
 
 
+def _say_what_is_new(filled: Filled) -> None:
+    """Warn of layers that must be trained because the weights are for images of another size."""
+    if filled.unfit:
+        warnings.warn(f"{filled.resized}. Train the network before use.", UserWarning, stacklevel=4)
+
+
 def _from_file(name: str, weights: str | Path, given: dict[str, Any]) -> VisionModel:
     """A network with the weights of a run or a file; `given` are its arguments."""
     path = weights_file(weights)
@@ -167,8 +174,12 @@ def _from_file(name: str, weights: str | Path, given: dict[str, Any]) -> VisionM
     else:
         own = {argument: value for argument, value in given.items() if argument not in ("num_classes", "in_chans")}
         source = cast(VisionModel, convert(path, model=name, **own))
-    model = build(name, **{**source.config["args"], **given})
-    fill(model, source.state_dict(), {**source.metadata, **source.config}, str(weights))
+    stated = dict(source.config["args"])
+    if "img_size" in given:
+        for argument in source.older_arguments(source.metadata.get("args", stated)):
+            del stated[argument]
+    model = build(name, **{**stated, **given})
+    _say_what_is_new(fill(model, source.state_dict(), {**source.metadata, **source.config}, str(weights)))
     if model.image_shape[0] == source.image_shape[0]:
         model.pretrained_cfg |= {key: source.pretrained_cfg[key] for key in ("mean", "std")}
     model.metadata = source.metadata
@@ -184,7 +195,7 @@ def _pretrained(
     source = f"{name}.{choose_tag(name, pretrained)}"
     tensors, metadata = load_tensors(pretrained_path(source))
     model = build(name, **{**metadata["args"], **given})
-    fill(model, tensors, metadata, source)
+    _say_what_is_new(fill(model, tensors, metadata, source))
     kept = ("mean", "std") if model.image_shape[0] == metadata["args"]["in_chans"] else ()
     model.pretrained_cfg |= {key: tuple(metadata["pretrained_cfg"][key]) for key in kept}
     model.pretrained_cfg["license"] = metadata["pretrained_cfg"].get("license")

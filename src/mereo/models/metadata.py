@@ -87,6 +87,8 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
             f"{path} is for {metadata['model']} with {foreign[0]!r}, which is not an argument of that network."
         )
     defaults = entry.defaults
+    if issubclass(entry.module, VisionModel):
+        arguments |= entry.module.older_arguments(arguments)
     for name, value in arguments.items():
         if isinstance(value, dict) and not isinstance(defaults[name], dict):
             raise UsageError(f"{name} in args of {path} is a table, and that argument takes none.")

@@ -6,7 +6,8 @@ states how it was trained and its metrics. `tools/keep_weights.py` makes both fr
 
 import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mereo.core.shapes import image_size
 from mereo.errors import UsageError, unknown
 from mereo.escape import cut
 from mereo.models.base import VisionModel
-from mereo.models.registry import get_model_entry
+from mereo.models.registry import get_model_entry, outline
 
 FOLDER = Path(__file__).with_name("pretrained_weights")
 
@@ -74,19 +75,48 @@ def choose_tag(model: str, pretrained: bool | str) -> str:
     return str(tag)
 
 
-def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any], source: str) -> list[str]:
+@dataclass(frozen=True)
+class Filled:
+    """What became of weights that were put into a network.
+
+    Attributes:
+        new: parts that keep their new weights.
+        sizes: height and width of the images that the weights were made for, and of the network's; None if unknown.
+        moved: parts whose weights were interpolated or rearranged for that size.
+        unfit: parts that keep new weights because of the size.
+    """
+
+    new: tuple[str, ...] = ()
+    sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
+    moved: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
+
+    @property
+    def resized(self) -> str | None:
+        """What another image size did, in words; None where nothing depends on it."""
+        if self.sizes is None or not (self.moved or self.unfit):
+            return None
+        old, new = (f"{height}x{width}" for height, width in self.sizes)
+        parts = [f"interpolated {', '.join(self.moved)}"] if self.moved else []
+        parts += [f"new {', '.join(self.unfit)}"] if self.unfit else []
+        return f"weights for images of {old} moved to {new}: {'; '.join(parts)}; everything else kept"
+
+
+def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any], source: str) -> Filled:
     """Load the weights of a network of the same architecture that may have other classes and colour channels.
 
     With another number of classes, the classifier (and what else depends on it, such as a decoder) keeps its new
     weights. With another number of channels, the first convolution is folded as timm does: summed for one channel,
-    repeated and scaled for more. With another image size, tables of positions are interpolated. Anything else that
-    does not fit is a UsageError.
-
-    Returns the names of the parts that keep their new weights.
+    repeated and scaled for more. With another image size, tables of positions and routings of patches are
+    interpolated, and layers whose shape depends on the size otherwise keep their new weights. Anything else that does
+    not fit is a UsageError.
     """
     own, adapted = model.state_dict(), dict(tensors)
-    if (size := metadata["args"].get("img_size")) is not None:
-        adapted = model.resize_tensors(adapted, image_size(size))
+    sizes = None
+    if (stated := metadata["args"].get("img_size")) is not None:
+        sizes = image_size(stated), (model.image_shape[1], model.image_shape[2])
+        adapted = model.resize_tensors(adapted, sizes[0])
+    moved = [name for name in adapted if adapted[name] is not tensors.get(name)]
     kept: list[str] = []
     if model.num_classes != metadata["args"]["num_classes"]:
         heads = tuple(f"{name}." for name in (*model.classifier_parts, model.classifier))
@@ -101,6 +131,10 @@ def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any
         kept += [
             n for n in own.keys() & adapted.keys() if n.startswith("decoder.") and own[n].shape != adapted[n].shape
         ]
+    unfit = [] if sizes is None else _of_the_size(model, own, adapted, tensors, metadata["args"])
+    if any(name.startswith(f"{model.classifier}.") for name in unfit):
+        model.class_names = ()
+    kept += unfit
     adapted |= {name: own[name] for name in kept}
     faults = shape_faults({n: x.shape for n, x in own.items()}, {n: x.shape for n, x in adapted.items()})
     if faults:
@@ -109,10 +143,32 @@ def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any
         raise UsageError(
             f"the weights of {source} do not fit these arguments: {shown}{more}. They were trained"
             f" with {', '.join(f'{k}={v}' for k, v in metadata['args'].items() if k in ('img_size', 'in_chans'))} and"
-            " the preset's other arguments; only num_classes and in_chans may differ."
+            " the preset's other arguments; only num_classes, in_chans and img_size may differ."
         )
     model.load_state_dict(adapted)
-    return sorted({name.partition(".")[0] for name in kept})
+    return Filled(_parts(kept), sizes, _parts(name for name in moved if name not in kept), _parts(unfit))
+
+
+def _parts(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({name.partition(".")[0] for name in names}))
+
+
+def _of_the_size(
+    model: VisionModel, own: Mapping[str, Tensor], adapted: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
+    arguments: Mapping[str, Any],
+) -> list[str]:  # fmt: skip
+    """The tensors of layers whose shape depends on the image size; none where the weights differ by more than that."""
+    wrong = [name for name in own if name in adapted and own[name].shape != adapted[name].shape]
+    if not wrong:
+        return []
+    name = str(model.config["model"])
+    of_images = {key: arguments[key] for key in ("num_classes", "in_chans", "img_size") if key in arguments}
+    stated = {**model.config["args"], **of_images, **model.older_arguments(arguments)}
+    there = outline(name, **stated).state_dict()
+    if shape_faults({n: x.shape for n, x in there.items()}, {n: x.shape for n, x in tensors.items()}):
+        return []
+    layers = {each.rpartition(".")[0] for each in wrong}
+    return [each for each in own if each.rpartition(".")[0] in layers]
 
 
 def shape_faults(own: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[int]]) -> list[str]:

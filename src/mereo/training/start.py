@@ -113,12 +113,14 @@ def start_from(model: VisionModel, weights: str) -> str:
         model.load_backbone(weights)
         return f"backbone starting from {weights}"
     source, name = _source(model, weights)
-    new = fill(model, source.state_dict(), {**source.metadata, **source.config}, name)
+    filled = fill(model, source.state_dict(), {**source.metadata, **source.config}, name)
     # The classes are those of the new data, even if their number is the same.
     model.class_names = ()
     parts = [f"starting from {name}"]
-    if new:
-        parts.append(f"new: {', '.join(new)}")
+    if filled.new:
+        parts.append(f"new: {', '.join(filled.new)}")
+    if filled.resized is not None:
+        parts.append(filled.resized)
     ours, theirs = model.image_shape[0], source.image_shape[0]
     if ours != theirs:
         parts.append(f"first convolution folded from in_chans {theirs} to {ours}")

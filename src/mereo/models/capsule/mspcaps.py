@@ -4,22 +4,30 @@ Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. The authors have not published
 Cost at 32x32: about 0.07 GMAC an image for the tiny network, 1.5 for the large one, nearly all in the convolutions.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mereo.capsules import PatchifyCapsules, ResidualBlock, patch_grids
-from mereo.core import Grid
+from mereo.core import Grid, grid_groups
 from mereo.core.coupling import Over
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive, check_steps
 from mereo.models.base import Features
+from mereo.models.capsule_sizes import Grids, cells, resize_routings
 from mereo.models.multi_scale_capsules import LastParts, MultiScaleCapsules
 from mereo.models.registry import register_model
 from mereo.routing import DynamicRouting
 
 MOST_DEPTH = 100
+SMALL = 64
+"""Sides below which the first map has the image's size."""
+PATCHES = 16
+"""Patches along a side of the first map below which it is not made smaller."""
+REDUCTIONS = (1, 2, 4, 8, 16, 32, 64)
+MOST = REDUCTIONS[-1]
 
 
 class MSPCaps(MultiScaleCapsules):
@@ -36,6 +44,9 @@ class MSPCaps(MultiScaleCapsules):
         mid_dim: pose of the capsules between the two routings.
         out_dim: pose of the class capsules.
         patch_size: side of a patch on every map.
+        stem_reduction: how many times the sides of the first map are smaller than the image's, a power of two up to
+            64. None follows the image: the least that leaves sides below 64, or of fewer than 16 patches, where its
+            shorter side allows that; so 1 up to 63 pixels, 2 up to 127, 4 up to 255. It adds no weights.
         share_weights: fine capsules vote with the matrices of the coarse ones above them.
         scales: indices of the feature maps used, ascending. With fewer than three there is one routing, of the sizes
             of the first; with one, its capsules are both fine and coarse.
@@ -48,8 +59,12 @@ class MSPCaps(MultiScaleCapsules):
 
     Shapes: images (batch, in_chans, height, width) -> lengths (batch, num_classes).
 
-    Deviates: the axis of the softmax is not stated in the paper (measurements in `docs/claims.md`). The sizes of the
-        dynamic variant are not given; `scale_capsules` of the presets give the reported parameter counts.
+    Deviates: the paper's images have sides of at most 32, and the first map has their size. For images with a side of
+        64 or more the first convolution has stride 2 and the maximum over 3x3 cells halves its map further, as in the
+        stem of a ResNet (arXiv:1512.03385); at 224 x 224 the first map would otherwise have 50,176 cells and the
+        routings 80 million weights. The axis of the softmax is not stated in the paper (measurements in
+        `docs/claims.md`). The sizes of the dynamic variant are not given; `scale_capsules` of the presets give the
+        reported parameter counts.
 
     Reference: arXiv:2508.16922.
     """
@@ -68,6 +83,7 @@ class MSPCaps(MultiScaleCapsules):
         mid_dim: int = 16,
         out_dim: int = 32,
         patch_size: int = 4,
+        stem_reduction: int | None = None,
         share_weights: bool = True,
         scales: tuple[int, ...] = (0, 1, 2),
         routing: str = "cross_agreement",
@@ -80,6 +96,8 @@ class MSPCaps(MultiScaleCapsules):
         check_choice("routing", routing, ("cross_agreement", "dynamic"))
         check_positive(patch_size=patch_size, depth=depth, mid_dim=mid_dim, out_dim=out_dim)
         check_steps(routing_steps=routing_steps)
+        if stem_reduction is not None and stem_reduction not in REDUCTIONS:
+            raise UsageError(f"stem_reduction is {stem_reduction!r}; it must be None or one of {REDUCTIONS}.")
         check_positive(channels=min(channels), pose_dims=min(pose_dims))
         if depth > MOST_DEPTH:
             raise UsageError(f"depth is {depth}; it must be at most {MOST_DEPTH}.")
@@ -92,13 +110,20 @@ class MSPCaps(MultiScaleCapsules):
         self.patch_size, self.scale_capsules = patch_size, scale_capsules
         options: dict[str, Any] = {"share_weights": share_weights, "over": coupling_over, "dropout": coupling_drop}
         self.cross_agreement = options
-        self.grids = patch_grids(self.image_shape[1:], patch_size, scales)
-        step = float(patch_size)
+        self.stem_reduction = stem_reduction
+        reduction = self._reduction(self.image_shape[1:])
+        self.grids = patch_grids(self.image_shape[1:], patch_size, scales, reduction)
+        step = float(patch_size * reduction)
         self.places = {i: Grid(*self.grids[i], 1, step * 2**i / 2, step * 2**i) for i in scales}
         dims = dict(zip(scales, pose_dims, strict=False))
         widths, stages = (in_chans, *channels), range(scales[-1] + 1)
-        self.blocks = nn.ModuleList(ResidualBlock(widths[i], widths[i + 1], 1 if i == 0 else 2, depth) for i in stages)
-        self.feature_info = [{"num_chs": channels[i], "reduction": 2**i, "module": f"blocks.{i}"} for i in stages]
+        strides, pools = [min(reduction, 2), 2, 2], [max(reduction.bit_length() - 2, 0), 0, 0]
+        self.blocks = nn.ModuleList(
+            ResidualBlock(widths[i], widths[i + 1], strides[i], depth, pools[i]) for i in stages
+        )
+        self.feature_info = [
+            {"num_chs": channels[i], "reduction": reduction * 2**i, "module": f"blocks.{i}"} for i in stages
+        ]
         self.patchify = nn.ModuleDict(
             {str(i): PatchifyCapsules(channels[i], dims[i], patch_size, self.grids[i]) for i in scales}
         )
@@ -108,6 +133,45 @@ class MSPCaps(MultiScaleCapsules):
         else:
             self._build_cross_agreement(dims, mid_dim)
         self.reset_classifier(num_classes)
+
+    def _reduction(self, sides: tuple[int, int]) -> int:
+        """How many times the first map is smaller than images of a height and width."""
+        if self.stem_reduction is not None:
+            return self.stem_reduction
+        largest, step = max(SMALL, PATCHES * self.patch_size), self.patch_size * 2 ** self.scales[-1]
+        wanted = next(reduction for reduction in REDUCTIONS if max(sides) < largest * reduction or reduction == MOST)
+        # The last map of a long image still holds a patch.
+        return next(r for r in reversed(REDUCTIONS) if r <= wanted and (r == 1 or min(sides) >= r * step))
+
+    def resize_tensors(self, tensors: dict[str, Tensor], img_size: tuple[int, int]) -> dict[str, Tensor]:
+        """With positions and routings moved from the patches of another image size; dynamic routing stays as it is."""
+        known = [len(tensors.get(f"patchify.{i}.position", ())) for i in self.scales]
+        new = [self.grids[i] for i in self.scales]
+        for reduction in (self._reduction(img_size), 1):  # 1: of files older than `stem_reduction`
+            grids = patch_grids(img_size, self.patch_size, self.scales, reduction)
+            old = [grids[i] for i in self.scales]
+            if known == list(map(cells, old)):
+                break
+        if self.routing == "dynamic" or old == new or known != list(map(cells, old)):
+            return tensors
+        members = self._members(old), self._members(new)
+        return resize_routings(
+            tensors, Grids(old, new), self.scales, members, self.cross_agreement["over"] != "senders"
+        )
+
+    @staticmethod
+    def _members(grids: Sequence[tuple[int, int]]) -> list[int]:
+        """How many capsules lie under a cell, in each routing."""
+        if len(grids) == 1:
+            return [1]
+        under = grid_groups(grids[0], grids[1]).shape[1]
+        return [under] if len(grids) == 2 else [under, cells(grids[1]) // cells(grids[2])]
+
+    @classmethod
+    def older_arguments(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Files written before there was `stem_reduction` have maps of the image's size."""
+        size = image_size(arguments.get("img_size", 32))
+        return {} if "stem_reduction" in arguments or max(size) < SMALL else {"stem_reduction": 1}
 
     def _build_dynamic(self, dims: dict[int, int], mid_dim: int) -> None:
         """A routing for each scale, whose outputs stand side by side."""
@@ -163,6 +227,7 @@ register_model(
         "unshared, over receivers": {"share_weights": False, "pose_dims": (4, 6, 8), "coupling_over": "receivers"},
         "dynamic": {"routing": "dynamic", "routing_steps": 2, "scale_capsules": (2, 4, 2)},
         "one scale": {"scales": (1,), "depth": 2},
+        "reduced": {"img_size": (64, 70), "channels": (4, 4, 4)},
         "two scales, odd sides": {"scales": (0, 2), "img_size": (17, 23)},
     },
 )
