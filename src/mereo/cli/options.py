@@ -268,6 +268,34 @@ class ExportOptions:
 
 
 @dataclass(frozen=True)
+class AppOptions:
+    """Show trained networks on a page in the browser: drop an image, draw a digit or pick a test image, and see the
+    class, couplings and parse tree change while parts are silenced, couplings replaced, or the image rotated, made
+    noisy or attacked.
+
+    The page is served to this machine only, and sends nothing elsewhere. It needs the extra `app`.
+
+    Examples:
+      mereo app
+      mereo app runs/mspcaps_tiny-digits runs/capsnet-digits
+      mereo app mspcaps_tiny.mnist --port 0 --open
+    """
+
+    weights: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Weight files, run folders or bundled weights such as mspcaps_tiny.mnist; by default the newest run."""
+    port: int = 8177
+    """Port of the page on 127.0.0.1; 0 chooses a free one."""
+    open: bool = False
+    """Open the page in the default browser."""
+    data: str | None = None
+    """Data set of the test images; by default the one each network was trained on. Nothing is downloaded."""
+    data_root: str | None = None
+    """Folder of the data sets; by default the environment variable MEREO_DATA, then ./data."""
+    device: str = "auto"
+    """Device to run on: auto, cpu, cuda, cuda:1, mps ..."""
+
+
+@dataclass(frozen=True)
 class CompareOptions:
     """Train several networks under one protocol, with several seeds each, and compare their accuracy and cost.
 

@@ -1,7 +1,7 @@
 "use strict";
 // The node under the pointer, in focus, or pinned by a click or tap lights its way up to the class, all below it, and
 // their patches on the image. Arrow keys go up, down and aside, Enter pins; Escape lets a pinned node go.
-for (const tree of document.querySelectorAll("[role=tree]")) {
+function watchTree(tree) {
   const nodes = [...tree.querySelectorAll("[role=treeitem]")];
   const words = document.getElementById(tree.dataset.words);
   const find = (id) => (id ? document.getElementById(id) : null);
@@ -66,3 +66,4 @@ for (const tree of document.querySelectorAll("[role=tree]")) {
   });
   show(null);
 }
+document.querySelectorAll("[role=tree]").forEach(watchTree);

