@@ -125,3 +125,10 @@ def test_capsule_layers():
     ways = dict.fromkeys(("compiled", "streamed", "stored votes", "plain"), "ok")
     expected = {**ways, "compiled, over positions": "unchecked"}
     assert statuses(run, "forward") == statuses(run, "training") == expected
+
+
+@pytest.mark.parametrize("suite", ["variational_layers", "self_routing_layers", "inverted_layers"])
+def test_routing_layers(suite):
+    run = measured(suite, "batch=1", "types=2", "side=5")
+    expected = dict.fromkeys(("ours", "stored votes", "plain"), "ok")
+    assert statuses(run, "forward") == statuses(run, "training") == expected

@@ -82,7 +82,11 @@ def difference(output: Tensor, expected: Tensor) -> float:
 
 def used_parameters(model: VisionModel) -> dict[str, Tensor | None]:
     """Gradients of the parameters that learn and on which scores depend, by name."""
-    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad and not name.startswith("decoder.")}
+    return {
+        name: p.grad
+        for name, p in model.named_parameters()
+        if p.requires_grad and not name.startswith(("decoder.", "concepts."))
+    }
 
 
 def tensors_of(features: Any) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """Layers made of votes, couplings and poses."""
 
 from mereo.capsules.convolutional import ConvCapsules
-from mereo.capsules.decoder import FullyConnectedDecoder, UpsamplingDecoder, mask_poses
+from mereo.capsules.decoder import ClassIndependentDecoder, FullyConnectedDecoder, UpsamplingDecoder, mask_poses
 from mereo.capsules.dropout import CapsuleDropout
 from mereo.capsules.matrix_primary import PrimaryMatrixCapsules
 from mereo.capsules.multi_dim import MultiDimClassCaps
@@ -18,6 +18,7 @@ from mereo.capsules.residual import ResidualBlock
 
 __all__ = [
     "CapsuleDropout",
+    "ClassIndependentDecoder",
     "ConvCapsules",
     "DepthwisePrimaryCapsules",
     "FullyConnectedDecoder",

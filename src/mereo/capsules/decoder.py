@@ -1,6 +1,7 @@
 """Decoders: an image from the class capsules, to keep their poses meaningful.
 
-Source: Sabour, Frosst, Hinton 2017, arXiv:1710.09829, section 4.1; the upsampling one: arXiv:2101.12491 (smallNORB).
+Source: Sabour, Frosst, Hinton 2017, arXiv:1710.09829, section 4.1; the upsampling one: arXiv:2101.12491 (smallNORB);
+the one that knows no classes: arXiv:1904.09546 (DeepCaps).
 """
 
 import math
@@ -10,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SLOPE = 0.2
+SMALLEST = 1e-6
+"""Distance of a reconstruction from 0 and 1, outside training, where there is no sigmoid."""
 
 
 def mask_poses(poses: Tensor, classes: Tensor) -> Tensor:
@@ -76,3 +79,42 @@ class UpsamplingDecoder(nn.Module):
             maps = F.interpolate(maps, scale_factor=2.0, mode="bilinear", align_corners=False)
             maps = F.leaky_relu(conv(maps), SLOPE)
         return torch.sigmoid(self.last(maps))[..., : self.sides[0], : self.sides[1]]
+
+
+class ClassIndependentDecoder(nn.Module):
+    """An image of one capsule, whatever its class: its numbers mean the same for all classes.
+
+    linear, ReLU -> BN -> transposed convolutions of 3x3: 64, then the other widths with stride 2, then the channels of
+    the image -> ReLU
+
+    Args:
+        pose: numbers in a class capsule.
+        image_shape: channels, height, width.
+        widths: channels; by default 64, 32, 16, and with a side above 32 one stage more, of 8.
+
+    Shapes: (batch, classes * pose), all but one capsule zero -> (batch, channels, height, width), at least 0; in
+        evaluation inside (0, 1).
+
+    Reference: arXiv:1904.09546 and the authors' code.
+    """
+
+    def __init__(self, pose: int, image_shape: tuple[int, int, int], widths: tuple[int, ...] | None = None) -> None:
+        super().__init__()
+        channels, *self.sides = image_shape
+        if widths is None:
+            widths = (64, 32, 16, 8) if max(self.sides) > 32 else (64, 32, 16)
+        rows, columns = (math.ceil(side / 2 ** (len(widths) - 1)) for side in self.sides)
+        self.pose, self.start = pose, (16, rows, columns)
+        self.project = nn.Linear(pose, 16 * rows * columns)
+        self.norm = nn.BatchNorm2d(16, momentum=0.2)
+        layers = []
+        for i, (inputs, outputs) in enumerate(zip((16, *widths), (*widths, channels), strict=True)):
+            stride = 2 if 0 < i < len(widths) else 1
+            layers.append(nn.ConvTranspose2d(inputs, outputs, 3, stride, 1, stride - 1))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, poses: Tensor) -> Tensor:
+        chosen = poses.unflatten(1, (-1, self.pose)).sum(1)  # the others are zero
+        maps = self.norm(self.project(chosen).relu().unflatten(1, self.start))
+        image = self.layers(maps).relu()[..., : self.sides[0], : self.sides[1]]
+        return image if self.training else image.clamp(SMALLEST, 1 - SMALLEST)

@@ -45,6 +45,16 @@ class CapsuleClassifier(VisionModel):
         """Lengths of the class capsules: (batch, classes, pose) -> (batch, classes)."""
         return lengths(poses)
 
+    def penalty(self, capsules: Capsules, labels: Tensor) -> Tensor | None:
+        """What is added to the loss in training, beside the error of the scores and of the reconstruction; None for
+        nothing.
+
+        Args:
+            capsules: the class capsules of the batch.
+            labels: as of a classification, see `Batch`.
+        """
+        return None
+
     def class_capsules(self, features: Any) -> Capsules:
         """The class capsules of the last parts: poses (batch, classes, pose) and activations (batch, classes)."""
         poses = self.route(features)

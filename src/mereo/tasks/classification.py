@@ -96,6 +96,9 @@ class ClassificationObjective(Objective):
         loss = score_loss(scores, batch.labels, self.kind, label_smoothing=self.label_smoothing, margin=self.margin)
         if capsules is not None and batch.targets is not None and self.rebuilds:
             loss = loss + self.reconstruction_weight * self._reconstruction(capsules, batch.labels, batch.targets)
+        if self.training and capsules is not None:
+            penalty = self.model.penalty(capsules, batch.labels)
+            loss = loss if penalty is None else loss + penalty
         if self.training and self.has_mixtures:
             loss = loss + BALANCE_WEIGHT * balance_loss(self.model)
         return loss, scores

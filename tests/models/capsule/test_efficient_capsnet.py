@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo import create_model
+from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier
 
 STEM = ((5, 4, 1), (3, 8, 2), (3, 16, 1))
@@ -227,3 +228,8 @@ def test_the_published_smallnorb_weights_fit() -> None:
     assert [len(m.weight) for m in norms] == [32, 64, 64, 128]
     assert total + 2 * sum(len(m.weight) for m in norms) + 5 * 16 * 8 * 16 + 5 * 16 == 381_234 == count(model)
     assert {m.negative_slope for m in model.stem if isinstance(m, nn.LeakyReLU)} == {0.3}
+
+
+def test_instance_norms_need_more_than_one_cell() -> None:
+    with pytest.raises(UsageError, match="single cell"):
+        create_model("efficient_capsnet_smallnorb", img_size=20)

@@ -19,6 +19,7 @@ from mereo.bench.suites.neighborhood import NEIGHBORHOOD
 from mereo.bench.suites.networks import CAPSNET, CAPSNET_224, MODELS, MSPCAPS
 from mereo.bench.suites.ring import RING
 from mereo.bench.suites.routing import MEMORY, ROUTING, ROUTING_SCALING
+from mereo.bench.suites.routing_layers import INVERTED_LAYERS, SELF_ROUTING_LAYERS, VARIATIONAL_LAYERS
 from mereo.bench.suites.sea import SEA
 from mereo.bench.suites.sparsifiner import SPARSIFINER
 from mereo.errors import UsageError, unknown
@@ -26,7 +27,7 @@ from mereo.errors import UsageError, unknown
 _ALL = (
     ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, NEIGHBORHOOD, CLEAR, LIGHTNING, EVIT,
     INVERSION, BESSEL, DATA, MODELS, BACKBONES, CLUSTERED, COMBINER, CHOOSE, SEA, SPARSIFINER, MOH, RING,
-    CAPSULE_LAYERS,
+    CAPSULE_LAYERS, VARIATIONAL_LAYERS, SELF_ROUTING_LAYERS, INVERTED_LAYERS,
 )  # fmt: skip
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,14 +48,22 @@ def work(setting: Setting, mode: Mode) -> Work:
     return Work(times * flops, FLOAT * times * entries)
 
 
+def plain_votes(layer: ConvCapsules, children: Tensor) -> Tensor:
+    """Every vote as a tensor, as public code makes it: transforms repeated for every window.
+
+    Shapes: children (windows, senders, *pose), matrices or vectors -> (windows, senders, receivers, pose).
+    """
+    weight = layer.weight.flatten(1, 2).transpose(0, 1).unsqueeze(0).repeat(children.shape[0], 1, 1, 1, 1)
+    rows = children if children.dim() == 4 else children.unsqueeze(2)
+    return (rows.unsqueeze(2).repeat(1, 1, layer.out_types, 1, 1) @ weight).flatten(3)
+
+
 def plain_layer(layer: ConvCapsules, poses: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Inside each window, as public code does it: transforms repeated for every window, and every vote a tensor."""
+    """EM routing inside each window, as public code does it."""
     windows = layer.windows(*poses.shape[-2:])
     children, alive = windows.gather(poses), windows.gather(present).unsqueeze(-1)
+    votes = plain_votes(layer, children)
     count, receivers = children.shape[0], layer.out_types
-    weight = layer.weight.flatten(1, 2).transpose(0, 1).unsqueeze(0).repeat(count, 1, 1, 1, 1)
-    repeated = children.unsqueeze(2).repeat(1, 1, receivers, 1, 1)
-    votes = (repeated @ weight).flatten(3)
     routing = layer.routing
     assert isinstance(routing, EMVoteRouting)
     options = routing.options
@@ -74,26 +83,39 @@ def plain_layer(layer: ConvCapsules, poses: Tensor, present: Tensor) -> tuple[Te
     return windows.place(maps), windows.place(active.squeeze(1))
 
 
-def _contender(
-    setting: Setting, name: str, compete: str, method: str = "auto", plain: bool = False, checked: bool = True
+Plain = Callable[[ConvCapsules, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""A layer's computation as public code has it: layer, poses, activations -> poses, activations."""
+
+
+def layer_contender(
+    name: str,
+    make: Callable[[], ConvCapsules],
+    method: str = "auto",
+    *,
+    plain: Plain | None = None,
+    checked: bool = True,
+    poses_only: bool = False,
 ) -> Contender:
+    """A layer that computes its votes by one method, or a plain form of it; all its outputs, or only the poses."""
+
     def build(mode: Mode) -> Workload:
         if method == "compiled" and library.missing is not None:
             raise UnavailableError(library.missing)
-        layer = layer_of(setting, compete)
-        make: Callable[[Tensor], WindowVotes] = layer.votes
+        layer = make()
+        make_votes: Callable[[Tensor], WindowVotes] = layer.votes
 
         def votes(poses: Tensor, activation: Tensor | None = None) -> WindowVotes:
-            made = make(poses)
+            made = make_votes(poses)
             made.method = method
             return made
 
         object.__setattr__(layer, "votes", votes)
 
-        def call(poses: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-            return plain_layer(layer, poses, present) if plain else tuple(layer(poses, present))
+        def call(poses: Tensor, present: Tensor) -> tuple[Tensor, ...]:
+            made = tuple(layer(poses, present)) if plain is None else plain(layer, poses, present)
+            return made[:1] if poses_only else made
 
-        leaves = (layer.weight, *layer.routing.parameters())
+        leaves = tuple(layer.parameters())
         return Workload(call, leaves=leaves if mode == "training" else ())
 
     return Contender(name, build, "contender" if checked else "unchecked")
@@ -101,12 +123,13 @@ def _contender(
 
 def contenders(setting: Setting) -> tuple[Contender, ...]:
     """Ours first; competition over all positions computes something else."""
+    inside, over_positions = partial(layer_of, setting, "window"), partial(layer_of, setting, "positions")
     return (
-        _contender(setting, "compiled", "window", "compiled"),
-        _contender(setting, "streamed", "window", "streamed"),
-        _contender(setting, "stored votes", "window", "stored"),
-        _contender(setting, "plain", "window", plain=True),
-        _contender(setting, "compiled, over positions", "positions", "compiled", checked=False),
+        layer_contender("compiled", inside, "compiled"),
+        layer_contender("streamed", inside, "streamed"),
+        layer_contender("stored votes", inside, "stored"),
+        layer_contender("plain", inside, plain=plain_layer),
+        layer_contender("compiled, over positions", over_positions, "compiled", checked=False),
     )
 
 

@@ -12,6 +12,7 @@ from mereo.models.capsule.ms_capsnet import MSCapsNet
 from mereo.models.capsule.mspcaps import MSPCaps
 from mereo.models.capsule.mspcaps_head import LinearHead, MSPCapsHead
 from mereo.models.capsule.orthcaps import OrthCaps
+from mereo.models.capsule.parsecaps import ParseCaps
 from mereo.models.capsule.rs_capsnet import RSCapsNet
 from mereo.models.capsule.self_routing_capsnet import PooledNet, SelfRoutingCapsNet
 from mereo.models.capsule.sparse_capsnet import SparseCapsNet
@@ -32,6 +33,7 @@ __all__ = [
     "MSPCapsHead",
     "MatrixCapsNet",
     "OrthCaps",
+    "ParseCaps",
     "PooledNet",
     "RSCapsNet",
     "SelfRoutingCapsNet",

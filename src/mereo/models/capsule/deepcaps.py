@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import PaddedConv2d, flat_capsules
+from mereo.capsules import ClassIndependentDecoder, PaddedConv2d, flat_capsules
 from mereo.core import Grid, squash
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive, check_steps
@@ -22,8 +22,6 @@ from mereo.routing import Convolution3DRouting, DynamicRouting
 
 STEM = 128
 """Channels of the first convolution, each a type of capsules of one number."""
-SMALLEST = 1e-6
-"""Distance of a reconstruction from 0 and 1, outside training."""
 
 
 class ConvCaps(nn.Module):
@@ -98,43 +96,6 @@ class ClassCaps(DynamicRouting):
         nn.init.uniform_(self.weight, -bound, bound)
         assert self.bias is not None
         nn.init.uniform_(self.bias, -((6 / (classes + class_dim)) ** 0.5), (6 / (classes + class_dim)) ** 0.5)
-
-
-class ClassIndependentDecoder(nn.Module):
-    """An image of one capsule, whatever its class: its numbers mean the same for all classes.
-
-    linear, ReLU -> BN -> transposed convolutions of 3x3: 64, then 32 and 16 (and 8 for large images) with stride 2,
-    then the channels of the image -> ReLU
-
-    Args:
-        pose: numbers in a class capsule.
-        image_shape: channels, height, width; with a side above 32 there is one more stage.
-
-    Shapes: (batch, classes * pose), all but one capsule zero -> (batch, channels, height, width), at least 0; in
-        evaluation inside (0, 1).
-
-    Reference: arXiv:1904.09546 and the authors' code.
-    """
-
-    def __init__(self, pose: int, image_shape: tuple[int, int, int]) -> None:
-        super().__init__()
-        channels, *self.sides = image_shape
-        widths = (64, 32, 16, 8) if max(self.sides) > 32 else (64, 32, 16)
-        rows, columns = (math.ceil(side / 2 ** (len(widths) - 1)) for side in self.sides)
-        self.pose, self.start = pose, (16, rows, columns)
-        self.project = nn.Linear(pose, 16 * rows * columns)
-        self.norm = nn.BatchNorm2d(16, momentum=0.2)
-        layers = []
-        for i, (inputs, outputs) in enumerate(zip((16, *widths), (*widths, channels), strict=True)):
-            stride = 2 if 0 < i < len(widths) else 1
-            layers.append(nn.ConvTranspose2d(inputs, outputs, 3, stride, 1, stride - 1))
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, poses: Tensor) -> Tensor:
-        chosen = poses.unflatten(1, (-1, self.pose)).sum(1)  # the others are zero
-        maps = self.norm(self.project(chosen).relu().unflatten(1, self.start))
-        image = self.layers(maps).relu()[..., : self.sides[0], : self.sides[1]]
-        return image if self.training else image.clamp(SMALLEST, 1 - SMALLEST)
 
 
 class DeepCaps(CapsuleClassifier):

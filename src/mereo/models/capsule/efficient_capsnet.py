@@ -90,6 +90,11 @@ class EfficientCapsNet(CapsuleClassifier):
             raise UsageError(f"primary_dim is {primary_dim}; it must divide the stem's last channels, {width}.")
         self.image_shape = (in_chans, *image_size(img_size))
         rows, columns = (self._map_side(side, stem) for side in self.image_shape[1:])
+        if norm == "instance" and rows * columns == 1:
+            raise UsageError(
+                f"img_size is {img_size} with norm 'instance': the last map of the stem has a single cell, which has no"
+                " variance; give a larger image."
+            )
         kernel = (
             (rows, columns) if primary_kernel is None else (min(rows, primary_kernel), min(columns, primary_kernel))
         )

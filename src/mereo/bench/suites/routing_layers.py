@@ -1,0 +1,147 @@
+"""Convolutions of capsules with one-pass, inverted and variational routing: ours, and the plain form of public code."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.bench.case import Contender, Mode, Setting, Suite, Work
+from mereo.bench.counting import FLOAT
+from mereo.bench.suites.capsule_layers import Plain, layer_contender, plain_votes
+from mereo.capsules import ConvCapsules
+
+STEPS = {"variational_bayes": 3, "self_routing": 1, "inverted_dot_product": 2}
+"""Routings with how often each fits the parents."""
+OPTIONS: dict[str, dict[str, Any]] = {"variational_bayes": {"normalise": False}}
+"""The batch norms after variational routing are the same in all contenders and are left out."""
+WITHOUT_ACTIVATIONS = ("inverted_dot_product",)
+POSES: dict[str, tuple[int, ...]] = {
+    "variational_bayes": (4, 4), "self_routing": (16,), "inverted_dot_product": (4, 4),
+}  # fmt: skip
+
+
+def layer_of(routing: str, setting: Setting) -> ConvCapsules:
+    """The layer with random weights, always the same."""
+    pose = POSES[routing]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        types, kernel, stride = (setting.size(name) for name in ("types", "kernel", "stride"))
+        layer = ConvCapsules(
+            types, types, kernel, stride, in_pose=pose, pose="matrix" if len(pose) == 2 else "vector",
+            compete="window", routing=routing, routing_options=OPTIONS.get(routing),
+        )  # fmt: skip
+        if routing == "self_routing":
+            torch.nn.init.normal_(layer.routing.gate, std=0.1)  # type: ignore[arg-type]
+    return layer.to(setting.device)
+
+
+def inputs(routing: str, setting: Setting, mode: Mode) -> tuple[Any, ...]:
+    """Poses (batch, types, *pose, side, side) and activations (batch, types, side, side)."""
+    batch, types, side = (setting.size(name) for name in ("batch", "types", "side"))
+    poses, present = torch.randn(batch, types, *POSES[routing], side, side), torch.rand(batch, types, side, side)
+    trained = mode == "training"
+    poses, present = poses.to(setting.device), present.to(setting.device)
+    return poses.requires_grad_(trained), present.requires_grad_(trained and routing not in WITHOUT_ACTIVATIONS)
+
+
+def work(routing: str, setting: Setting, mode: Mode) -> Work:
+    """Votes once, and for every fit their weighted sum and what they agree with; training takes three times that."""
+    layer = layer_of(routing, setting)
+    windows = setting.size("batch") * layer.windows(setting.size("side"), setting.size("side")).count
+    pairs = windows * layer.offsets * layer.in_types * layer.out_types
+    flops = pairs * 16 * (2 * layer.in_pose[-1] + STEPS[routing] * 4)
+    children = setting.size("batch") * layer.in_types * setting.size("side") ** 2
+    entries = children * 17 + layer.weight.numel() + windows * layer.out_types * 17
+    times = 1 if mode == "forward" else 3
+    return Work(times * flops, FLOAT * times * entries)
+
+
+def plain_self_routing(layer: ConvCapsules, poses: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Gates by a product over every window, votes as a tensor, a mean of them."""
+    windows, routing = layer.windows(*poses.shape[-2:]), layer.routing
+    children, alive = windows.gather(poses), windows.gather(present)
+    votes = plain_votes(layer, children)  # (windows, senders, receivers, pose)
+    gates = torch.einsum("nsd,rsd->nsr", children, routing.gate) + routing.gate_bias.T  # type: ignore[arg-type,operator]
+    taken = alive.unsqueeze(2) * gates.softmax(2)
+    total = taken.sum(1)
+    mean = (taken.unsqueeze(3) * votes).sum(1) / total.unsqueeze(2)
+    return windows.place(mean), windows.place(total / alive.sum(1, keepdim=True))
+
+
+def plain_inverted(layer: ConvCapsules, poses: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Votes as a tensor; their agreement with the parents, a softmax over the parents, a layer norm."""
+    windows, norm = layer.windows(*poses.shape[-2:]), layer.routing.norm
+    votes = plain_votes(layer, windows.gather(poses))
+    share = votes.new_full((*votes.shape[:2], layer.out_types), 1 / layer.out_types)
+    parents = norm(torch.einsum("nsr,nsrd->nrd", share, votes))  # type: ignore[operator]
+    for _ in range(STEPS["inverted_dot_product"] - 1):
+        share = (torch.einsum("nrd,nsrd->nsr", parents, votes) * votes.shape[-1] ** -0.5).softmax(2)
+        parents = norm(torch.einsum("nsr,nsrd->nrd", share, votes))  # type: ignore[operator]
+    maps = windows.place(parents.unflatten(2, layer.out_pose))
+    return maps, maps.new_ones(*maps.shape[:2], *maps.shape[-2:])
+
+
+def plain_variational(layer: ConvCapsules, poses: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Votes as a tensor; in every step posterior means, scatters and densities from tensors of their size."""
+    windows, routing = layer.windows(*poses.shape[-2:]), layer.routing
+    children, alive = windows.gather(poses), windows.gather(present).unsqueeze(2)
+    votes = plain_votes(layer, children)
+    dim = votes.shape[-1]
+    share = votes.new_full((*votes.shape[:2], layer.out_types), 1 / layer.out_types)
+    numbers = torch.arange(dim, device=votes.device)
+    for step in range(STEPS["variational_bayes"]):
+        taken = (share * alive).unsqueeze(3)
+        total = taken.sum(1, keepdim=True)  # (windows, 1, receivers, 1)
+        average = (taken * votes).sum(1, keepdim=True) / total
+        mean = total * average / (1 + total)
+        scatter = 1 + (taken * (votes - average) ** 2).sum(1, keepdim=True) + total / (1 + total) * average**2
+        freedom = total + dim + 1
+        precision = torch.digamma((freedom - numbers) / 2).sum(3) + dim * math.log(2) - scatter.log().sum(3)
+        weight = torch.digamma(1 + total.squeeze(3)) - torch.digamma((1 + total).sum(2))
+        if step < STEPS["variational_bayes"] - 1:
+            far = freedom.squeeze(3) * ((votes - mean) ** 2 / scatter).sum(3) + dim / (1 + total.squeeze(3))
+            share = (weight + (precision - dim * math.log(2 * math.pi) - far) / 2).softmax(2)
+    entropy = (dim * math.log(2 * math.pi * math.e) - precision) / 2
+    cost = weight.exp() * entropy + routing.beta_use  # type: ignore[operator]
+    active = (routing.beta_activation - cost).sigmoid().squeeze(1)  # type: ignore[operator]
+    return windows.place(mean.squeeze(1).unflatten(2, layer.out_pose)), windows.place(active)
+
+
+def contenders(routing: str, plain: Plain, setting: Setting) -> tuple[Contender, ...]:
+    """Ours first."""
+    make: Callable[[], ConvCapsules] = partial(layer_of, routing, setting)
+    poses_only = routing in WITHOUT_ACTIVATIONS
+    return (
+        layer_contender("ours", make, poses_only=poses_only),
+        layer_contender("stored votes", make, "stored", poses_only=poses_only),
+        layer_contender("plain", make, plain=plain, poses_only=poses_only),
+    )
+
+
+def _suite(name: str, routing: str, title: str, plain: Plain, sizes: dict[str, int]) -> Suite:
+    return Suite(
+        name,
+        f"one convolution of capsules with {title}: without stored votes, with them, and as public code does it",
+        "poses (batch, types, *pose, side, side), activations -> poses and activations of the parents",
+        {**sizes, "kernel": 3, "stride": 2},
+        partial(inputs, routing),
+        partial(contenders, routing, plain),
+        partial(work, routing),
+        quick={"batch": 2, "types": 4, "side": 7},
+    )
+
+
+VARIATIONAL_LAYERS = _suite(
+    "variational_layers", "variational_bayes", "variational Bayes routing", plain_variational,
+    {"batch": 16, "types": 16, "side": 14},
+)  # fmt: skip
+SELF_ROUTING_LAYERS = _suite(
+    "self_routing_layers", "self_routing", "self-routing", plain_self_routing, {"batch": 16, "types": 32, "side": 8}
+)
+INVERTED_LAYERS = _suite(
+    "inverted_layers", "inverted_dot_product", "inverted dot-product routing", plain_inverted,
+    {"batch": 16, "types": 32, "side": 8},
+)  # fmt: skip

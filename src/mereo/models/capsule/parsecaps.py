@@ -1,0 +1,400 @@
+"""ParseCaps: fewer and larger capsules with depth, attention between them, and numbers that may stand for concepts.
+
+Source: Geng, Wang, Xu 2024, arXiv:2411.01564, and the authors' code, https://github.com/ornamentt/Parsecaps
+Cost: 0.10 G multiply-adds an image of 32x32, 0.42 of 64x64, nearly all in the stem.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mereo.capsules import ClassIndependentDecoder
+from mereo.core import Capsules, Coupling, Grid, bounded
+from mereo.core.initialise import start_linears
+from mereo.core.shapes import image_size
+from mereo.errors import UsageError, check_choice, check_heads, check_positive, check_probability
+from mereo.layers import ChannelNorm, FeedForward, Linear, StochasticDepth, linear_rates
+from mereo.models.capsule_classifier import CapsuleClassifier
+from mereo.models.registry import register_model
+from mereo.routing import DepthwiseAttention, PositionRouting, SparseAxialRouting
+
+ROUTINGS = ("conv", "axial")
+MIX = 4
+"""Times as many numbers inside the two layers that follow the attention."""
+SLOPE = 0.01
+DECODER = (64, 32, 16)
+"""Channels inside the decoder."""
+
+
+class CapsuleCell(nn.Module):
+    """x <- x + drop(route(norm(x))),   x <- x + drop(layers(norm(x)))
+
+    Args:
+        dim: numbers in a capsule.
+        num_heads: of the attention.
+        routing: "conv", see `DepthwiseAttention`, or "axial", see `SparseAxialRouting`.
+        drop_path: probability with which a branch is left out for an image, in training.
+        stride: of keys and values, of "conv".
+
+    Shapes: capsules (batch, rows, columns, dim) -> the same.
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int = 1, *, routing: str = "conv", drop_path: float = 0.0, stride: int = 2
+    ) -> None:
+        super().__init__()
+        check_choice("routing", routing, ROUTINGS)
+        self.norm = nn.LayerNorm(dim)
+        self.route = SparseAxialRouting(dim, num_heads) if routing == "axial" else None
+        if self.route is None:
+            self.route = DepthwiseAttention(dim, num_heads, stride=stride)
+        self.mix_norm = nn.LayerNorm(dim)
+        self.mix = FeedForward(dim, MIX * dim)
+        self.drop = StochasticDepth(drop_path)
+
+    def forward(self, capsules: Tensor) -> Tensor:
+        capsules = capsules + self.drop(self.route(self.norm(capsules)))
+        mixed: Tensor = capsules + self.drop(self.mix(self.mix_norm(capsules)))
+        return mixed
+
+    def place(self, grid: Grid) -> None:
+        """Let the couplings know where on the image the capsules are."""
+        for module in self.modules():
+            if isinstance(module, Coupling) and module.of_places:
+                module.senders = module.receivers = grid
+        if isinstance(self.route, DepthwiseAttention):
+            stride = self.route.stride
+            rows, columns = (math.ceil(side / stride) for side in (grid.rows, grid.columns))
+            self.route.coupling.senders = grid._replace(rows=rows, columns=columns, step=grid.step * stride)
+
+
+class CapsuleStage(nn.Module):
+    """A convolution to half as many, wider capsules along each side, then cells.
+
+    conv 3x3 with stride 2, BN, ReLU -> conv 3x3, BN, ReLU -> norm of each capsule -> cells
+
+    Args:
+        in_dim, out_dim: numbers in a capsule of the map below and of this one; between the convolutions there are
+            (in_dim + out_dim) // 2.
+        depth: number of cells.
+        num_heads, routing, stride: of the cells.
+        drop_path: of the last cell; it rises linearly from 0 in the first.
+
+    Shapes: maps (batch, in_dim, rows, columns) -> (batch, out_dim, ceil(rows / 2), ceil(columns / 2)).
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        depth: int,
+        num_heads: int = 1,
+        *,
+        routing: str = "conv",
+        drop_path: float = 0.0,
+        stride: int = 2,
+    ) -> None:
+        super().__init__()
+        check_positive(in_dim=in_dim, out_dim=out_dim)
+        check_heads(out_dim, num_heads)
+        middle = max((in_dim + out_dim) // 2, 1)
+        self.parse = nn.Sequential(
+            nn.Conv2d(in_dim, middle, 3, 2, 1),
+            nn.BatchNorm2d(middle),
+            nn.ReLU(),
+            nn.Conv2d(middle, out_dim, 3, 1, 1),
+            nn.BatchNorm2d(out_dim),
+            nn.ReLU(),
+            ChannelNorm(out_dim),
+        )
+        self.cells = nn.Sequential(
+            *(
+                CapsuleCell(out_dim, num_heads, routing=routing, drop_path=rate, stride=stride)
+                for rate in linear_rates(drop_path, depth)
+            )
+        )
+        start_linears(self)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        capsules: Tensor = self.cells(self.parse(maps).permute(0, 2, 3, 1))
+        return capsules.permute(0, 3, 1, 2)
+
+
+class PrimaryStage(nn.Module):
+    """depthwise conv 3x3 with stride 2 -> LeakyReLU -> conv 1x1 -> cells -> GELU
+
+    Args:
+        channels: of the map below.
+        dim: numbers in a capsule.
+        depth, num_heads, routing: of the cells.
+        public_view: read the numbers of a map as capsules without moving the axis of the numbers to the end, as the
+            authors' code does, so that a capsule holds neighbouring cells of few channels.
+
+    Shapes: maps (batch, channels, rows, columns) -> (batch, dim, ceil(rows / 2), ceil(columns / 2)).
+    """
+
+    def __init__(
+        self, channels: int, dim: int, depth: int, num_heads: int = 1, *, routing: str, public_view: bool
+    ) -> None:
+        super().__init__()
+        check_heads(dim, num_heads)
+        self.public_view = public_view
+        self.make = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, 2, 1, groups=channels), nn.LeakyReLU(SLOPE), nn.Conv2d(channels, dim, 1)
+        )
+        self.cells = nn.Sequential(*(CapsuleCell(dim, num_heads, routing=routing) for _ in range(depth)))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        made = self.make(maps)
+        if self.public_view:
+            dim, rows, columns = made.shape[1:]
+            capsules = made.reshape(made.shape[0], rows, columns, dim)
+        else:
+            capsules = made.permute(0, 2, 3, 1)
+        capsules = self.cells(capsules)
+        return nn.functional.gelu(capsules.permute(0, 3, 1, 2))
+
+
+class ClassCapsules(nn.Module):
+    """dropout -> conv 3x3 with stride 2 -> `PositionRouting`
+
+    Args:
+        dim: numbers in a capsule.
+        positions: that the convolution leaves.
+        classes: how many.
+        dropout: of the numbers of the map, in training.
+        batch_stats: see `PositionRouting`.
+
+    Shapes: maps (batch, dim, rows, columns) -> (batch, classes, dim).
+    """
+
+    def __init__(self, dim: int, positions: int, classes: int, dropout: float, batch_stats: bool) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.conv = nn.Conv2d(dim, dim, 3, 2, 1)
+        self.routing = PositionRouting(positions, classes, batch_stats=batch_stats)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        poses: Tensor = self.routing(self.conv(self.dropout(maps)).flatten(2).transpose(1, 2))
+        return poses
+
+
+def correlation_penalty(capsules: Tensor) -> Tensor:
+    """Mean square of the correlations between different numbers of capsules, over the batch.
+
+    Shapes: (batch, dim) -> (), 0 where nothing varies.
+    """
+    wide = capsules.float() if capsules.dtype in (torch.float16, torch.bfloat16) else capsules
+    centred = wide - wide.mean(0)
+    covariance = centred.T @ centred / max(len(wide), 1)
+    variance = covariance.diagonal()
+    scale = torch.outer(variance, variance) + 1e-12
+    off = 1 - torch.eye(len(variance), dtype=wide.dtype, device=wide.device)
+    pairs = max(len(variance) * (len(variance) - 1), 1)
+    return (off * covariance.square() / scale).sum() / pairs
+
+
+class ParseCaps(CapsuleClassifier):
+    """Classify by stages of capsules that attend to each other, and read concepts off the class capsule.
+
+    image -> convolutions, BN, ReLU -> primary capsules -> two stages -> class capsules;   concepts = W v_class + b
+
+    A capsule is a cell of a map, and its numbers are the channels. The score of a class is |v|, below 0.85 sqrt(dim).
+
+    Args:
+        num_classes, in_chans, img_size: as in timm.
+        stem: channels of the first three convolutions.
+        dims: channels of the fourth, and numbers in a capsule of the primary map and of the two stages.
+        depths: cells of the primary map and of the stages.
+        num_heads: of the attention of these.
+        routing: "conv" as the authors' code, or "axial", the paper's idea, see `SparseAxialRouting`.
+        drop_path: of the last cell of the last stage, in training, rising from 0 in its first.
+        dropout: of the numbers of the last map, in training.
+        num_concepts: scores of concepts; 0 for none.
+        scaled: divide the lengths by sqrt(dim), so that they are in (0, 0.85).
+        decorrelation: weight of `correlation_penalty` of the class capsule in the loss. Above 0 the decoder reads
+            capsules of which one number, drawn for each image, is left out in training.
+        decoder: have a decoder that rebuilds the image from one class capsule.
+        public_view, batch_stats: as the authors' code, see `PrimaryStage` and `PositionRouting`.
+
+    Shapes: images (batch, in_chans, height, width) -> lengths (batch, num_classes).
+
+    Deviates: sides need not be divisible by 32. In evaluation there is no dropout and, unless `batch_stats`, the norm
+        before the classes has running statistics; the authors' code has both always on. The decorrelation and the
+        axial form are ours.
+
+    Reference: arXiv:2411.01564.
+    """
+
+    first_conv = "stages.0.0"
+    scores_are_lengths = False
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        img_size: int | tuple[int, int] = 32,
+        *,
+        stem: tuple[int, int, int] = (32, 64, 128),
+        dims: tuple[int, int, int, int] = (8, 16, 36, 64),
+        depths: tuple[int, int, int] = (1, 2, 5),
+        num_heads: tuple[int, int, int] = (1, 1, 1),
+        routing: str = "conv",
+        drop_path: float = 0.1,
+        dropout: float = 0.3,
+        num_concepts: int = 10,
+        scaled: bool = False,
+        decorrelation: float = 0.0,
+        decoder: bool = False,
+        public_view: bool = False,
+        batch_stats: bool = False,
+    ) -> None:
+        super().__init__()
+        check_positive(stem=min(stem), dims=min(dims))
+        check_probability(drop_path=drop_path, dropout=dropout)
+        check_choice("routing", routing, ROUTINGS)
+        if min(depths) < 0 or num_concepts < 0 or not decorrelation >= 0:
+            raise UsageError(
+                f"depths is {depths}, num_concepts {num_concepts}, decorrelation {decorrelation}; they must be at"
+                " least 0."
+            )
+        self.image_shape, self.with_decoder = (in_chans, *image_size(img_size)), decoder
+        self.dropout, self.batch_stats, self.scaled = dropout, batch_stats, scaled
+        self.decorrelation, self.dim = decorrelation, dims[-1]
+        convolutions: list[nn.Module] = []
+        for inputs, outputs, kernel, stride in zip(
+            (in_chans, *stem), (*stem, dims[0]), (5, 3, 3, 3), (1, 1, 1, 2), strict=True
+        ):
+            convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2)
+            convolutions += [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
+        primary = PrimaryStage(dims[0], dims[1], depths[0], num_heads[0], routing=routing, public_view=public_view)
+        stages: list[nn.Module] = [nn.Sequential(*convolutions), primary]
+        for number, rate in ((1, 0.0), (2, drop_path)):
+            options = {"routing": routing, "drop_path": rate}
+            stages.append(CapsuleStage(*dims[number : number + 2], depths[number], num_heads[number], **options))
+        self.stages = nn.ModuleList(stages)
+        self.feature_info = [
+            {"num_chs": dims[i], "reduction": 2 ** (i + 1), "module": f"stages.{i}"} for i in range(len(stages))
+        ]
+        for i, stage in enumerate(stages):
+            for module in stage.modules():
+                if isinstance(module, CapsuleCell):
+                    module.place(self._grid(i + 1))
+        self.concepts = Linear(self.dim, num_concepts) if num_concepts else None
+        last = self._grid(len(stages))
+        self.num_features = self.dim * last.rows * last.columns
+        self.reset_classifier(num_classes)
+
+    def _grid(self, halvings: int, prefix: int = 0) -> Grid:
+        """Where the cells of a map are after so many convolutions with stride 2."""
+        step = 2**halvings
+        rows, columns = (math.ceil(side / step) for side in self.image_shape[1:])
+        return Grid(rows, columns, 1, 0.5, step, prefix=prefix)
+
+    def make_classifier(self) -> nn.Module:
+        grid = self._grid(len(self.stages) + 1, prefix=1)
+        head = ClassCapsules(self.dim, grid.rows * grid.columns, self.num_classes, self.dropout, self.batch_stats)
+        head.routing.coupling.senders = grid
+        return head
+
+    def make_decoder(self) -> nn.Module | None:
+        return ClassIndependentDecoder(self.dim, self.image_shape, DECODER) if self.with_decoder else None
+
+    @property
+    def score_kind(self) -> str:
+        return "activations" if self.scaled else "logits"
+
+    def score(self, poses: Tensor) -> Tensor:
+        return super().score(poses) * (self.dim**-0.5 if self.scaled else 1.0)
+
+    def stage(self, index: int, inputs: Tensor) -> Tensor:
+        # Norms of capsules square what leaves the convolutions.
+        maps: Tensor = self.stages[index](bounded(inputs) if index == 1 else inputs)
+        return maps
+
+    def route(self, features: Tensor) -> Tensor:
+        poses: Tensor = self.head(features)
+        return poses
+
+    def chosen(self, capsules: Capsules, classes: Tensor | None = None) -> Tensor:
+        """The capsule of each image that counts: of `classes` (batch,), or the longest: (batch, dim)."""
+        chosen = capsules.activation.argmax(1) if classes is None else classes
+        return capsules.pose[torch.arange(len(chosen), device=chosen.device), chosen]
+
+    def concept_scores(self, capsules: Capsules, classes: Tensor | None = None) -> Tensor:
+        """Logits of the concepts, read off one class capsule of each image.
+
+        Args:
+            capsules: from `capsules(images)`.
+            classes: int64 (batch,), the labels in training; the longest capsule when None.
+
+        Shapes: -> (batch, num_concepts).
+        """
+        if self.concepts is None:
+            raise UsageError("num_concepts is 0, so there are no scores of concepts; make the network with some.")
+        scores: Tensor = self.concepts(self.chosen(capsules, classes))
+        return scores
+
+    def reconstruct(self, capsules: Capsules, classes: Tensor | None = None) -> Tensor:
+        if self.training and self.decorrelation > 0:
+            poses = capsules.pose
+            left_out = torch.randint(self.dim, (poses.shape[0], 1, 1), device=poses.device)
+            kept = torch.arange(self.dim, device=poses.device) != left_out
+            capsules = Capsules(poses * kept, capsules.activation)
+        return super().reconstruct(capsules, classes)
+
+    def penalty(self, capsules: Capsules, labels: Tensor) -> Tensor | None:
+        if not self.decorrelation or labels.dim() != 1:
+            return None
+        return self.decorrelation * correlation_penalty(self.chosen(capsules, labels))
+
+
+register_model(
+    "parsecaps",
+    ParseCaps,
+    "ParseCaps for colour images of 32x32: capsules of 16, 36 and 64 numbers.",
+    source="arXiv:2411.01564",
+    parameters=496_460,
+    recipe="parsecaps",
+    tiny={
+        "img_size": 40, "stem": (4, 4, 6), "dims": (4, 4, 6, 8), "depths": (1, 1, 2), "num_heads": (1, 2, 2),
+        "num_concepts": 3,
+    },
+    variants={
+        "axial, decoder": {"routing": "axial", "decoder": True, "scaled": True, "decorrelation": 0.01},
+        "public code": {"public_view": True, "img_size": (36, 33), "num_concepts": 0},
+    },
+)  # fmt: skip
+register_model(
+    "parsecaps_224",
+    ParseCaps,
+    "ParseCaps for colour images of 224x224.",
+    source="arXiv:2411.01564",
+    parameters=502_316,
+    recipe="parsecaps",
+    img_size=224,
+)
+register_model(
+    "parsecaps_wide",
+    ParseCaps,
+    "A wider ParseCaps that the authors' code names: capsules of 64, 192 and 384 numbers, up to 6 heads.",
+    source="arXiv:2411.01564",
+    parameters=22_044_348,
+    recipe="parsecaps",
+    img_size=224,
+    dims=(16, 64, 192, 384),
+    depths=(1, 2, 10),
+    num_heads=(1, 3, 6),
+)
+register_model(
+    "parsecaps_small",
+    ParseCaps,
+    "A small ParseCaps for grey images resized to 64x64, ours.",
+    source="arXiv:2411.01564",
+    parameters=397_036,
+    recipe="parsecaps_digits",
+    in_chans=1,
+    img_size=64,
+    stem=(8, 16, 16),
+)

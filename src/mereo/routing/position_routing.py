@@ -1,0 +1,104 @@
+"""Position routing: every number of a class capsule is a function of that number of the capsules at all positions.
+
+Source: Geng, Wang, Xu 2024, arXiv:2411.01564, the authors' code, https://github.com/ornamentt/Parsecaps
+Cost: for P positions, C classes and D numbers: 2 P (P + C) D multiply-adds an image, couplings 2 P (P + 1) C D more
+while they are watched.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mereo.core import Coupling, mechanism
+from mereo.core.kernels.affine import Linear
+from mereo.core.votes import GivenVotes, SameVotes
+from mereo.errors import UsageError, check_positive
+
+
+def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return PositionRouting(4, 3), (torch.randn(5, 4, 6),)
+
+
+@mechanism(
+    "position_routing",
+    family="routing",
+    over="none",
+    steps=1,
+    says="the same to all",
+    update="sigmoid, GELU",
+    source="arXiv:2411.01564",
+    promises=("any receiver order",),
+    receiver_axes={"second.weight": 0, "second.bias": 0, "output": 1},
+    example=_example,
+)
+class PositionRouting(nn.Module):
+    """Make the class capsules number by number, by the same two layers over the positions for every number.
+
+    x = ReLU(norm(children)),   y_jd = GELU(sigmoid(sum_h V_jh ReLU(sum_p W_hp x_pd + a_h) + b_j))
+
+    The norm has no parameters; it is over the images and numbers of each position. With the units g_dh in {0, 1} that
+    are above zero the sums are linear in x:
+
+    sum_p c_djp x_pd + c_dj0,   c_djp = sum_h V_jh g_dh W_hp,   c_dj0 = sum_h V_jh g_dh a_h + b_j
+
+    Args:
+        positions: how many there are; twice as many units h.
+        receivers: class capsules.
+        batch_stats: normalise by the statistics of the batch in evaluation too, as the authors' code does; the output
+            for an image then depends on the others.
+
+    Shapes: children (batch, positions, dim) -> (batch, receivers, dim); couplings (batch, dim, receivers, 1 +
+        positions).
+
+    Reads as: couplings[b, d, r, 0] is what receiver r starts from in its number d, and couplings[b, d, r, 1 + p] the
+        factor of number d of position p, before sigmoid and GELU. They depend on the image by the units that are on.
+
+    Deviates: running statistics in evaluation, unless `batch_stats`.
+
+    Reference: arXiv:2411.01564, the authors' code.
+    """
+
+    def __init__(self, positions: int, receivers: int, *, batch_stats: bool = False) -> None:
+        super().__init__()
+        check_positive(positions=positions, receivers=receivers)
+        self.norm = nn.BatchNorm1d(positions, affine=False, track_running_stats=not batch_stats)
+        self.first = Linear(positions, 2 * positions)
+        self.second = Linear(2 * positions, receivers)
+        self.coupling = Coupling("none", "none")
+
+    def normalised(self, children: Tensor) -> Tensor:
+        """ReLU(norm(children)), number by number: (batch, positions, dim) -> (batch, dim, positions)."""
+        positions = self.first.in_features
+        if children.dim() != 3 or children.shape[1] != positions:
+            raise UsageError(f"children are {tuple(children.shape)}; they must be (batch, {positions}, dim).")
+        rows = children.transpose(1, 2)
+        return self.norm(rows.flatten(0, 1)).relu().unflatten(0, rows.shape[:2])
+
+    def scores(self, x: Tensor) -> Tensor:
+        """The factors c: x (batch, dim, positions) -> (batch, dim, receivers, 1 + positions)."""
+        on = (self.first(x) > 0).to(x.dtype)
+        weight, bias = self.first.weight, self.first.bias
+        factors = (self.second.weight * on.unsqueeze(2)) @ torch.cat((bias.unsqueeze(1), weight), 1)
+        return torch.cat((factors[..., :1] + self.second.bias.unsqueeze(1), factors[..., 1:]), 3)
+
+    def votes(self, children: Tensor) -> GivenVotes:
+        """What the constant and every position says to a receiver; each head has a single number of the pose.
+
+        A vote is multiplied by the number of heads, because contributions are means over the heads.
+        """
+        x = F.pad(self.normalised(children), (1, 0), value=1.0)
+        dim = x.shape[1]
+        votes = dim * x.unsqueeze(3) * torch.eye(dim, dtype=x.dtype, device=x.device).unsqueeze(1)
+        return GivenVotes(votes.unsqueeze(2).expand(-1, -1, self.second.out_features, -1, -1))
+
+    def forward(self, children: Tensor) -> Tensor:
+        x = self.normalised(children)
+        if self.coupling.watched:
+            values = F.pad(x, (1, 0), value=1.0).unsqueeze(3)
+            sums = SameVotes(values).combine(self.coupling(self.scores(x))).squeeze(3)
+        else:
+            sums = self.second(self.first(x).relu())
+        return F.gelu(sums.sigmoid()).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        return f"{self.first.in_features} -> {self.second.out_features}"
