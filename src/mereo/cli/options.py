@@ -32,9 +32,13 @@ class TrainOptions(TrainConfig):
 class PredictOptions:
     """Classify images, or continue texts with a network that reads tokens.
 
+    Of a folder with a subfolder for each class it also gives the accuracy, and writes errors (a table and a picture),
+    duplicates, likely wrong labels and files set aside.
+
     Examples:
       mereo predict photo.png --weights runs/mspcaps_tiny-digits
       mereo predict photos/ 'more/*.jpg' --json
+      mereo predict photos/test --weights runs/mspcaps_tiny-photos --tta --out answers
       mereo predict --weights runs/tnl_tiny-pystdlib --prompt 'def __init__(self' --length 200
     """
 
@@ -45,6 +49,14 @@ class PredictOptions:
     default the newest run, or mspcaps_tiny.mnist if there is no run."""
     top: int = 3
     """Number of classes to print for each image, best first."""
+    out: Path | None = None
+    """Folder for the answers as tables and pictures, or a file that ends in .csv for the table only; of labelled images
+    by default predictions, predictions-2, ..."""
+    labels: Literal["auto", "folders", "none"] = "auto"
+    """Whether the names of folders are labels: auto (where they are names of classes), folders (an error if none is),
+    none."""
+    tta: bool = False
+    """Test-time augmentation: answer by the mean over the image and 8 versions of it, changed as in the training."""
     json: bool = False
     """Print the result as one JSON document."""
     batch_size: int = 64

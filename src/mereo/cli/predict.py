@@ -1,11 +1,14 @@
 """`mereo predict`."""
 
+import gc
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mereo.cli.answers import note_duplicates, print_summary
 from mereo.cli.options import PredictOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
@@ -14,15 +17,17 @@ from mereo.errors import UsageError, check_positive
 from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
-    from mereo.models import SequenceModel
+    from mereo.inference.labelled import FolderAnswers
+    from mereo.models import SequenceModel, VisionModel
 
 
 def run(words: list[str], command: str) -> None:
     """Print what images show, or how texts go on."""
     options = parse(PredictOptions, words, command)
     check_positive(top=options.top, batch_size=options.batch_size, length=options.length)
-    from mereo.inference.predict import find_images, predict
-    from mereo.models import SequenceModel
+    with uncollected():
+        from mereo.inference.predict import find_images, task_of
+        from mereo.models import SequenceModel
 
     paths = [] if options.prompt is not None and not options.images else find_images(options.images)
     model, source = load_weights(options.weights, options.device, ready=True, images=False)
@@ -33,19 +38,127 @@ def run(words: list[str], command: str) -> None:
         return
     if options.prompt is not None:
         raise UsageError(f"prompt is {options.prompt!r}, and {source} classifies images; give images.")
+    if not task_of(model).scores_classes:
+        _check_classifier(options, source)
+        _plain(model, options, paths, source)
+        return
+    _classify(model, options, paths, source)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Inside this block Python collects no garbage: it would look for some dozens of times during long imports."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _check_classifier(options: PredictOptions, source: Path) -> None:
+    """UsageError for options that need a classifier."""
+    wanted = {"out": options.out is not None, "labels": options.labels == "folders", "tta": options.tta}
+    for name, given in wanted.items():
+        if given:
+            raise UsageError(f"{name} is set, and {source} is not a classifier of images; leave it out.")
+
+
+def new_folder() -> Path:
+    """The first of predictions, predictions-2, ... that does not exist."""
+    number = 1
+    while (folder := Path("predictions" if number == 1 else f"predictions-{number}")).exists():
+        number += 1
+    return folder
+
+
+def _plain(model: "VisionModel", options: PredictOptions, paths: list[Path], source: Path) -> None:
+    """Print the predictions of a task that is not classification."""
+    from mereo.inference.predict import predict
+
     predictions = predict(model, paths, top=options.top, batch_size=options.batch_size, strict=options.strict)
     if options.json:
-        document = {"weights": str(source), "predictions": [p.to_dict() for p in predictions]}
-        say(json.dumps(document, indent=2))
+        say(json.dumps({"weights": str(source), "predictions": [p.to_dict() for p in predictions]}, indent=2))
         return
+    rows = [(p.path, ", ".join(f"{name} {value}" for name, value in p.values.items())) for p in predictions]
+    print_table(("image", "prediction"), rows)
+
+
+def _classify(model: "VisionModel", options: PredictOptions, paths: list[Path], source: Path) -> None:
+    """Print the classes of images; of labelled ones the accuracy too, with tables and a picture of the errors."""
+    from mereo.files import check_outputs, reading
+    from mereo.inference.answer_report import DOCUMENT, output_files, prediction_rows, summary, write_answers
+    from mereo.inference.labelled import UNKNOWN, answer_folder, folder_labels
+    from mereo.inference.predict import class_names, describe_outputs, report_unreadable
+    from mereo.inference.spreadsheet import write_table
+    from mereo.inference.views import augmented_views, trained_augmentation
+    from mereo.runtime.progress import Reporter
+
+    views = augmented_views(trained_augmentation(model)) if options.tta else None
+    labels = folder_labels(options.images, paths, class_names(model))
+    if options.labels == "none":
+        labels.fill_(UNKNOWN)
+    labelled = bool((labels >= 0).any())
+    if options.labels == "folders" and not labelled:
+        names = ", ".join(class_names(model)[:5])
+        raise UsageError(f"labels is 'folders', and no image is in a folder with the name of a class ({names}, ...).")
+    table_only = options.out is not None and options.out.suffix.lower() == ".csv"
+    out = options.out or (new_folder() if labelled and not options.json else None)
+    if out is not None:
+        document = out / DOCUMENT
+        outputs = [out] if table_only else [document] if document.exists() else output_files(out)
+        if not (table_only and out.exists() and _is_table(out)):
+            check_outputs("out", outputs, [*paths, source])
+    trained: Collection[Path] = ()
+    if labelled:
+        from mereo.training.trained_files import trained_files
+
+        trained = trained_files(source)
+    with (
+        reading(*paths, source),
+        Reporter(silent=len(paths) <= options.batch_size).stage("classified", len(paths)) as done,
+    ):
+        answers = answer_folder(
+            model, paths, labels, trained=trained, batch_size=options.batch_size, strict=options.strict, views=views,
+            progress=done,
+        )  # fmt: skip
+        report_unreadable(answers.aside, bool(answers.paths))
+        written: list[Path] = []
+        if out is not None and table_only:
+            written = [write_table(out, *prediction_rows(answers))]
+        elif out is not None:
+            written = write_answers(answers, out, str(source))
+    if options.json:
+        described = describe_outputs(model, answers.scores, options.top)
+        predictions = [{"path": str(path), **values} for path, values in zip(answers.paths, described, strict=True)]
+        say(json.dumps({"weights": str(source), "summary": summary(answers), "predictions": predictions}, indent=2))
+    elif labelled:
+        print_summary(answers, written)
+    else:
+        _print_answers(answers, describe_outputs(model, answers.scores, options.top))
+    if not labelled:
+        note_duplicates(answers)
+        for path in written:
+            say(f"written: {path}", file=sys.stderr)
+
+
+def _is_table(path: Path) -> bool:
+    """Whether a file is a table that an earlier prediction wrote, by its first line."""
+    from mereo.files import open_regular
+
+    with open_regular(path) as file:
+        return file.read(64).decode("utf-8-sig", errors="replace").startswith("image,class,probability,")
+
+
+def _print_answers(answers: "FolderAnswers", described: list[dict[str, Any]]) -> None:
+    calibrated = answers.temperature is not None
     rows = []
-    for p in predictions:
-        if "scores" not in p.values:  # not a classifier
-            rows.append((p.path, ", ".join(f"{name} {value}" for name, value in p.values.items()), ""))
-            continue
-        best, *others = (f"{name} {score:.3f}" for name, score in zip(p.classes, p.scores, strict=True))
-        rows.append((p.path, best, ", ".join(others)))
-    print_table(("image", "class and score", "next"), rows)
+    for path, values in zip(answers.paths, described, strict=True):
+        shown = values["probabilities"] if calibrated else values["scores"]
+        best, *others = (f"{name} {f'{v:.1%}' if calibrated else f'{v:.3f}'}" for name, v in shown.items())
+        rows.append((path, best, ", ".join(others)))
+    print_table(("image", f"class and {'probability' if calibrated else 'score'}", "next"), rows)
 
 
 LONGEST_PROMPT = 2**20

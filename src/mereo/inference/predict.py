@@ -1,11 +1,14 @@
 """Predictions of a trained network for image files."""
 
 import glob
+import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +18,17 @@ from mereo.data import Batch, ImageSet, load_size
 from mereo.data.decode import decode
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import prepare_batch
+from mereo.inference.mode import evaluating
+from mereo.inference.temperature import calibration_of, probabilities
+from mereo.inference.views import Views
 from mereo.models import VisionModel
 from mereo.models.folding import folded
 from mereo.tasks import Classification, Task, get_task
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+
+FEW = 16
+"""Images up to which the network runs as it is."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,12 @@ class Prediction:
     def scores(self) -> tuple[float, ...]:
         """The scores of `classes`."""
         return tuple(self.values["scores"].values())
+
+    @property
+    def probabilities(self) -> tuple[float, ...] | None:
+        """The probabilities of `classes`; None for weights without a fitted temperature."""
+        shares = self.values.get("probabilities")
+        return None if shares is None else tuple(shares.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -70,6 +85,80 @@ def find_images(patterns: Sequence[str | Path]) -> list[Path]:
     return list(listed)
 
 
+Aside = tuple[Path, str]
+"""A file that was set aside, and the reason."""
+MOST_SHOWN = 10
+
+
+def _decoder(model: VisionModel) -> Callable[[Path], Tensor | str]:
+    """A function that gives the pixels of a file as a model takes them, or the reason why there are none."""
+    channels, height, width = model.image_shape
+    if channels not in (1, 2, 3):
+        raise UsageError(
+            f"the model takes {channels} channels; image files give 1 or 3, or 2 as pictures side by side."
+        )
+    size = load_size((height, width), model.pretrained_cfg["crop_pct"])
+
+    def read(path: Path) -> Tensor | str:
+        try:
+            with path.open("rb") as stream:
+                return torch.from_numpy(decode(stream, size, channels).copy())
+        except MemoryError:
+            raise
+        except Exception as error:  # a broken file can make a decoder raise nearly anything
+            if "cannot identify" in str(error):
+                return "not an image"
+            return (str(error).splitlines() or [type(error).__name__])[0]
+
+    return read
+
+
+def read_good(
+    paths: Sequence[Path], model: VisionModel, *, strict: bool = False
+) -> tuple[Tensor, list[int], list[Aside]]:
+    """Images as a model was trained to see them, before normalisation, and the files that could not be read.
+
+    Args:
+        paths: of the files, read by several threads.
+        model: whose preprocessing is used.
+        strict: whether an unreadable file is an error.
+
+    Shapes: -> (images, channels, height, width) in [0, 1], their places in `paths`, and the rest with reasons.
+    """
+    from PIL import Image
+
+    read = _decoder(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        if len(paths) == 1:
+            results = [read(paths[0])]
+        else:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                results = list(pool.map(read, paths))
+    aside = [(path, result) for path, result in zip(paths, results, strict=True) if isinstance(result, str)]
+    if aside and strict:
+        raise MereoError(f"cannot read {aside[0][0]} ({aside[0][1]}); repair it, or leave out --strict.")
+    good = [place for place, result in enumerate(results) if not isinstance(result, str)]
+    pixels = [result for result in results if not isinstance(result, str)]
+    channels, height, width = model.image_shape
+    if not pixels:
+        return torch.zeros(0, channels, height, width), [], aside
+    stored = ImageSet(torch.stack(pixels), torch.zeros(len(good), dtype=torch.int64), ("",))
+    return stored.batch(torch.arange(len(good)), crop=(height, width)).images, good, aside
+
+
+def report_unreadable(aside: Sequence[Aside], any_read: bool) -> None:
+    """Warn of files that could not be read; MereoError if none could."""
+    if not aside:
+        return
+    shown = "; ".join(f"{path} ({reason})" for path, reason in aside[:MOST_SHOWN])
+    shown += f"; and {len(aside) - MOST_SHOWN} more" if len(aside) > MOST_SHOWN else ""
+    if not any_read:
+        raise MereoError(f"none of {len(aside)} files could be read as an image: {shown}.")
+    count = "1 file" if len(aside) == 1 else f"{len(aside)} files"
+    warnings.warn(f"{count} could not be read as images and were skipped: {shown}.", stacklevel=3)
+
+
 def read_images(paths: Iterable[Path], model: VisionModel, *, strict: bool = False) -> tuple[list[Path], Tensor]:
     """Images as a model was trained to see them, before normalisation.
 
@@ -77,38 +166,10 @@ def read_images(paths: Iterable[Path], model: VisionModel, *, strict: bool = Fal
 
     Shapes: -> the paths read, and (images, channels, height, width) in [0, 1].
     """
-    from PIL import Image
-
-    channels, height, width = model.image_shape
-    if channels not in (1, 2, 3):
-        raise UsageError(
-            f"the model takes {channels} channels; image files give 1 or 3, or 2 as pictures side by side."
-        )
-    size = load_size((height, width), model.pretrained_cfg["crop_pct"])
-    good, pixels, broken = [], [], []
-    for path in paths:
-        try:
-            with warnings.catch_warnings(), path.open("rb") as stream:
-                warnings.simplefilter("error", Image.DecompressionBombWarning)
-                pixels.append(torch.from_numpy(decode(stream, size, channels).copy()))
-                good.append(path)
-        except Exception as error:  # a broken file can make a decoder raise nearly anything
-            reason = (
-                "not an image"
-                if "cannot identify" in str(error)
-                else (str(error).splitlines() or [type(error).__name__])[0]
-            )
-            broken.append(f"{path} ({reason})")
-            if strict:
-                raise MereoError(f"cannot read {broken[0]}; repair it, or leave out --strict.") from error
-    if broken:
-        shown = "; ".join(broken[:10]) + (f"; and {len(broken) - 10} more" if len(broken) > 10 else "")
-        if not good:
-            raise MereoError(f"none of {len(broken)} files could be read as an image: {shown}.")
-        count = "1 file" if len(broken) == 1 else f"{len(broken)} files"
-        warnings.warn(f"{count} could not be read as images and were skipped: {shown}.", stacklevel=2)
-    stored = ImageSet(torch.stack(pixels), torch.zeros(len(good), dtype=torch.int64), ("",))
-    return good, stored.batch(torch.arange(len(good)), crop=(height, width)).images
+    paths = list(paths)
+    images, good, aside = read_good(paths, model, strict=strict)
+    report_unreadable(aside, bool(good))
+    return [paths[place] for place in good], images
 
 
 def class_names(model: VisionModel) -> tuple[str, ...]:
@@ -121,6 +182,78 @@ def task_of(model: VisionModel) -> Task:
     return get_task(str(model.metadata.get("task", Classification.name)))(class_names(model))
 
 
+class Answered(NamedTuple):
+    """The answers for a batch of image files.
+
+    Attributes:
+        paths: that were read.
+        images: as the model takes them, before normalisation.
+        outputs: of the task in float32; of views, their mean.
+        aside: the files that could not be read.
+    """
+
+    paths: list[Path]
+    images: Tensor
+    outputs: Any
+    aside: list[Aside]
+
+
+@torch.inference_mode()
+def answer_files(
+    model: VisionModel,
+    paths: Sequence[Path],
+    *,
+    batch_size: int = 64,
+    strict: bool = False,
+    views: Views | None = None,
+) -> Iterator[Answered]:
+    """The outputs of a network for image files, a batch at a time.
+
+    Args:
+        model: with the task that it was trained for.
+        paths: of the files.
+        batch_size: files read at a time.
+        strict: whether an unreadable file is an error.
+        views: test-time augmentation, see `augmented_views`; None for the images only.
+    """
+    task, cfg = task_of(model), model.pretrained_cfg
+    if views is not None and not task.scores_classes:
+        raise UsageError(f"tta is set, and the outputs of the task {task.name} have no mean over views; leave it out.")
+    device = next(model.parameters()).device
+    # A copy with folded weights pays for itself after some images.
+    many = len(paths) > FEW
+    ready = folded(model) if many else model
+    with nullcontext() if many else evaluating(model):
+        for start in range(0, len(paths), batch_size):
+            part = paths[start : start + batch_size]
+            images, good, aside = read_good(part, model, strict=strict)
+            if not good:
+                yield Answered([], images, None, aside)
+                continue
+            seen = images.to(device)
+            labels = torch.zeros(len(good), dtype=torch.int64, device=device)
+            shown = [seen] if views is None else views(seen)
+            outputs = [task.apply(ready, prepare_batch(Batch(view, labels), cfg)) for view in shown]
+            output = outputs[0] if views is None else torch.stack(outputs).float().mean(0)
+            output = tree_map_only(Tensor, lambda x: x.float() if x.is_floating_point() else x, output)
+            if not all(bool(x.isfinite().all()) for x in tree_leaves(output) if isinstance(x, Tensor)):
+                raise MereoError("the outputs of the network are not finite; its weights are damaged.")
+            yield Answered([part[place] for place in good], images, output, aside)
+
+
+def describe_outputs(model: VisionModel, outputs: Any, top: int) -> list[dict[str, Any]]:
+    """Outputs of a network as plain values; of a calibrated classifier with the probabilities of its best classes."""
+    values = task_of(model).predict(outputs, top)
+    calibration = calibration_of(model) if task_of(model).scores_classes else None
+    if calibration is None:
+        return values
+    shares = probabilities(outputs, calibration.temperature).cpu()
+    best = outputs.topk(min(top, outputs.shape[1]), 1).indices.cpu()
+    for row, order, share in zip(values, best.tolist(), shares, strict=True):
+        row["probabilities"] = dict(zip(row["scores"], share[order].tolist(), strict=True))
+    return values
+
+
 def predict(
     model: VisionModel,
     paths: Sequence[Path],
@@ -128,21 +261,26 @@ def predict(
     top: int = 3,
     batch_size: int = 64,
     strict: bool = False,
+    views: Views | None = None,
 ) -> Iterator[Prediction]:
     """Predictions for image files, in their order, a batch at a time.
 
-    The task is the one that the model was trained for; classification if its weights name none.
+    The task is the one that the model was trained for; classification if its weights name none. Files that cannot be
+    read are named in a warning and skipped; MereoError if none can be read.
+
+    Args:
+        model: whose weights may hold a temperature; then predictions have probabilities.
+        paths: of the files.
+        top: classes of a prediction, the highest score first.
+        batch_size: files read at a time.
+        strict: whether an unreadable file is an error.
+        views: test-time augmentation, see `augmented_views`.
     """
-    task, cfg = task_of(model), model.pretrained_cfg
-    device = next(model.parameters()).device
-    model = folded(model)
-    for start in range(0, len(paths), batch_size):
-        good, images = read_images(paths[start : start + batch_size], model, strict=strict)
-        with torch.inference_mode():
-            batch = Batch(images.to(device), torch.zeros(len(good), dtype=torch.int64, device=device))
-            outputs = task.apply(model, prepare_batch(batch, cfg))
-            outputs = tree_map_only(Tensor, lambda x: x.float() if x.is_floating_point() else x, outputs)
-        if not all(bool(x.isfinite().all()) for x in tree_leaves(outputs) if isinstance(x, Tensor)):
-            raise MereoError("the outputs of the network are not finite; its weights are damaged.")
-        for path, values in zip(good, task.predict(outputs, top), strict=True):
-            yield Prediction(path, values)
+    aside, count = list[Aside](), 0
+    for answered in answer_files(model, paths, batch_size=batch_size, strict=strict, views=views):
+        aside += answered.aside
+        if answered.paths:
+            count += len(answered.paths)
+            for path, values in zip(answered.paths, describe_outputs(model, answered.outputs, top), strict=True):
+                yield Prediction(path, values)
+    report_unreadable(aside, count > 0)

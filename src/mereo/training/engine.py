@@ -26,6 +26,7 @@ from mereo.models.weights import check_finite, load_tensors, save_tensors
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer
 from mereo.training.batch_norm import restore_batch_norms, share_batch_statistics, statistics_note
+from mereo.training.calibrate import calibrate_run, store_calibration
 from mereo.training.callbacks import make_callbacks
 from mereo.training.checkpoint import (
     check_progress,
@@ -277,7 +278,9 @@ class Trainer:
 
     def _save_weights(self, path: Path, state: dict[str, Tensor]) -> None:
         # Weights that name no task are those of a classifier, as in earlier versions.
-        kind = {} if self.task.name == "classification" else {"task": self.task.name}
+        kind: dict[str, Any] = {} if self.task.name == "classification" else {"task": self.task.name}
+        if self.augmentation is not None:
+            kind["augment"] = self.augmentation.texts
         save_weights(
             path, self.model, class_names=self.task.output_names, state=state,
             data=self.config.data, seed=self.config.seed, epoch=len(self.history), **kind,
@@ -338,7 +341,12 @@ class Trainer:
         best_is_last = self.best is not None and self.best["epoch"] == len(self.history)
         test_best = test_last if best_is_last else self.evaluate(self.splits.test)
         results = run_results(self, test_best, test_last)
+        calibration = calibrate_run(self.model, self.task, self.splits, chosen_on_test=self.config.paper_protocol)
+        if calibration is not None:
+            results["calibration"] = calibration.to_dict()
         if self.main:
+            if calibration is not None:
+                store_calibration(self.folder.best, calibration)
             self.folder.write_json(self.folder.results, results)
         if self.main and self.pictures:
             draw_curves(self.history, self.folder.curves, self.task.chooses[0], is_share=self.task.is_share)

@@ -66,6 +66,16 @@ def run_results(trainer: "Trainer", test_best: Scores, test_last: Scores) -> dic
     }
 
 
+def describe_calibration(figures: dict[str, Any]) -> str:
+    """How well the probabilities of a run agree with its accuracy, on one line."""
+    tested = "test_" if figures["test_images"] else ""
+    before, after = figures[f"{tested}ece_before"], figures[f"{tested}ece_after"]
+    return (
+        f"calibration error {100 * after:.1f} % on {'test' if tested else 'validation'} images ({100 * before:.1f} %"
+        f" before calibration; temperature {figures['temperature']:.3g}, from {figures['images']:,} validation images)"
+    )
+
+
 def summary(result: RunResult, picture: Path | None = None) -> None:
     """Print the table at the end of a run: test figures, size, speed and the paths of all files."""
     rows = summary_rows(result)
@@ -86,6 +96,8 @@ def summary_rows(result: RunResult) -> list[tuple[str, str]]:
     rows = task.summary(r["test_best"], f"{chosen.get(r['chosen_on'], 'last epoch')}, epoch {r['best_epoch']}")
     if r["chosen_on"] != "last epoch":
         rows.insert(1, ("at the last epoch", task.show(r["test_last"][task.chooses[0]])))
+    if "calibration" in r:
+        rows.append(("probabilities", describe_calibration(r["calibration"])))
     rows += [
         ("parameters", f"{r['parameters']:,}"),
         ("training", f"{duration(r['seconds'])} on {r['device']}, {r['images_per_second']:,.0f} {task.unit}/s"),

@@ -1,0 +1,79 @@
+"""What `mereo predict` prints for a folder of labelled images."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mereo.cli.show import print_table
+from mereo.escape import for_terminal
+from mereo.runtime.printing import say
+from mereo.runtime.text import percent
+
+if TYPE_CHECKING:
+    from mereo.inference.labelled import FolderAnswers
+
+SHOWN = 10
+"""Rows of a list that is printed; the files have them all."""
+
+
+def _accuracy(figures: dict[str, Any], what: str) -> str:
+    low, high = percent(figures["accuracy_low"]), percent(figures["accuracy_high"])
+    return (
+        f"{percent(figures['accuracy'])} of {figures['count']:,} {what} (95 % interval {low} to {high}; balanced"
+        f" {percent(figures['balanced_accuracy'])})"
+    )
+
+
+def print_summary(answers: "FolderAnswers", written: list[Path]) -> None:
+    """Accuracy first, then what is worth looking at, and where it is written."""
+    from mereo.inference.answer_report import aside_rows, error_rows, label_rows, summary
+
+    s = summary(answers)
+    files = {path.name: path for path in written}
+    rows = [("accuracy", _accuracy(s["all"], "labelled images"))]
+    if "held_out" in s:
+        rows[0] = ("accuracy", _accuracy(s["held_out"], "images that were not trained on"))
+        rows.append(("", f"{_accuracy(s['all'], 'images with those trained on')}"))
+    figures = s.get("held_out", s["all"])
+    if figures["count"]:
+        how = "temperature of the weights" if answers.temperature is not None else "fitted to the other half of them"
+        rows.append(
+            ("probabilities", f"calibration error {percent(figures['ece'], 1)},"
+             f" {percent(figures['ece_uncalibrated'], 1)} without calibration ({how})")
+        )  # fmt: skip
+    if answers.errors:
+        confused = ", ".join(f"{a} as {b} ({n})" for a, b, n in answers.confusions[:3])
+        rows.append(("errors", f"{len(answers.errors):,}: {confused}{', ...' if len(answers.confusions) > 3 else ''}"))
+    if suspects := label_rows(answers)[1]:
+        rows.append(("likely wrong", f"{len(suspects)} labels, such as that of {suspects[0][0]} ({suspects[0][-1]})"))
+    if answers.duplicates:
+        count = sum(len(group.members) for group in answers.duplicates)
+        rows.append(("duplicates", f"{count} images in {len(answers.duplicates)} groups"))
+    if aside := aside_rows(answers)[1]:
+        rows.append(("set aside", f"{len(aside)} files, such as {aside[0][0]} ({aside[0][1]})"))
+    places = {
+        "errors": "errors.csv", "likely wrong": "labels.csv", "duplicates": "duplicates.csv",
+        "set aside": "set_aside.csv",
+    }  # fmt: skip
+    for name, text in rows:
+        where = files.get(places.get(name, ""))
+        say(for_terminal(f"{name:<14} {text}{f' -> {where}' if where is not None else ''}"))
+    if "errors.png" in files:
+        say(for_terminal(f"{'gallery':<14} {files['errors.png']}"))
+    if answers.errors:
+        say()
+        columns, errors = error_rows(answers)
+        shown = [
+            (image, label, predicted, f"{other:.1%}", f"{own:.1%}", reason)
+            for image, label, predicted, other, own, reason in errors[:SHOWN]
+        ]
+        title = f"The {SHOWN} most confident errors" if len(errors) > SHOWN else "Errors, the most confident first"
+        print_table((columns[0], columns[1], columns[2], "probability", "of label", "reason"), shown, title=title)
+
+
+def note_duplicates(answers: "FolderAnswers") -> None:
+    """One line about duplicates among unlabelled images, beside the answers."""
+    if answers.duplicates:
+        first = answers.duplicates[0]
+        names = ", ".join(str(answers.paths[n]) for n in first.members[:3])
+        say(for_terminal(f"{len(answers.duplicates)} groups of images show the same, such as {names}"), file=sys.stderr)

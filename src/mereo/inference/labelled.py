@@ -1,0 +1,228 @@
+"""Answers for a folder of labelled images: accuracy, errors with reasons, duplicates, likely wrong labels."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.inference.answers import Answers
+from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
+from mereo.inference.duplicates import Duplicates, content_hash, find_duplicates, fingerprints
+from mereo.inference.label_checks import Suspect, likely_wrong_labels
+from mereo.inference.metrics import class_scores, confusion_matrix, wilson_interval
+from mereo.inference.predict import Aside, answer_files, class_names
+from mereo.inference.temperature import calibration_of, fit_temperature, probabilities
+from mereo.inference.views import Views
+from mereo.models import VisionModel
+
+UNKNOWN = -1
+"""The label of an image whose folder has the name of no class."""
+FEWEST = 20
+"""Labelled images from which on a temperature is fitted to them where the weights have none."""
+UNSURE = 0.1
+"""Lead over the second class, as a probability, below which an answer is unsure."""
+
+
+def folder_labels(given: Iterable[str | Path], paths: Sequence[Path], names: Sequence[str]) -> Tensor:
+    """The label of each image by the folder that it is in, as far as that folder has the name of a class.
+
+    Only images of a given folder are labelled; those given by their own path are not.
+
+    Shapes: -> int64 (n,), `UNKNOWN` where there is none.
+    """
+
+    def plain(name: str) -> str:
+        return unicodedata.normalize("NFC", name)
+
+    numbers = {plain(name): number for number, name in enumerate(names)}
+    folders = [Path(one) for one in given if Path(one).is_dir()]
+    labels = []
+    for path in paths:
+        inside = any(path.is_relative_to(folder) for folder in folders)
+        # The nearest folder with the name of a class: classes may have folders inside.
+        parents = [plain(part) for part in reversed(path.parent.parts)] if inside else []
+        labels.append(next((numbers[part] for part in parents if part in numbers), UNKNOWN))
+    return torch.tensor(labels, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class FolderAnswers:
+    """The answers of a network for image files.
+
+    Attributes:
+        paths: of the files that were read.
+        names: of the classes.
+        scores: of the classes, float32 (n, classes).
+        kind: of the scores, see `VisionModel.score_kind`.
+        labels: int64 (n,), `UNKNOWN` where there is none.
+        trained: whether the network was trained on an image, bool (n,).
+        temperature: stored with the weights; None where there is none.
+        duplicates: groups of images that show the same.
+        aside: files that could not be read, with reasons.
+    """
+
+    paths: list[Path]
+    names: tuple[str, ...]
+    scores: Tensor
+    kind: str
+    labels: Tensor
+    trained: Tensor
+    temperature: float | None
+    duplicates: list[Duplicates]
+    aside: list[Aside]
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """Of the classes, float64 (n, classes).
+
+        By the temperature of the weights. Where they have none and there are labels enough, by one fitted to the other
+        half of the labelled images, so that no image takes part in its own; otherwise the scores as they are.
+        """
+        if self.temperature is not None:
+            return probabilities(self.scores, self.temperature)
+        result = confidences(self.scores.double(), ways_of(self.kind)[0])
+        known = (self.labels >= 0).nonzero()[:, 0]
+        if len(known) < FEWEST:
+            return result
+        half = torch.zeros(len(self.labels), dtype=torch.bool)
+        half[known[::2]] = True
+        for part in (half, ~half):
+            others = known[~part[known]]
+            result[part] = probabilities(self.scores[part], fit_temperature(self.scores[others], self.labels[others]))
+        return result
+
+    @property
+    def predicted(self) -> Tensor:
+        """The class of the highest score, (n,)."""
+        return self.scores.argmax(1)
+
+    @cached_property
+    def errors(self) -> list[int]:
+        """Places of the misclassified images, the most confident first."""
+        wrong = ((self.labels >= 0) & (self.predicted != self.labels)).nonzero()[:, 0]
+        top = self.probabilities.amax(1)[wrong]
+        return wrong[top.argsort(descending=True, stable=True)].tolist()
+
+    @cached_property
+    def suspects(self) -> list[Suspect]:
+        """Likely wrong labels among the images that the network was not trained on, see `likely_wrong_labels`."""
+        held = ((self.labels >= 0) & ~self.trained).nonzero()[:, 0]
+        checked = likely_wrong_labels(self.probabilities[held], self.labels[held])
+        return [suspect._replace(place=int(held[suspect.place])) for suspect in checked]
+
+    @cached_property
+    def contradictions(self) -> list[tuple[int, int]]:
+        """Places of images with one label, each with an image that shows the same and has another label."""
+        pairs = []
+        for group in self.duplicates:
+            known = [n for n in group.members if int(self.labels[n]) != UNKNOWN]
+            for n in known:
+                other = next((m for m in known if int(self.labels[m]) != int(self.labels[n])), None)
+                if other is not None:
+                    pairs.append((n, other))
+        return pairs
+
+    def figures(self, among: Tensor) -> dict[str, Any]:
+        """Accuracy with its interval, balanced accuracy and calibration error of some labelled images.
+
+        Shapes: among bool (n,).
+        """
+        chosen = (among & (self.labels >= 0)).nonzero()[:, 0]
+        labels, count = self.labels[chosen], len(chosen)
+        correct = int((self.predicted[chosen] == labels).sum())
+        low, high = wilson_interval(correct / max(count, 1), count)
+        by_class = class_scores(confusion_matrix(self.predicted[chosen], labels, len(self.names)))
+        recalls = [scores.recall for scores in by_class if scores.support]
+        figures = {
+            "count": count, "correct": correct, "accuracy": correct / max(count, 1), "accuracy_low": low,
+            "accuracy_high": high, "balanced_accuracy": sum(recalls) / max(len(recalls), 1),
+        }  # fmt: skip
+        if count:
+            plain = Answers(self.scores[chosen], labels, self.kind)
+            before = confidences(plain.scores, ways_of(self.kind)[0])
+            figures["ece"] = expected_calibration_error(reliability(self.probabilities[chosen], labels))
+            figures["ece_uncalibrated"] = expected_calibration_error(reliability(before, labels))
+        return figures
+
+    @cached_property
+    def confusions(self) -> list[tuple[str, str, int]]:
+        """Label, predicted class and count of the misclassified images, the most frequent first."""
+        pairs = Counter((int(self.labels[n]), int(self.predicted[n])) for n in self.errors)
+        return [(self.names[a], self.names[b], count) for (a, b), count in pairs.most_common()]
+
+    def reason(self, place: int) -> str:
+        """Why an image is among the errors, in words."""
+        label, predicted = int(self.labels[place]), int(self.predicted[place])
+        shares = self.probabilities[place]
+        reasons = []
+        suspect = next((s for s in self.suspects if s.place == place), None)
+        if suspect is not None:
+            reasons.append(f"likely wrong label: {self.names[suspect.suggested]}?")
+        other = dict(self.contradictions).get(place)
+        if other is not None:
+            name = self.names[int(self.labels[other])]
+            reasons.append(f"same picture as {self.paths[other].name}, labelled {name}")
+        if float(shares[predicted] - shares[label]) < UNSURE:
+            reasons.append("unsure between the two")
+        rank = int((self.scores[place] > self.scores[place, label]).sum()) + 1
+        if rank > 2:
+            reasons.append(f"label ranks only {rank} of {len(self.names)}")
+        again = next(count for a, b, count in self.confusions if (a, b) == (self.names[label], self.names[predicted]))
+        if again > 1:
+            reasons.append(f"{again} errors of this kind")
+        return "; ".join(reasons) or "the only error of this kind"
+
+
+def answer_folder(
+    model: VisionModel,
+    paths: Sequence[Path],
+    labels: Tensor,
+    *,
+    trained: Collection[Path] = (),
+    batch_size: int = 64,
+    strict: bool = False,
+    views: Views | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> FolderAnswers:
+    """The answers of a classifier for image files, labelled or not.
+
+    Args:
+        model: whose weights may hold a temperature.
+        paths: of the files.
+        labels: see `folder_labels`.
+        trained: real paths of files that the network was trained on.
+        batch_size: files read at a time.
+        strict: whether an unreadable file is an error.
+        views: test-time augmentation, see `augmented_views`.
+        progress: called with the number of files done since the last call.
+    """
+    place_of = {path: place for place, path in enumerate(paths)}
+    good, aside, scores, prints, hashes = list[Path](), list[Aside](), list[Tensor](), list[Tensor](), list[str]()
+    for answered in answer_files(model, paths, batch_size=batch_size, strict=strict, views=views):
+        good += answered.paths
+        aside += answered.aside
+        if answered.paths:
+            scores.append(answered.outputs.cpu())
+            prints.append(fingerprints(answered.images))
+            hashes += [content_hash(path) for path in answered.paths]
+        if progress is not None:
+            progress(len(answered.paths) + len(answered.aside))
+    calibration = calibration_of(model)
+    places = torch.tensor([place_of[path] for path in good], dtype=torch.int64)
+    return FolderAnswers(
+        paths=good,
+        names=class_names(model),
+        scores=torch.cat(scores) if scores else torch.zeros(0, model.num_classes),
+        kind=model.score_kind,
+        labels=labels[places],
+        trained=torch.tensor([bool(trained) and path.resolve() in trained for path in good], dtype=torch.bool),
+        temperature=None if calibration is None else calibration.temperature,
+        duplicates=find_duplicates(hashes, torch.cat(prints)) if prints else [],
+        aside=aside,
+    )

@@ -1,0 +1,194 @@
+"""Labelled folders: duplicates, likely wrong labels, figures, files, and the command."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mereo
+from mereo.cli.main import main
+from mereo.errors import UsageError
+from mereo.inference.duplicates import find_duplicates, fingerprints
+from mereo.inference.label_checks import likely_wrong_labels
+from mereo.inference.labelled import UNKNOWN, FolderAnswers, folder_labels
+from mereo.inference.temperature import KEY
+
+
+def suspects_by_loops(p: torch.Tensor, labels: torch.Tensor) -> set[tuple[int, int]]:
+    thresholds = {}
+    for j in range(p.shape[1]):
+        own = [float(p[n, j]) for n in range(len(labels)) if labels[n] == j]
+        thresholds[j] = sum(own) / len(own) if own else float("inf")
+    found = set()
+    for n, label in enumerate(labels.tolist()):
+        k = int(p[n].argmax())
+        if k != label and p[n, k] >= thresholds[k]:
+            found.add((n, k))
+    return found
+
+
+def test_likely_wrong_labels_against_loops() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 4, (200,), generator=generator)
+    true = torch.where(torch.rand(200, generator=generator) < 0.1, (labels + 1) % 4, labels)
+    scores = torch.randn(200, 4, generator=generator) + 3 * torch.eye(4)[true]
+    p = scores.double().softmax(1)
+    suspects = likely_wrong_labels(p, labels)
+    assert {(s.place, s.suggested) for s in suspects} == suspects_by_loops(p, labels)
+    assert [s.lead for s in suspects] == sorted((s.lead for s in suspects), reverse=True)
+    wrong = set((true != labels).nonzero()[:, 0].tolist())
+    listed = {s.place for s in suspects}
+    assert len(listed & wrong) > 0.6 * len(wrong)
+    assert len(listed & wrong) > 0.6 * len(listed)
+    assert likely_wrong_labels(p[:0], labels[:0]) == []
+    with pytest.raises(UsageError):
+        likely_wrong_labels(p, labels[:3])
+
+
+def test_duplicates_are_the_same_files_and_the_same_pictures() -> None:
+    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    again = (images[1] + 0.004 * torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(1))).clamp(0, 1)
+    plain = torch.full((2, 3, 32, 32), 0.5)
+    prints = fingerprints(torch.cat([images, again[None], plain]))
+    groups = find_duplicates(["a", "b", "c", "a", "e", "f", "g"], prints)
+    assert [(group.members, group.exact) for group in groups] == [((0, 3), True), ((1, 4), False)]
+
+
+def answers_of(scores: list[list[float]], labels: list[int], trained: list[bool], **more: object) -> FolderAnswers:
+    from pathlib import Path
+
+    given = {"temperature": 1.0, "duplicates": [], "aside": []} | more
+    return FolderAnswers(
+        [Path(f"{n}.png") for n in range(len(labels))], ("a", "b"), torch.tensor(scores), "logits",
+        torch.tensor(labels), torch.tensor(trained), **given,
+    )  # fmt: skip
+
+
+def test_figures_by_hand() -> None:
+    answers = answers_of(
+        [[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 4.0]], [0, 0, 1, UNKNOWN], [True, False, False, True]
+    )
+    figures = answers.figures(answers.labels >= 0)
+    assert (figures["count"], figures["correct"]) == (3, 1)
+    assert figures["balanced_accuracy"] == pytest.approx((1 / 2 + 0) / 2)
+    assert figures["accuracy_low"] < 1 / 3 < figures["accuracy_high"]
+    assert answers.errors == [2, 1]
+    assert answers.figures(~answers.trained)["count"] == 2
+    assert set(answers.confusions) == {("a", "b", 1), ("b", "a", 1)}
+
+
+def test_without_a_temperature_each_half_is_calibrated_on_the_other() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (60,), generator=generator)
+    scores = (torch.randn(60, 2, generator=generator) + torch.eye(2)[labels]) * 9
+    answers = answers_of(scores.tolist(), labels.tolist(), [False] * 60, temperature=None)
+    calibrated = answers.figures(answers.labels >= 0)
+    assert calibrated["ece"] < calibrated["ece_uncalibrated"]
+    # The label of an image takes no part in its own probabilities.
+    changed = answers_of(scores.tolist(), [1 - int(labels[0]), *labels[1:].tolist()], [False] * 60, temperature=None)
+    assert torch.equal(changed.probabilities[0], answers.probabilities[0])
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A network that answers by brightness, near enough, and its folder of images."""
+    torch.manual_seed(0)
+    model = mereo.create_model("mspcaps_tiny", channels=(4, 8, 8), in_chans=1, img_size=16, num_classes=2)
+    path = tmp_path_factory.mktemp("weights") / "w.safetensors"
+    calibration = {
+        "temperature": 0.1, "images": 9, "ece_before": 0.2, "ece_after": 0.1, "test_images": 0, "test_ece_before": 0.0,
+        "test_ece_after": 0.0,
+    }  # fmt: skip
+    mereo.save_weights(path, model, class_names=("cat", "dog"), **{KEY: calibration, "augment": ["shift=1"]})
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    generator = np.random.default_rng(0)
+    root = tmp_path / "pets"
+    for name in ("cat", "dog", "other"):
+        (root / name).mkdir(parents=True)
+        for n in range(4):
+            pixels = generator.integers(0, 256, (20, 24), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"={name}{n}.png")
+    (root / "cat" / "copy.png").write_bytes((root / "dog" / "=dog0.png").read_bytes())
+    (root / "dog" / "broken.png").write_text("no image")
+    return root
+
+
+def test_labels_come_from_folders_only(folder) -> None:
+    paths = [folder / "cat" / "=cat0.png", folder / "other" / "=other0.png"]
+    assert folder_labels([folder], paths, ("dog", "cat")).tolist() == [1, UNKNOWN]
+    assert folder_labels(paths, paths, ("dog", "cat")).tolist() == [UNKNOWN, UNKNOWN]
+
+
+def rows_of(path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_command_on_a_labelled_folder(weights, folder, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", str(folder), "--weights", str(weights), "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    out = tmp_path / "predictions"
+    document = json.loads((out / "predictions.json").read_text())
+    figures = document["summary"]["all"]
+    assert printed.startswith("accuracy")
+    assert f"{100 * figures['accuracy']:.2f} %" in printed
+    assert figures["count"] == 9
+    rows = rows_of(out / "predictions.csv")
+    assert len(rows) == 13
+    wrong = [row for row in rows if row["correct"] == "no"]
+    assert {row["image"] for row in rows_of(out / "errors.csv")} == {row["image"] for row in wrong}
+    assert len(wrong) == figures["count"] - figures["correct"]
+    assert (out / "errors.png").read_bytes().startswith(b"\x89PNG")
+    aside = {row["image"].rpartition("/")[2]: row["reason"] for row in rows_of(out / "set_aside.csv")}
+    assert "broken.png" in aside
+    assert "other" in aside["=other0.png"]
+    assert {row["kind"] for row in rows_of(out / "duplicates.csv")} == {"same file"}
+    assert {row["image"].rpartition("/")[2] for row in rows_of(out / "labels.csv")} >= {"copy.png", "=dog0.png"}
+    # Again into the same folder, and with the mean over views.
+    assert main(["predict", str(folder), "--weights", str(weights), "--out", str(out), "--tta", "--device", "cpu"]) == 0
+
+
+def test_a_single_image_gets_probabilities(weights, folder, capsys) -> None:
+    image = str(folder / "cat" / "=cat0.png")
+    assert main(["predict", image, "--weights", str(weights), "--json", "--device", "cpu"]) == 0
+    (prediction,) = json.loads(capsys.readouterr().out)["predictions"]
+    assert sum(prediction["probabilities"].values()) == pytest.approx(1)
+    assert list(prediction["probabilities"]) == list(prediction["scores"])
+
+
+def test_foreign_files_are_not_replaced(weights, folder, tmp_path, capsys) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "errors.csv").write_text("precious")
+    assert main(["predict", str(folder), "--weights", str(weights), "--out", str(out)]) == 2
+    assert (out / "errors.csv").read_text() == "precious"
+    table = tmp_path / "answers.csv"
+    for _ in range(2):
+        assert main(["predict", str(folder), "--weights", str(weights), "--out", str(table), "--labels", "none"]) == 0
+    assert len(rows_of(table)) == 13
+    table.write_text("precious")
+    assert main(["predict", str(folder), "--weights", str(weights), "--out", str(table)]) == 2
+    assert "errors.csv" in capsys.readouterr().err
+
+
+def test_images_that_were_trained_on_are_counted_apart(tmp_path, folder) -> None:
+    from mereo.training.config import TrainConfig
+    from mereo.training.trained_files import trained_files
+
+    (folder / "dog" / "broken.png").unlink()
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(TrainConfig().replace(data=str(folder), validation_fraction=0.3).to_yaml())
+    trained = trained_files(run)
+    everything = {path.resolve() for path in folder.rglob("*.png")}
+    assert trained < everything
+    assert 0 < len(trained) < 0.7 * len(everything)
+    assert trained_files(tmp_path) == frozenset()
