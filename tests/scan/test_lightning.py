@@ -1,5 +1,6 @@
 """Lightning attention: loops in float64, worked numbers, equal forms, streaming, the mixer, bad input."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -261,5 +262,5 @@ def test_bad_input(call, message: str) -> None:
 
 
 def test_names() -> None:
-    assert mereo.lightning_attention is lightning_attention
+    assert inspect.unwrap(mereo.lightning_attention) is lightning_attention
     assert set(METHODS) == {"compiled", "chunked", "parallel", "recurrent"}

@@ -76,3 +76,37 @@ def test_objective_rebuilds_each_of_two_objects_by_itself():
         rebuilt = model.reconstruct(capsules, labels[:, obj])
         expected = expected + 0.001 * reconstruction_loss(rebuilt, targets[:, obj])
     torch.testing.assert_close(loss, expected)
+
+
+def test_losses_take_class_numbers():
+    scores, labels = torch.rand(5, 4), torch.tensor([0, 3, 1, 1, 2])
+    hot = torch.nn.functional.one_hot(labels, 4)
+    assert margin_loss(scores, labels) == margin_loss(scores, hot) == margin_loss(scores, hot.float())
+    assert margin_loss(scores, labels.to(torch.int32)) == margin_loss(scores, hot)
+    two = torch.stack([labels, (labels + 1) % 4], 1)
+    assert margin_loss(scores, two) == margin_loss(scores, hot + torch.nn.functional.one_hot((labels + 1) % 4, 4))
+    for kind in ("margin", "cross_entropy", "spread"):
+        assert score_loss(scores, labels.to(torch.uint8), kind) == score_loss(scores, labels, kind)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["cat", "dog"], "labels is a list"),
+        ("cat", "labels is a str"),
+        (torch.tensor([0, 4]), "they must be 0 to 3"),
+        (torch.tensor([-1, 0]), "they must be 0 to 3"),
+        (torch.tensor([0.0, 1.0]), "must be whole"),
+        (torch.tensor([0, 1, 2]), "labels (3,)"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["margin", "cross_entropy", "spread"])
+def test_labels_that_a_loss_cannot_take_are_named(labels, message, kind):
+    with pytest.raises(UsageError) as error:
+        score_loss(torch.rand(2, 4), labels, kind)
+    assert message in str(error.value)
+
+
+def test_an_unknown_loss_is_named():
+    with pytest.raises(UsageError, match="cross_entropy"):
+        score_loss(torch.rand(2, 4), torch.tensor([0, 1]), "crossentropy")

@@ -51,6 +51,7 @@ from mereo.attention.sparse import (
     combiner_attention,
     routing_attention,
 )
+from mereo.core.calls import check_calls
 from mereo.core.distributed import distributed_attention
 
 __all__ = [
@@ -99,3 +100,5 @@ __all__ = [
     "top_down_attention",
     "watchable",
 ]
+
+check_calls(globals(), __all__)

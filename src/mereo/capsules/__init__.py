@@ -15,6 +15,7 @@ from mereo.capsules.primary import (
     primary_grid,
 )
 from mereo.capsules.residual import ResidualBlock
+from mereo.core.calls import check_calls
 
 __all__ = [
     "CapsuleDropout",
@@ -35,3 +36,5 @@ __all__ = [
     "patch_grids",
     "primary_grid",
 ]
+
+check_calls(globals(), __all__)

@@ -9,6 +9,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from mereo.core.calls import check_calls
 from mereo.explain.attention_layers import AttentionLayer, attention_layers
 from mereo.explain.attention_pictures import draw_attention
 from mereo.explain.contributions import vote_contributions
@@ -71,6 +72,8 @@ __all__ = [
     "write_explanations",
     "write_page",
 ]
+
+check_calls(globals(), __all__)
 
 
 class _Room(ModuleType):

@@ -4,6 +4,7 @@ Source: Kiefer, Millidge, Tschantz, Buckley 2022, arXiv:2209.02567; the inversio
 """
 
 from mereo.attention import top_down_attention
+from mereo.core.calls import check_calls
 from mereo.generative.capsule_mixture import CapsuleMixture, MixtureSample
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
 from mereo.generative.constellation_presets import CONSTELLATION_PRESETS, label_constellations
@@ -55,3 +56,5 @@ __all__ = [
     "variation_of_information",
     "winner_share",
 ]
+
+check_calls(globals(), __all__)

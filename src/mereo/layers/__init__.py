@@ -1,5 +1,6 @@
 """Layers that networks share: patches, feed-forward, norms, self-attention, residual branches, positions."""
 
+from mereo.core.calls import check_calls
 from mereo.core.kernels.affine import Linear
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, resize_relative_table
 from mereo.layers.basic_block import BasicBlock
@@ -37,3 +38,5 @@ __all__ = [
     "resize_positions",
     "resize_relative_table",
 ]
+
+check_calls(globals(), __all__)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from mereo.errors import UsageError
+from mereo.errors import UsageError, unknown
 
 _LARGEST = 2**31
 _MOST = {"num_classes": 2**20, "in_chans": 2**12}
@@ -13,6 +13,26 @@ _LAYERS = ("depth", "depths", "class_depth", "blocks", "layers")
 """Arguments that are numbers of layers: each layer is built, so that a large number takes hours and not only memory."""
 _MOST_LAYERS = 1000
 _LONGEST_LIST = 100
+RENAMED = {"drop_path_rate": "path_drop", "path_drop": "drop_path_rate"}
+"""Arguments under another name in some networks; either is accepted."""
+_OF_TIMM = {
+    "drop_rate": "has no dropout before its classifier",
+    "drop_path_rate": "drops no residual branches",
+    "drop_block_rate": "drops no blocks of its maps",
+    "proj_drop_rate": "has no dropout after its projections",
+    "attn_drop_rate": "has no dropout on its attention",
+    "global_pool": "has one way to pool",
+    "act_layer": "has one activation function",
+    "norm_layer": "has one kind of norm",
+    "output_stride": "has one stride",
+    "pretrained_cfg": "has its preprocessing from the preset; change `pretrained_cfg` of the model",
+    "pretrained_cfg_overlay": "has its preprocessing from the preset; change `pretrained_cfg` of the model",
+    "scriptable": "exports by torch.export and ONNX",
+    "exportable": "exports as it is",
+    "no_jit": "uses no scripted layers",
+    "cache_dir": "has its weights in the package; for timm's set the environment variable HF_HOME",
+}
+"""Arguments of timm's `create_model` or of its networks, and why a network does not take them."""
 _WORDS = {
     int: "a whole number", float: "a number", str: "text", bool: "True or False", tuple: "a list", type(None): "None",
 }  # fmt: skip
@@ -32,6 +52,21 @@ def as_tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: as_tuples(entry) for key, entry in value.items()}
     return tuple(as_tuples(entry) for entry in value) if isinstance(value, tuple | list) else value
+
+
+def absent_argument(name: str, argument: str, known: Mapping[str, Any]) -> UsageError:
+    """The error for an argument that a network does not have; of one of timm's, why not, and what it has instead.
+
+    Args:
+        name: of the network.
+        argument: its name.
+        known: the arguments of the network.
+    """
+    if argument not in _OF_TIMM:
+        return unknown(f"argument of {name}", argument, known)
+    drops = [each for each in known if "drop" in each] if "drop" in argument else []
+    instead = f"it has {', '.join(drops)}" if drops else "leave it out"
+    return UsageError(f"{argument} is an argument of timm; {name} {_OF_TIMM[argument]}. Instead: {instead}.")
 
 
 def check_arguments(

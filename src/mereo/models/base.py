@@ -327,6 +327,11 @@ class VisionModel(nn.Module):
 
     def check_images(self, images: Tensor) -> None:
         """UsageError unless images are (batch, channels, height, width) as the model was made for."""
+        if not isinstance(images, Tensor):
+            raise UsageError(
+                f"images is a {type(images).__name__}; a network takes a tensor (batch, channels, height, width). For"
+                " files, PIL images and arrays there is mereo.predict(model, images)."
+            )
         channels, height, width = self.image_shape
         shape = (channels, height, width) if self.fixed_input_size else (channels, *images.shape[2:])
         if images.dim() != 4 or tuple(images.shape[1:]) != shape:

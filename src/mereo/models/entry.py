@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from mereo.core import Source
-from mereo.errors import unknown
-from mereo.models.arguments import as_tuples, check_arguments
+from mereo.models.arguments import RENAMED, absent_argument, as_tuples, check_arguments
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,15 @@ class NetworkEntry:
         """Every argument of the network: those given, checked, and the preset's for the rest.
 
         Raises:
-            UsageError: for an argument that the network does not have, or of another type than its default.
+            UsageError: for an argument that the network does not have, with the reason where it is one of timm's, or of
+                another type than its default.
         """
         defaults = self.defaults
+        renamed = {RENAMED.get(k, k) if k not in defaults and RENAMED.get(k) in defaults else k: k for k in given}
+        given = {new: given[old] for new, old in renamed.items()}
         for argument in given:
             if argument not in defaults:
-                raise unknown(f"argument of {self.name}", argument, defaults)
+                raise absent_argument(self.name, argument, defaults)
         arguments = defaults | {k: as_tuples(v) for k, v in given.items()}
         check_arguments(self.name, self.module.__init__, defaults, arguments)
         return arguments

@@ -103,6 +103,8 @@ def create_model(
         which they are faster. Saved weights have the ordinary layout. For the name of a sequence model it is a
         `SequenceModel`, which takes neither classes nor image sizes.
     """
+    if not isinstance(features_only, bool):
+        raise UsageError(f"features_only is {features_only!r}; it must be True or False.")
     name, _, tag = name.partition(".")
     if is_sequence_model(name):
         images = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, "weights": weights}

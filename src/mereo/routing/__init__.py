@@ -1,5 +1,6 @@
 """One file a routing algorithm: parts that choose among wholes."""
 
+from mereo.core.calls import check_calls
 from mereo.routing.attention_routing import AttentionRouting
 from mereo.routing.competing_capsules import CompetingCapsules
 from mereo.routing.convolution_3d import Convolution3DRouting
@@ -49,3 +50,5 @@ __all__ = [
     "route_by_agreement",
     "vote_routing",
 ]
+
+check_calls(globals(), __all__)

@@ -2,10 +2,12 @@
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.errors import UsageError
+from mereo.core.kernels.transforms import transformed
+from mereo.errors import UsageError, check_choice
 
 SPREAD_MARGINS = (0.2, 0.9)
 """Margin of the spread loss at the first step and at the last."""
@@ -14,12 +16,43 @@ SPREAD_LOSSES = {"spread": "linear", "spread_sigmoid": "sigmoid"}
 """Names of the spread loss, each with the schedule of its margin."""
 
 
+LOSSES = ("margin", "cross_entropy", *SPREAD_LOSSES)
+"""Names of the losses of scores."""
+
+
+def check_labels(scores: Tensor, labels: Tensor) -> None:
+    """UsageError unless labels are tensors of classes, or of soft labels, for these scores.
+
+    Shapes: scores (batch, classes); labels whole numbers (batch,) or (batch, objects), or float (batch, classes).
+    """
+    for name, value in (("scores", scores), ("labels", labels)):
+        if not isinstance(value, Tensor):
+            raise UsageError(f"{name} is a {type(value).__name__}; give a tensor, class numbers as torch.tensor(...).")
+    if scores.dim() != 2 or labels.dim() not in (1, 2) or len(labels) != len(scores):
+        raise UsageError(
+            f"scores are {tuple(scores.shape)} and labels {tuple(labels.shape)}; they must be (batch, classes), and"
+            " (batch,) or (batch, objects) class numbers or (batch, classes) shares."
+        )
+    if labels.is_floating_point():
+        if labels.shape != scores.shape:
+            raise UsageError(
+                f"labels are {labels.dtype} {tuple(labels.shape)}; class numbers must be whole, as with .long(), and"
+                f" soft labels {tuple(scores.shape)}."
+            )
+        return
+    # On an accelerator reading the values would wait for it.
+    if labels.device.type == "cpu" and labels.numel() and not torch.compiler.is_compiling() and not transformed():
+        low, high = (int(end) for end in labels.aminmax())
+        if low < 0 or high >= scores.shape[1]:
+            raise UsageError(f"labels are between {low} and {high}; they must be 0 to {scores.shape[1] - 1}.")
+
+
 def many_hot(labels: Tensor, num_classes: int) -> Tensor:
     """Labels (batch,) or (batch, objects) as a matrix of zeros and ones (batch, classes); soft labels as they are."""
     if labels.is_floating_point():
         return labels
     columns = labels.unsqueeze(1) if labels.dim() == 1 else labels
-    return F.one_hot(columns, num_classes).amax(1).float()
+    return F.one_hot(columns.long(), num_classes).amax(1).float()
 
 
 def margin_loss(
@@ -29,10 +62,15 @@ def margin_loss(
 
     L = mean_b sum_j  T_j max(0, m+ - |v_j|)^2 + lambda (1 - T_j) max(0, |v_j| - m-)^2
 
-    Shapes: lengths (batch, classes), targets (batch, classes) in [0, 1], several ones allowed -> ().
+    Shapes: lengths (batch, classes); targets class numbers (batch,) or (batch, objects), or (batch, classes) in [0, 1],
+        several ones allowed -> ().
 
     Reference: arXiv:1710.09829, eq. 4.
     """
+    if isinstance(targets, Tensor) and targets.shape == lengths.shape:
+        targets = targets.to(lengths.dtype)  # zeros and ones, maybe as whole numbers
+    check_labels(lengths, targets)
+    targets = many_hot(targets, lengths.shape[1]).to(lengths.dtype)
     present = (positive - lengths).clamp(min=0).square()
     absent = (lengths - negative).clamp(min=0).square()
     return (targets * present + down_weight * (1 - targets) * absent).sum(1).mean()
@@ -52,6 +90,10 @@ def spread_loss(scores: Tensor, labels: Tensor, margin: float | Tensor) -> Tenso
 
     Reference: Hinton, Sabour, Frosst, Matrix capsules with EM routing, ICLR 2018, eq. 3.
     """
+    check_labels(scores, labels)
+    if labels.dim() != 1:
+        raise UsageError(f"labels are {tuple(labels.shape)}; this loss takes one class number an image, (batch,).")
+    labels = labels.long()
     ahead = scores.gather(1, labels.unsqueeze(1)) - scores
     others = 1 - F.one_hot(labels, scores.shape[1]).to(scores.dtype)
     return (others * (margin - ahead).clamp(min=0).square()).sum(1).mean()
@@ -95,6 +137,8 @@ def score_loss(
 
     Shapes: scores (batch, classes); labels int64 (batch,) or (batch, objects), or float (batch, classes) -> ().
     """
+    check_choice("kind", kind, LOSSES)
+    check_labels(scores, labels)
     if kind == "margin":
         return margin_loss(scores, many_hot(labels, scores.shape[1]))
     soft = labels.is_floating_point()
@@ -104,4 +148,4 @@ def score_loss(
         if soft:
             raise UsageError(f"loss is {kind!r}, which takes no soft labels; leave mixup and cutmix out.")
         return spread_loss(scores, labels, margin)
-    return F.cross_entropy(scores, labels, label_smoothing=label_smoothing)
+    return F.cross_entropy(scores, labels if soft else labels.long(), label_smoothing=label_smoothing)
