@@ -254,7 +254,8 @@ class Trainer:
         for callback in self.callbacks.values():
             callback.on_epoch_end(self, epoch, row)
         if self.main:
-            if self.pictures and epoch == 0:  # not before the first step, because the library that draws takes a second to load
+            # Not before the first step, because the library that draws takes a second to load.
+            if self.pictures and epoch == 0:
                 self._draw_training_samples()
             if better:
                 self._save_weights(self.folder.best, state)
