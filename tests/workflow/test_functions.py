@@ -92,13 +92,13 @@ def test_one_picture_in_every_form_gets_one_prediction(run, photo):
     ]  # fmt: skip
     reference = scores_of(mereo.predict(run, "photo.png"))[0]
     for form in forms:
-        assert all(scores == reference for scores in scores_of(mereo.predict(run, form))), form
+        assert all(scores == pytest.approx(reference) for scores in scores_of(mereo.predict(run, form))), form
     assert len(mereo.predict(run, [photo, "photo.png"])) == 2
     grey = photo[..., 0]
-    of_grey = scores_of(mereo.predict(run, grey))
-    assert scores_of(mereo.predict(run, grey[..., None])) == of_grey
-    assert scores_of(mereo.predict(run, np.stack([grey] * 5))) == of_grey * 5
-    assert scores_of(mereo.predict(run, Image.fromarray(grey))) == of_grey
+    of_grey = scores_of(mereo.predict(run, grey))[0]
+    for given, count in ((grey[..., None], 1), (np.stack([grey] * 5), 5), (Image.fromarray(grey), 1)):
+        scores = scores_of(mereo.predict(run, given))
+        assert len(scores) == count and all(each == pytest.approx(of_grey) for each in scores)
 
 
 def test_predictions_are_those_of_the_command(run, photo, capsys):
@@ -110,7 +110,7 @@ def test_predictions_are_those_of_the_command(run, photo, capsys):
         assert predictions.to_dicts() == printed
     assert predictions.classes == [printed[0]["class"]]
     assert predictions.scores == [max(printed[0]["scores"].values())]
-    assert str(predictions).splitlines()[0].split() == ["image", "class", "and", "score", "next"]
+    assert str(predictions).splitlines()[0].split() == ["image", "class", "and", "probability", "next"]
     assert predictions._repr_html_().count("data:image/png") == 1
     assert len(predictions[:0]) == 0 and "photo.png" in str(predictions[0].path)
 

@@ -20,6 +20,7 @@ from mereo.data import Batch, Images
 from mereo.errors import MereoError, UsageError
 from mereo.files import write_atomically
 from mereo.inference.evaluate import Scores, prepare_batch
+from mereo.inference.temperature import KEY
 from mereo.models import save_weights
 from mereo.models.registry import lay_out
 from mereo.models.weights import check_finite, load_tensors, save_tensors
@@ -344,7 +345,8 @@ class Trainer:
         results = run_results(self, test_best, test_last)
         calibration = calibrate_run(self.model, self.task, self.splits, chosen_on_test=self.config.paper_protocol)
         if calibration is not None:
-            results["calibration"] = calibration.to_dict()
+            results[KEY] = calibration.to_dict()
+            self.model.metadata = {**self.model.metadata, KEY: results[KEY]}
         if self.main:
             if calibration is not None:
                 store_calibration(self.folder.best, calibration)

@@ -10,6 +10,7 @@ from mereo.cli.options import PredictOptions
 from mereo.errors import UsageError, check_positive
 from mereo.inference.predict import Prediction
 from mereo.inference.predict import predict as predict_files
+from mereo.inference.views import augmented_views, trained_augmentation
 from mereo.workflow.display import html_table, text_table
 from mereo.workflow.images import as_files, thumbnail
 from mereo.workflow.networks import trained_network
@@ -67,20 +68,27 @@ class Predictions(Sequence[Prediction]):
         """The score of the predicted class of each image."""
         return [item.scores[0] for item in self]
 
+    @property
+    def probabilities(self) -> list[float | None]:
+        """The probability of the predicted class of each image; None for weights without a fitted temperature."""
+        return [None if item.probabilities is None else item.probabilities[0] for item in self]
+
     def to_dicts(self) -> list[dict[str, Any]]:
         """Plain values, as for a table or for JSON."""
         return [item.to_dict() for item in self]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Columns and rows: image, class and score, the next ones."""
-        rows = []
+        """Columns and rows: image, class and probability, or score where there is none, and the next ones."""
+        rows, calibrated = [], any(item.probabilities is not None for item in self)
         for item in self:
             if "scores" not in item.values:  # not a classifier
                 rows.append([str(item.path), ", ".join(f"{name} {value}" for name, value in item.values.items()), ""])
                 continue
-            best, *others = (f"{name} {score:.3f}" for name, score in zip(item.classes, item.scores, strict=True))
+            values = item.probabilities or item.scores
+            shown = (f"{value:.1%}" if calibrated else f"{value:.3f}" for value in values)
+            best, *others = (f"{name} {value}" for name, value in zip(item.classes, shown, strict=True))
             rows.append([str(item.path), best, ", ".join(others)])
-        return ["image", "class and score", "next"], rows
+        return ["image", f"class and {'probability' if calibrated else 'score'}", "next"], rows
 
     def __str__(self) -> str:
         return text_table(*self.table())
@@ -102,7 +110,7 @@ def predict(model: Any, images: Any, **options: Any) -> Predictions:
             for the newest run.
         images: paths, folders or patterns; PIL images; arrays (height, width, channels) or a batch of them, uint8 or in
             [0, 1]; tensors (channels, height, width) or a batch of them; or a list of any of these.
-        options: those of the command: top, batch_size, device, strict.
+        options: those of the command: top, batch_size, device, strict, tta.
 
     predictions = mereo.predict("runs/mspcaps_tiny-photos", "holiday/*.jpg")
     predictions.classes         # ["beach", ...]
@@ -111,13 +119,14 @@ def predict(model: Any, images: Any, **options: Any) -> Predictions:
     parsed = options_of(PredictOptions, "mereo.predict", options, _ELSEWHERE)
     check_positive(top=parsed.top, batch_size=parsed.batch_size)
     known = inspect.signature(predict_files).parameters
-    passed = {name: getattr(parsed, name) for name in options if name != "device"}
+    passed = {name: getattr(parsed, name) for name in options if name not in ("device", "tta")}
     for name in passed:
         if name not in known:
             raise UsageError(f"{name} is an option of the command only; leave it out.")
     network, source = trained_network(model, parsed.device)
+    views = augmented_views(trained_augmentation(network)) if parsed.tta else None
     with as_files(images) as (paths, held):
-        items = list(predict_files(network, paths, **passed))
+        items = list(predict_files(network, paths, views=views, **passed))
     names = {path: Path(path.stem) for path in held}
     items = [replace(item, path=names.get(item.path, item.path)) for item in items]
     return Predictions(items, source, {names[path]: picture for path, picture in held.items()})
