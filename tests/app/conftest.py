@@ -10,9 +10,6 @@ from mereo.training.config import TrainConfig
 from mereo.training.engine import train
 from mereo.training.report import Report
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory) -> Path:
