@@ -11,6 +11,8 @@ from mereo.app.serving import serving
 from mereo.models import load
 from uploads import picture
 
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed"),

@@ -12,13 +12,15 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from mereo.app import server as server_module
 from mereo.app.bench import Bench
 from mereo.app.guard import HEADERS
 from mereo.app.serving import serving
 from mereo.cli.main import main
 from mereo.models import load
 from uploads import picture
+
+pytest.importorskip("uvicorn")
+server_module = pytest.importorskip("mereo.app.server", reason="starlette is not installed")
 
 
 @pytest.fixture(scope="module")

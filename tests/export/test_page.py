@@ -134,7 +134,7 @@ def test_pixels_are_those_of_files_bit_for_bit(make, tmp_path, channels, crop_pc
     for path in paths:
         pixels = np.asarray(Image.open(path).convert("RGBA"))
         given.append({"pixels": pixels.flatten().tolist(), "height": len(pixels), "width": pixels.shape[1]})
-    settings = page_settings(model, {})
+    settings = page_settings(model)
     assert settings["load"] == list(load_size((18, 14), crop_pct))
     code = (
         f"{Path(runtime.__file__).with_name('prepare.js').read_text()}\n"

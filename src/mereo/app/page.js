@@ -113,7 +113,9 @@ function showAnswers(answers, key) {
   const focused = document.activeElement?.closest?.(".view")?.dataset.model;
   at("answers").replaceChildren(...answers.map((answer) => card(answer, key)));
   for (const tree of at("answers").querySelectorAll("[role=tree]")) watchTree(tree);
-  for (const wide of at("answers").querySelectorAll(".scroll")) wide.scrollLeft = (wide.scrollWidth - wide.clientWidth) / 2;
+  for (const { scrollWidth: whole, clientWidth: shown, parentNode } of at("answers").querySelectorAll(".scroll")) {
+    if (whole > 1.3 * shown) parentNode.querySelector(".scroll").scrollLeft = (whole - shown) / 2; // the class stands in the middle
+  }
   if (focused !== undefined) document.querySelector(`.view[data-model="${focused}"]`)?.focus();
 }
 

@@ -13,7 +13,12 @@ from mereo.cli.parse import parse
 from mereo.runtime.printing import say
 
 PACKAGES = ("torch", "torchvision", "numpy", "accelerate", "safetensors", "timm", "triton", "scipy")
-EXTRAS = {"tensorboard": ("tensorboard",), "timm": ("timm",), "export": ("onnx", "onnxruntime", "onnxscript")}
+EXTRAS = {
+    "tensorboard": ("tensorboard",),
+    "timm": ("timm",),
+    "app": ("starlette", "uvicorn"),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+}
 """Extra of the package -> what it installs."""
 
 Section = dict[str, Any]

@@ -39,7 +39,7 @@ def check_page(model: VisionModel) -> None:
         raise UsageError(f"to is page, and the network takes {model.image_shape[0]} channels; images have 1, 2 or 3.")
 
 
-def page_settings(model: VisionModel, record: Mapping[str, Any]) -> dict[str, Any]:
+def page_settings(model: VisionModel) -> dict[str, Any]:
     """What the script must know of the network: its classes and how images are prepared."""
     channels, height, width = model.image_shape
     cfg = model.pretrained_cfg
@@ -92,7 +92,7 @@ def write_page(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None
         write_onnx(model, plain, notes)
         network = plain.read_bytes()
     # "<" could end the element.
-    settings = json.dumps(page_settings(model, notes)).replace("<", "\\u003c")
+    settings = json.dumps(page_settings(model)).replace("<", "\\u003c")
     title = escape(for_terminal(model.config["model"]))
     # Pillow's resampling and the page must agree in every bit; the order of the scripts is that of their use.
     pieces = [
