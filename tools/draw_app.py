@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mereo.app.bench import Bench
+from mereo.app.networks import Networks
 from mereo.app.serving import serving
 from mereo.models import load
 
@@ -19,7 +19,7 @@ from browser import browser_page
 def draw(run: Path, path: Path) -> None:
     """The page with a test image, one place silenced."""
     status = "document.getElementById('status').textContent"
-    with serving(Bench([run], [load(run, torch.device("cpu"))])) as address, browser_page() as page:
+    with serving(Networks([run], [load(run, torch.device("cpu"))])) as address, browser_page() as page:
         page.resize(1280, 900)
         page.open(address)
         page.wait(f"{status}.startsWith('Ready')")

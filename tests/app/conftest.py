@@ -1,4 +1,4 @@
-"""Networks on a bench: a short run on the digits, and narrow ones of other kinds with random weights."""
+"""Networks on a networks: a short run on the digits, and narrow ones of other kinds with random weights."""
 
 from pathlib import Path
 

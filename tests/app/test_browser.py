@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from browser import browser_page, find_browser
-from mereo.app.bench import Bench
+from mereo.app.networks import Networks
 from mereo.app.serving import serving
 from mereo.models import load
 from uploads import picture
@@ -22,8 +22,8 @@ STATUS = "document.getElementById('status').textContent"
 
 @pytest.fixture(scope="module")
 def page(run, other):
-    bench = Bench([run, other], [load(source, torch.device("cpu")) for source in (run, other)])
-    with serving(bench) as url, browser_page() as tab:
+    networks = Networks([run, other], [load(source, torch.device("cpu")) for source in (run, other)])
+    with serving(networks) as url, browser_page() as tab:
         tab.resize(1300, 1000)
         tab.open(url)
         tab.wait(f"{STATUS}.startsWith('Ready')")

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from mereo.app.bench import Bench
 from mereo.app.guard import HEADERS
+from mereo.app.networks import Networks
 from mereo.app.serving import serving
 from mereo.cli.main import main
 from mereo.models import load
@@ -26,7 +26,7 @@ server_module = pytest.importorskip("mereo.app.server", reason="starlette is not
 @pytest.fixture(scope="module")
 def address(run, other):
     sources = [run, other]
-    with serving(Bench(sources, [load(source, torch.device("cpu")) for source in sources])) as url:
+    with serving(Networks(sources, [load(source, torch.device("cpu")) for source in sources])) as url:
         yield urlsplit(url).netloc
 
 

@@ -21,6 +21,7 @@ from mereo.export.page import runtime
 from mereo.export.page import writing as page_writing
 from mereo.export.page.writing import open_page, page_settings, write_page
 from mereo.inference.predict import read_images
+from mereo.inference.temperature import KEY, Calibration
 from mereo.tasks.classification import Classification
 
 silent = {"say": lambda line: None}
@@ -151,13 +152,15 @@ def test_pixels_are_those_of_files_bit_for_bit(make, tmp_path, channels, crop_pc
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
-@pytest.mark.parametrize("name", ["capsnet", "resnet20"])
-def test_the_page_predicts_in_a_browser_what_predict_predicts(make, tmp_path, name):
+@pytest.mark.parametrize(("name", "temperature"), [("capsnet", None), ("capsnet", 0.1), ("resnet20", None)])
+def test_the_page_predicts_in_a_browser_what_predict_predicts(make, tmp_path, name, temperature):
     obtain()
     model = mereo.create_model("resnet20").eval() if name == "resnet20" else make(name)
     if name == "resnet20":
         with torch.no_grad():
             model.get_classifier().weight.mul_(3)
+    if temperature is not None:
+        model.metadata = {**model.metadata, KEY: Calibration(temperature, 10, 0.1, 0.05).to_dict()}
     export_model(model, ["page"], tmp_path, **silent)
     paths = photographs(tmp_path / "photos", SHAPES)
     _, images = read_images(paths, model)
@@ -165,7 +168,8 @@ def test_the_page_predicts_in_a_browser_what_predict_predicts(make, tmp_path, na
     mean, std = (torch.tensor(model.pretrained_cfg[key]).view(1, -1, 1, 1) for key in ("mean", "std"))
     with torch.inference_mode():
         scores = model((images - mean) / std)
-    expected = scores.softmax(1) if model.score_kind == "logits" else scores
+    calibrated = temperature is not None or model.score_kind == "logits"
+    expected = (scores / (temperature or 1)).softmax(1) if calibrated else scores
     with browser_page() as page:
         page.open((tmp_path / "model.html").as_uri())
         page.wait("document.getElementById('status').textContent === 'Ready.'")

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.app.bench import Bench, Seat
-from mereo.app.changes import change_image, replace_couplings, silence
-from mereo.app.wishes import Wish
+from mereo.app.changes import change_image, silence
+from mereo.app.networks import Networks, ShownNetwork
+from mereo.app.question import Question
 from mereo.errors import UsageError
 from mereo.escape import for_terminal
 from mereo.explain import (
@@ -30,7 +30,10 @@ from mereo.explain.trees.page import image_data
 from mereo.explain.trees.svg import patch_boxes, tree_svg
 from mereo.explain.trees.words import describe
 from mereo.explain.wording import WORDINGS, kind_of
+from mereo.inference.temperature import calibration_of
+from mereo.inference.temperature import probabilities as with_temperature
 from mereo.measure.calibration import confidences, ways_of
+from mereo.measure.couplings import replace_couplings
 from mereo.models import CapsuleClassifier
 
 SHOWN = 10
@@ -68,31 +71,36 @@ def maps_of(observation: Observation, chosen: Tensor) -> list[dict[str, Any]]:
     return maps
 
 
-def _picture(bench: Bench, seat: Seat, wish: Wish) -> Any:
-    if wish.image is not None:
-        return bench.uploaded(wish.image, seat)
-    return bench.test_picture(bench.seat(wish.owner), seat, wish.index)
+def _picture(networks: Networks, network: ShownNetwork, question: Question) -> Any:
+    if question.image is not None:
+        return networks.uploaded(question.image, network)
+    return networks.test_picture(networks.network(question.owner), network, question.index)
 
 
-def answer(bench: Bench, number: int, wish: Wish) -> dict[str, Any]:
+def answer(networks: Networks, number: int, question: Question) -> dict[str, Any]:
     """What a network makes of an image, as plain values."""
-    start, seat = time.perf_counter(), bench.seat(number)
-    model, picture = seat.model, _picture(bench, seat, wish)
-    if wish.explain is not None and not 0 <= wish.explain < model.num_classes:
-        raise UsageError(f"explain is {wish.explain}; the network has the classes 0 to {model.num_classes - 1}.")
-    image = change_image(model, picture.image, picture.label, wish.rotate, wish.noise, wish.attack)
+    start, network = time.perf_counter(), networks.network(number)
+    model, picture = network.model, _picture(networks, network, question)
+    if question.explain is not None and not 0 <= question.explain < model.num_classes:
+        raise UsageError(f"explain is {question.explain}; the network has the classes 0 to {model.num_classes - 1}.")
+    image = change_image(model, picture.image, picture.label, question.rotate, question.noise, question.attack)
     size, silenced = (image.shape[-2], image.shape[-1]), [0]
     with ExitStack() as stack:
-        if wish.couplings != "own":
-            stack.enter_context(replace_couplings(model, wish.couplings))
-        if wish.silence:
-            stack.enter_context(silence(model, wish.silence, size, silenced.append))
+        if question.couplings != "own":
+            stack.enter_context(replace_couplings(model, question.couplings))
+        if question.silence:
+            stack.enter_context(silence(model, question.silence, size, silenced.append))
         observation = observe(model, image)
     scores, kind = observation.scores.float(), kind_of(model)
     predicted = int(scores.argmax(1))
-    explained = predicted if wish.explain is None else wish.explain
+    explained = predicted if question.explain is None else question.explain
     chosen = torch.tensor([explained], device=scores.device)
-    probabilities = confidences(scores, ways_of(kind)[0])[0].tolist()
+    calibration = calibration_of(model)
+    if calibration is None:
+        shares = confidences(scores, ways_of(kind)[0])
+    else:
+        shares = with_temperature(scores, calibration.temperature)
+    probabilities = shares[0].tolist()
     return {
         "model": number,
         "title": picture.title,
@@ -101,7 +109,7 @@ def answer(bench: Bench, number: int, wish: Wish) -> dict[str, Any]:
         "predicted": predicted,
         "explained": explained,
         "kind": WORDINGS[kind].one,
-        "classes": _classes(seat, scores[0].tolist(), probabilities, {predicted, explained}),
+        "classes": _classes(network, scores[0].tolist(), probabilities, {predicted, explained}),
         "image": image_data(image[0].cpu()),
         "rebuilt": _rebuilt(observation, chosen),
         "maps": maps_of(observation, chosen),
@@ -111,12 +119,14 @@ def answer(bench: Bench, number: int, wish: Wish) -> dict[str, Any]:
     }
 
 
-def _classes(seat: Seat, scores: list[float], probabilities: list[float], wanted: set[int]) -> list[dict[str, Any]]:
+def _classes(
+    network: ShownNetwork, scores: list[float], probabilities: list[float], wanted: set[int]
+) -> list[dict[str, Any]]:
     """The classes with the highest scores, and those that are wanted."""
     order = sorted(range(len(scores)), key=lambda number: -scores[number])
     kept = sorted({*order[:SHOWN], *wanted}, key=lambda number: -scores[number])
     return [
-        {"number": n, "name": for_terminal(seat.classes[n]), "score": scores[n], "probability": probabilities[n]}
+        {"number": n, "name": for_terminal(network.classes[n]), "score": scores[n], "probability": probabilities[n]}
         for n in kept
     ]
 
@@ -140,16 +150,16 @@ def _tree(observation: Observation, chosen: Tensor, number: int, size: tuple[int
     }  # fmt: skip
 
 
-def hidden_places(bench: Bench, number: int, wish: Wish) -> dict[str, Any]:
+def hidden_places(networks: Networks, number: int, question: Question) -> dict[str, Any]:
     """What hiding each square of the image costs the explained class, of the network as it is."""
-    seat = bench.seat(number)
-    picture = _picture(bench, seat, wish)
-    image = change_image(seat.model, picture.image, picture.label, wish.rotate, wish.noise, wish.attack)
+    network = networks.network(number)
+    picture = _picture(networks, network, question)
+    image = change_image(network.model, picture.image, picture.label, question.rotate, question.noise, question.attack)
     classes = None
-    if wish.explain is not None:
-        if not 0 <= wish.explain < seat.model.num_classes:
-            raise UsageError(f"explain is {wish.explain}; the network has {seat.model.num_classes} classes.")
-        classes = torch.tensor([wish.explain], device=next(seat.model.parameters()).device)
-    drops, grid = occlusion_maps(seat.model, image, classes)
+    if question.explain is not None:
+        if not 0 <= question.explain < network.model.num_classes:
+            raise UsageError(f"explain is {question.explain}; the network has {network.model.num_classes} classes.")
+        classes = torch.tensor([question.explain], device=next(network.model.parameters()).device)
+    drops, grid = occlusion_maps(network.model, image, classes)
     falls = spread(drops, grid, *image.shape[-2:])[0]
     return heat("fall of the score where a square is hidden", falls, signed=True)

@@ -1,4 +1,4 @@
-"""What the page changes: the image (rotated, noisy, attacked), and the couplings (replaced, parts silenced)."""
+"""What the page changes: the image (rotated, noisy, attacked), and the couplings of parts (silenced)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from mereo.core import Coupling, intervene
 from mereo.core.observe import Call
 from mereo.data.geometric import rotation, transform
-from mereo.errors import check_choice
 from mereo.inference.evaluate import normalise
 from mereo.measure import attack, corrupt
 from mereo.models import VisionModel
@@ -47,36 +46,6 @@ def change_image(
     return image
 
 
-def replace_couplings(model: nn.Module, by: str, seed: int = 0) -> AbstractContextManager[None]:
-    """Replace every coupling of a model, in every pass of its routing, while the block runs.
-
-    uniform:  c_rs <- the mean of c along the axis that is normalised, over the pairs that take part
-    shuffled: c_rs <- c_rp(s), the senders permuted at random, alike for all receivers and heads
-
-    Args:
-        model: any network; without couplings nothing changes.
-        by: "uniform" or "shuffled".
-        seed: of the permutations.
-
-    Reference: arXiv:1908.04626, arXiv:1902.10186.
-    """
-    check_choice("by", by, ("uniform", "shuffled"))
-    generator = torch.Generator().manual_seed(seed)
-
-    def change(couplings: Tensor, call: Call) -> Tensor:
-        if by == "shuffled":
-            order = torch.randperm(couplings.shape[-1], generator=generator).to(couplings.device)
-            return couplings[..., order]
-        axes = {"receivers": (-2,), "both": (-2, -1)}.get(call.over, (-1,))
-        # What a mask or a tile leaves out is 0.
-        part = torch.ones_like(couplings) if call.mask is None and call.tiles is None else (couplings != 0).float()
-        mean = couplings.sum(axes, keepdim=True) / part.sum(axes, keepdim=True).clamp(min=1)
-        return (mean * part).to(couplings.dtype)
-
-    names = [name for name, module in model.named_modules() if isinstance(module, Coupling)]
-    return intervene(model, dict.fromkeys(names, change))
-
-
 def silenced_senders(call: Call, places: Sequence[tuple[float, float]], size: tuple[int, int]) -> list[int]:
     """The senders of all types whose cell is nearest to one of the places.
 
@@ -101,7 +70,7 @@ def silenced_senders(call: Call, places: Sequence[tuple[float, float]], size: tu
 
 
 def silence(
-    model: nn.Module, places: Sequence[tuple[float, float]], size: tuple[int, int], tell: Callable[[int], None]
+    model: nn.Module, places: Sequence[tuple[float, float]], size: tuple[int, int], count: Callable[[int], None]
 ) -> AbstractContextManager[None]:
     """Set every coupling of the senders at some places to 0 while the block runs.
 
@@ -111,14 +80,14 @@ def silence(
         model: any network; couplings whose senders have no place are left as they are.
         places: across and down, in shares of the image.
         size: (height, width) of the image.
-        tell: called with the number of silenced senders of each coupling.
+        count: called with the number of silenced senders of each coupling.
     """
 
     def change(couplings: Tensor, call: Call) -> Tensor:
         senders = silenced_senders(call, places, size)
         if not senders or call.senders is None or couplings.shape[-1] != call.senders.size:
             return couplings
-        tell(len(senders))
+        count(len(senders))
         kept = torch.ones(couplings.shape[-1], dtype=couplings.dtype, device=couplings.device)
         kept[senders] = 0
         return couplings * kept

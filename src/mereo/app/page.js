@@ -41,7 +41,7 @@ async function fetched(path, options) {
 const post = (path, content) =>
   fetched(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
 
-// Asking: one request at a time; while it runs, the latest wish waits.
+// Asking: one request at a time; while it runs, the latest question waits.
 let busy = false, waiting = false;
 
 function shownModels() {

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mereo.app.bench import Bench, Seat
+from mereo.app.networks import Networks, ShownNetwork
 from mereo.data.split import stratified
 from mereo.errors import MereoError, UsageError, first_line
 from mereo.escape import for_terminal
@@ -28,24 +28,25 @@ _LONGEST = 2**24
 _MOST_EPOCHS = 2000
 
 
-def _folder(seat: Seat) -> RunFolder | None:
+def _folder(network: ShownNetwork) -> RunFolder | None:
     """The run folder of a network."""
-    path = seat.source if seat.source.is_dir() else seat.source.parent.parent
+    path = network.source if network.source.is_dir() else network.source.parent.parent
     folder = RunFolder(path)
-    return folder if seat.config is not None and folder.history.is_file() else None
+    return folder if network.config is not None and folder.history.is_file() else None
 
 
-def facts(bench: Bench) -> list[dict[str, Any]]:
+def facts(networks: Networks) -> list[dict[str, Any]]:
     """What the page must know of its networks."""
     rows = []
-    for number, seat in enumerate(bench.seats):
-        channels, height, width = seat.model.image_shape
+    for number, network in enumerate(networks.networks):
+        channels, height, width = network.model.image_shape
         rows.append({
-            "number": number, "name": for_terminal(seat.name), "architecture": seat.model.config["model"],
-            "parameters": sum(p.numel() for p in seat.model.parameters()), "channels": channels, "height": height,
-            "width": width, "classes": [for_terminal(name) for name in seat.classes],
-            "data": None if seat.data is None else for_terminal(seat.data), "reason": for_terminal(seat.reason),
-            "curves": _folder(seat) is not None,
+            "number": number, "name": for_terminal(network.name), "architecture": network.model.config["model"],
+            "parameters": sum(p.numel() for p in network.model.parameters()), "channels": channels, "height": height,
+            "width": width, "classes": [for_terminal(name) for name in network.classes],
+            "data": None if network.data is None else for_terminal(network.data),
+            "reason": for_terminal(network.reason),
+            "curves": _folder(network) is not None,
         })  # fmt: skip
     return rows
 
@@ -58,12 +59,12 @@ def _value(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def curves(bench: Bench, number: int) -> dict[str, Any]:
+def curves(networks: Networks, number: int) -> dict[str, Any]:
     """The history of a run, column by column, and its results."""
-    seat = bench.seat(number)
-    folder = _folder(seat)
+    network = networks.network(number)
+    folder = _folder(network)
     if folder is None:
-        raise UsageError(f"{seat.source} is not in a run folder, so there are no curves.")
+        raise UsageError(f"{network.source} is not in a run folder, so there are no curves.")
     try:
         text = read_regular(folder.history, _LONGEST).decode(errors="replace")
     except OSError as error:
@@ -72,62 +73,62 @@ def curves(bench: Bench, number: int) -> dict[str, Any]:
     names = [name for name in (rows[0] if rows else {}) if isinstance(name, str)]
     columns = {for_terminal(name): [_value(str(row.get(name))) for row in rows] for name in names}
     results = None
-    if folder.results.is_file() and seat.config is not None:
-        results = read_results(folder.results, seat.config.task)
+    if folder.results.is_file() and network.config is not None:
+        results = read_results(folder.results, network.config.task)
         results = {name: results[name] for name in ("best_epoch", "chosen_on", "seconds", "train_images")}
     return {"columns": columns, "results": results}
 
 
-def images_page(bench: Bench, number: int, start: int) -> dict[str, Any]:
+def images_page(networks: Networks, number: int, start: int) -> dict[str, Any]:
     """Some test images of a network, with their classes."""
-    seat = bench.seat(number)
+    network = networks.network(number)
     try:
-        images = bench.own_test(seat)
+        images = networks.own_test(network)
     except OSError as error:
         raise MereoError(f"the test images cannot be read ({error.strerror}).") from error
     start = min(max(start, 0), max(len(images) - 1, 0)) // PAGE * PAGE
     indices = torch.arange(start, min(start + PAGE, len(images)))
-    return {"start": start, "count": len(images), "page": PAGE, "images": _thumbnails(seat, images, indices)}
+    return {"start": start, "count": len(images), "page": PAGE, "images": _thumbnails(network, images, indices)}
 
 
-def _thumbnails(seat: Seat, images: Any, indices: torch.Tensor) -> list[dict[str, Any]]:
-    batch = images.batch(indices, crop=(seat.model.image_shape[1], seat.model.image_shape[2]))
+def _thumbnails(network: ShownNetwork, images: Any, indices: torch.Tensor) -> list[dict[str, Any]]:
+    batch = images.batch(indices, crop=(network.model.image_shape[1], network.model.image_shape[2]))
     return [
-        {"index": index, "class": for_terminal(seat.classes[label]), "image": image_data(image.cpu())}
+        {"index": index, "class": for_terminal(network.classes[label]), "image": image_data(image.cpu())}
         for index, label, image in zip(indices.tolist(), batch.labels.tolist(), batch.images, strict=True)
     ]
 
 
-def errors(bench: Bench, number: int) -> dict[str, Any]:
+def errors(networks: Networks, number: int) -> dict[str, Any]:
     """The confusion matrix of a network on its test images, at most `MOST_IMAGES` of them, and its errors.
 
     The lock is given back between batches, so that the page goes on answering.
     """
-    seat = bench.seat(number)
-    with bench.lock:
-        images = bench.own_test(seat)
+    network = networks.network(number)
+    with networks.lock:
+        images = networks.own_test(network)
         chosen = torch.arange(len(images))
         if len(images) > MOST_IMAGES:
             chosen = stratified(images.strata, MOST_IMAGES, 0)[1].sort().values
     predicted, labels = [], []
     for part in chosen.split(_AT_ONCE):
-        with bench.lock:
-            answers = collect_answers(seat.model, images.subset(part))
+        with networks.lock:
+            answers = collect_answers(network.model, images.subset(part))
         predicted.append(answers.predicted)
         labels.append(answers.labels)
     if not len(chosen):
         raise MereoError("there are no test images.")
     given, true = torch.cat(predicted), torch.cat(labels)
     wrong = (given != true).nonzero().flatten()[:MOST_ERRORS]
-    with bench.lock:
-        shown = _thumbnails(seat, images, chosen[wrong]) if len(wrong) else []
+    with networks.lock:
+        shown = _thumbnails(network, images, chosen[wrong]) if len(wrong) else []
     for row, guess in zip(shown, given[wrong].tolist(), strict=True):
-        row["predicted"] = for_terminal(seat.classes[guess])
+        row["predicted"] = for_terminal(network.classes[guess])
     return {
         "count": len(chosen),
         "of": len(images),
         "accuracy": float((given == true).double().mean()),
-        "confusion": confusion_matrix(given, true, seat.model.num_classes).tolist(),
+        "confusion": confusion_matrix(given, true, network.model.num_classes).tolist(),
         "wrong": int((given != true).sum()),
         "errors": shown,
     }

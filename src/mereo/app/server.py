@@ -14,9 +14,9 @@ from starlette.routing import Route
 
 from mereo.app import runs
 from mereo.app.answers import answer, hidden_places
-from mereo.app.bench import Bench
 from mereo.app.guard import Application, Guard
-from mereo.app.wishes import number, read_wish
+from mereo.app.networks import Networks
+from mereo.app.question import number, read_question
 from mereo.errors import MereoError, UsageError
 
 LONGEST_UPLOAD = 2**25
@@ -60,11 +60,11 @@ def _numbered(request: Request, name: str, default: int = 0) -> int:
     return int(text)
 
 
-def make_app(bench: Bench, port: int) -> Application:
-    """The application that serves a bench on a port of this machine."""
+def make_app(networks: Networks, port: int) -> Application:
+    """The application that serves a networks on a port of this machine."""
 
     def locked(function: Callable[..., Any], *arguments: Any) -> Any:
-        with bench.lock:
+        with networks.lock:
             return function(*arguments)
 
     async def work(function: Callable[..., Any], *arguments: Any, alone: bool = True) -> Any:
@@ -88,31 +88,31 @@ def make_app(bench: Bench, port: int) -> Application:
         return respond
 
     async def models(request: Request) -> Any:
-        return await work(runs.facts, bench)
+        return await work(runs.facts, networks)
 
     async def upload(request: Request) -> Any:
         content = await _body(request, LONGEST_UPLOAD)
-        return {"image": await work(bench.upload, content)}
+        return {"image": await work(networks.upload, content)}
 
     async def ask(request: Request) -> Any:
         given = await _json(request)
-        wish = read_wish(given)
-        return await work(answer, bench, number(given, "model", 0), wish)
+        question = read_question(given)
+        return await work(answer, networks, number(given, "model", 0), question)
 
     async def hide(request: Request) -> Any:
         given = await _json(request)
-        wish = read_wish(given)
-        return await work(hidden_places, bench, number(given, "model", 0), wish)
+        question = read_question(given)
+        return await work(hidden_places, networks, number(given, "model", 0), question)
 
     async def test(request: Request) -> Any:
-        return await work(runs.images_page, bench, _numbered(request, "model"), _numbered(request, "start"))
+        return await work(runs.images_page, networks, _numbered(request, "model"), _numbered(request, "start"))
 
     async def curves(request: Request) -> Any:
-        return await work(runs.curves, bench, _numbered(request, "model"))
+        return await work(runs.curves, networks, _numbered(request, "model"))
 
     async def errors(request: Request) -> Any:
         # It takes the lock itself, for a batch at a time.
-        return await work(runs.errors, bench, _numbered(request, "model"), alone=False)
+        return await work(runs.errors, networks, _numbered(request, "model"), alone=False)
 
     def part(package: str, name: str, kind: str) -> Callable[[Request], Any]:
         content = (files(package) / name).read_bytes()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mereo.app.bench import Bench
+from mereo.app.networks import Networks
 from mereo.errors import MereoError, UsageError
 
 ADDRESS = "127.0.0.1"
@@ -38,12 +38,12 @@ def bind(port: int) -> socket.socket:
     return opened
 
 
-def _server(bench: Bench, opened: socket.socket) -> Any:
+def _server(networks: Networks, opened: socket.socket) -> Any:
     import uvicorn
 
     from mereo.app.server import make_app
 
-    app = make_app(bench, opened.getsockname()[1])
+    app = make_app(networks, opened.getsockname()[1])
     return uvicorn.Server(
         uvicorn.Config(
             app, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False,
@@ -52,15 +52,15 @@ def _server(bench: Bench, opened: socket.socket) -> Any:
     )  # fmt: skip
 
 
-def serve(bench: Bench, opened: socket.socket, ready: Callable[[str], None]) -> None:
+def serve(networks: Networks, opened: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until Ctrl-C or a signal to end.
 
     Args:
-        bench: what is served.
+        networks: what is served.
         opened: from `bind`.
         ready: called with the address of the page.
     """
-    server = _server(bench, opened)
+    server = _server(networks, opened)
     try:
         ready(f"http://{ADDRESS}:{opened.getsockname()[1]}/")
         server.run(sockets=[opened])
@@ -72,10 +72,10 @@ def serve(bench: Bench, opened: socket.socket, ready: Callable[[str], None]) -> 
 
 
 @contextmanager
-def serving(bench: Bench, port: int = 0) -> Iterator[str]:
+def serving(networks: Networks, port: int = 0) -> Iterator[str]:
     """Serve in a thread inside the block, for notebooks and tests; it yields the address of the page."""
     opened = bind(port)
-    server = _server(bench, opened)
+    server = _server(networks, opened)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
     thread.start()
     try:

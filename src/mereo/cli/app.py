@@ -21,7 +21,7 @@ def run(words: list[str], command: str) -> None:
     from mereo.export.libraries import require
 
     require("mereo app", ("starlette", "uvicorn"), "app")
-    from mereo.app.bench import Bench
+    from mereo.app.networks import Networks
     from mereo.app.serving import bind, serve
 
     # An occupied port is reported before the networks are loaded.
@@ -30,10 +30,12 @@ def run(words: list[str], command: str) -> None:
         loaded = [load_weights(path, options.device, ready=True) for path in options.weights or (None,)]
         if not options.weights:
             say(f"using {loaded[0][1]}", file=sys.stderr)
-        bench = Bench([path for _, path in loaded], [model for model, _ in loaded], options.data, options.data_root)
-        for seat in bench.seats:
-            if seat.data is None:
-                say(f"{seat.name}: no test images: {seat.reason}", file=sys.stderr)
+        networks = Networks(
+            [path for _, path in loaded], [model for model, _ in loaded], options.data, options.data_root
+        )
+        for network in networks.networks:
+            if network.data is None:
+                say(f"{network.name}: no test images: {network.reason}", file=sys.stderr)
     except BaseException:
         opened.close()
         raise
@@ -44,5 +46,5 @@ def run(words: list[str], command: str) -> None:
         if options.open:
             webbrowser.open(address)
 
-    serve(bench, opened, ready)
+    serve(networks, opened, ready)
     say("stopped.", file=sys.stderr)

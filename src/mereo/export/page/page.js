@@ -2,7 +2,7 @@
 const settings = JSON.parse(document.getElementById("settings").textContent);
 const at = (id) => document.getElementById(id);
 const SHOWN = 5;
-const KINDS = { lengths: "Lengths of the capsules", activations: "Activations of the capsules", logits: "Probabilities" };
+const KINDS = { lengths: "Lengths of the capsules", activations: "Activations of the capsules" };
 let running = Promise.resolve();
 let latest = null; // scores of the latest image, by class
 
@@ -35,7 +35,7 @@ async function scoresOf(values) {
   const shape = [1, settings.channels, ...settings.size];
   const { scores } = await session.run({ images: new ort.Tensor("float32", values, shape) });
   if (!scores.data.every(Number.isFinite)) throw new Error("the scores are not finite");
-  return shownScores(scores.data, settings.kind);
+  return shownScores(scores.data, settings);
 }
 
 function showSeen(seen) {
@@ -54,7 +54,7 @@ function showSeen(seen) {
 function showScores(scores) {
   const order = scores.map((_, place) => place).sort((a, b) => scores[b] - scores[a]).slice(0, SHOWN);
   at("class").textContent = settings.classes[order[0]];
-  at("kind").textContent = KINDS[settings.kind];
+  at("kind").textContent = showsProbabilities(settings) ? "Probabilities" : KINDS[settings.kind];
   at("kind").hidden = false;
   at("scores").replaceChildren(...order.map((place) => {
     const item = document.createElement("li");

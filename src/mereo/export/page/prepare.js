@@ -110,11 +110,16 @@ function normalised(seen, settings) {
   return values;
 }
 
-// What is shown of scores: the softmax of logits, and lengths and activations as they are.
-function shownScores(scores, kind) {
-  if (kind !== "logits") return Array.from(scores);
+// Whether probabilities are shown: of logits, and of whatever a temperature was fitted to.
+function showsProbabilities(settings) {
+  return settings.kind === "logits" || settings.temperature !== null;
+}
+
+// What is shown of scores: probabilities, or lengths and activations as they are.
+function shownScores(scores, settings) {
+  if (!showsProbabilities(settings)) return Array.from(scores);
   const most = Math.max(...scores);
-  const powers = Array.from(scores, (score) => Math.exp(score - most));
+  const powers = Array.from(scores, (score) => Math.exp((score - most) / (settings.temperature ?? 1)));
   const total = powers.reduce((sum, power) => sum + power, 0);
   return powers.map((power) => power / total);
 }

@@ -19,6 +19,7 @@ from mereo.export.page.runtime import runtime_files
 from mereo.export.programs import Scorer
 from mereo.files import writing
 from mereo.inference.predict import class_names, task_of
+from mereo.inference.temperature import calibration_of
 from mereo.models import VisionModel
 
 POLICY = (
@@ -46,6 +47,7 @@ def page_settings(model: VisionModel) -> dict[str, Any]:
     return {
         "classes": [for_terminal(name) for name in class_names(model)],
         "kind": model.score_kind,
+        "temperature": None if (fitted := calibration_of(model)) is None else fitted.temperature,
         "channels": channels,
         "size": [height, width],
         "load": list(load_size((height, width), cfg["crop_pct"])),

@@ -26,7 +26,7 @@ KEPT = 32
 
 
 @dataclass(frozen=True)
-class Seat:
+class ShownNetwork:
     """A network on the page.
 
     Attributes:
@@ -67,7 +67,7 @@ class Picture(NamedTuple):
     title: str
 
 
-def make_seat(source: Path, label: str, model: VisionModel, data: str | None) -> Seat:
+def make_seat(source: Path, label: str, model: VisionModel, data: str | None) -> ShownNetwork:
     """A network and the name of the data that its test images come from; UsageError for one that chooses no class."""
     if model.num_classes == 0 or not task_of(model).scores_classes:
         raise UsageError(f"{source} does not choose between classes; the page is for classifiers.")
@@ -80,10 +80,10 @@ def make_seat(source: Path, label: str, model: VisionModel, data: str | None) ->
         if data is not None:
             raise
         chosen, reason = None, first_line(error)
-    return Seat(label, source, model, config, chosen, reason)
+    return ShownNetwork(label, source, model, config, chosen, reason)
 
 
-class Bench:
+class Networks:
     """Networks, their test images, and the images that were uploaded.
 
     One thread at a time works on it: observers are attached to the networks themselves.
@@ -104,17 +104,17 @@ class Bench:
         if data is not None:
             dataset_info(data, data_root)  # an unknown name is an error at once
         names = short_names(sources)
-        self.seats = [make_seat(*each, data) for each in zip(sources, names, models, strict=True)]
+        self.networks = [make_seat(*each, data) for each in zip(sources, names, models, strict=True)]
         self.data_root = data_root
         self.lock = threading.Lock()
         self._uploads: OrderedDict[str, dict[tuple[int, ...], Tensor]] = OrderedDict()
         self._tests: dict[tuple[object, ...], Images] = {}
 
-    def seat(self, number: int) -> Seat:
+    def network(self, number: int) -> ShownNetwork:
         """A network by its number; UsageError for one that does not exist."""
-        if not 0 <= number < len(self.seats):
-            raise UsageError(f"model is {number}; it must be from 0 to {len(self.seats) - 1}.")
-        return self.seats[number]
+        if not 0 <= number < len(self.networks):
+            raise UsageError(f"model is {number}; it must be from 0 to {len(self.networks) - 1}.")
+        return self.networks[number]
 
     @staticmethod
     def _shape(model: VisionModel) -> tuple[int, ...]:
@@ -126,7 +126,7 @@ class Bench:
         from PIL import Image
 
         read: dict[tuple[int, ...], Tensor] = {}
-        for shape in {self._shape(seat.model) for seat in self.seats}:
+        for shape in {self._shape(network.model) for network in self.networks}:
             channels, height, width, *stored = shape
             try:
                 with warnings.catch_warnings():
@@ -145,46 +145,46 @@ class Bench:
             self._uploads.popitem(last=False)
         return name
 
-    def test_images(self, owner: Seat, seat: Seat) -> Images:
+    def test_images(self, owner: ShownNetwork, network: ShownNetwork) -> Images:
         """The test images of one network at the size of another; UsageError or MereoError if there are none."""
         if owner.data is None:
             raise UsageError(owner.reason)
         config = owner.config or TrainConfig(validation_fraction=0.0)
-        key = (owner.data, config.limit, config.seed, self._shape(seat.model))
+        key = (owner.data, config.limit, config.seed, self._shape(network.model))
         if key not in self._tests:
-            channels, height, width = seat.model.image_shape
+            channels, height, width = network.model.image_shape
             self._tests[key] = load_split(
                 owner.data, "test", root=config.data_root if self.data_root is None else self.data_root,
-                img_size=(height, width), in_chans=channels, crop_pct=seat.model.pretrained_cfg["crop_pct"],
+                img_size=(height, width), in_chans=channels, crop_pct=network.model.pretrained_cfg["crop_pct"],
                 validation_fraction=0.0, seed=config.seed, limit=config.limit if config.data == owner.data else None,
                 download=False,
             )  # fmt: skip
         return self._tests[key]
 
-    def own_test(self, seat: Seat) -> Images:
+    def own_test(self, network: ShownNetwork) -> Images:
         """The test images of a network, with its labels."""
-        images = self.test_images(seat, seat)
+        images = self.test_images(network, network)
         if images.labels_per_image > 1:
             raise UsageError("the test images hold several objects each; the page is for images of one.")
-        return match_classes(images, seat.model, str(seat.data))
+        return match_classes(images, network.model, str(network.data))
 
-    def test_picture(self, owner: Seat, seat: Seat, index: int) -> Picture:
+    def test_picture(self, owner: ShownNetwork, network: ShownNetwork, index: int) -> Picture:
         """One test image of a network `owner`, as another takes it."""
-        images = self.test_images(owner, seat)
+        images = self.test_images(owner, network)
         if not 0 <= index < len(images):
             raise UsageError(f"index is {index}; the test images are 0 to {len(images) - 1}.")
-        crop = (seat.model.image_shape[1], seat.model.image_shape[2])
+        crop = (network.model.image_shape[1], network.model.image_shape[2])
         batch = images.batch(torch.tensor([index]), crop=crop)
         if batch.labels.dim() > 1:
             raise UsageError("the test images hold several objects each; the page is for images of one.")
         label = int(batch.labels[0])
         truth = images.class_names[label] if images.class_names else str(label)
-        own = seat.classes.index(truth) if truth in seat.classes else None
+        own = network.classes.index(truth) if truth in network.classes else None
         return Picture(batch.images.cpu(), own, truth, f"test image {index}")
 
-    def uploaded(self, name: str, seat: Seat) -> Picture:
+    def uploaded(self, name: str, network: ShownNetwork) -> Picture:
         """An uploaded image as a network takes it."""
         if name not in self._uploads:
             raise UsageError("the image is no longer kept; give it again.")
         self._uploads.move_to_end(name)
-        return Picture(self._uploads[name][self._shape(seat.model)], None, None, "image")
+        return Picture(self._uploads[name][self._shape(network.model)], None, None, "image")

@@ -14,7 +14,7 @@ LARGEST = {"rotate": 180.0, "noise": 1.0, "attack": 0.5}
 
 
 @dataclass(frozen=True)
-class Wish:
+class Question:
     """An image and what is done to it.
 
     Attributes:
@@ -73,8 +73,8 @@ def _places(value: Any) -> tuple[tuple[float, float], ...]:
     return tuple(places)
 
 
-def read_wish(given: Any) -> Wish:
-    """The wish of a request; UsageError for anything that is none."""
+def read_question(given: Any) -> Question:
+    """The question of a request; UsageError for anything that is none."""
     if not isinstance(given, dict):
         raise UsageError("the request must be a JSON object.")
     image, explain, couplings = given.get("image"), given.get("explain"), given.get("couplings", "own")
@@ -84,7 +84,7 @@ def read_wish(given: Any) -> Wish:
         raise UsageError(f"couplings must be one of {', '.join(COUPLINGS)}.")
     check_choice("couplings", couplings, COUPLINGS)
     amounts = {name: _amount(name, given.get(name, 0)) for name in LARGEST}
-    return Wish(
+    return Question(
         image=image, owner=number(given, "owner", 0), index=number(given, "index", 0),
         explain=None if explain is None else number(given, "explain"),
         rotate=amounts["rotate"], noise=amounts["noise"], attack=amounts["attack"], couplings=couplings,
