@@ -96,3 +96,28 @@ def test_networks_of_a_library_are_listed(call):
 def test_wrong_options(call, words, fact):
     code, _, err = call("train", *words, "--data", "digits", "--limit", "64", "--dry-run", "--img-size", "32")
     assert code == 2 and fact in err
+
+
+@pytest.mark.slow
+def test_torchvision_goes_through_every_command(call, tmp_path):
+    """Trained, continued, loaded, evaluated, explained, exported and used for predictions, with a clear line for what
+    does not apply."""
+    words = ["--model", "torchvision:shufflenet_v2_x0_5", "--data", "digits", "--img-size", "32", "--limit", "64"]
+    words += ["--batch-size", "32", "--no-tensorboard", "--device", "cpu", "--name", "tv", "--epochs", "1"]
+    assert call("train", *words)[0] == 0
+    code, _, err = call("train", "--resume", *words)
+    assert code == 0, err
+    model = mereo.load("runs/tv")
+    assert model.num_classes == 10 and model.image_shape == (1, 32, 32)
+    code, out, err = call("evaluate", "runs/tv", "--limit", "20", "--equivariance")
+    assert code == 0, err
+    assert "has no class capsules" in out and "couplings replaced" not in out
+    assert "couplings" not in json.loads(Path("evaluation/report.json").read_text())["models"]["tv"]
+    assert call("predict", "image.png", "--weights", "runs/tv")[0] == 0
+    code, _, err = call("explain", "image.png", "--weights", "runs/tv", "--only", "trees")
+    assert code == 2 and "has no couplings" in err
+    code, _, err = call("export", "runs/tv", "--to", "onnx", "hub", "--out", "net", "--limit", "10")
+    assert code == 0, err
+    torch.testing.assert_close(mereo.load("net")(torch.zeros(1, 1, 32, 32)), model(torch.zeros(1, 1, 32, 32)))
+    code, _, err = call("export", "runs/tv", "--to", "timm", "--out", "other")
+    assert code == 2 and "is a network of torchvision" in err

@@ -89,3 +89,12 @@ def test_what_cannot_be_packed_stays() -> None:
     assert not can_pack(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"))
     assert not can_pack(nn.Linear(3, 4).double())
     assert not can_pack(nn.ConvTranspose2d(3, 4, 3))
+
+
+def test_an_empty_sequence_stays_empty() -> None:
+    """torchvision's ShuffleNets have empty branches."""
+    network = nn.Sequential(nn.Sequential(), nn.Sequential(nn.Identity()), nn.Linear(3, 2))
+    x = torch.randn(4, 3)
+    expected = network(x)
+    pack(network)
+    torch.testing.assert_close(network(x), expected)

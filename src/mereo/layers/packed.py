@@ -5,6 +5,7 @@ by MKL, which on processors of other makers than Intel leaves half of their spee
 and an activation is applied while the output is written.
 """
 
+from itertools import zip_longest
 from typing import Any, Self, TypeGuard, cast
 
 import torch
@@ -129,7 +130,7 @@ class Packed(nn.Module):
 def _pack_sequence(sequence: nn.Sequential, convolutions: bool) -> None:
     """Pack the layers of a sequence, each with the activation directly after it."""
     places = [i for i, module in enumerate(sequence) if type(module) is not nn.Identity]
-    for place, following in zip(places, [*places[1:], None], strict=True):
+    for place, following in zip_longest(places, places[1:]):  # an empty sequence has neither
         layer = sequence[place]
         if not can_pack(layer) or not (convolutions or isinstance(layer, nn.Linear)):
             continue

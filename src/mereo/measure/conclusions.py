@@ -98,8 +98,9 @@ def coupling_words(effect: Mapping[str, Any]) -> str:
 
 
 def coupling_verdict(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A sentence for each network whose own couplings are not clearly better than uniform ones."""
-    effects = {name: model["couplings"] for name, model in models.items() if "couplings" in model}
+    """A sentence for each network, better than chance, whose own couplings are not clearly better than uniform ones."""
+    predicting = {name: model for name, model in models.items() if not is_at_chance(model)}
+    effects = {name: model["couplings"] for name, model in predicting.items() if "couplings" in model}
     return [
         f"{name}: its own couplings are not clearly better than uniform ones on these images."
         for name, effect in effects.items()
