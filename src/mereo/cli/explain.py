@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mereo.cli.options import ExplainOptions
 from mereo.cli.parse import parse
-from mereo.cli.weights import load_weights
+from mereo.cli.weights import load_weights, warn_of_unlike
 from mereo.errors import MereoError, UsageError, check_positive
 from mereo.files import check_outputs, reading
 from mereo.runtime.printing import say
@@ -102,6 +102,7 @@ def run(words: list[str], command: str) -> None:
     model, source = load_weights(options.weights, options.device, ready=True)
     if options.weights is None:
         say(f"using {source}", file=sys.stderr)
+    warn_of_unlike(model, source, paths, chosen=options.weights is None)
     kinds, single, out = wanted_kinds(options, model), single_kind(options), options.out or new_folder()
     batches_of = -(-len(paths) // BATCH)
     check_outputs("out", [out] if single else index_files(out, kinds, batches_of), [*paths, source])
