@@ -66,4 +66,6 @@ class Epochs:
         row = trainer.finish_epoch(epoch, self.sums, rate, elapsed, self.loading)
         if self.events is not None:
             self.events.epoch(row)
+            weights = {f"weights/{name}": p for name, p in trainer.model.named_parameters() if p.requires_grad}
+            self.events.histograms(epoch + 1, weights)
         return not trainer.stopped_early
