@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mereo.data import dataset_info, load_splits
+from mereo.data import dataset_info, load_split, load_splits
 from mereo.errors import MereoError, UsageError
 from pictures import picture
 
@@ -27,13 +27,16 @@ def test_train_and_test(make_folder: MakeFolder) -> None:
     assert torch.equal(splits.test.batch(torch.tensor([0])).images[0], expected / 255)
 
 
-def test_val_beside_test_is_validation_and_alone_is_the_test(make_folder: MakeFolder) -> None:
+def test_val_chooses_the_epoch_with_and_without_a_test_folder(make_folder: MakeFolder) -> None:
     both = make_folder(*TWO, "val/cat=1", "val/dog=1", name="both")
     splits = load_splits(str(both), img_size=8, validation_fraction=0)
     assert [len(splits.train), len(splits.validation or ()), len(splits.test)] == [20, 2, 7]
     alone = make_folder("train/cat=10", "train/dog=10", "validation/cat=2", "validation/dog=1", name="alone")
-    splits = load_splits(str(alone), img_size=8)
-    assert [len(splits.train), len(splits.validation or ()), len(splits.test)] == [18, 2, 3]
+    with pytest.warns(UserWarning, match="no test split: 2 of its 20 training images.*validation"):
+        splits = load_splits(str(alone), img_size=8)
+    assert splits.validation is not None
+    assert [len(splits.train), len(splits.validation), len(splits.test)] == [18, 3, 2]
+    assert splits.validation.batch(torch.arange(3)).labels.tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("prefix", ["", "train/"])
@@ -186,3 +189,36 @@ def test_a_folder_of_data_sets_is_refused_with_their_names(make_folder: MakeFold
     trains = make_folder("bus=4", "train=4", name="vehicles")
     with pytest.warns(UserWarning, match="no test split"):
         assert load_splits(str(trains), img_size=8).class_names == ("bus", "train")
+
+
+def test_a_folder_of_data_sets_is_not_taken_for_classes(make_folder: MakeFolder) -> None:
+    parent = make_folder("pets/cat=2", "pets/dog=2", "fruit/apple=2", "fruit/pear=2", name="parent")
+    with pytest.raises(UsageError, match="data sets rather than classes") as caught:
+        dataset_info(str(parent))
+    assert str(parent / "fruit") in str(caught.value)
+    assert dataset_info(str(parent / "fruit")).num_classes == 2
+    # Classes may hold folders where they also hold images, or only one folder each.
+    assert dataset_info(str(make_folder("cat/young=2", "cat/old=2", "dog=3", name="mixed"))).num_classes == 2
+    assert dataset_info(str(make_folder("cat/2020=2", "dog/2020=3", name="dated"))).num_classes == 2
+
+
+def test_an_archive_or_folder_of_one_folder_is_that_folder(
+    make_folder: MakeFolder, zipped: Callable[..., Path], tmp_path: Path
+) -> None:
+    outer = make_folder("photos/cat=5", "photos/dog=5", name="outer")
+    for path in (outer, zipped(outer, tmp_path / "outer.zip")):
+        with pytest.warns(UserWarning, match="no test split"):
+            splits = load_splits(str(path), img_size=8)
+        assert splits.class_names == ("cat", "dog")
+        assert len(splits.test) == 2
+    with pytest.raises(UsageError, match="one class only"):
+        dataset_info(str(make_folder("cat=3", name="single")))
+
+
+def test_for_a_trained_network_all_images_of_a_folder_without_splits_count(make_folder: MakeFolder) -> None:
+    plain = make_folder("cat=4", "dog=6", name="plain")
+    assert len(load_split(str(plain), "whole", img_size=8)) == 10
+    assert len(load_split(str(make_folder(*TWO, name="tested")), "whole", img_size=8)) == 7
+    # Neither training images nor two classes are needed.
+    assert load_split(str(make_folder("test/cat=3", name="few")), "whole", img_size=8).class_names == ("cat",)
+    assert len(load_split(str(make_folder("cat=3", name="one")), "whole", img_size=8)) == 3

@@ -59,7 +59,7 @@ def test_missing_files_are_named_and_skipped(pictures: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "line", "error", "fact"),
     [
-        ("path,class", "a.png,cat", UsageError, "no column 'label'"),
+        ("path,kind", "a.png,cat", UsageError, "no column 'label'"),
         ("", "", UsageError, "no column 'path'"),
         ("path,label,split", "a.png,cat,eval", UsageError, "line 2: split is 'eval'"),
         ("path,label", "a.png,", UsageError, "line 2: it must have one path"),
@@ -85,3 +85,16 @@ def test_a_class_of_the_test_images_alone_is_refused(pictures: Path) -> None:
     table = write(pictures, *listed(pictures), "pictures/cat/000.png,bird,test")
     with pytest.raises(UsageError, match="class 'bird'"):
         load_splits(table, img_size=8)
+
+
+@pytest.mark.parametrize(
+    ("head", "delimiter"), [("file_name,label", ","), ("Path;Class;Split", ";"), ("image\ttarget\tset", "\t")]
+)
+def test_usual_names_of_columns_and_delimiters(pictures: Path, head: str, delimiter: str) -> None:
+    names = head.split(delimiter)
+    rows = [[f"{n}.png", "cat" if n % 2 else "dog", "TRAIN" if n < 6 else "test"][: len(names)] for n in range(8)]
+    table = pictures / "table.csv"
+    table.write_text("\n".join([head, *(delimiter.join(row) for row in rows)]))
+    info = dataset_info(str(table))
+    assert info.num_classes == 2
+    assert dict(info.splits) == ({"train": 8} if len(names) == 2 else {"train": 6, "test": 2})

@@ -27,7 +27,7 @@ def test_every_form_is_written_and_equal(make, tmp_path, name):
         assert each.difference <= FORMS[each.form].limit and each.size > 1000
         assert each.batches == (1, 2, 7) and each.images == "random"
         assert all((tmp_path / file).is_file() for file in each.files)
-    files = {"README.md", "config.json", "model.onnx", "model.pt2", "model.safetensors"}
+    files = {"README.md", "config.json", "model.onnx", "model.pixels.onnx", "model.pt2", "model.safetensors"}
     assert {p.name for p in tmp_path.iterdir()} == files
     assert {p.name for p in tmp_path.iterdir() if p.stat().st_mode & 0o077 != 0o044} == set()
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from mereo.cli.train import run
 from mereo.errors import MereoError, UsageError
 from mereo.training import run_lock
 from mereo.training.config import TrainConfig
 from mereo.training.run_folder import RunFolder, claimed, folder_to_resume
-from mereo.training.run_lock import LOCK_NAME, LockedError, RunLock
+from mereo.training.run_lock import LOCK_NAME, LockedError, RunLock, check_unlocked
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 MEREO = [
@@ -197,3 +198,30 @@ def test_an_output_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(MereoError, match="cannot write"), claimed(config(tmp_path)):
         pass
+
+
+def test_resuming_what_is_no_run_names_the_commands_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    known = tmp_path / "runs" / "my photos"
+    known.mkdir(parents=True)
+    (known / "config.yaml").write_text(TrainConfig().to_yaml())
+    (tmp_path / "runs" / "empty").mkdir()
+    for words in (["runs/none"], ["runs/empty"], ["--data", "elsewhere"], ["--name", "other"], []):
+        with pytest.raises(UsageError, match="no run") as caught:
+            run([*words, "--resume"], "train")
+        assert "mereo train 'runs/my photos' --resume" in str(caught.value)
+
+
+def test_a_live_run_is_refused_before_anything_is_prepared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "live"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(TrainConfig(name="live").to_yaml())
+    check_unlocked(folder)
+    lock = RunLock(folder)
+    monkeypatch.setattr("mereo.training.plan.make_plan", lambda *_: pytest.fail("the data was read"))
+    with pytest.raises(LockedError, match="is being trained by process"):
+        run(["runs/live", "--resume"], "train")
+    assert (folder / LOCK_NAME).exists()
+    lock.release()
+    check_unlocked(folder)

@@ -252,7 +252,7 @@ def image_folder(tmp_path):
     """Sixteen colour images of two classes in folders."""
     from PIL import Image
 
-    for split, count in (("train", 12), ("val", 4)):
+    for split, count in (("train", 12), ("test", 4)):
         for index in range(count):
             path = tmp_path / "photos" / split / ("red" if index % 2 else "blue") / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,25 +1,75 @@
-"""Uneven classes are reported before a training starts."""
+"""Uneven classes are reported before a training starts, and the balanced accuracy then chooses the epoch."""
 
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-import torch
 
-from mereo.training.setup import describe_imbalance
+from mereo.inference.evaluate import Scores
+from mereo.tasks import Classification
+from mereo.training.config import TrainConfig
+from mereo.training.engine import train
+from mereo.training.evaluation import choosing_metric, is_better
+from mereo.training.report import Report
+from mereo.training.setup import Setup, describe_imbalance, prepare, uneven_classes
+from pictures import picture
 
-
-def setup(counts: tuple[int, ...], sampler: str = "shuffle") -> Any:
-    labels = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])
-    splits = SimpleNamespace(train=SimpleNamespace(labels=labels), class_names=("crow", "owl", "wren"))
-    return SimpleNamespace(splits=splits, config=SimpleNamespace(sampler=sampler))
-
-
-def test_sizes_and_a_remedy_are_named() -> None:
-    line = describe_imbalance(setup((164, 50, 8)))
-    assert line is not None and "164 images of crow" in line and "8 of wren" in line and "--sampler balanced" in line
+Make = Callable[..., TrainConfig]
 
 
-@pytest.mark.parametrize("case", [((30, 20, 10), "shuffle"), ((164, 50, 8), "balanced")])
-def test_even_classes_and_balanced_sampling_need_no_line(case: tuple[tuple[int, ...], str]) -> None:
-    assert describe_imbalance(setup(*case)) is None
+def birds(root: Path, **counts: int) -> Path:
+    for split, divisor in (("train", 1), ("val", 3), ("test", 3)):
+        for number, (name, count) in enumerate(counts.items()):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for index in range(max(count // divisor, 1)):
+                picture(number * 1000 + index, (16, 16)).save(folder / f"{index}.png")
+    return root
+
+
+def setup(make: Make, folder: Path, **changes: object) -> Setup:
+    return prepare(make(data=str(folder), limit=None, **changes))
+
+
+def test_sizes_and_a_remedy_are_named(small_config: Make, tmp_path: Path) -> None:
+    uneven = birds(tmp_path / "uneven", crow=40, owl=20, wren=4)
+    line = describe_imbalance(setup(small_config, uneven))
+    assert line is not None
+    for fact in ("40 images of crow", "4 of wren", "--sampler balanced", "balanced accuracy chooses"):
+        assert fact in line
+    balanced = describe_imbalance(setup(small_config, uneven, sampler="balanced"))
+    assert balanced is not None and "--sampler" not in balanced
+    assert describe_imbalance(setup(small_config, birds(tmp_path / "even", crow=12, owl=9, wren=4))) is None
+
+
+def test_streamed_images_are_counted_too(small_config: Make, tmp_path: Path) -> None:
+    uneven = birds(tmp_path / "uneven", crow=20, owl=4)
+    assert uneven_classes(setup(small_config, uneven, stream=True)) == (("crow", 20), ("owl", 4))
+
+
+def scores(accuracy: float, balanced: float) -> Scores:
+    return Scores(100, 1.0, {"accuracy": accuracy, "balanced_accuracy": balanced})
+
+
+def test_the_balanced_accuracy_chooses_between_epochs() -> None:
+    task = Classification(("crow", "wren"))
+    always_crow, both = scores(0.95, 0.5), scores(0.9, 0.9)
+    metric = choosing_metric(task, uneven=True)
+    assert is_better(task, both, always_crow.to_dict(), metric)
+    assert not is_better(task, always_crow, both.to_dict(), metric)
+    assert is_better(task, always_crow, both.to_dict(), choosing_metric(task, uneven=False))
+    # An epoch of an older checkpoint has no balanced accuracy.
+    assert not is_better(task, both, {"accuracy": 0.95, "loss": 1.0}, metric)
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_epoch_of_the_highest_balanced_accuracy(
+    small_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mereo.training.engine import Trainer
+
+    values = iter([scores(0.9, 0.5), scores(0.8, 0.8), *[scores(0.5, 0.5)] * 3])
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, split: next(values))
+    folder = birds(tmp_path / "uneven", crow=40, wren=4)
+    result = train(small_config(data=str(folder), limit=None, epochs=2), Report(silent=True))
+    assert result.results["best_epoch"] == 2

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from mereo.training.engine import train
 from mereo.training.report import Report
-from mereo.training.setup import describe_images, prepare
+from mereo.training.setup import describe_augmentation, describe_images, prepare
 from pictures import picture
 
 
@@ -21,9 +22,9 @@ def photos(tmp_path: Path) -> Path:
 
 def test_what_images_serve_for_is_told(small_config, photos):
     config = small_config(data=str(photos), limit=None)
-    line = describe_images(prepare(config))
-    counts = "18 images to train on, 2 to choose the epoch by, 5 to test on"
-    assert line == f"{counts} (from the val folder, because there is no test folder)"
+    with pytest.warns(UserWarning, match="no test split"):
+        line = describe_images(prepare(config))
+    assert line.startswith("18 images to train on, 5 to choose the epoch by, 2 to test on (set aside")
     (photos / "val").rename(photos / "test")
     assert describe_images(prepare(config)) == "18 images to train on, 2 to choose the epoch by, 5 to test on"
     assert describe_images(prepare(config.replace(validation_fraction=0.0))) == "20 images to train on, 5 to test on"
@@ -38,3 +39,18 @@ def test_a_run_of_few_steps_is_told_of(small_config, capsys, batch_size, few):
     config = small_config(limit=60, batch_size=batch_size)
     train(config, Report())
     assert ("2 steps are too few" in capsys.readouterr().out) == few
+
+
+def test_mirrored_digits_and_black_borders_on_paper_are_pointed_out(small_config, tmp_path):
+    for name in ("3", "8"):
+        for split in ("train", "val", "test"):
+            (tmp_path / "paper" / split / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("L", (16, 16), 250 - number).save(tmp_path / "paper" / split / name / f"{number}.png")
+    config = small_config(data=str(tmp_path / "paper"), limit=None, batch_size=4)
+    flipped, black = describe_augmentation(prepare(config.replace(augment=("flip", "crop=2"))))
+    assert "flip" in flipped and "crop" in black and "bright" in black
+    (line,) = describe_augmentation(prepare(config))
+    assert "neither mirrored" in line
+    assert describe_augmentation(prepare(config.replace(augment=("zoom=0.5:1",)))) == []
+    assert describe_augmentation(prepare(small_config(augment=("crop=2",)))) == []

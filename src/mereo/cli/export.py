@@ -45,7 +45,10 @@ def run(words: list[str], command: str) -> None:
     from mereo.export.writing import export_model
     from mereo.models.weights import weights_file
 
-    check_forms(options.to, options.precision)
+    if options.preprocess and "onnx" not in options.to:
+        raise UsageError("preprocess is only available for onnx; add --to onnx, or leave it out.")
+    forms = (*options.to, *(["pixels"] if options.preprocess else []))
+    check_forms(forms, options.precision)
     model, source = _open(options.weights)
     if options.weights is None:
         _say(f"using {source}")
@@ -58,9 +61,9 @@ def run(words: list[str], command: str) -> None:
         )
     if images is None:
         _say(f"{reason}; comparing on random images only")
-    check_outputs("out", output_files(options.to, options.precision, options.out), [weights_file(source)])
+    check_outputs("out", output_files(forms, options.precision, options.out), [weights_file(source)])
     exported = export_model(
-        model, options.to, options.out, precision=options.precision, record=read_record(source), images=images, say=_say
+        model, forms, options.out, precision=options.precision, record=read_record(source), images=images, say=_say
     )
     costs: list[Cost] = []
     if images is not None and options.precision != "fp32":

@@ -250,6 +250,7 @@ class ExportOptions:
       mereo export runs/mspcaps_tiny-digits --to onnx torch timm hub --out my_network
       mereo export runs/mspcaps_tiny-digits --to onnx --precision int8
       mereo export runs/mspcaps_tiny-digits --form page --out my_page
+      mereo export runs/mspcaps_tiny-digits --to onnx --preprocess
     """
 
     weights: tyro.conf.Positional[Path | None] = None
@@ -260,6 +261,9 @@ class ExportOptions:
     )
     """Formats: onnx (model.onnx), torch (model.pt2), timm (config.json, model.safetensors), hub (the files of timm and
     README.md), page (model.html, which runs in a browser without a server)."""
+    preprocess: bool = False
+    """With --to onnx, write model.pixels.onnx as well, which includes the preprocessing: it takes uint8 pixels (batch,
+    height, width, 3) in RGB of images of any size, turned by their EXIF tag, and gives the scores of mereo predict."""
     out: Path = Path("exported")
     """Folder to write."""
     license: str | None = None

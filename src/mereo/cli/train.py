@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mereo.cli.options import TrainOptions
 from mereo.cli.parse import parse
+from mereo.cli.show import print_table
 from mereo.runtime.printing import say
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.recipes import apply_recipe
@@ -27,10 +28,12 @@ def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
         first: the options, parsed on top of the defaults.
         words: the command line itself, which shows which options were given.
     """
-    from mereo.training.run_folder import folder_to_resume
+    from mereo.training.run_folder import RunFolder, check_resumable, folder_to_resume
 
     if first.config is not None:
         path = first.config / "config.yaml" if first.config.is_dir() else first.config
+        if first.resume and not path.is_file():
+            check_resumable(RunFolder(first.config))
         config = TrainConfig.from_yaml(path)
         # A run folder is the name of the run to resume.
         in_run_folder = first.resume and path.name == "config.yaml"
@@ -108,6 +111,11 @@ def _find_rate(plan: "Plan") -> None:
 def run(words: list[str], command: str) -> None:
     """Train, or print the cost of training."""
     config, first = _parsed(words, command)
+    if config.augment == ("help",):
+        from mereo.data.augmentation_help import rows
+
+        print_table(("operation", "what it does", "values"), rows())
+        return
     result = trained(config, given_options(words), from_file=first.config is not None)
     if result is not None and result.main:
         from mereo.training.results import summary

@@ -1,10 +1,13 @@
 """The trained network that a command uses."""
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mereo.errors import UsageError
 from mereo.escape import cut
+from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
     from mereo.models import VisionModel
@@ -63,3 +66,26 @@ def load_weights(
     if images and isinstance(model, SequenceModel):
         raise UsageError(f"weights are {str(path)!r}, of a network that reads tokens; this command is for images.")
     return model, path
+
+
+def warn_of_unlike(model: "VisionModel", source: Path, paths: Sequence[Path], *, chosen: bool) -> None:
+    """Print a warning where images do not look like those that a network was trained on.
+
+    Args:
+        model: that is used for the images.
+        source: its weights.
+        paths: of the images.
+        chosen: whether the weights were not given, but taken because they are the newest. They are refused where every
+            image differs from their data in two ways; the bundled ones, which are of no data of the user's, are not.
+    """
+    from mereo.inference.unlike import describe_unlike, looked_at, unlike
+
+    line = describe_unlike(model, paths)
+    if line is None:
+        return
+    others = [path for path, reasons in unlike(model, paths).items() if len(reasons) > 1]
+    if chosen and str(source) != READY and len(others) == len(looked_at(paths)):
+        raise UsageError(
+            f"weights is not given, and with the newest run, {source}, {line}; to use it give --weights {source}."
+        )
+    say(f"mereo: warning: with {source}, {line}", file=sys.stderr)

@@ -48,7 +48,8 @@ def _to_8_bit(image: "Image") -> "Image":
     return Image.fromarray(result)
 
 
-def _to_mode(image: "Image", mode: str) -> "Image":
+def to_mode(image: "Image", mode: str) -> "Image":
+    """The image in RGB or L, whatever its mode; transparent pixels become black."""
     from PIL import Image
 
     if image.mode.startswith("I") or image.mode == "F":
@@ -88,7 +89,7 @@ def decode(stream: BinaryIO, size: tuple[int, int], channels: int, *, reduce: bo
 def _convert(image: "Image", size: tuple[int, int], channels: int) -> npt.NDArray[np.uint8]:
     from PIL import Image
 
-    image = _to_mode(image, "RGB" if channels == 3 else "L")
+    image = to_mode(image, "RGB" if channels == 3 else "L")
     if channels == 2:
         size = size[0], 2 * size[1]
     top, left, height, width = fit_box(image.height, image.width, size)

@@ -81,6 +81,7 @@ class FileSplit(RawSplit):
                         kept.append(index)
                 request.advance(len(piece))
         self._report(broken, request.strict)
+        request.unreadable += broken
         return Read(images[: len(kept)], self.labels[torch.tensor(kept, dtype=torch.int64)], len(broken))
 
     def _report(self, broken: Sequence[tuple[str, str]], strict: bool) -> None:
@@ -92,22 +93,33 @@ class FileSplit(RawSplit):
         warnings.warn(f"{line}. Skipped.", UserWarning, stacklevel=4)
 
 
-def sniff(tree: Tree, files: Sequence[str]) -> tuple[int, tuple[int, int] | None]:
-    """Channels of the images (1 if all are grey, else 3) and their common (height, width), None if they differ.
-
-    Only the headers of a few files, evenly spread, are read.
-    """
+def _headers(tree: Tree, files: Sequence[str]) -> list[tuple[str, tuple[int, int]]]:
+    """The mode and (height, width) of a few files, evenly spread."""
     from PIL import Image
 
-    modes, sizes = set(), set()
+    headers = []
     for file in files[:: max(len(files) // _SNIFFED, 1)]:
         try:
             with tree.open(file) as stream, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 with Image.open(stream, formats=FORMATS) as image:
-                    modes.add(image.mode)
-                    sizes.add((image.height, image.width))
+                    headers.append((image.mode, (image.height, image.width)))
         except Exception:  # reported when the file is read
             continue
-    grey = bool(modes) and all(is_grey(mode) for mode in modes)
+    return headers
+
+
+def sniff(tree: Tree, files: Sequence[str]) -> tuple[int, tuple[int, int] | None]:
+    """Channels of the images (1 if all are grey, else 3) and their common (height, width), None if they differ.
+
+    Only the headers of a few files, evenly spread, are read.
+    """
+    headers = _headers(tree, files)
+    sizes = {size for _, size in headers}
+    grey = bool(headers) and all(is_grey(mode) for mode, _ in headers)
     return (1 if grey else 3), (sizes.pop() if len(sizes) == 1 else None)
+
+
+def sniff_sizes(tree: Tree, files: Sequence[str]) -> list[tuple[int, int]]:
+    """(height, width) of a few files, evenly spread."""
+    return [size for _, size in _headers(tree, files)]

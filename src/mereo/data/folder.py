@@ -1,22 +1,23 @@
 """Folders of images: {train, val, test}/<class>/*, or just <class>/*; zip archives of that layout; tables of paths."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
 from mereo.data.files import FileSplit, sniff
-from mereo.data.raw import RawDataset, RawSplit
-from mereo.data.split import hold_out
+from mereo.data.raw import RawDataset
+from mereo.data.set_aside import with_test
 from mereo.data.table import read_table
 from mereo.data.trees import Tree, open_tree
 from mereo.errors import UsageError
 
-TEST_FRACTION, TEST_SEED = 0.2, 0
 Layout = tuple[dict[str, FileSplit], tuple[str, ...]]
 """The splits that a folder itself has, and the class names."""
 _FOLDERS = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+_SHOWN = 5
 _LAYOUT = "it must hold train/<class>/<images>, and may hold val/ and test/ of the same form; or <class>/<images>"
 
 
@@ -57,17 +58,63 @@ def _split(tree: Tree, place: str, names: Sequence[str]) -> FileSplit:
 
 def _check_no_parent(tree: Tree) -> None:
     """UsageError for a folder whose subfolders are data sets of their own rather than classes."""
-    datasets = sorted({folder.split("/")[0] for folder in tree.folders if folder.split("/")[1:2] == ["train"]})
-    datasets = [name for name in datasets if f"{name}/train" in {folder.rpartition("/")[0] for folder in tree.folders}]
-    if datasets:
-        raise UsageError(
-            f"data is {str(tree.path)!r}, whose folders are data sets rather than classes ({', '.join(datasets[:5])}:"
-            f" each has a train folder); give one of them, such as {str(tree.path / datasets[0])!r}."
-        )
+    inside: dict[str, set[str]] = {}
+    for folder in tree.folders:
+        top, slash, below = folder.partition("/")
+        if slash:
+            inside.setdefault(top, set()).add(below)
+    tops = [folder for folder in tree.folders if "/" not in folder]
+    splits = [top for top in tops if any(below.startswith("train/") for below in inside.get(top, ()))]
+    if splits:
+        raise _parent(tree, splits, "each has a train folder")
+    # Files of each folder itself: class folders hold images, a data set holds class folders.
+    filled = {file.rpartition("/")[0] for file in tree.files}
+    nested = [top for top in tops if len({below for below in inside.get(top, ()) if f"{top}/{below}" in filled}) > 1]
+    if tops and nested == tops and not filled & set(tops):
+        raise _parent(tree, nested, "each has folders rather than images")
 
 
-def _named_classes(tree: Tree, place: str) -> tuple[str, ...]:
-    """The classes of the training images, sorted by name; their position is their label."""
+def _parent(tree: Tree, datasets: Sequence[str], reason: str) -> UsageError:
+    more = ", ..." if len(datasets) > _SHOWN else ""
+    return UsageError(
+        f"data is {str(tree.path)!r}, whose folders are data sets rather than classes"
+        f" ({', '.join(datasets[:_SHOWN])}{more}: {reason}); give one of them, such as"
+        f" {str(tree.path / datasets[0])!r}. If they are classes, list their images in a .csv with path and label."
+    )
+
+
+def _only_folder(tree: Tree) -> str:
+    """The folder that holds everything, as in an archive of one folder: its path inside; empty for none."""
+    place = ""
+    while True:
+        prefix = f"{place}/" if place else ""
+        below = {f.removeprefix(prefix).partition("/")[0] for f in tree.folders if f.startswith(prefix)}
+        images = [f for f in tree.files if f.startswith(prefix) and "/" not in f.removeprefix(prefix)]
+        if len(below) != 1 or any(Path(f).suffix.lower() in _IMAGES for f in images):
+            return place
+        (only,) = below
+        if only in {name for names in _FOLDERS.values() for name in names}:
+            return place
+        if not any(f.startswith(f"{prefix}{only}/") for f in tree.folders):
+            return place  # one class, whose images it holds
+        place = f"{prefix}{only}"
+
+
+class _Below(Tree):
+    """The part of a tree below one of its folders."""
+
+    def __init__(self, tree: Tree, place: str) -> None:
+        prefix = f"{place}/"
+        self.path, self._tree, self._prefix = tree.path / place, tree, prefix
+        self.files = [file.removeprefix(prefix) for file in tree.files if file.startswith(prefix)]
+        self.folders = [folder.removeprefix(prefix) for folder in tree.folders if folder.startswith(prefix)]
+
+    def open(self, file: str) -> BinaryIO:
+        return self._tree.open(self._prefix + file)
+
+
+def _named_classes(tree: Tree, place: str, least: int) -> tuple[str, ...]:
+    """The classes of the images, sorted by name; their position is their label."""
     classes = _classes(tree, place)
     where = tree.path / place
     if not any(classes.values()):
@@ -77,54 +124,53 @@ def _named_classes(tree: Tree, place: str) -> tuple[str, ...]:
         raise UsageError(
             f"{where} has {len(empty)} empty class folders, such as {empty[0]!r}; add images or remove them."
         )
-    if len(classes) < 2:
+    if len(classes) < least:
         raise UsageError(f"{where} has one class only, {next(iter(classes))!r}; a classifier needs at least two.")
     return tuple(sorted(classes))
 
 
-def read_layout(path: Path) -> Layout:
-    """The splits that the folder, archive or table itself has, and the class names. No image is opened."""
+def read_layout(path: Path, *, evaluation: bool = False) -> Layout:
+    """The splits that the folder, archive or table itself has, and the class names. No image is opened.
+
+    Args:
+        path: of the folder, archive or table.
+        evaluation: whether the images are for a trained network, which needs neither training images nor two classes.
+    """
     if path.suffix.lower() == ".csv" and path.is_file():
-        return read_table(path)
+        return read_table(path, evaluation=evaluation)
     tree = open_tree(path)
+    only = _only_folder(tree)
+    if only:
+        tree = _Below(tree, only)
     places = _split_folders(tree)
     if not places:
         _check_no_parent(tree)
         places = {"train": ""}
-    if "train" not in places:
+    if "train" not in places and not evaluation:
         raise UsageError(
             f"data is {str(path)!r}, which has {', '.join(places.values())} but no train folder: {_LAYOUT}."
         )
-    names = _named_classes(tree, places["train"])
+    first = "train" if "train" in places else next(iter(places))
+    names = _named_classes(tree, places[first], 1 if evaluation else 2)
     return {split: _split(tree, place, names) for split, place in places.items()}, names
 
 
 def finish_splits(path: Path, layout: Layout, in_chans: int | None = None) -> RawDataset:
-    """The splits for training: without a test split, validation is used for testing; without both, a fifth is set
-    aside.
+    """The splits for training: without a test split, a part of the training images is set aside as one.
 
     That choice is stratified and always the same, independent of the seed of a run. Known channels are not determined
     again.
     """
+    dataset = own_splits(layout, in_chans)
+    return RawDataset(with_test(dataset.splits, path), dataset.class_names, dataset.in_chans)
+
+
+def own_splits(layout: Layout, in_chans: int | None = None) -> RawDataset:
+    """The splits that a folder itself has."""
     splits, names = layout
-    channels = sniff(splits["train"].tree, splits["train"].files)[0] if in_chans is None else in_chans
-    ready: dict[str, RawSplit] = dict(splits)
-    if "test" not in splits and "validation" in splits:
-        ready["test"] = ready.pop("validation")
-    elif "test" not in splits:
-        kept, held = hold_out(splits["train"].labels, TEST_FRACTION, TEST_SEED)
-        if not len(held):
-            raise UsageError(
-                f"data is {str(path)!r}, with one image per class; a test split cannot be taken from that."
-            )
-        ready |= {"train": splits["train"].take(kept), "test": splits["train"].take(held)}
-        warnings.warn(
-            f"{path} has no test split: {len(held)} of its {len(splits['train'])} images, the same in every run, "
-            "were set aside as one.",
-            UserWarning,
-            stacklevel=4,
-        )
-    return RawDataset(ready, names, channels)
+    first = next(iter(splits.values()))
+    channels = sniff(first.tree, first.files)[0] if in_chans is None else in_chans
+    return RawDataset(dict(splits), names, channels)
 
 
 def read_folder(path: Path) -> RawDataset:

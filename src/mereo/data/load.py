@@ -10,6 +10,7 @@ from mereo.data.conversion import check_channels
 from mereo.data.images import Images, ImageSet
 from mereo.data.raw import Progress, RawDataset, RawSplit, Read, Request
 from mereo.data.registry import DatasetInfo
+from mereo.data.set_aside import for_evaluation
 from mereo.data.sets import find_dataset
 from mereo.data.sources import open_dataset
 from mereo.data.split import hold_out, stratified
@@ -21,7 +22,8 @@ from mereo.errors import MereoError, UsageError, check_choice, check_positive, c
 class Splits(NamedTuple):
     """Images for training, for choosing the epoch (None if nothing is held out), and for the final test.
 
-    `skipped` is the number of unreadable files of all splits.
+    `skipped` is the number of unreadable files of all splits, and `unreadable` has split, name and reason of each;
+    those of streams are known only when they are read.
     """
 
     train: Images
@@ -30,6 +32,7 @@ class Splits(NamedTuple):
     class_names: tuple[str, ...]
     in_chans: int
     skipped: int
+    unreadable: tuple[tuple[str, str, str], ...] = ()
 
 
 class _Counter:
@@ -118,13 +121,16 @@ def load_splits(
         progress: called with (images done, images in total).
         info: of the same data, from `dataset_info`; then a folder is not scanned again.
     """
-    dataset, channels, images, skipped = _read(
+    dataset, channels, images, unreadable = _read(
         _Wanted(
             data, root, img_size, in_chans, crop_pct, validation_fraction, seed, strict, limit, download,
             pairs_per_image, Storage(memory_budget, cache_dir), progress, stream, info,
         )
     )  # fmt: skip
-    return Splits(images["train"], images.get("validation"), images["test"], dataset.class_names, channels, skipped)
+    return Splits(
+        images["train"], images.get("validation"), images["test"], dataset.class_names, channels,
+        len(unreadable), unreadable,
+    )  # fmt: skip
 
 
 def load_split(
@@ -141,8 +147,12 @@ def load_split(
     limit: int | None = None,
     download: bool = True,
 ) -> Images:
-    """One of the splits of `load_splits`: "train", "validation" or "test"; the others are not decoded."""
-    check_choice("split", split, ("train", "validation", "test"))
+    """One of the splits of `load_splits`: "train", "validation" or "test"; the others are not decoded.
+
+    "whole" is what a network that was trained on other images is evaluated on: the test images of a path, else its
+    validation images, and all where it has no splits; of a named data set, the test images.
+    """
+    check_choice("split", split, ("train", "validation", "test", "whole"))
     wanted = _Wanted(data, root, img_size, in_chans, crop_pct, validation_fraction, seed, strict, limit, download)
     return _read(wanted, only=split)[2][split]
 
@@ -167,8 +177,10 @@ class _Wanted(NamedTuple):
     info: DatasetInfo | None = None
 
 
-def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, dict[str, Images], int]:
-    """The dataset, its channels, the images of all splits or of one, and how many could not be read."""
+def _read(
+    wanted: _Wanted, only: str | None = None
+) -> tuple[RawDataset, int, dict[str, Images], tuple[tuple[str, str, str], ...]]:
+    """The dataset, its channels, the images of all splits or of one, and which could not be read."""
     data, side = wanted.data, wanted.img_size
     size = load_size(image_size(side if isinstance(side, int) else (side[0], side[1])), wanted.crop_pct)
     check_probability(validation_fraction=wanted.validation_fraction)
@@ -179,10 +191,14 @@ def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, di
         size = size[0] - 2 * info.margin, size[1] - 2 * info.margin
         if min(size) < 1:
             raise UsageError(f"img_size is {side}; for {data} it must be above {2 * info.margin}, the padding.")
-    dataset = open_dataset(data, wanted.root, download=wanted.download, info=wanted.info)
+    whole = only == "whole"
+    dataset = open_dataset(data, wanted.root, download=wanted.download, info=wanted.info, evaluation=whole)
     channels = dataset.in_chans if wanted.in_chans is None else wanted.in_chans
     check_channels(dataset.in_chans, channels)
-    plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit)
+    if only is not None and whole:
+        plan = {only: for_evaluation(dataset.splits)}
+    else:
+        plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit)
     if only is not None:
         if only not in plan:
             raise UsageError(f"{data} has no {only} images.")
@@ -196,10 +212,15 @@ def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, di
             if source is not None
         }
         if len(streamed) == len(plan):
-            return dataset, channels, streamed, 0
+            return dataset, channels, streamed, ()
     counter = _Counter(wanted.progress, sum(len(split) for split in plan.values()))
     request = Request(size, channels, wanted.storage or Storage(), wanted.strict, counter)
-    reads = {name: split.read(request) for name, split in plan.items()}
+    reads: dict[str, Read] = {}
+    unreadable: list[tuple[str, str, str]] = []
+    for name, split in plan.items():
+        request.unreadable = []
+        reads[name] = split.read(request)
+        unreadable += [(name, file, reason) for file, reason in request.unreadable]
     if "train" in plan:
         _check_classes(plan["train"], reads["train"], dataset.class_names)
     stored = {
@@ -209,7 +230,7 @@ def _read(wanted: _Wanted, only: str | None = None) -> tuple[RawDataset, int, di
     if info is not None and info.wrap is not None:
         for name, part in stored.items():
             images[name] = info.wrap(part, wanted.pairs_per_image if name == "test" else 1)
-    return dataset, channels, images, sum(read.skipped for read in reads.values())
+    return dataset, channels, images, tuple(unreadable)
 
 
 def _check_classes(planned: RawSplit, read: Read, class_names: tuple[str, ...]) -> None:

@@ -25,6 +25,7 @@ class Request:
         storage: where they are stored.
         strict: whether an unreadable file is an error, rather than skipped with a warning.
         advance: called with the number of images done since the last call.
+        unreadable: gets the name of each file that could not be read, and why.
     """
 
     size: tuple[int, int]
@@ -32,6 +33,7 @@ class Request:
     storage: Storage = field(default_factory=Storage)
     strict: bool = False
     advance: Callable[[int], None] = lambda count: None
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Read(NamedTuple):

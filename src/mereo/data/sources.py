@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mereo.data.characters import AUGMENT as SIGNS_AUGMENT
+from mereo.data.characters import are_signs
 from mereo.data.files import sniff
-from mereo.data.folder import finish_splits, read_layout
+from mereo.data.folder import finish_splits, own_splits, read_layout
 from mereo.data.raw import RawDataset
-from mereo.data.registry import DatasetInfo
+from mereo.data.registry import DEFAULT_AUGMENT, DatasetInfo
 from mereo.data.regular import kind_of, user_path
 from mereo.data.sets import DATASETS, find_dataset
 from mereo.data.stream import is_stream, open_stream
@@ -48,11 +50,22 @@ def _find_path(data: str | Path, root: str | Path | None) -> Path:
 
 
 def open_dataset(
-    data: str | Path, root: str | Path | None = None, *, download: bool = True, info: DatasetInfo | None = None
+    data: str | Path,
+    root: str | Path | None = None,
+    *,
+    download: bool = True,
+    info: DatasetInfo | None = None,
+    evaluation: bool = False,
 ) -> RawDataset:
     """The splits of a data set by name, or of the images at a path.
 
-    With its `info` from `dataset_info`, a folder is not scanned again.
+    Args:
+        data: name or path.
+        root: of the data sets.
+        download: whether missing files of a named data set may be downloaded.
+        info: of the same data, from `dataset_info`; a folder is then not scanned again.
+        evaluation: whether the images at a path are for a trained network: there are the splits that it has itself, and
+            nothing is set aside.
     """
     known = find_dataset(str(data)) if info is None else info
     if known is not None and known.text is not None:
@@ -64,9 +77,10 @@ def open_dataset(
     if info is not None and info.layout is not None and info.path is not None:
         return finish_splits(info.path, info.layout, info.in_chans)
     if is_stream(data, data_root(root)):
-        return open_stream(data, data_root(root))
+        return open_stream(data, data_root(root), evaluation=evaluation)
     path = _find_path(data, root)
-    return finish_splits(path, read_layout(path))
+    layout = read_layout(path, evaluation=evaluation)
+    return own_splits(layout) if evaluation else finish_splits(path, layout)
 
 
 def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInfo:
@@ -89,4 +103,9 @@ def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInf
     smallest = int(np.bincount(splits["train"].labels.numpy()).min())
     listed = "images listed in a table" if path.is_file() and path.suffix.lower() == ".csv" else "images in folders"
     summary = f"{listed}, {len(names)} classes ({shown}), at least {smallest} training images each"
-    return DatasetInfo(str(data), summary, str(path), len(names), channels, size, counts, path=path, layout=layout)
+    # In a table whole numbers are often numbers of classes, not digits.
+    signs = listed == "images in folders" and are_signs(names)
+    return DatasetInfo(
+        str(data), summary, str(path), len(names), channels, size, counts, path=path, layout=layout,
+        augment=SIGNS_AUGMENT if signs else DEFAULT_AUGMENT,
+    )  # fmt: skip

@@ -1,6 +1,7 @@
 """Tables of images: a .csv file with the columns path, label and optionally split."""
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,7 +13,13 @@ from mereo.data.trees import Tree
 from mereo.errors import MereoError, UsageError
 
 _SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
-_NEEDED = ("path", "label")
+_COLUMNS = {
+    "path": ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img"),
+    "label": ("label", "class", "target", "category", "class_name", "label_name"),
+    "split": ("split", "set", "subset", "fold"),
+}
+"""Names of the columns, by what they hold, in any case."""
+_DELIMITERS = ",;\t"
 
 
 class TableTree(Tree):
@@ -25,6 +32,22 @@ class TableTree(Tree):
         return open_regular(self.path.parent / file)
 
 
+def _columns(path: Path, names: Sequence[str]) -> dict[str, str]:
+    """The column of the path, the label and maybe the split, by their usual names."""
+    plain = {name.strip().lower(): name for name in reversed(names)}
+    columns = {
+        what: next((plain[usual] for usual in usuals if usual in plain), None) for what, usuals in _COLUMNS.items()
+    }
+    missing = next((what for what in ("path", "label") if columns[what] is None), None)
+    if missing is not None:
+        shown = ", ".join(map(repr, names)) or "none"
+        raise UsageError(
+            f"{path} has no column {missing!r} (its columns: {shown[:200]}); the first line must name path, label and"
+            f" optionally split. A column of {missing}s may also be called {', '.join(_COLUMNS[missing][1:])}."
+        )
+    return {what: name for what, name in columns.items() if name is not None}
+
+
 def _rows(path: Path) -> list[tuple[str, str, str]]:
     """(split, path, label) of every line."""
     rows = []
@@ -32,17 +55,13 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
         # A table has one line per sample, so it is read at once.
         with open_regular(path) as file:
             lines = file.read().decode("utf-8-sig").splitlines(keepends=True)
-        reader = csv.DictReader(lines, strict=True)
-        missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
-        if missing:
-            columns = ", ".join(map(repr, reader.fieldnames or ())) or "none"
-            raise UsageError(
-                f"{path} has no column {missing[0]!r} (its columns: {columns[:200]}); the first line must name path, "
-                "label and optionally split."
-            )
+        first = lines[0] if lines else ""
+        reader = csv.DictReader(lines, strict=True, delimiter=max(_DELIMITERS, key=first.count))
+        columns = _columns(path, reader.fieldnames or ())
         for row in reader:
-            split, image, label = row.get("split") or "train", row["path"], row["label"]
-            if split not in _SPLITS:
+            image, label = row[columns["path"]], row[columns["label"]]
+            split = row.get(columns.get("split", "")) or "train"
+            if split.strip().lower() not in _SPLITS:
                 raise UsageError(
                     f"{path}, line {reader.line_num}: split is {split[:80]!r}; it must be train, val or test."
                 )
@@ -50,7 +69,7 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
                 raise UsageError(
                     f"{path}, line {reader.line_num}: it must have one path, one label and optionally a split."
                 )
-            rows.append((_SPLITS[split], image, label))
+            rows.append((_SPLITS[split.strip().lower()], image, label))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise MereoError(f"the table {path} cannot be read ({error}); it must be a .csv file in UTF-8.") from error
     return rows
@@ -63,11 +82,17 @@ def _sorted_classes(labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
-def read_table(path: Path) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
-    """The splits that a table lists, and the class names in the order of their numbers."""
+def read_table(path: Path, *, evaluation: bool = False) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
+    """The splits that a table lists, and the class names in the order of their numbers.
+
+    Args:
+        path: of the table.
+        evaluation: whether the images are for a trained network, which needs neither training images nor two classes.
+    """
     rows = _rows(path)
-    names = _sorted_classes({label for split, _, label in rows if split == "train"})
-    if len(names) < 2:
+    first = "train" if not evaluation or any(split == "train" for split, _, _ in rows) else rows[0][0] if rows else ""
+    names = _sorted_classes({label for split, _, label in rows if split == first})
+    if len(names) < (1 if evaluation else 2):
         classes = f"one class only, {names[0]!r}" if names else "no training images"
         raise UsageError(f"{path} has {classes}; a classifier needs training images of at least two classes.")
     numbers = {name: number for number, name in enumerate(names)}

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from mereo.data import load_size
 from mereo.data.sets import find_dataset, is_dataset
 from mereo.escape import fenced, for_markdown, for_terminal
 from mereo.inference.flops import forward_flops
@@ -121,11 +122,60 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
+_COLOURS = {1: ("L", "grey (`L`)"), 3: ("RGB", "RGB")}
+
+
+def preprocessing(model: VisionModel) -> str:
+    """What becomes of a file of an image before the network, as `mereo predict` does it, in words and as code."""
+    channels, height, width = model.image_shape
+    cfg = model.pretrained_cfg
+    mean, std = list(cfg["mean"]), list(cfg["std"])
+    normalised = f"divided by 255, less the mean {mean}, divided by {std}, by channel"
+    if channels not in _COLOURS:
+        views = " (two views side by side in a file, the left one first)" if channels == 2 else ""
+        shape = f"{channels} x {height} x {width} (channels, height, width)"
+        return f"Images of {shape}{views}; {normalised}. {_scores(model)}"
+    stored_height, stored_width = load_size((height, width), cfg["crop_pct"])
+    mode, colours = _COLOURS[channels]
+    top, left = (stored_height - height) // 2, (stored_width - width) // 2
+    cropped = cfg["crop_pct"] != 1
+    steps = [
+        "turned as its EXIF tag says",
+        f"transparent pixels on black, converted to {colours}",
+        f"cut to the largest box in its centre with the proportions {stored_height} : {stored_width} (height : width)",
+        f"that box resized to {stored_height} x {stored_width} with Pillow's bilinear filter, which antialiases",
+        *([f"the {height} x {width} pixels in the centre"] if cropped else []),
+        normalised,
+    ]
+    crop = f"[{top} : {top + height}, {left} : {left + width}]" if cropped else ""
+    code = f"""import numpy as np
+from PIL import Image, ImageOps
+
+image = ImageOps.exif_transpose(Image.open(path))
+if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+    image = image.convert("RGBA")
+    image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
+image = image.convert("RGB").convert({_quoted(mode)})
+height = min(image.height, max(round(image.width * {stored_height} / {stored_width}), 1))
+width = min(image.width, max(round(image.height * {stored_width} / {stored_height}), 1))
+top, left = (image.height - height) // 2, (image.width - width) // 2
+image = image.crop((left, top, left + width, top + height))
+image = image.resize(({stored_width}, {stored_height}), Image.Resampling.BILINEAR)
+pixels = np.asarray(image, dtype=np.float32).reshape({stored_height}, {stored_width}, {channels}){crop} / 255
+images = ((pixels - {mean}) / {std}).transpose(2, 0, 1)[None].astype(np.float32)"""
+    listed = "\n".join(f"{place}. {step};" for place, step in enumerate(steps, start=1))
+    return (
+        f"Of an image file, in this order:\n\n{listed}\n\nwhich gives (channels, height, width) = {channels} x {height}"
+        f" x {width}. Files of more than 8 bits are scaled to 8. The same in Python:\n\n{fenced(code, 'python')}\n\n"
+        "An ONNX file written with `mereo export --to onnx --preprocess` includes all but the first two steps."
+        f" {_scores(model)}"
+    )
+
+
 def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
     """README.md of a folder called `name`."""
     cfg, source = model.pretrained_cfg, get_model_entry(model.config["model"]).citation
     matter = yaml.safe_dump(front_matter(model, record, name), sort_keys=False, allow_unicode=True)
-    channels, height, width = model.image_shape
     labels = (
         ", ".join(map(for_markdown, model.class_names))
         if model.class_names
@@ -134,12 +184,6 @@ def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
     call = "scores = model(images)          # (batch, classes)"
     if isinstance(model, CapsuleClassifier):
         call += "\ncapsules = model.capsules(images)"
-    crop = "" if cfg["crop_pct"] == 1 else f", of which the centre is cut out ({cfg['crop_pct']} of each side)"
-    preprocessing = (
-        f"Images of {channels} x {height} x {width} (channels, height, width), resized {cfg['interpolation']}{crop};"
-        f" values in [0, 1], then less the mean {list(cfg['mean'])} and divided by {list(cfg['std'])}, by channel."
-        f" {_scores(model)}"
-    )
     parts = [
         f"---\n{matter}---\n",
         f"# {for_markdown(name)}\n",
@@ -166,7 +210,7 @@ def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
         "## Labels\n",
         f"{labels}\n",
         "## Preprocessing\n",
-        f"{preprocessing}\n",
+        f"{preprocessing(model)}\n",
         "## Licence\n",
         f"{_licence(cfg.get('license'))} The data has its own licence.\n",
         "## Citation\n",

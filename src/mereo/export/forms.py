@@ -32,6 +32,7 @@ class Form:
 
 FORMS: dict[str, Form] = {
     "onnx": Form(("onnx", "onnxscript", "onnxruntime"), "export", 1e-4, ("fp32", "int8")),
+    "pixels": Form(("onnx", "onnxscript", "onnxruntime"), "export", 1e-4, ("fp32",)),
     "torch": Form((), "", 1e-5, ("fp32", "bf16", "int8")),
     "timm": Form(("timm",), "timm", 1e-5, ("fp32",)),
     "hub": Form((), "", 1e-5, ("fp32",)),
@@ -102,7 +103,7 @@ def output_files(forms: Sequence[str], precision: str, folder: Path) -> list[Pat
 
 def file_name(form: str, precision: str) -> str:
     """The path of a format in its folder."""
-    suffix = {"onnx": "onnx", "torch": "pt2", "page": "html"}.get(form)
+    suffix = {"onnx": "onnx", "pixels": "pixels.onnx", "torch": "pt2", "page": "html"}.get(form)
     if suffix is None:
         return WEIGHTS
     return f"model.{suffix}" if precision == "fp32" else f"model.{precision}.{suffix}"

@@ -32,18 +32,23 @@ class AtHand(NamedTuple):
     training: Tensor
 
 
+def normalised(images: Tensor, model: VisionModel) -> Tensor:
+    """Images in [0, 1] as a network takes them."""
+    return normalise(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+
+
 def take(model: VisionModel, images: Images, count: int) -> Tensor:
     """Some images of a set, evenly spaced, as a network takes them."""
     count = min(count, len(images))
     indices = torch.arange(count) * (len(images) // max(count, 1))
     batch = images.batch(indices, crop=(model.image_shape[1], model.image_shape[2]))
-    return normalise(batch.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+    return normalised(batch.images, model)
 
 
 def random_images(model: VisionModel, count: int) -> Tensor:
     """Images of noise, the same each time, as a network takes them."""
     images = torch.rand(count, *model.image_shape, generator=torch.Generator().manual_seed(0))
-    return normalise(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+    return normalised(images, model)
 
 
 def read_images(model: VisionModel, data: str, root: str | None, limit: int | None) -> AtHand:

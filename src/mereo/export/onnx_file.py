@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mereo.export.preprocessing import FromPixels
 from mereo.export.programs import EXAMPLES, Scorer
 from mereo.files import write_atomically
 from mereo.models import VisionModel
 
-IMAGES, SCORES = "images", "scores"
+IMAGES, PIXELS, SCORES = "images", "pixels", "scores"
+_TRACED = (5, 37, 29)
+"""Batch, height and width of the pixels that are traced; a size that none of the checked ones has."""
 
 
 @contextlib.contextmanager
@@ -39,11 +42,29 @@ def write_onnx(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None
     `notes` are stored in the file's metadata under "mereo".
     """
     images = torch.rand(EXAMPLES, *model.image_shape)
+    _write(model, images, {0: torch.export.Dim("batch", min=1)}, IMAGES, path, notes)
+
+
+def write_pixels(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None:
+    """The same with its preprocessing: uint8 pixels in RGB (batch, height, width, 3) of any size -> scores."""
+    pixels = torch.randint(0, 256, (*_TRACED, 3), dtype=torch.uint8)
+    free = {
+        0: torch.export.Dim("batch", min=1),
+        1: torch.export.Dim("height", min=1),
+        2: torch.export.Dim("width", min=1),
+    }
+    _write(FromPixels(model).eval(), pixels, free, PIXELS, path, notes)
+
+
+def _write(
+    module: nn.Module, example: Tensor, free: Mapping[int, Any], name: str, path: Path, notes: Mapping[str, Any]
+) -> None:
+    """Trace a module of one input, some of whose axes are free."""
     content = io.BytesIO()
     with _quiet():
         program = torch.onnx.export(
-            model, (images,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-            input_names=[IMAGES], output_names=[SCORES], verbose=False,
+            module, (example,), dynamo=True, dynamic_shapes=(dict(free),), input_names=[name], output_names=[SCORES],
+            verbose=False,
         )  # fmt: skip
         if program is None:
             raise RuntimeError("torch.onnx.export gave no program")
@@ -83,8 +104,8 @@ def quantise_onnx(source: Path, path: Path, images: Tensor) -> None:
     write_atomically(path, content)
 
 
-def open_onnx(path: Path) -> Scorer:
-    """The function of a file, run by onnxruntime with as many threads as torch has."""
+def open_onnx(path: Path, name: str = IMAGES) -> Scorer:
+    """The function of a file of the input `name`, run by onnxruntime with as many threads as torch has."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -93,7 +114,7 @@ def open_onnx(path: Path) -> Scorer:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def score(images: Tensor) -> Tensor:
-        (scores,) = session.run([SCORES], {IMAGES: images.contiguous().numpy()})
+        (scores,) = session.run([SCORES], {name: images.contiguous().numpy()})
         return torch.from_numpy(scores)
 
     return score

@@ -5,23 +5,30 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
 from torch import Tensor
 
 from mereo.errors import MereoError, UsageError
 from mereo.export.folder import CARD, CONFIG, WEIGHTS, known_record, load_folder, save_pretrained
 from mereo.export.forms import BATCHES, FORMS, Exported, check_forms, file_name
-from mereo.export.images import AtHand, random_images, take
-from mereo.export.onnx_file import open_onnx, quantise_onnx, write_onnx
+from mereo.export.images import AtHand, normalised, random_images, take
+from mereo.export.onnx_file import PIXELS, open_onnx, quantise_onnx, write_onnx, write_pixels
 from mereo.export.page.runtime import runtime_files
 from mereo.export.page.writing import check_page, open_page, write_page
 from mereo.export.programs import Scorer, lower, open_program, scorer, write_program
 from mereo.export.timm_own import check_for_timm, save_for_timm
 from mereo.files import cannot_write
+from mereo.inference.predict import read_images
 from mereo.models import PlainNetwork, VisionModel
 from mereo.runtime import printing
 
 COARSE = 8 * 2**-8
 """In bfloat16 a score has steps of 2^-8, and another order of sums moves it by a few."""
+
+
+CHECKED_SIZES = ((1, 3), (48, 48), (61, 90), (350, 200))
+"""Heights and widths of the images with which a file that takes pixels is compared."""
 
 
 def open_timm(folder: Path) -> Scorer:
@@ -44,6 +51,19 @@ def differ(score: Scorer, reference: Scorer, images: Sequence[Tensor], what: str
                 if scores.shape != expected.shape or not scores.isfinite().all():
                     raise MereoError(f"{what} gives scores of shape {tuple(scores.shape)}, some of them not finite.")
                 largest = max(largest, (scores - expected).abs().max().item())
+    return largest
+
+
+def pixels_differ(score: Scorer, model: VisionModel) -> float:
+    """The largest difference of the scores of pixels from those that `mereo predict` gives for files of them."""
+    generator, largest = torch.Generator().manual_seed(0), 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (height, width) in enumerate(CHECKED_SIZES):
+            pixels = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=generator)
+            path = Path(folder) / f"{number}.png"
+            Image.fromarray(pixels.numpy()).save(path)
+            expected = scorer(model)(normalised(read_images([path], model)[1], model))
+            largest = max(largest, (score(pixels.unsqueeze(0)) - expected).abs().max().item())
     return largest
 
 
@@ -138,6 +158,12 @@ def _write(
     elif form == "page":
         write_page(model, path, notes)
         score = open_page(path)
+    elif form == "pixels":
+        write_pixels(model, path, notes)
+        score = open_onnx(path, PIXELS)
+        if (apart := pixels_differ(score, model)) > limit:
+            raise MereoError(f"the scores of pixels differ from the network's by up to {apart:.2g}; not written.")
+        return files, score, apart
     elif form == "timm" and isinstance(model, PlainNetwork):
         files = (CONFIG, WEIGHTS)
         save_for_timm(model, folder)

@@ -1,5 +1,6 @@
 """The trained networks of an evaluation, and the images they are evaluated on."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mereo.data import Images, ImageSet, load_split, load_window_split
+from mereo.data import Images, ImageSet, TokenWindows, data_root, load_split, load_window_split
 from mereo.data.sets import is_dataset
 from mereo.data.split import stratified
 from mereo.data.stream.hub import PREFIX
@@ -18,6 +19,8 @@ from mereo.models import SequenceModel, VisionModel, load
 from mereo.runtime.device import choose_device
 from mereo.tasks import Task
 from mereo.training.config import TrainConfig
+from mereo.training.run_folder import RunFolder
+from mereo.training.seen import seen_before
 from mereo.training.setup import place
 
 SPLITS = ("test", "validation", "train")
@@ -129,19 +132,36 @@ def match_classes(split: Images, model: VisionModel, data: str) -> Images:
     return ImageSet(split.images, places.to(split.labels.device)[split.labels], known)
 
 
+def _resolved(data: str, root: str | None) -> Path:
+    """The real path of data: relative to the working folder, or else to the root."""
+    return (Path(data) if Path(data).exists() else data_root(root) / data).resolve()
+
+
+def is_own(config: TrainConfig | None, data: str, root: str | None) -> bool:
+    """Whether a run was trained on this data, also where its path is written in another way."""
+    if config is None or is_dataset(config.data) or is_dataset(data):
+        return config is not None and config.data == data
+    if PREFIX in (config.data[: len(PREFIX)], data[: len(PREFIX)]):
+        return config.data == data
+    return _resolved(config.data, config.data_root) == _resolved(data, root)
+
+
 def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: str | None, split: str) -> Images:
-    """One split of a data set at a model's size. The validation images are those held out in its training."""
+    """One split of a data set at a model's size. The validation images are those held out in its training.
+
+    Of data that the run was not trained on, all images are test images where it has no splits.
+    """
     if isinstance(model, SequenceModel):
         own_root = None if config is None else config.data_root
         return load_window_split(data, model.context, split, root=root if root is not None else own_root)
     # Weights without their run do not record which images were held out.
     config = config or TrainConfig(validation_fraction=0.0)
-    own = config.data == data
+    own = is_own(config, data, root)
     if split == "validation" and own and config.paper_protocol:
         raise UsageError("split is 'validation', but the run held out none (paper_protocol); use test.")
     return load_split(
         data,
-        split,
+        "whole" if split == "test" and not own else split,
         root=root if root is not None else config.data_root,
         img_size=model.image_shape[1:],
         in_chans=model.image_shape[0],
@@ -151,6 +171,35 @@ def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: 
         seed=config.seed,
         limit=config.limit if own else None,
     )
+
+
+def without_seen(
+    images: Images, source: Path, config: TrainConfig | None, data: str, root: str | None, split: str
+) -> Images:
+    """The images of a test split without those that the run was trained on, or chose its epoch by; a warning says how
+    many. Of its own data, whose test images the run itself was evaluated on, they are only counted."""
+    if split != "test" or isinstance(images, TokenWindows):
+        return images
+    seen = seen_before(source, images)
+    count = int(seen.sum())
+    if not count:
+        return images
+    if is_own(config, data, root):
+        warnings.warn(
+            f"{count} of the {len(images)} test images of {data} equal training images of {source}.", stacklevel=3
+        )
+        return images
+    if count == len(images):
+        raise UsageError(
+            f"data is {data!r}, and {source} was trained on all of its {count} images, or chose its epoch by them; give"
+            " other images, or evaluate the run without --data."
+        )
+    warnings.warn(
+        f"{source} was trained on {count} of the {len(images)} images of {data}, or chose its epoch by them; they are"
+        " left out.",
+        stacklevel=3,
+    )
+    return images.subset((~seen).nonzero().flatten())
 
 
 def load_trained_models(
@@ -186,9 +235,12 @@ def load_trained_models(
         held = (
             (config.seed, config.validation_fraction, config.limit) if config is not None and split != "test" else None
         )
-        key = (model.pretrained_cfg["input_size"], model.pretrained_cfg.get("crop_pct"), held)
+        # Which images a run has seen is its own, and so may be what is left of a split.
+        seen = (source,) if RunFolder(source if source.is_dir() else source.parent.parent).seen.is_file() else ()
+        key = (model.pretrained_cfg["input_size"], model.pretrained_cfg.get("crop_pct"), held, *seen)
         if key not in read:
             images = read_split(model, config, name, data_root, split)
+            images = without_seen(images, source, config, name, data_root, split)
             if limit is not None and limit < len(images):
                 images = images.subset(stratified(images.strata, limit, seed)[1])
             read[key] = images

@@ -210,7 +210,8 @@ class TrainConfig:
     reconstruction_weight: float = 0.0005
     """Weight of the reconstruction loss (summed squared error) for networks with a decoder."""
     augment: tuple[str, ...] = ("auto",)
-    """Augmentation such as rotate=15 crop=4 flip; auto uses that of the data set, none turns it off."""
+    """Augmentation such as rotate=15 crop=4 flip; auto uses that of the data set, none turns it off,
+    help lists the operations."""
     sampler: Literal["shuffle", "balanced"] = "shuffle"
     """Images of an epoch: shuffle takes every image once, balanced takes every class equally often."""
     mean: tuple[float, ...] | None = None

@@ -40,7 +40,7 @@ from mereo.training.checkpoint import (
 )
 from mereo.training.config import TrainConfig
 from mereo.training.epochs import Epochs
-from mereo.training.evaluation import evaluate_run, is_better
+from mereo.training.evaluation import choosing_metric, evaluate_run, is_better
 from mereo.training.events import open_events
 from mereo.training.freezing import describe_trained, freeze
 from mereo.training.groups import parameter_groups
@@ -55,7 +55,9 @@ from mereo.training.results import RunResult, draw_test_samples, run_results
 from mereo.training.rising import still_rising
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import learning_rate
-from mereo.training.setup import Setup, describe_images, describe_imbalance, prepare
+from mereo.training.seen import keep_seen, training_looks
+from mereo.training.set_aside import write_set_aside
+from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
 from mereo.training.step import descend
 
 FEW_STEPS = 100
@@ -83,6 +85,8 @@ class Trainer:
             raise UsageError(
                 f"patience is {self.config.patience}, and no images are held out to choose the epoch by; leave it out."
             )
+        self.chosen_by = choosing_metric(self.task, uneven=uneven_classes(setup) is not None)
+        self.looks = training_looks(self.plan, self.splits.train)
         self.callbacks = make_callbacks(self.config.callbacks)
         self._prepare_model()
         self.history: list[dict[str, Any]] = []
@@ -248,7 +252,7 @@ class Trainer:
             "loading_share": loading / max(elapsed, 1e-9),
         }
         self.history.append(row)
-        better = scores is None or is_better(self.task, scores, self.best)
+        better = scores is None or is_better(self.task, scores, self.best, self.chosen_by)
         if better:
             figures = {metric: None, "loss": None} if scores is None else scores.to_dict()
             self.best = {"epoch": epoch + 1, **figures}
@@ -285,7 +289,8 @@ class Trainer:
             kind["augment"] = self.augmentation.texts
         save_weights(
             path, self.model, class_names=self.task.output_names, state=state,
-            data=self.config.data, seed=self.config.seed, epoch=len(self.history), **kind,
+            data=self.config.data, seed=self.config.seed, epoch=len(self.history),
+            looks=self.looks.to_dict(), **kind,
         )  # fmt: skip
 
     def save_state(self, epoch: int, step: int, partial: list[float], began: float | None) -> None:
@@ -351,6 +356,7 @@ class Trainer:
             if calibration is not None:
                 store_calibration(self.folder.best, calibration)
             self.folder.write_json(self.folder.results, results)
+            write_set_aside(self.folder, self.splits)
         if self.main and self.pictures:
             draw_curves(self.history, self.folder.curves, self.task.chooses[0], is_share=self.task.is_share)
             if self.processes == 1:
@@ -383,12 +389,8 @@ def train(config: TrainConfig | Plan, report: Report | None = None, *, pictures:
 def _train_in(folder: RunFolder, plan: Plan, report: Report, pictures: bool) -> RunResult:
     resumed = plan.config.resume and folder.state.exists()
     setup = prepare(plan, progress=reading_progress(report), cache=folder.path, resumed=resumed)
-    report.say(describe_images(setup))
-    imbalance = describe_imbalance(setup)
-    if imbalance is not None:
-        report.say(imbalance)
-    if setup.start is not None:
-        report.say(setup.start)
+    for line in describe_setup(setup):
+        report.say(line)
     with deterministic_on(setup.device):
         trainer = Trainer(setup, folder, report, pictures=pictures)
         steps = trainer.steps * setup.config.epochs
@@ -404,5 +406,8 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report, pictures: bool) -> 
         if trainer.main:
             saved = setup.config.replace(resume=False, dry_run=False, find_lr=False)
             write_atomically(folder.config, saved.to_yaml().encode())
+            keep_seen(folder, setup.splits)
+            if write_set_aside(folder, setup.splits):
+                report.say(f"files that could not be read are listed in {folder.set_aside}")
         trainer.fit()
         return trainer.finish()

@@ -66,4 +66,8 @@ class Epochs:
         row = trainer.finish_epoch(epoch, self.sums, rate, elapsed, self.loading)
         if self.events is not None:
             self.events.epoch(row)
+            if epoch == 0 and trainer.folder.train_samples.exists():
+                self.events.picture("training images", 0, trainer.folder.train_samples)
+            weights = {f"weights/{name}": p for name, p in trainer.model.named_parameters() if p.requires_grad}
+            self.events.histograms(epoch + 1, weights)
         return not trainer.stopped_early

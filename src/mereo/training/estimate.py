@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.data import Batch, DatasetInfo
-from mereo.data.folder import TEST_FRACTION
+from mereo.data.set_aside import test_fraction
 from mereo.inference.flops import forward_flops
 from mereo.models.registry import lay_out
 from mereo.runtime.memory import free_memory
@@ -95,10 +95,8 @@ def stored_bytes(objective: nn.Module, batch: Batch) -> int:
 def training_images(config: TrainConfig, info: DatasetInfo) -> int:
     """Images per epoch, counted without reading them."""
     count = info.splits.get("train", 0)
-    if not {"validation", "test"} & info.splits.keys():
-        count -= round(TEST_FRACTION * count)
-    # If there is only one of the two, it is the test split.
-    if not {"validation", "test"} <= info.splits.keys():
+    count -= round(test_fraction(info.splits) * count)
+    if "validation" not in info.splits:
         count -= round(config.validation_fraction * count)
     return count if config.limit is None else min(count, config.limit)
 

@@ -50,10 +50,24 @@ def evaluate_run(
         )  # fmt: skip
 
 
-def is_better(task: Task, scores: Scores, best: Mapping[str, Any] | None) -> bool:
-    """Whether an epoch is better than the best so far: by the task's metric, then by the loss."""
+BALANCED = "balanced_accuracy"
+
+
+def choosing_metric(task: Task, *, uneven: bool) -> str:
+    """The metric that chooses the best epoch: the task's; for classes of very different sizes the balanced accuracy,
+    because the accuracy of such images hardly depends on the small classes."""
+    return BALANCED if uneven and task.chooses[0] == "accuracy" else task.chooses[0]
+
+
+def is_better(task: Task, scores: Scores, best: Mapping[str, Any] | None, metric: str | None = None) -> bool:
+    """Whether an epoch is better than the best so far: by a metric, by default the task's, then by the loss.
+
+    Epochs of older checkpoints may lack another metric than the task's; then that one is compared.
+    """
     if best is None:
         return True
-    metric, direction = task.chooses
+    default, direction = task.chooses
+    if metric is None or metric not in best or metric not in scores.values:
+        metric = default
     sign = 1 if direction == "max" else -1
     return (sign * scores.values[metric], -scores.loss) > (sign * best[metric], -best["loss"])

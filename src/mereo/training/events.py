@@ -5,12 +5,18 @@ import io
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from mereo.files import cannot_write
 from mereo.training.report import COLUMNS, Report
 from mereo.training.run_folder import RunFolder
+
+BINS = 30
 
 
 class EventFile:
@@ -53,6 +59,37 @@ class EventFile:
 
         values = [Summary.Value(tag=name, simple_value=row[name]) for name in self.columns if row[name] is not None]
         self._write(step=row["epoch"], summary=Summary(value=values))
+
+    def picture(self, name: str, step: int, path: Path) -> None:
+        """Write a PNG file as an image; nothing where there is no such file."""
+        from PIL import Image
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if not path.is_file():
+            return
+        with Image.open(path, formats=("PNG",)) as opened:
+            width, height = opened.size
+        encoded = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=path.read_bytes())
+        self._write(step=step, summary=Summary(value=[Summary.Value(tag=name, image=encoded)]))
+
+    def histograms(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write the distribution of the values of each tensor, in `BINS` bins of equal width."""
+        from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+
+        values = []
+        for name, tensor in tensors.items():
+            if not (tensor.is_floating_point() and tensor.numel()):
+                continue
+            flat = tensor.detach().double().flatten().cpu()
+            low, high = flat.min().item(), flat.max().item()
+            width = (high - low) / BINS or 1.0
+            counts = torch.bincount(((flat - low) / width).long().clamp(max=BINS - 1), minlength=BINS)
+            proto = HistogramProto(
+                min=low, max=high, num=len(flat), sum=flat.sum().item(), sum_squares=flat.square().sum().item(),
+                bucket_limit=[low + width * (place + 1) for place in range(BINS)], bucket=counts.tolist(),
+            )  # fmt: skip
+            values.append(Summary.Value(tag=name, histo=proto))
+        self._write(step=step, summary=Summary(value=values))
 
     def close(self) -> None:
         """Close the file."""

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 from mereo.errors import MereoError, UsageError
 from mereo.files import cannot_write, write_atomically
 from mereo.training.config import TrainConfig
-from mereo.training.run_lock import LockedError, RunLock
+from mereo.training.run_lock import LockedError, RunLock, check_unlocked
 
 IDENTITY = {
     "device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root", "sync_batchnorm",
     "stream", "find_lr", "minutes",
 }  # fmt: skip
 """Fields that may differ when a run is resumed, because results in one process do not depend on them."""
+
+
+_LISTED = 3
 
 
 class RunFolder:
@@ -30,6 +34,8 @@ class RunFolder:
     results.json           final metrics
     curves.png, samples_train.png, samples_test.png
     tensorboard/           events
+    seen.safetensors       fingerprints of the training images
+    set_aside.csv          files that could not be read, if there are any
     run.lock               exists while a process trains, and names it
     """
 
@@ -38,6 +44,7 @@ class RunFolder:
         self.config, self.state = path / "config.yaml", path / "state.safetensors"
         self.best, self.last = path / "weights" / "best.safetensors", path / "weights" / "last.safetensors"
         self.history, self.results = path / "results.csv", path / "results.json"
+        self.seen, self.set_aside = path / "seen.safetensors", path / "set_aside.csv"
         self.curves = path / "curves.png"
         self.train_samples, self.test_samples = path / "samples_train.png", path / "samples_test.png"
         self.tensorboard = path / "tensorboard"
@@ -46,7 +53,7 @@ class RunFolder:
         """Remove the temporary files of writes that a kill interrupted."""
         for path in (
             self.config, self.state, self.best, self.last, self.history, self.results, self.curves,
-            self.train_samples, self.test_samples,
+            self.train_samples, self.test_samples, self.seen, self.set_aside,
         ):  # fmt: skip
             for leftover in path.parent.glob(f".{path.name}.*"):
                 leftover.unlink(missing_ok=True)
@@ -80,14 +87,25 @@ def folder_to_resume(config: TrainConfig) -> RunFolder:
     return RunFolder(taken[-1][1]) if taken else RunFolder(Path(config.output) / run_name(config))
 
 
+def resume_commands(root: Path) -> str:
+    """The commands that go on with the newest runs in a folder, as text; empty where there are none."""
+    runs = sorted(root.glob("*/config.yaml"), key=lambda path: -path.stat().st_mtime) if root.is_dir() else []
+    return "; ".join(f"mereo train {shlex.quote(str(path.parent))} --resume" for path in runs[:_LISTED])
+
+
 def check_resumable(folder: RunFolder) -> None:
-    """UsageError unless a folder exists, with the commands that resume the newest runs in the same folder."""
-    if folder.path.exists():
+    """UsageError unless a folder is a run that no process trains, with the commands that resume the newest runs."""
+    if folder.config.is_file() or folder.state.is_file():
+        check_unlocked(folder.path)
         return
-    runs = sorted(folder.path.parent.glob("*/config.yaml"), key=lambda path: -path.stat().st_mtime)
-    commands = "; ".join(f"mereo train {path.parent} --resume" for path in runs[:3])
-    others = f"or continue another run: {commands}" if runs else f"{folder.path.parent} has no runs"
-    raise UsageError(f"there is no run {folder.path} to resume; leave out --resume to start it, {others}.")
+    here, default = resume_commands(folder.path.parent), resume_commands(Path(TrainConfig().output))
+    none = "" if here else f"{folder.path.parent} has no runs"
+    go_on = f"or continue another run: {here or default}" if here or default else ""
+    others = "; ".join(part for part in (none, go_on) if part)
+    what = "it is not the folder of a run" if folder.path.exists() else "it does not exist"
+    raise UsageError(
+        f"there is no run {folder.path} to resume ({what}); leave out --resume to start a new one, {others}."
+    )
 
 
 def resumed(folder: RunFolder) -> str | None:

@@ -89,11 +89,9 @@ class RunLock:
                 warnings.warn(message, UserWarning, stacklevel=4)
                 return descriptor
             if not locked:
-                held_by = _holder(descriptor)
+                refusal = _refusal(self.path.parent, descriptor)
                 os.close(descriptor)
-                raise LockedError(
-                    f"{self.path.parent} is being trained {held_by}; wait for it to end, or choose another --name."
-                )
+                raise refusal
             # The last holder may have removed the file after it was opened here.
             if _same(self.path, descriptor):
                 return descriptor
@@ -107,6 +105,28 @@ class RunLock:
         _held.discard(self._descriptor)
         if sys.platform == "win32":
             self.path.unlink(missing_ok=True)
+
+
+def check_unlocked(folder: Path) -> None:
+    """`LockedError` if another process trains in a folder. It may start to at any time afterwards."""
+    try:
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR)
+    except OSError:
+        return  # no process has locked it
+    try:
+        free = _lock(descriptor)
+    except NoLocksError:
+        free = True
+    error = None if free else _refusal(folder, descriptor)
+    os.close(descriptor)  # which unlocks it
+    if error is not None:
+        raise error
+
+
+def _refusal(folder: Path, descriptor: int) -> LockedError:
+    return LockedError(
+        f"{folder} is being trained {_holder(descriptor)}; wait for it to end, or choose another --name."
+    )
 
 
 def _same(path: Path, descriptor: int) -> bool:

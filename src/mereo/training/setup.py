@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 from mereo.data import Images, Splits, load_splits, load_windows
+from mereo.data.characters import AUGMENT as SIGNS_AUGMENT
+from mereo.data.characters import are_signs
+from mereo.errors import MereoError
 from mereo.models import SequenceModel, VisionModel
 from mereo.tasks import Task
 from mereo.training.config import TrainConfig
@@ -16,6 +19,8 @@ from mereo.training.start import start_from
 
 __all__ = ["Setup", "describe_images", "describe_imbalance", "place", "prepare"]
 
+BLACK = frozenset({"crop", "shift", "rotate", "rand_augment"})
+"""Augmentations that let black enter at the borders."""
 UNEVEN = 5
 """How many times as many images the largest class has as the smallest, for a note about it."""
 
@@ -114,23 +119,70 @@ def describe_images(setup: Setup) -> str:
     parts.append(f"{len(splits.test):,} to test on")
     has = setup.plan.info.splits
     if "validation" in has and "test" not in has:
-        parts[-1] += " (from the val folder, because there is no test folder)"
+        parts[-1] += " (set aside from the training images, because there is no test split)"
     return ", ".join(parts)
 
 
-def describe_imbalance(setup: Setup) -> str | None:
-    """A line about classes of very different sizes, unless they are drawn equally often; None for even ones."""
-    labels = getattr(setup.splits.train, "labels", None)
-    if setup.config.sampler == "balanced" or not isinstance(labels, torch.Tensor) or labels.dim() != 1:
+def uneven_classes(setup: Setup) -> tuple[tuple[str, int], tuple[str, int]] | None:
+    """The largest and the smallest class with their numbers of training images; None where they differ little."""
+    images, names = setup.splits.train, setup.splits.class_names
+    if not setup.task.scores_classes or images.labels_per_image != 1:
         return None
-    names, counts = setup.splits.class_names, torch.bincount(labels.cpu(), minlength=1)
+    counts = torch.bincount(images.strata, minlength=len(names))
     most, least = int(counts.argmax()), int(counts.argmin())
     if counts[most] < UNEVEN * counts[least] or len(names) != len(counts):
         return None
-    return (
-        f"classes differ in size: {int(counts[most]):,} images of {names[most]}, {int(counts[least]):,} of"
-        f" {names[least]}; --sampler balanced draws every class equally often"
-    )
+    return (names[most], int(counts[most])), (names[least], int(counts[least]))
+
+
+def describe_imbalance(setup: Setup) -> str | None:
+    """A line about classes of very different sizes; None for even ones."""
+    uneven = uneven_classes(setup)
+    if uneven is None:
+        return None
+    (largest, most), (smallest, least) = uneven
+    line = f"classes differ in size: {most:,} images of {largest}, {least:,} of {smallest}"
+    if setup.splits.validation is not None:
+        line += "; balanced accuracy chooses the epoch"
+    return line if setup.config.sampler == "balanced" else f"{line}; --sampler balanced draws every class equally often"
+
+
+def describe_augmentation(setup: Setup) -> list[str]:
+    """Lines about changes of the images that suit photographs and not signs: mirroring, and black on bright margins."""
+    names, augment = setup.splits.class_names, setup.config.augment
+    if isinstance(setup.model, SequenceModel) or not are_signs(names):
+        return []
+    used = {text.partition("=")[0] for text in augment}
+    shown = ", ".join(names[:3])
+    lines = []
+    if "flip" in used:
+        lines.append(
+            f"flip mirrors the images, and the classes look like signs ({shown}, ...); leave it out of --augment"
+        )
+    elif augment == SIGNS_AUGMENT:
+        lines.append(
+            f"the classes look like signs ({shown}, ...), so images are neither mirrored nor given black borders"
+        )
+    black = sorted(used & BLACK)
+    if black and _bright_margins(setup.splits.train):
+        lines.append(f"{' and '.join(black)} put{'s' * (len(black) == 1)} black borders on images with bright margins")
+    return lines
+
+
+def describe_setup(setup: Setup) -> list[str]:
+    """Lines about a training, printed before it starts."""
+    lines = (describe_images(setup), describe_imbalance(setup), *describe_augmentation(setup), setup.start)
+    return [line for line in lines if line is not None]
+
+
+def _bright_margins(images: Images) -> bool:
+    """Whether the border pixels of the images are bright in the mean."""
+    try:
+        shown = images.batch(torch.arange(0, len(images), max(len(images) // 32, 1)), device="cpu").images
+    except MereoError:  # an image of a stream that cannot be read
+        return False
+    edges = torch.cat([shown[..., 0, :], shown[..., -1, :], shown[..., 0], shown[..., -1]], dim=-1)
+    return edges.mean().item() > 0.5
 
 
 def _started(plan: Plan, num_classes: int | None, resumed: bool) -> tuple[VisionModel, str | None]:

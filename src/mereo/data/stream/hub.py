@@ -30,7 +30,7 @@ class HubStore(Store):
         return f"row {number} of {self._what}"
 
 
-def open_hub(data: str) -> RawDataset:
+def open_hub(data: str, *, evaluation: bool = False) -> RawDataset:
     """A dataset of the hub; `datasets` fetches it once and keeps it in its own cache."""
     name, _, configuration = data.removeprefix(PREFIX).partition(":")
     if not _NAME.fullmatch(name) or ".." in name or len(data) > _LONGEST:
@@ -49,10 +49,10 @@ def open_hub(data: str) -> RawDataset:
             f"data is {data!r}, which could not be loaded ({reason}); check the name and the network, or give the"
             " path of its Parquet files."
         ) from error
-    return from_splits(splits, data)
+    return from_splits(splits, data, evaluation=evaluation)
 
 
-def from_splits(splits: Any, data: str) -> RawDataset:
+def from_splits(splits: Any, data: str, *, evaluation: bool = False) -> RawDataset:
     """The splits for training from a `datasets.DatasetDict`."""
     from datasets import ClassLabel, Image
 
@@ -71,4 +71,4 @@ def from_splits(splits: Any, data: str) -> RawDataset:
         values = np.asarray(rows.with_format("numpy")[label][:])
         values = values.astype(np.str_ if values.dtype.kind in "UO" else np.int64)
         parts[known] = Part(HubStore(encoded, image, f"{data} {split}"), torch.arange(len(rows)), values)
-    return make_dataset(parts, names, data)
+    return make_dataset(parts, names, data, evaluation=evaluation)

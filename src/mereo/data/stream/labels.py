@@ -1,7 +1,6 @@
 """Maps labels of files, numbers or names, to classes, and parts of a data set to the splits for training."""
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -12,9 +11,8 @@ import torch
 from torch import Tensor
 
 from mereo.data.files import sniff
-from mereo.data.folder import TEST_FRACTION, TEST_SEED
 from mereo.data.raw import RawDataset, RawSplit
-from mereo.data.split import hold_out
+from mereo.data.set_aside import with_test
 from mereo.data.stream.source import Source, Store
 from mereo.data.trees import Tree
 from mereo.errors import UsageError
@@ -64,7 +62,7 @@ def _to_classes(
     numeric = all(part.labels.dtype.kind == "i" for part in parts.values())
     labels = {split: part.labels if numeric else part.labels.astype(np.str_) for split, part in parts.items()}
     if names is None:
-        kinds: Labels = np.unique(labels["train"])
+        kinds: Labels = np.unique(_first(labels))
         names = [str(kind) for kind in kinds]
     else:
         kinds = np.arange(len(names)) if numeric else np.array(names, dtype=np.str_)
@@ -80,6 +78,11 @@ def _to_classes(
     return places, list(names)
 
 
+def _first(parts: Mapping[str, Any]) -> Any:
+    """The part that names the classes: the training images where there are some."""
+    return parts["train"] if "train" in parts else next(iter(parts.values()))
+
+
 class _Some(Tree):
     """A few images of a store as a tree, for reading their headers."""
 
@@ -93,42 +96,34 @@ class _Some(Tree):
         return self.store.open(int(file))
 
 
-def make_dataset(parts: Mapping[str, Part], names: Sequence[str] | None, data: str) -> RawDataset:
-    """A dataset of the parts: without test images, validation is used for testing; without both, a fifth is set aside.
+def make_dataset(
+    parts: Mapping[str, Part], names: Sequence[str] | None, data: str, *, evaluation: bool = False
+) -> RawDataset:
+    """A dataset of the parts: without test images, a part of the training images is set aside for testing.
 
     Args:
         parts: "train", and maybe "validation" and "test".
         names: of the classes, if the source has them.
         data: as given by the user, for messages.
+        evaluation: whether it is for a trained network, which needs neither training images nor two classes; nothing
+            is set aside.
     """
     # Published test splits often come without labels, written as -1.
     parts = {
         split: part for split, part in parts.items()
         if split == "train" or part.labels.dtype.kind == "U" or not (part.labels == -1).all()
     }  # fmt: skip
-    if "train" not in parts:
+    if "train" not in parts and not (evaluation and parts):
         raise UsageError(f"data is {data!r}, which has {', '.join(parts) or 'nothing'} but no training images.")
-    if names is not None and len(names) < 2:
+    least = 1 if evaluation else 2
+    if names is not None and len(names) < least:
         raise UsageError(f"data is {data!r}, with {len(names)} class names; a classifier needs at least two.")
     labels, classes = _to_classes(parts, names, data)
-    if len(classes) < 2:
+    if len(classes) < least:
         raise UsageError(f"data is {data!r}, with one class only, {classes[0]!r}; a classifier needs at least two.")
     splits: dict[str, RawSplit] = {
         split: Source(part.store, part.numbers, labels[split]) for split, part in parts.items()
     }  # fmt: skip
-    if "test" not in splits and "validation" in splits:
-        splits["test"] = splits.pop("validation")
-    elif "test" not in splits:
-        kept, held = hold_out(splits["train"].labels, TEST_FRACTION, TEST_SEED)
-        if not len(held):
-            raise UsageError(f"data is {data!r}, with one image per class; a test split cannot be taken from that.")
-        count = len(splits["train"])
-        splits |= {"train": splits["train"].take(kept), "test": splits["train"].take(held)}
-        warnings.warn(
-            f"{data} has no test split: {len(held)} of its {count} images, the same in every run, were set aside as"
-            " one.",
-            UserWarning,
-            stacklevel=4,
-        )
-    some = _Some(parts["train"])
-    return RawDataset(splits, tuple(classes), sniff(some, some.files)[0])
+    some = _Some(_first(parts))
+    ready = splits if evaluation else with_test(splits, data)
+    return RawDataset(ready, tuple(classes), sniff(some, some.files)[0])

@@ -104,7 +104,7 @@ def is_stream(data: str | Path, root: Path) -> bool:
     return not there and (Path(text).suffix in (*TAR, *TABLES) or bool(_PATTERN.search(text)))
 
 
-def open_stream(data: str | Path, root: Path) -> RawDataset:
+def open_stream(data: str | Path, root: Path, *, evaluation: bool = False) -> RawDataset:
     """The splits of a data set whose images are read one by one and need not fit in memory.
 
     The split of a file is a word in its name or the name of its folder: train, val, validation or test; other files are
@@ -114,18 +114,19 @@ def open_stream(data: str | Path, root: Path) -> RawDataset:
         data: `hf:owner/name` of the Hugging Face hub; a folder of tar files (WebDataset shards) or of Parquet or Arrow
             files; one such file, or a pattern of them, such as `shards/{train,val}-*.tar` or `s-{0000..0099}.tar`.
         root: base of relative paths that do not exist in the working folder.
+        evaluation: whether the images are for a trained network: nothing is set aside, and training images may lack.
     """
     text = str(data)
     if text.startswith(PREFIX):
-        return open_hub(text)
+        return open_hub(text, evaluation=evaluation)
     files = _files(text, root)
     kinds = {file.suffix for file in files}
     if not files:
         raise UsageError(f"data is {text!r}, and there is no such file; give a folder, a file or a pattern.")
     if kinds <= set(TAR):
-        return _open_files(files, text, _tars)
+        return _open_files(files, text, _tars, evaluation)
     if kinds <= set(TABLES):
-        return _open_files(files, text, _tables)
+        return _open_files(files, text, _tables, evaluation)
     raise UsageError(
         f"data is {text!r}, with files of type {', '.join(sorted(kinds))}; all must be of one type, or tables."
     )
@@ -134,7 +135,9 @@ def open_stream(data: str | Path, root: Path) -> RawDataset:
 _Opened = tuple[Store, Labels, list[str] | None]
 
 
-def _open_files(files: Sequence[Path], data: str, read: Callable[[Sequence[Path]], _Opened]) -> RawDataset:
+def _open_files(
+    files: Sequence[Path], data: str, read: Callable[[Sequence[Path]], _Opened], evaluation: bool
+) -> RawDataset:
     splits: dict[str, list[Path]] = {}
     for file in files:
         if kind_of(file) != "file":
@@ -145,7 +148,7 @@ def _open_files(files: Sequence[Path], data: str, read: Callable[[Sequence[Path]
         store, labels, known = read(members)
         names = names or known
         parts[split] = Part(store, torch.arange(len(labels)), labels)
-    return make_dataset(parts, names, data)
+    return make_dataset(parts, names, data, evaluation=evaluation)
 
 
 def _tars(files: Sequence[Path]) -> _Opened:

@@ -91,6 +91,7 @@ class Source(RawSplit):
             images[count : count + len(kept[-1])] = pixels[readable]
             count += len(kept[-1])
             request.advance(len(indices))
+        request.unreadable += reader.unreadable
         if not count:
             raise MereoError(f"none of the {len(self)} images could be read, {self.name(0)} first; repair them.")
         return Read(images[:count], self.labels[torch.cat(kept)], len(self) - count)

@@ -183,6 +183,11 @@ class StreamedSet(Images):
             return False
         return True
 
+    @property
+    def unreadable(self) -> list[tuple[str, str]]:
+        """The images that could not be read so far, each with the reason."""
+        return [(self.source.name(index), reason) for index, reason in sorted(self._broken.items())]
+
     def _reason(self, index: int) -> str:
         return f"{self.source.name(index)} ({self._broken[index]})"
 
