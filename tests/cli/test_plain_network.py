@@ -102,7 +102,7 @@ def test_it_loads_as_a_vision_model_and_predicts(call, run):
     (row,) = json.loads(out)["predictions"]
     assert row["class"] in model.class_names and len(row["scores"]) == 3
     code, out, _ = call("predict", "image.png", "--weights", run)
-    assert code == 0 and "class and score" in out and says_no_capsules(out)
+    assert code == 0 and "class and probability" in out and says_no_capsules(out)
 
 
 def test_evaluate_measures_what_applies_and_names_the_rest(call, run, monkeypatch):

@@ -124,6 +124,9 @@ def test_labels_come_from_folders_only(folder) -> None:
     paths = [folder / "cat" / "=cat0.png", folder / "other" / "=other0.png"]
     assert folder_labels([folder], paths, ("dog", "cat")).tolist() == [1, UNKNOWN]
     assert folder_labels(paths, paths, ("dog", "cat")).tolist() == [UNKNOWN, UNKNOWN]
+    assert folder_labels([folder / "cat"], paths, ("dog", "cat")).tolist() == [1, UNKNOWN]
+    # What is above the given folder is no label.
+    assert folder_labels([folder], paths, ("cat", folder.parent.name)).tolist() == [0, UNKNOWN]
 
 
 def rows_of(path) -> list[dict[str, str]]:

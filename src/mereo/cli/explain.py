@@ -14,15 +14,16 @@ from mereo.files import check_outputs, reading
 from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from torch import Tensor
-
+    from mereo.explain.folder import Shown
     from mereo.models import VisionModel
     from mereo.runtime.progress import Reporter
 
 BATCH = 12
 """Images per batch, and on one picture."""
+LARGEST = 256
+"""Largest side at which an image is shown, in pixels, unless the network takes larger ones."""
 FILES = {".png": "picture", ".html": "page"}
 """The kind of output by the suffix of a file given as `--out`."""
 OTHER_FILES = (
@@ -68,11 +69,29 @@ def wanted_kinds(options: ExplainOptions, model: "VisionModel") -> list[str]:
     return asked or [kind for kind in KINDS if kind not in reasons]
 
 
+def enlargement(paths: list[Path], sides: "Sequence[int]") -> int:
+    """How many times as large as the network takes them images can be shown: no more than their files hold."""
+    from PIL import Image
+
+    from mereo.data.decode import FORMATS
+
+    held = LARGEST
+    for path in paths:
+        with path.open("rb") as stream, Image.open(stream, formats=FORMATS) as image:
+            held = min(held, *image.size)
+    return max(min(held // min(sides), LARGEST // max(sides)), 1)
+
+
 def read_batches(
     paths: list[Path], model: "VisionModel", strict: bool, done: "Callable[[int], None]"
-) -> Iterator[tuple[list[str], "Tensor"]]:
-    """Names and images, a batch at a time; unreadable files are named and skipped."""
-    from mereo.inference.predict import read_images
+) -> "Iterator[Shown]":
+    """Names, images and labels, a batch at a time; unreadable files are named and skipped.
+
+    An image is labelled if its folder has the name of a class.
+    """
+    from mereo.explain.folder import Shown
+    from mereo.inference.labelled import folder_labels
+    from mereo.inference.predict import class_names, read_good, read_images
 
     device, any_read = next(model.parameters()).device, False
     for start in range(0, len(paths), BATCH):
@@ -85,7 +104,12 @@ def read_batches(
             warnings.warn(str(error), stacklevel=2)
         else:
             any_read = True
-            yield [path.name for path in good], images.to(device)
+            labels = folder_labels([path.parent for path in good], good, class_names(model))
+            times = enlargement(good, images.shape[-2:])
+            large = read_good(good, model, times=times)[0] if times > 1 else None
+            if large is not None and len(large) != len(good):  # a file changed in between
+                large = None
+            yield Shown([path.name for path in good], images.to(device), labels, large)
         done(len(chunk))
 
 
@@ -129,8 +153,11 @@ def write(
     with reading(*paths, source), reporter.stage("explained", len(paths)) as done:
         batches = read_batches(paths, model, options.strict, done)
         if single == "picture":
-            names, images = next(batches)
-            written = {single: [draw_explanation(model, images, out, titles=names)]}
+            first = next(batches)
+            picture = draw_explanation(
+                model, first.images, out, titles=first.names, true_labels=first.labels, shown=first.large
+            )
+            written = {single: [picture]}
         elif single == "page":
             written = {single: [write_page(model, batches, out, keep=options.keep)]}
         else:

@@ -100,7 +100,7 @@ class ExplainOptions:
     only: tuple[Literal["picture", "gradients", "attention", "page", "trees", "sweeps"], ...] = ()
     """Which outputs to write: picture (scores, couplings, votes), gradients, attention (of each layer), page and trees
     (parse trees), sweeps (reconstructions over poses). By default all that the network supports."""
-    keep: int = 4
+    keep: int = 3
     """Number of votes, strongest first, shown for each capsule of a parse tree."""
     device: str = "auto"
     """Device to run on: auto, cpu, cuda, cuda:1, mps ..."""

@@ -14,6 +14,7 @@ from mereo.explain.attention_layers import AttentionLayer, attention_layers
 from mereo.explain.attention_pictures import draw_attention
 from mereo.explain.contributions import vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps
+from mereo.explain.deletion import DeletionTest, deletion_test, hidden_scores, rank_correlation
 from mereo.explain.explanation import ContributionMap, Explanation, OcclusionMap, explain
 from mereo.explain.folder import write_explanations, write_page
 from mereo.explain.gradient_pictures import draw_gradients
@@ -37,6 +38,7 @@ __all__ = [
     "Box",
     "ContributionMap",
     "CouplingMap",
+    "DeletionTest",
     "Edge",
     "Explanation",
     "MixingFacts",
@@ -49,6 +51,7 @@ __all__ = [
     "attention_rollout",
     "class_attention",
     "coupling_maps",
+    "deletion_test",
     "draw_attention",
     "draw_explanation",
     "draw_gradients",
@@ -57,6 +60,7 @@ __all__ = [
     "draw_pose_sweep",
     "explain",
     "explanation_page",
+    "hidden_scores",
     "input_gradients",
     "integrated_gradients",
     "mixing_facts",
@@ -65,6 +69,7 @@ __all__ = [
     "occlusion_maps",
     "parse_trees",
     "pose_sweeps",
+    "rank_correlation",
     "sender_places",
     "spread",
     "token_jacobian",

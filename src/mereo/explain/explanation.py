@@ -8,6 +8,7 @@ from torch import Tensor
 from mereo.core import Grid
 from mereo.explain.contributions import placed_contributions, vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps
+from mereo.explain.deletion import DeletionTest, deletion_test
 from mereo.explain.observation import Observation, chosen_classes, observe
 from mereo.explain.occlusion import occlusion_maps
 from mereo.explain.places import on_grid, spread
@@ -66,6 +67,8 @@ class Explanation:
         rebuilt: the reconstruction from the explained class capsule, (batch, channels, height, width); None without
             a decoder.
         sides: height and width of the images.
+        deletion: what hiding each part does, beside what the votes claim of it, or where there are none the attention
+            or the couplings; None without such a map, and for fewer than 3 parts.
         trace_shapes: (batch, heads, receivers, senders) of the couplings, by name, and the shapes of signals.
     """
 
@@ -81,6 +84,7 @@ class Explanation:
     rebuilt: Tensor | None
     sides: tuple[int, int]
     trace_shapes: dict[str, tuple[int, ...]]
+    deletion: DeletionTest | None = None
 
     @property
     def contribution_map(self) -> ContributionMap | None:
@@ -122,6 +126,11 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
     if not maps and not placed:
         drops, squares = occlusion_maps(network, images, chosen)
         hidden = OcclusionMap(drops, spread(drops, squares, *images.shape[-2:]), squares)
+    attention = _attention(observation)
+    claimed = _claimed(placed, attention, maps)
+    tested = None
+    if claimed is not None:
+        tested = deletion_test(network, images, observation.scores, chosen, *claimed)
     return Explanation(
         scores=observation.scores,
         kind=kind_of(network),
@@ -131,11 +140,22 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
         contributions=vote_contributions(observation, chosen),
         contribution_maps=placed,
         occlusion_map=hidden,
-        attention=_attention(observation),
+        attention=attention,
         rebuilt=rebuilt,
         sides=observation.image_shape[1:],
         trace_shapes=_shapes(observation),
+        deletion=tested,
     )
+
+
+def _claimed(
+    placed: list[ContributionMap], attention: dict[str, AttentionMap], maps: dict[str, CouplingMap]
+) -> tuple[Tensor, Grid] | None:
+    """The map that a deletion test is compared with: of votes, of attention, or of the last couplings."""
+    for each in (placed[:1], list(attention.values())[-1:], list(maps.values())[-1:]):
+        if each:
+            return each[0].cells, each[0].grid
+    return None
 
 
 def _attention(observation: Observation) -> dict[str, AttentionMap]:

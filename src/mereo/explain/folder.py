@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -27,8 +28,35 @@ from mereo.inference.predict import class_names
 from mereo.models import VisionModel
 
 KINDS = ("picture", "gradients", "attention", "page", "trees", "sweeps")
-Batches = Iterable[tuple[Sequence[str], Tensor]]
-"""Names of images and the images themselves, (batch, channels, height, width) in [0, 1], at most 12 at a time."""
+
+
+class Shown(NamedTuple):
+    """A batch of at most 12 images.
+
+    Attributes:
+        names: of the images.
+        images: (batch, channels, height, width) in [0, 1].
+        labels: the true classes, int64 (batch,), -1 where one is not known; None for none.
+        large: the images at a multiple of their size, to show in their place; None for none.
+    """
+
+    names: Sequence[str]
+    images: Tensor
+    labels: Tensor | None = None
+    large: Tensor | None = None
+
+    def true(self, n: int) -> int | None:
+        """The true class of an image; None where it is not known."""
+        label = -1 if self.labels is None else int(self.labels[n])
+        return label if label >= 0 else None
+
+    def shown(self, n: int) -> Tensor | None:
+        """The larger version of an image."""
+        return None if self.large is None else self.large[n]
+
+
+Batches = Iterable[Shown | tuple[Sequence[str], Tensor]]
+"""Batches of images with their names, and maybe their labels."""
 LONGEST = 120
 """Longest part of an image's name in the name of its file, in bytes."""
 
@@ -60,33 +88,35 @@ def index_files(folder: Path, kinds: Sequence[str], batches: int) -> list[Path]:
     return [*pictures, *([folder / "trees.html"] if "page" in kinds else [])]
 
 
-def write_page(model: VisionModel, batches: Batches, path: str | Path, *, keep: int = 4) -> Path:
+def write_page(model: VisionModel, batches: Batches, path: str | Path, *, keep: int = 3) -> Path:
     """Write the parse trees of images as one HTML page that needs no other file.
 
     For a network without routing to its classes the page says so, and shows what hiding each place costs.
 
     Args:
         model: any classifier.
-        batches: names of images and the images themselves, in [0, 1], not normalised.
+        batches: see `Shown`; names of images and the images themselves, in [0, 1], not normalised, will do.
         path: of the file.
         keep: votes shown for each capsule.
     """
     with explanation_page(path, _heading(model)) as add:
-        for names, images in batches:
-            observation = observe(model, images)
-            _add_cases(add, observation, images, names, _trees(observation, keep))
+        for batch in batches:
+            shown = Shown(*batch)
+            observation = observe(model, shown.images)
+            _add_cases(add, observation, shown, _trees(observation, shown, keep))
     return Path(path)
 
 
-def _trees(observation: Observation, keep: int) -> list[ParseTree]:
+def _trees(observation: Observation, batch: Shown, keep: int) -> list[ParseTree]:
     """The parse trees of a batch; none for a network without them."""
-    return [] if why_no_tree(observation.model) else parse_trees(observation, keep=keep)
+    if why_no_tree(observation.model):
+        return []
+    return parse_trees(observation, keep=keep, true_labels=batch.labels, images=batch.images)
 
 
-def _add_cases(
-    add: AddCase, observation: Observation, images: Tensor, names: Sequence[str], trees: Sequence[ParseTree]
-) -> None:
+def _add_cases(add: AddCase, observation: Observation, batch: Shown, trees: Sequence[ParseTree]) -> None:
     """Add a batch to a page: its parse trees, or where there are none what hiding each place costs."""
+    names, images = batch.names, batch.images
     model, classes = observation.model, class_names(observation.model)
     kind = kind_of(model)
     bars = bars_of(observation.scores, kind)
@@ -94,7 +124,7 @@ def _add_cases(
         bars = bars / bars.abs().amax(1, keepdim=True).clamp(min=1e-12)
     if trees:
         for n, tree in enumerate(trees):
-            add(names[n], images[n], tree, bars[n], classes)
+            add(names[n], images[n], tree, bars[n], classes, batch.true(n), batch.shown(n))
         return
     drops, grid = occlusion_maps(model, images)
     heat = spread(drops, grid, *images.shape[-2:])
@@ -105,6 +135,8 @@ def _add_cases(
             Hidden(chosen, heat[n], f"{why_no_tree(model)}, so there is no parse tree"),
             bars[n],
             classes,
+            batch.true(n),
+            batch.shown(n),
         )
 
 
@@ -114,7 +146,7 @@ def write_explanations(
     folder: str | Path,
     *,
     kinds: Sequence[str] | None = None,
-    keep: int = 4,
+    keep: int = 3,
 ) -> dict[str, list[Path]]:
     """Write all explanations of images into a folder, a batch at a time, with the memory of one batch.
 
@@ -125,7 +157,7 @@ def write_explanations(
 
     Args:
         model: any classifier.
-        batches: names of images and the images themselves, in [0, 1], not normalised, at most 12 at a time.
+        batches: see `Shown`; names of images and the images themselves, in [0, 1], not normalised, will do.
         folder: to write into.
         kinds: what to write: "picture", "gradients", "attention", "page", "trees", "sweeps"; all that the network
             supports when None.
@@ -143,15 +175,20 @@ def write_explanations(
     with ExitStack() as stack:
         page = folder / "trees.html"
         add = stack.enter_context(explanation_page(page, _heading(model))) if "page" in kinds else None
-        for number, (names, images) in enumerate(batches, start=1):
+        for number, batch in enumerate(batches, start=1):
+            shown = Shown(*batch)
+            names, images = shown.names, shown.images
             if len(images) > MOST_ROWS:
                 raise UsageError(f"batches has one of {len(images)} images; a picture shows at most {MOST_ROWS}.")
-            for kind, draw in (("picture", draw_explanation), ("gradients", draw_gradients)):
-                if kind in kinds:
-                    path = batch_file(folder, kind, number)
-                    written[kind].append(draw(model, images, path, titles=names))
+            if "picture" in kinds:
+                path = batch_file(folder, "picture", number)
+                drawn = draw_explanation(model, images, path, titles=names, true_labels=shown.labels, shown=shown.large)
+                written["picture"].append(drawn)
+            if "gradients" in kinds:
+                path = batch_file(folder, "gradients", number)
+                written["gradients"].append(draw_gradients(model, images, path, titles=names))
             files = [file_name(done + n, name) for n, name in enumerate(names, start=1)]
-            _write_each(observe(model, images), images, names, files, folder, keep, add, written)
+            _write_each(observe(model, images), shown, files, folder, keep, add, written)
             done += len(images)
     if "page" in kinds:
         written["page"].append(page)
@@ -160,8 +197,7 @@ def write_explanations(
 
 def _write_each(
     observation: Observation,
-    images: Tensor,
-    names: Sequence[str],
+    batch: Shown,
     files: Sequence[str],
     folder: Path,
     keep: int,
@@ -169,14 +205,14 @@ def _write_each(
     written: dict[str, list[Path]],
 ) -> None:
     """The files of a single image."""
-    scores, classes = observation.scores, class_names(observation.model)
-    trees = _trees(observation, keep) if {"trees", "page"} & set(written) else []
+    scores, classes, names, images = observation.scores, class_names(observation.model), batch.names, batch.images
+    trees = _trees(observation, batch, keep) if {"trees", "page"} & set(written) else []
     if add is not None:
-        _add_cases(add, observation, images, names, trees)
+        _add_cases(add, observation, batch, trees)
     if "trees" in written:
         for n, tree in enumerate(trees):
             path = folder / "trees" / f"{files[n]}.png"
-            written["trees"].append(draw_parse_tree(tree, images[n], path, title=names[n]))
+            written["trees"].append(draw_parse_tree(tree, images[n], path, title=names[n], shown=batch.shown(n)))
     if "attention" in written:
         for n, name in enumerate(names):
             path = folder / "attention" / f"{files[n]}.png"

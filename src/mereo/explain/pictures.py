@@ -9,17 +9,23 @@ from torch import Tensor
 
 from mereo.core import Grid
 from mereo.errors import UsageError
+from mereo.explain.deletion import DeletionTest
 from mereo.explain.explanation import Explanation, explain
 from mereo.explain.layout import make_sheet
 from mereo.explain.panels import colour_scale, draw_image, draw_map, draw_scores, draw_title, short
 from mereo.explain.places import spread
 from mereo.explain.wording import WORDINGS, Wording, bars_of
+from mereo.inference.labelled import UNKNOWN
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
 from mereo.pictures import save_figure
 
 MOST_ROWS = 12
-FIRST, LAST, VOTES, HIDDEN = "first routing", "last routing", "votes", "occlusion"
+FIRST, LAST, VOTES, HIDDEN, TESTED = "first routing", "last routing", "votes", "occlusion", "part hidden"
+AGREES, DISAGREES = 0.6, 0.2
+"""Mean rank correlations from which on an explanation is called evidence, and up to which it is not."""
+FEW_PARTS = 24
+"""Parts, of all images, below which nothing is concluded from a rank correlation."""
 SHARE, HEARD = "share of a part's vote", "share of all messages"
 
 
@@ -56,6 +62,12 @@ def _map_columns(explanation: Explanation) -> list[_MapColumn]:
         grid, sides = shares.grid, explanation.sides
         note, label = f"{grid.rows} x {grid.columns} places", "share of all places"
         columns.append(_MapColumn(title, note, label, spread(shares.cells, grid, *sides), shares.cells, grid))
+    if explanation.deletion is not None:
+        tested = explanation.deletion
+        title, note = TESTED, "fall of the score without it"
+        columns.append(
+            _MapColumn(title, note, "fall of the score", tested.heat, tested.falls, tested.grid, signed=True)
+        )
     if explanation.occlusion_map is not None:
         hidden = explanation.occlusion_map
         note, label = f"{hidden.grid.rows} x {hidden.grid.columns} squares hidden", "fall of the score"
@@ -71,7 +83,7 @@ def _true_classes(true_labels: Tensor | Sequence[int] | None, count: int, num_cl
         raise UsageError(
             f"true_labels is of shape {tuple(labels.shape)}; it must be whole numbers, one or several per image."
         )
-    rows = [set(row) for row in labels.reshape(len(labels), -1)[:count].tolist()]
+    rows = [set(row) - {UNKNOWN} for row in labels.reshape(len(labels), -1)[:count].tolist()]
     if not all(0 <= c < num_classes for row in rows for c in row):
         raise UsageError(f"true_labels has values outside 0 .. {num_classes - 1}.")
     return rows
@@ -91,6 +103,7 @@ def draw_explanation(
     titles: Sequence[str] | None = None,
     true_labels: Tensor | Sequence[int] | None = None,
     classes: Tensor | None = None,
+    shown: Tensor | None = None,
 ) -> Path:
     """Draw the explanations of a few images, one a row, as PNG.
 
@@ -103,10 +116,11 @@ def draw_explanation(
         images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the caption says so.
         path: of the file.
         titles: a line above each image.
-        true_labels: the class of each image, or several an image: (batch,) or (batch, k).
+        true_labels: the class of each image, -1 where it is not known, or several an image: (batch,) or (batch, k).
         classes: which class to explain for each image, (batch,); the predicted one when None.
+        shown: the images at a multiple of their size, to draw in their place.
 
-    Shapes: images (batch, channels, height, width).
+    Shapes: images (batch, channels, height, width), shown (batch, channels, k height, k width).
     """
     path, total = Path(path), len(images)
     check_titles(titles, total)
@@ -122,7 +136,7 @@ def draw_explanation(
     pictures = 1 + len(columns) + (rebuilt is not None)
     scales = [colour_scale(column.cells, signed=column.signed) for column in columns]
     voted = explanation.contributions is not None
-    caption = _caption(columns, words, true_labels is not None, classes is not None, total, voted=voted)
+    caption = _caption(explanation, columns, words, any(true), classes is not None, total, voted=voted)
     caption += [
         f"{c.title.capitalize()}: all shares lie between {c.cells.min():.3g} and {c.cells.max():.3g}, so its scale does"
         " not start at 0."
@@ -133,7 +147,7 @@ def draw_explanation(
     letters = max(len(short(name)) for name in names)
     sheet = make_sheet(len(images), (height, width), pictures, bool(columns), titles is not None, letters, caption)
     for i, row in enumerate(sheet.axes):
-        draw_image(row[0], images[i])
+        draw_image(row[0], images[i] if shown is None else shown[i])
         if titles is not None:
             draw_title(row[0], titles[i])
         bounded = explanation.kind != "outputs"
@@ -152,8 +166,39 @@ def draw_explanation(
     return path
 
 
+def describe_deletion(tested: DeletionTest, claim: str) -> str:
+    """How far an explanation and the deletion test agree, in a sentence."""
+    each = ", ".join(f"{r:+.2f}" for r in tested.correlation.tolist()[:MOST_ROWS])
+    mean = float(tested.correlation.mean())
+    several = f"; mean {mean:+.2f}" if len(tested.correlation) > 1 else ""
+    if tested.parts * len(tested.correlation) < FEW_PARTS:
+        verdict = "which is of too few parts to rely on"
+    elif mean >= AGREES:
+        verdict = f"so the {claim} show what the answer depends on"
+    elif mean > DISAGREES:
+        verdict = f"so the {claim} show only partly what the answer depends on"
+    else:
+        verdict = f"so do not trust the {claim}: the answer depends on other parts"
+    return (
+        "Part hidden: how much that score really falls when a part takes the image's mean colour. Rank correlation"
+        f" with the {claim} over {tested.parts} parts (1: same order, 0: none): {each}{several}, {verdict}."
+    )
+
+
+def _compared(titles: list[str]) -> str:
+    """What the deletion test is compared with where there are no votes."""
+    return "shares of attention" if "rollout" in titles or "class attention" in titles else "couplings"
+
+
 def _caption(
-    columns: list[_MapColumn], words: Wording, true_known: bool, asked: bool, total: int, *, voted: bool
+    explanation: Explanation,
+    columns: list[_MapColumn],
+    words: Wording,
+    true_known: bool,
+    asked: bool,
+    total: int,
+    *,
+    voted: bool,
 ) -> list[str]:
     """How to read the picture."""
     answer = "that class" if asked else "the predicted class"
@@ -179,6 +224,8 @@ def _caption(
         lines.append("Votes: what each part adds to the length of that capsule before it is squashed below 1.")
         if titles.count(VOTES) > 1:
             lines.append("Red: for that class; blue: against it. Its parts are of several sizes, one column each.")
+    if explanation.deletion is not None:
+        lines.append(describe_deletion(explanation.deletion, "votes" if VOTES in titles else _compared(titles)))
     if "class attention" in titles:
         lines.append("Class attention: what the class token takes from each place in its last layer, mean over heads.")
     if "rollout" in titles:

@@ -44,9 +44,11 @@ def folder_labels(given: Iterable[str | Path], paths: Sequence[Path], names: Seq
     folders = [Path(one) for one in given if Path(one).is_dir()]
     labels = []
     for path in paths:
-        inside = any(path.is_relative_to(folder) for folder in folders)
-        # The nearest folder with the name of a class: classes may have folders inside.
-        parents = [plain(part) for part in reversed(path.parent.parts)] if inside else []
+        inside = next((folder for folder in folders if path.is_relative_to(folder)), None)
+        # The nearest folder with the name of a class: classes may have folders inside. Those above the given one say
+        # nothing.
+        below = () if inside is None else (inside.resolve().name, *path.relative_to(inside).parent.parts)
+        parents = [plain(part) for part in reversed(below)]
         labels.append(next((numbers[part] for part in parents if part in numbers), UNKNOWN))
     return torch.tensor(labels, dtype=torch.int64)
 

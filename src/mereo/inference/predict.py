@@ -90,14 +90,14 @@ Aside = tuple[Path, str]
 MOST_SHOWN = 10
 
 
-def _decoder(model: VisionModel) -> Callable[[Path], Tensor | str]:
+def _decoder(model: VisionModel, times: int = 1) -> Callable[[Path], Tensor | str]:
     """A function that gives the pixels of a file as a model takes them, or the reason why there are none."""
     channels, height, width = model.image_shape
     if channels not in (1, 2, 3):
         raise UsageError(
             f"the model takes {channels} channels; image files give 1 or 3, or 2 as pictures side by side."
         )
-    size = load_size((height, width), model.pretrained_cfg["crop_pct"])
+    size = load_size((times * height, times * width), model.pretrained_cfg["crop_pct"])
 
     def read(path: Path) -> Tensor | str:
         try:
@@ -114,7 +114,7 @@ def _decoder(model: VisionModel) -> Callable[[Path], Tensor | str]:
 
 
 def read_good(
-    paths: Sequence[Path], model: VisionModel, *, strict: bool = False
+    paths: Sequence[Path], model: VisionModel, *, strict: bool = False, times: int = 1
 ) -> tuple[Tensor, list[int], list[Aside]]:
     """Images as a model was trained to see them, before normalisation, and the files that could not be read.
 
@@ -122,12 +122,13 @@ def read_good(
         paths: of the files, read by several threads.
         model: whose preprocessing is used.
         strict: whether an unreadable file is an error.
+        times: how many times as large as the model takes them.
 
     Shapes: -> (images, channels, height, width) in [0, 1], their places in `paths`, and the rest with reasons.
     """
     from PIL import Image
 
-    read = _decoder(model)
+    read = _decoder(model, times)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         if len(paths) == 1:
@@ -140,7 +141,8 @@ def read_good(
         raise MereoError(f"cannot read {aside[0][0]} ({aside[0][1]}); repair it, or leave out --strict.")
     good = [place for place, result in enumerate(results) if not isinstance(result, str)]
     pixels = [result for result in results if not isinstance(result, str)]
-    channels, height, width = model.image_shape
+    channels, *sides = model.image_shape
+    height, width = (times * side for side in sides)
     if not pixels:
         return torch.zeros(0, channels, height, width), [], aside
     stored = ImageSet(torch.stack(pixels), torch.zeros(len(good), dtype=torch.int64), ("",))

@@ -105,7 +105,7 @@ def test_names_are_not_markup(make: Make, tmp_path: Path, some_images: MakeImage
 def test_nodes_tell_their_numbers(model: CapsuleClassifier, tmp_path: Path, some_images: MakeImages) -> None:
     images = some_images(model)
     page = write(model, images, tmp_path / "t.html", ["one", "two"])
-    for place, tree in enumerate(parse_trees(observe(model, images))):
+    for place, tree in enumerate(parse_trees(observe(model, images), images=images)):
         mine = [a for a in page.having(role="treeitem") if a["id"].startswith(f"i{place}-")]
         assert [a["aria-label"] for a in mine] == [describe(tree, n) for n in range(len(tree.nodes))]
         assert [int(a["aria-level"]) for a in mine] == [node.level + 1 for node in tree.nodes]

@@ -1,5 +1,6 @@
 """Builds parse trees from the classes down, from one recorded pass of a model."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -9,7 +10,8 @@ from torch import Tensor
 from mereo.capsules import ConvCapsules
 from mereo.core import Coupling, Grid, lengths
 from mereo.errors import UsageError
-from mereo.explain.contributions import exchange_contributions
+from mereo.explain.contributions import exchange_contributions, placed_contributions
+from mereo.explain.deletion import deletion_test, hidden_scores
 from mereo.explain.observation import Observation, chosen_classes, class_coupling_of
 from mereo.explain.places import box_of, on_grid
 from mereo.explain.trees.tree import Edge, Node, ParseTree
@@ -27,7 +29,13 @@ def why_no_tree(model: VisionModel) -> str | None:
 
 
 def parse_trees(
-    observation: Observation, classes: Tensor | None = None, *, keep: int = 4, rivals: int = 1
+    observation: Observation,
+    classes: Tensor | None = None,
+    *,
+    keep: int = 3,
+    rivals: int = 1,
+    true_labels: Tensor | None = None,
+    images: Tensor | None = None,
 ) -> list[ParseTree]:
     """The parse tree of every image.
 
@@ -37,7 +45,10 @@ def parse_trees(
         observation: from `observe`.
         classes: which class to explain for each image, int64 (batch,); the predicted one when None.
         keep: votes kept for each capsule, the strongest in absolute value; votes of strength 0 are never kept.
-        rivals: number of next longest classes shown next to the explained one.
+        rivals: number of other classes shown next to the explained one: the true class first, where it is known, then
+            the longest.
+        true_labels: the class of each image, int64 (batch,), -1 where it is not known; None for none.
+        images: of the observation, to measure what hiding each patch does; None leaves that out.
 
     observation = mereo.explain.observe(model, images)
     tree = mereo.explain.parse_trees(observation)[0]
@@ -51,7 +62,43 @@ def parse_trees(
     if (reason := why_no_tree(observation.model)) is not None:
         raise UsageError(f"no parse tree can be made: {reason}.")
     chosen = chosen_classes(observation.scores, classes)
-    return [_Growth(observation, image, keep).tree(int(root), rivals) for image, root in enumerate(chosen)]
+    true = [-1] * len(chosen) if true_labels is None else torch.as_tensor(true_labels).tolist()
+    trees = [
+        _Growth(observation, image, keep).tree(int(root), rivals, label if label >= 0 else None)
+        for image, (root, label) in enumerate(zip(chosen, true, strict=True))
+    ]
+    return trees if images is None else with_effects(trees, observation, images, chosen)
+
+
+def with_effects(
+    trees: Sequence[ParseTree], observation: Observation, images: Tensor, classes: Tensor
+) -> list[ParseTree]:
+    """The trees with what hiding each of their patches does to the class above it, and how far the votes agree.
+
+    Args:
+        trees: of the images of the observation.
+        observation, images: what was observed, and its images in [0, 1].
+        classes: that are explained, int64 (batch,).
+    """
+    tested = None
+    for values, grid in placed_contributions(observation, classes)[:1]:
+        cells = on_grid(values, grid, average=False)
+        tested = deletion_test(observation.model, images, observation.scores, classes, cells, grid)
+    measured = []
+    for number, tree in enumerate(trees):
+        boxes = list(dict.fromkeys(node.box for node in tree.nodes if node.box is not None))
+        hidden = hidden_scores(observation.model, images[number : number + 1], boxes)[0].cpu()
+        scores, place = observation.scores[number].cpu(), {box: n for n, box in enumerate(boxes)}
+        above, nodes = dict[int, int](), []
+        for n, node in enumerate(tree.nodes):
+            edge = tree.above(n)
+            root = above[n] = node.number if edge is None else above[edge.parent]
+            fall = None if node.box is None else float(scores[root] - hidden[place[node.box], root])
+            nodes.append(replace(node, effect=fall))
+        agreed = None if tested is None else float(tested.correlation[number])
+        parts = 0 if tested is None else tested.parts
+        measured.append(replace(tree, nodes=tuple(nodes), correlation=agreed, parts=parts))
+    return measured
 
 
 class _Growth:
@@ -63,13 +110,15 @@ class _Growth:
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
 
-    def tree(self, explained: int, rivals: int) -> ParseTree:
+    def tree(self, explained: int, rivals: int, true: int | None = None) -> ParseTree:
         lengths_of, names = self.observation.scores[self.image], class_names(self.observation.model)
         others = [c for c in lengths_of.argsort(descending=True).tolist() if c != explained]
-        for number in (explained, *others[:rivals]):
+        others.sort(key=lambda c: c != true)
+        shown = max(rivals, int(true is not None and true != explained))
+        for number in (explained, *others[:shown]):
             self.nodes.append(Node("class", names[number], number, 0, length=float(lengths_of[number])))
             self.grow(len(self.nodes) - 1, self.observation.class_coupling, number)
-        return ParseTree(tuple(self.nodes), tuple(self.edges), self.keep)
+        return ParseTree(tuple(self.nodes), tuple(self.edges), self.keep, true)
 
     def pair(self, receiver: int) -> tuple[Tensor, Tensor]:
         device = self.observation.scores.device

@@ -7,10 +7,10 @@ from mereo.explain.trees.words import level_labels
 
 APART = 0.35
 """Widths of a node between the families of neighbouring parents."""
-WIDEST = 20.0
+WIDEST = 9.0
 """Widths of a node up to which the trees of the classes stand side by side; wider ones stand one above the other."""
 
-MOST = 40.0
+MOST = 14.0
 """Widths of a node up to which a tree is drawn as a picture."""
 
 
@@ -58,8 +58,10 @@ def arrange(tree: ParseTree) -> Layout:
     if end <= WIDEST:
         return Layout(across, levels, end, labels)
     across = [x - starts[root] for x, root in zip(across, family, strict=True)]
-    rows = [level + root * len(labels) for level, root in zip(levels, family, strict=True)]
-    return Layout(across, rows, max(widths), labels * len(widths))
+    depths = [1 + max(level for level, one in zip(levels, family, strict=True) if one == n) for n in range(len(widths))]
+    tops = [sum(depths[:n]) for n in range(len(depths))]
+    rows = [level + tops[root] for level, root in zip(levels, family, strict=True)]
+    return Layout(across, rows, max(widths), [label for depth in depths for label in labels[:depth]])
 
 
 def fitting(tree: ParseTree) -> ParseTree:

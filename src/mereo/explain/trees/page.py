@@ -6,12 +6,12 @@ Names of files and classes are not trusted and always escaped.
 
 import base64
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from mereo.explain.panels import shown_classes
 from mereo.explain.trees.svg import patch_boxes, tree_svg
 from mereo.explain.trees.tree import ParseTree
-from mereo.explain.trees.words import describe
+from mereo.explain.trees.words import agreement, describe
 from mereo.files import writing
 from mereo.pictures import displayable
 
@@ -45,7 +45,19 @@ class Hidden(NamedTuple):
     reason: str
 
 
-AddCase = Callable[[str, Tensor, ParseTree | Hidden, Tensor, tuple[str, ...]], None]
+class AddCase(Protocol):
+    """Adds one image to a page."""
+
+    def __call__(
+        self,
+        title: str,
+        image: Tensor,
+        tree: ParseTree | Hidden,
+        scores: Tensor,
+        names: tuple[str, ...],
+        true: int | None = None,
+        shown: Tensor | None = None,
+    ) -> None: ...
 
 
 def image_data(image: Tensor) -> str:
@@ -71,7 +83,8 @@ def explanation_page(path: str | Path, title: str) -> Iterator[AddCase]:
         title: of the page.
 
     What it yields takes a title, an image in [0, 1], not normalised, its parse tree (or `Hidden` where there is none),
-    the scores between 0 and 1 and the names of the classes.
+    the scores between 0 and 1, the names of the classes, maybe the true class, and the image at a multiple of its size
+    to show in its place.
 
     Shapes: image (channels, height, width), scores (classes,).
     """
@@ -82,9 +95,17 @@ def explanation_page(path: str | Path, title: str) -> Iterator[AddCase]:
             # Names of files may hold bytes that are not text.
             write_bytes(text.encode(errors="replace"))
 
-        def add(title: str, image: Tensor, tree: ParseTree | Hidden, scores: Tensor, names: tuple[str, ...]) -> None:
+        def add(
+            title: str,
+            image: Tensor,
+            tree: ParseTree | Hidden,
+            scores: Tensor,
+            names: tuple[str, ...],
+            true: int | None = None,
+            shown: Tensor | None = None,
+        ) -> None:
             nonlocal count
-            write(_case(f"i{count}", title, image, tree, scores, names))
+            write(_case(f"i{count}", title, image, tree, scores, names, true, shown))
             count += 1
 
         write(_opening(title))
@@ -120,28 +141,39 @@ def _brightness(heat: Tensor) -> Tensor:
 
 
 def _case(
-    prefix: str, title: str, image: Tensor, tree: ParseTree | Hidden, scores: Tensor, names: tuple[str, ...]
+    prefix: str,
+    title: str,
+    image: Tensor,
+    tree: ParseTree | Hidden,
+    scores: Tensor,
+    names: tuple[str, ...],
+    true: int | None,
+    shown: Tensor | None,
 ) -> str:
     high, wide = image.shape[-2:]
     explained = tree.explained if isinstance(tree, Hidden) else tree.nodes[0].number
+    kinds = {c: "explained" if c == explained else "true" for c in (true, explained) if c is not None}
+    mark = {true: " (true class)"}
     bars = "".join(
-        f'<li{" class=explained" if c == explained else ""}><span class="name">{escape(names[c])}</span>'
+        f'<li{f" class={kinds[c]}" if c in kinds else ""}><span class="name">{escape(names[c])}{mark.get(c, "")}</span>'
         f'<span class="bar" style="width:{100 * min(max(float(scores[c]), 0.0), 1.0):.1f}%"></span>'
         f"<span>{float(scores[c]):.2f}</span></li>"
-        for c in shown_classes(scores, {explained})
+        for c in shown_classes(scores, set(kinds))
     )
     if isinstance(tree, Hidden):
         boxes, words = "", f"{tree.reason}. The second picture is brighter where hiding a place lowers the score more"
-        shown = f'<img alt="occlusion" width="{8 * wide}" src="{image_data(_brightness(tree.heat))}">'
+        drawn = f'<img alt="occlusion" width="{8 * wide}" src="{image_data(_brightness(tree.heat))}">'
     else:
-        boxes, words, shown = patch_boxes(tree, prefix), describe(tree, 0), tree_svg(tree, (high, wide), prefix)
+        words = " ".join(part for part in (describe(tree, 0), agreement(tree)) if part)
+        boxes, drawn = patch_boxes(tree, prefix), tree_svg(tree, (high, wide), prefix)
+    picture = image_data(image if shown is None else shown)
     return (
         f'<section class="case" aria-labelledby="{prefix}-title">\n<h2 id="{prefix}-title">{escape(title)}</h2>\n'
         f'<div class="seen">\n'
         f'<svg class="image" viewBox="0 0 {wide} {high}" role="img" aria-labelledby="{prefix}-title">'
-        f'<image id="{prefix}-image" width="{wide}" height="{high}" href="{image_data(image)}"/>'
+        f'<image id="{prefix}-image" width="{wide}" height="{high}" href="{picture}"/>'
         f"{boxes}</svg>\n"
         f'<p class="words" id="{prefix}-words">{escape(words)}</p>\n'
         f'<ol class="lengths">{bars}</ol>\n</div>\n'
-        f'<div class="scroll">{shown}</div>\n</section>\n'
+        f'<div class="scroll">{drawn}</div>\n</section>\n'
     )

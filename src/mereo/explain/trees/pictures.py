@@ -7,18 +7,20 @@ from typing import Any
 from torch import Tensor
 
 from mereo.explain.canvas import fitted, new_canvas, paste
-from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, printable, short
+from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, TRUE, printable, short
 from mereo.explain.places import Box
 from mereo.explain.trees.layout import arrange, fitting, thickness
 from mereo.explain.trees.tree import Node, ParseTree
-from mereo.explain.trees.words import caption, carried, edge_number
+from mereo.explain.trees.words import caption, carried, edge_number, effect_number
 from mereo.pictures import save_figure
 
 FOR, AGAINST = "#e03131", "#1971c2"
-WIDTH, HEIGHT, THUMB, CIRCLE = 0.56, 1.02, 0.46, 0.17
-"""Of a node's room, its picture, and the radius of a capsule's circle, in inches."""
-LEFT, TOP, CAPTION_LINE, MARGIN = 2.4, 0.44, 0.16, 0.12
-IMAGE = 1.3
+WIDTH, HEIGHT, THUMB, BADGE, CIRCLE = 1.14, 1.64, 1.02, 0.52, 0.19
+"""Of a node's room, its picture, a class (its height), and the radius of a capsule's circle, in inches."""
+LEFT, TOP, CAPTION_LINE, MARGIN = 3.1, 0.44, 0.2, 0.12
+IMAGE = 1.8
+UNCHANGED = 0.005
+"""Fall of a score that is shown as 0.00 or 0.01, without colour."""
 FADED = 0.72
 """How white the image becomes around a patch."""
 
@@ -35,7 +37,9 @@ def spotlight(image: Tensor, box: Box) -> Tensor:
     return faded
 
 
-def draw_parse_tree(tree: ParseTree, image: Tensor, path: str | Path, *, title: str = "") -> Path:
+def draw_parse_tree(
+    tree: ParseTree, image: Tensor, path: str | Path, *, title: str = "", shown: Tensor | None = None
+) -> Path:
     """Draw the parse tree of one image as PNG.
 
     Red votes are for their parent, blue ones against it, and the number is what a vote adds to the parent's length
@@ -47,10 +51,13 @@ def draw_parse_tree(tree: ParseTree, image: Tensor, path: str | Path, *, title: 
         image: in [0, 1], not normalised.
         path: of the file.
         title: above the image.
+        shown: the image at a multiple of its size, to draw in its place.
 
-    Shapes: image (channels, height, width).
+    Shapes: image (channels, height, width), shown (channels, k height, k width).
     """
-    whole, tree = tree, fitting(tree)
+    times = 1.0 if shown is None else shown.shape[-1] / image.shape[-1]
+    image = image if shown is None else shown
+    whole, tree = tree, fitting(tree.with_votes(tree.keep, rivals_deep=False))
     layout, lines = arrange(tree), caption(tree)
     if tree.keep < whole.keep:
         lines.append(f"The picture has no room for {whole.keep} votes for each capsule; the page draws them all.")
@@ -66,25 +73,31 @@ def draw_parse_tree(tree: ParseTree, image: Tensor, path: str | Path, *, title: 
     centres = [(LEFT + x * WIDTH, rows[row]) for x, row in zip(layout.across, layout.rows, strict=True)]
     _draw_edges(canvas, tree, centres, [_half_height(node, image) for node in tree.nodes])
     for place, (node, (x, y)) in enumerate(zip(tree.nodes, centres, strict=True)):
-        _draw_node(canvas, node, image, x, y)
+        _draw_node(canvas, node, image, x, y, times=times, true=node.kind == "class" and node.number == tree.true)
         if (share := carried(node, len(tree.below(place)), whole=node.kind == "class")) != "":
-            half = max(THUMB / 2, 0.04 * len(short(node.name)) + 0.12) if node.kind == "class" else THUMB / 2
-            canvas.text(x + half + 0.03, y, share, ha="left", va="center", fontsize=6.5, color=FAINT)
+            half = _half_width(node, true=node.number == tree.true)
+            canvas.text(x + half + 0.03, y, share, ha="left", va="center", fontsize=8.5, color=FAINT)
     for y, label in zip(rows, layout.labels, strict=True):
-        canvas.text(LEFT - 0.08, y, label, ha="right", va="center", fontsize=7, color=FAINT)
+        canvas.text(LEFT - 0.08, y, label, ha="right", va="center", fontsize=9, color=FAINT)
     paste(canvas, image, MARGIN, height - TOP, *fitted(image, IMAGE))
     canvas.text(
-        MARGIN, height - 0.1, printable(short(title, 60)), ha="left", va="top", fontsize=8.5, color=INK, weight="bold",
+        MARGIN, height - 0.1, printable(short(title, 60)), ha="left", va="top", fontsize=11, color=INK, weight="bold",
         parse_math=False,
     )  # fmt: skip
     for n, line in enumerate(reversed(lines)):
-        canvas.text(MARGIN, 0.08 + n * CAPTION_LINE, line, ha="left", va="bottom", fontsize=7, color=FAINT)
+        canvas.text(MARGIN, 0.08 + n * CAPTION_LINE, line, ha="left", va="bottom", fontsize=9, color=FAINT)
     save_figure(figure, Path(path))
     return Path(path)
 
 
 def _half_height(node: Node, image: Tensor) -> float:
-    return fitted(image, THUMB)[1] / 2 if node.box is not None else THUMB / 2 if node.kind == "class" else CIRCLE
+    return fitted(image, THUMB)[1] / 2 if node.box is not None else BADGE / 2 if node.kind == "class" else CIRCLE
+
+
+def _half_width(node: Node, *, true: bool) -> float:
+    if node.kind != "class":
+        return THUMB / 2 if node.box is not None else CIRCLE
+    return max(0.7 if true else BADGE / 2, 0.055 * len(short(node.name)) + 0.12)
 
 
 def _draw_edges(canvas: Any, tree: ParseTree, centres: list[tuple[float, float]], halves: list[float]) -> None:
@@ -104,33 +117,43 @@ def _draw_edges(canvas: Any, tree: ParseTree, centres: list[tuple[float, float]]
             )
         )  # fmt: skip
         canvas.text(
-            x, end + 0.03, edge_number(edge), ha="center", va="bottom", fontsize=6.5, color=shade,
+            x, end + 0.03, edge_number(edge), ha="center", va="bottom", fontsize=8.5, color=shade,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
         )  # fmt: skip
 
 
-def _draw_node(canvas: Any, node: Node, image: Tensor, x: float, y: float) -> None:
+def _draw_node(canvas: Any, node: Node, image: Tensor, x: float, y: float, *, times: float, true: bool) -> None:
     from matplotlib.patches import Circle, Rectangle
 
     if node.box is not None:
         wide, high = fitted(image, THUMB)
         left, top = x - wide / 2, y + high / 2
-        paste(canvas, spotlight(image, node.box), left, top, wide, high)
+        box = Box(*(side * times for side in node.box))
+        paste(canvas, spotlight(image, box), left, top, wide, high)
         canvas.add_artist(Rectangle((left, top - high), wide, high, facecolor="none", edgecolor=OTHER, linewidth=0.6))
         pixel = wide / image.shape[-1]
-        box = node.box
         canvas.add_artist(
             Rectangle(
                 (left + box.left * pixel, top - box.bottom * pixel), (box.right - box.left) * pixel,
                 (box.bottom - box.top) * pixel, facecolor="none", edgecolor=PREDICTED, linewidth=1,
             )
         )  # fmt: skip
+        if node.effect is not None:
+            colour = FAINT if abs(node.effect) < UNCHANGED else FOR if node.effect > 0 else AGAINST
+            canvas.text(
+                x, top - high - 0.03, effect_number(node), ha="center", va="top", fontsize=9, color=colour,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+            )  # fmt: skip
     elif node.kind == "class":
+        name = printable(short(node.name))
         canvas.text(
-            x, y, f"{printable(short(node.name))}\n{node.length:.2f}", ha="center", va="center", fontsize=8, color=INK,
-            weight="bold", parse_math=False,
-            bbox={"boxstyle": "round,pad=0.35", "facecolor": "#fff4e6", "edgecolor": PREDICTED, "linewidth": 1},
+            x, y, f"{name}\n{node.length:.2f}{'  true class' if true else ''}", ha="center", va="center", fontsize=11,
+            color=TRUE if true else INK, weight="bold", parse_math=False,
+            bbox={
+                "boxstyle": "round,pad=0.35", "facecolor": "#ebfbee" if true else "#fff4e6",
+                "edgecolor": TRUE if true else PREDICTED, "linewidth": 1,
+            },
         )  # fmt: skip
     else:
         canvas.add_artist(Circle((x, y), CIRCLE, facecolor="#f1f3f5", edgecolor=FAINT, linewidth=0.8))
-        canvas.text(x, y, str(node.number), ha="center", va="center_baseline", fontsize=7.5, color=INK)
+        canvas.text(x, y, str(node.number), ha="center", va="center_baseline", fontsize=9, color=INK)

@@ -9,10 +9,11 @@ from mereo.explain.panels import short
 from mereo.explain.places import Box
 from mereo.explain.trees.layout import arrange, thickness
 from mereo.explain.trees.tree import Edge, Node, ParseTree
-from mereo.explain.trees.words import carried, describe, edge_number
+from mereo.explain.trees.words import carried, describe, edge_number, effect_number
 
-WIDTH, HEIGHT, THUMB, CIRCLE, LEFT = 54, 108, 46, 18, 94
-"""Of a node's room, its picture, a capsule's circle (its radius), and the labels of the rows, in pixels."""
+WIDTH, HEIGHT, THUMB, BADGE, CIRCLE, LEFT = 96, 162, 86, 46, 18, 94
+"""Of a node's room, its picture, a class (its height), a capsule's circle (its radius), and the labels of the rows, in
+pixels."""
 
 
 def patch_boxes(tree: ParseTree, prefix: str) -> str:
@@ -69,11 +70,14 @@ def _node(tree: ParseTree, place: int, centre: tuple[float, float], size: tuple[
     links = f' data-parent="{prefix}-n{edge.parent}" data-edge="{prefix}-e{place}"' if edge is not None else ""
     links += f' data-box="{prefix}-b{place}"' if node.box is not None else ""
     share = carried(node, len(tree.below(place)), whole=node.kind == "class")
+    true = " true" if node.kind == "class" and node.number == tree.true else ""
+    hidden = effect_number(node)
+    effect = f'<text class="effect" y="{_half_height(node, size) + 13:g}">{hidden}</text>' if hidden else ""
     label = f'<text class="share" x="{_half_width(node) + 6:g}" y="4">{share}</text>' if share else ""
     return (
-        f'<g id="{prefix}-n{place}" class="node {node.kind}" role="treeitem" tabindex="{-1 if place else 0}"'
+        f'<g id="{prefix}-n{place}" class="node {node.kind}{true}" role="treeitem" tabindex="{-1 if place else 0}"'
         f' aria-level="{node.level + 1}" aria-label="{escape(describe(tree, place))}"{links}'
-        f' transform="translate({centre[0]:.1f} {centre[1]:.1f})">{_shape(node, size, prefix)}{label}</g>'
+        f' transform="translate({centre[0]:.1f} {centre[1]:.1f})">{_shape(node, size, prefix)}{effect}{label}</g>'
     )
 
 
@@ -83,7 +87,7 @@ def _shape(node: Node, size: tuple[int, int], prefix: str) -> str:
     if node.kind == "class":
         half = _half_width(node)
         return (
-            f'<rect class="shape" x="{-half:g}" y="{-THUMB // 2}" width="{2 * half:g}" height="{THUMB}" rx="8"/>'
+            f'<rect class="shape" x="{-half:g}" y="{-BADGE // 2}" width="{2 * half:g}" height="{BADGE}" rx="8"/>'
             f'<text y="-2">{escape(short(node.name))}</text><text y="16">{node.length:.2f}</text>'
         )
     return f'<circle class="shape" r="{CIRCLE}"/><text y="5">{node.number}</text>'
@@ -92,12 +96,12 @@ def _shape(node: Node, size: tuple[int, int], prefix: str) -> str:
 def _half_height(node: Node, size: tuple[int, int]) -> float:
     if node.box is not None:
         return THUMB / 2 * size[0] / max(size)
-    return THUMB / 2 if node.kind == "class" else CIRCLE
+    return BADGE / 2 if node.kind == "class" else CIRCLE
 
 
 def _half_width(node: Node) -> float:
     letters = len(short(node.name)) if node.kind == "class" else 0
-    return max(THUMB / 2, 4.5 * letters + 7)
+    return max((BADGE if node.kind == "class" else THUMB) / 2, 4.5 * letters + 7)
 
 
 def _spotlight(box: Box, size: tuple[int, int], prefix: str) -> str:

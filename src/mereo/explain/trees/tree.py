@@ -28,6 +28,8 @@ class Node:
         length: of the capsule; None for a patch at which several types of capsules sit.
         senders: how many could vote for it; 0 where the tree ends.
         carried: the share of all their strengths, in absolute value, that the edges below it carry; 1 for nothing.
+        effect: of a patch, how much the score of the class above it falls when the patch is hidden; None where that was
+            not measured.
     """
 
     kind: Literal["class", "capsule", "patch"]
@@ -38,6 +40,7 @@ class Node:
     length: float | None = None
     senders: int = 0
     carried: float = 1.0
+    effect: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,18 @@ class ParseTree:
         nodes: a parent before its children; the class explained is first.
         edges: one to every node that is no class, in the same order.
         keep: largest number of votes kept for a capsule.
+        true: the true class of the image; None where it is not known.
+        correlation: of the votes of all parts for the first class and the effects of hiding them, see
+            `rank_correlation`; None where that was not measured.
+        parts: how many these are.
     """
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     keep: int
+    true: int | None = None
+    correlation: float | None = None
+    parts: int = 0
 
     @property
     def roots(self) -> list[int]:
@@ -84,11 +94,15 @@ class ParseTree:
         """The edges to the children of a node, the strongest first."""
         return [edge for edge in self.edges if edge.parent == parent]
 
-    def with_votes(self, keep: int) -> "ParseTree":
-        """The same tree with at most `keep` votes for each capsule, the strongest, and their branches."""
+    def with_votes(self, keep: int, *, rivals_deep: bool = True) -> "ParseTree":
+        """The same tree with at most `keep` votes for each capsule, the strongest, and their branches.
+
+        Args:
+            rivals_deep: whether the votes for other classes than the first have branches too.
+        """
         nodes, edges = list[Node](), list[Edge]()
 
-        def grow(old: int) -> None:
+        def grow(old: int, deep: bool = True) -> None:
             place, edges_below = len(nodes), self.below(old)
             nodes.append(self.nodes[old])
             if len(edges_below) > keep:
@@ -97,11 +111,14 @@ class ParseTree:
                 nodes[place] = replace(self.nodes[old], carried=carried)
             for edge in edges_below[:keep]:
                 edges.append(replace(edge, child=len(nodes), parent=place))
-                grow(edge.child)
+                if deep:
+                    grow(edge.child)
+                else:
+                    nodes.append(replace(self.nodes[edge.child], senders=0, carried=1.0))
 
-        for root in self.roots:
-            grow(root)
-        return ParseTree(tuple(nodes), tuple(edges), keep)
+        for number, root in enumerate(self.roots):
+            grow(root, rivals_deep or number == 0)
+        return replace(self, nodes=tuple(nodes), edges=tuple(edges), keep=keep)
 
     def above(self, child: int) -> Edge | None:
         """The edge to the parent of a node; None for a class."""

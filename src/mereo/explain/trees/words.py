@@ -36,12 +36,31 @@ def carried(node: Node, kept: int, *, whole: bool) -> str:
     return f"{kept} of {node.senders} votes, {node.carried:.0%}" if whole else f"{node.carried:.0%}"
 
 
+def agreement(tree: ParseTree) -> str:
+    """How far votes and the effects of hiding parts agree, in a sentence; empty where that was not measured."""
+    if tree.correlation is None:
+        return ""
+    return (
+        f"Rank correlation of votes and what hiding really does, over the {tree.parts} parts below the class:"
+        f" {tree.correlation:+.2f} (1: same order, 0: none)."
+    )
+
+
+def effect_number(node: Node) -> str:
+    """What hiding a patch does, short; empty where that was not measured."""
+    return "" if node.effect is None else f"hidden {-node.effect:+.2f}"
+
+
 def caption(tree: ParseTree) -> list[str]:
     """How to read a tree, line by line."""
     lines = [
         f"The strongest votes for each capsule, at most {tree.keep}; next to it, their share of all its votes.",
         "A number is what a vote adds to the length of the capsule above (red) or subtracts from it (blue).",
     ]
+    if any(node.effect is not None for node in tree.nodes):
+        lines.append('"hidden": how the score of the class at the top changes when the patch takes the mean colour.')
+    if tree.correlation is not None:
+        lines.append(agreement(tree))
     if any(edge.kind == "agreement" for edge in tree.edges):
         lines.append("Dashed: the finer capsule that agreed best with that vote, and how well; it sets the coupling.")
     if any(edge.kind == "coupling" for edge in tree.edges):
@@ -79,6 +98,11 @@ def describe(tree: ParseTree, place: int) -> str:
             )
         else:
             sentences.append(f"Coupled to {parent} with {edge.coupling:.3f}")
+    if node.effect is not None:
+        verb = "lowers" if node.effect >= 0 else "raises"
+        sentences.append(f"Hiding it {verb} the score of the class by {abs(node.effect):.3f}")
+    if edge is None and tree.true is not None:
+        sentences.append("It is the true class" if node.number == tree.true else "It is not the true class")
     if node.senders:
         sentences.append(
             f"{len(tree.below(place))} of its {node.senders} votes are drawn, with {node.carried:.0%} of the total"
