@@ -3,6 +3,7 @@
 import json
 import subprocess
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from PIL import Image
 import mereo
 from mereo.cli.main import main
 from mereo.cli.options import EvaluateOptions, ExplainOptions, PredictOptions, TrainOptions
+from mereo.inference.predict import Prediction
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.plan import make_plan
+from mereo.workflow import Predictions
 from mereo.workflow.options import fit_all
 from mereo.workflow.training import _base
 
@@ -113,6 +116,14 @@ def test_predictions_are_those_of_the_command(run, photo, capsys):
     assert str(predictions).splitlines()[0].split() == ["image", "class", "and", "score", "next"]
     assert predictions._repr_html_().count("data:image/png") == 1
     assert len(predictions[:0]) == 0 and "photo.png" in str(predictions[0].path)
+
+
+def test_probabilities_are_those_of_the_predicted_class():
+    values = {"class": "a", "scores": {"a": 0.9, "b": 0.4}}
+    plain = Prediction(Path("x.png"), values)
+    calibrated = Prediction(Path("x.png"), values | {"probabilities": {"a": 0.7, "b": 0.3}})
+    assert Predictions([calibrated, calibrated], Path("run")).probabilities == [0.7, 0.7]
+    assert Predictions([calibrated, plain], Path("run")).probabilities is None
 
 
 def test_names_of_files_are_escaped_in_html(run, photo):

@@ -67,6 +67,12 @@ class Predictions(Sequence[Prediction]):
         """The score of the predicted class of each image."""
         return [item.scores[0] for item in self]
 
+    @property
+    def probabilities(self) -> list[float] | None:
+        """The probability of the predicted class of each image; None for weights without calibration."""
+        shares = [item.values.get("probabilities") for item in self]
+        return None if None in shares else [next(iter(each.values())) for each in shares if each is not None]
+
     def to_dicts(self) -> list[dict[str, Any]]:
         """Plain values, as for a table or for JSON."""
         return [item.to_dict() for item in self]
