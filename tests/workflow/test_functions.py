@@ -3,6 +3,7 @@
 import json
 import subprocess
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from PIL import Image
 import mereo
 from mereo.cli.main import main
 from mereo.cli.options import EvaluateOptions, ExplainOptions, PredictOptions, TrainOptions
+from mereo.inference.predict import Prediction
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.plan import make_plan
+from mereo.workflow import Predictions
 from mereo.workflow.options import fit_all
 from mereo.workflow.training import _base
 
@@ -92,13 +95,15 @@ def test_one_picture_in_every_form_gets_one_prediction(run, photo):
     ]  # fmt: skip
     reference = scores_of(mereo.predict(run, "photo.png"))[0]
     for form in forms:
-        assert all(scores == pytest.approx(reference) for scores in scores_of(mereo.predict(run, form))), form
+        for scores in scores_of(mereo.predict(run, form)):
+            assert scores == pytest.approx(reference, abs=1e-5), form
     assert len(mereo.predict(run, [photo, "photo.png"])) == 2
     grey = photo[..., 0]
-    of_grey = scores_of(mereo.predict(run, grey))[0]
-    for given, count in ((grey[..., None], 1), (np.stack([grey] * 5), 5), (Image.fromarray(grey), 1)):
-        scores = scores_of(mereo.predict(run, given))
-        assert len(scores) == count and all(each == pytest.approx(of_grey) for each in scores)
+    of_grey = scores_of(mereo.predict(run, grey))
+    assert scores_of(mereo.predict(run, grey[..., None])) == of_grey
+    for scores in scores_of(mereo.predict(run, np.stack([grey] * 5))):
+        assert scores == pytest.approx(of_grey[0], abs=1e-5)
+    assert scores_of(mereo.predict(run, Image.fromarray(grey))) == of_grey
 
 
 def test_predictions_are_those_of_the_command(run, photo, capsys):
@@ -113,6 +118,14 @@ def test_predictions_are_those_of_the_command(run, photo, capsys):
     assert str(predictions).splitlines()[0].split() == ["image", "class", "and", "probability", "next"]
     assert predictions._repr_html_().count("data:image/png") == 1
     assert len(predictions[:0]) == 0 and "photo.png" in str(predictions[0].path)
+
+
+def test_probabilities_are_those_of_the_predicted_class():
+    values = {"class": "a", "scores": {"a": 0.9, "b": 0.4}}
+    plain = Prediction(Path("x.png"), values)
+    calibrated = Prediction(Path("x.png"), values | {"probabilities": {"a": 0.7, "b": 0.3}})
+    assert Predictions([calibrated, calibrated], Path("run")).probabilities == [0.7, 0.7]
+    assert Predictions([calibrated, plain], Path("run")).probabilities is None
 
 
 def test_names_of_files_are_escaped_in_html(run, photo):

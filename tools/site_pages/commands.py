@@ -17,6 +17,16 @@ INTRODUCTION = """# Commands
 `mereo --help` lists the commands and `mereo COMMAND --help` the options of one. Exit codes: 0 done, 1 failed, 2 invalid
 usage.
 
+Four of the commands are functions as well, and their options keyword arguments, `--batch-size 32` being
+`batch_size=32`; [Your own photographs](photos.md) shows each of them.
+
+```python
+import mereo
+
+run = mereo.train(data="digits", epochs=1, limit=200)
+print(mereo.evaluate(run), mereo.train.__doc__)
+```
+
 """
 WIDE = "400"
 """Columns of the terminal that the help is printed for, so that an entry is not broken."""

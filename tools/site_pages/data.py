@@ -14,11 +14,26 @@ DATA = """# Data sets
 of them this machine has. Folders and tables of images need no registration; [Scaling](scaling.md) is about data beyond
 memory.
 
+```python
+import mereo
+
+splits = mereo.data.load_splits("digits", img_size=28)
+print(len(splits.train), len(splits.test), splits.class_names)
+print(mereo.data.list_datasets("*mnist"), splits.test.image_shape)
+```
+
 """
 TASK = """# Tasks
 
 `mereo train --task NAME` chooses what is predicted; `mereo tasks` prints the table too. A batch has the fields at the
 end of this page.
+
+```python
+import mereo
+
+task = mereo.tasks.get_task("classification")(("cat", "dog"))
+print(task.chooses, task.output_names)
+```
 
 """
 

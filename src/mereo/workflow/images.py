@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,8 +127,8 @@ def thumbnail(image: "Path | Image", side: int = 96) -> bytes:
     from PIL import Image, ImageOps
 
     try:
-        opened = Image.open(image) if isinstance(image, Path) else image
-        small = ImageOps.exif_transpose(opened).convert("RGB")
+        with Image.open(image) if isinstance(image, Path) else nullcontext(image) as opened:
+            small = ImageOps.exif_transpose(opened).convert("RGB")
         small.thumbnail((side, side))
         content = io.BytesIO()
         small.save(content, format="PNG")

@@ -69,9 +69,10 @@ class Predictions(Sequence[Prediction]):
         return [item.scores[0] for item in self]
 
     @property
-    def probabilities(self) -> list[float | None]:
-        """The probability of the predicted class of each image; None for weights without a fitted temperature."""
-        return [None if item.probabilities is None else item.probabilities[0] for item in self]
+    def probabilities(self) -> list[float] | None:
+        """The probability of the predicted class of each image; None for weights without calibration."""
+        shares = [item.values.get("probabilities") for item in self]
+        return None if None in shares else [next(iter(each.values())) for each in shares if each is not None]
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Plain values, as for a table or for JSON."""

@@ -10,6 +10,7 @@ from mereo.cli.train import start_from, trained
 from mereo.errors import UsageError
 from mereo.models import get_model_entry, is_sequence_model
 from mereo.models.registry import library_of
+from mereo.models.weights import read_metadata
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.engine import train as run_plan
 from mereo.training.estimate import announce
@@ -134,5 +135,5 @@ def _train_in_memory(config: TrainConfig, data: Any, report: Report) -> RunResul
 def _finished(result: RunResult) -> Training:
     """The result with what a network that is loaded from the run folder knows of itself."""
     result.model.class_names = result.task.output_names
-    result.model.metadata = {"task": result.task.name, "data": result.results["data"], **result.model.metadata}
+    result.model.metadata = read_metadata(result.folder.best)
     return Training(**{field.name: getattr(result, field.name) for field in fields(RunResult)})
