@@ -93,7 +93,9 @@ def _sample(info: DatasetInfo) -> tuple[list[tuple[int, int]], list[Pixels]]:
 
     assert info.layout is not None
     split = info.layout[0]["train"]
-    sizes, images, pixels = [], [], 0.0
+    sizes: list[tuple[int, int]] = []
+    images: list[Pixels] = []
+    pixels = 0.0
     for place in np.unique(np.linspace(0, len(split.files) - 1, SAMPLE).round().astype(int)):
         try:
             with split.tree.open(split.files[place]) as stream, warnings.catch_warnings():
@@ -109,7 +111,7 @@ def _sample(info: DatasetInfo) -> tuple[list[tuple[int, int]], list[Pixels]]:
         except Exception:  # reported when the file is read
             continue
         sizes.append(size)
-        images.append(decoded.transpose(1, 2, 0) if decoded.shape[0] == 3 else decoded)
+        images.append(decoded.transpose(1, 2, 0))
     return sizes, images
 
 
