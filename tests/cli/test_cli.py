@@ -58,7 +58,9 @@ def test_every_command_has_help(call, command):
     assert f"mereo {command}" in out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["predict", "--help"], ["recipes"], ["reproduce"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["predict", "--help"], ["recipes"], ["reproduce"], ["datasets"]]
+)
 def test_help_and_lists_import_no_torch(python, words):
     code = (
         f"import sys; from mereo.cli.main import main; done = main({words!r}); sys.exit(done or 'torch' in sys.modules)"

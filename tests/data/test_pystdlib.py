@@ -5,7 +5,7 @@ import json
 
 from mereo.data import DATASETS, load_windows
 from mereo.data.sets.pystdlib import LEFT_OUT, find_files
-from mereo.data.text import SPLITS, split_of
+from mereo.data.text_splits import SPLITS, split_of
 
 
 def test_it_has_the_sources_of_python_and_neither_packages_nor_tests() -> None:

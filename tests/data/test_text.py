@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mereo.data import Augmentation, TokenWindows, load_splits, load_window_split, load_windows
-from mereo.data.text import SPLITS, in_windows, join_files, read_path, split_of, text_info
+from mereo.data.text import in_windows, join_files, read_path, text_info
+from mereo.data.text_splits import SPLITS, split_of
 from mereo.errors import UsageError
 from mereo.training.provenance import data_changes, describe_data
 

@@ -93,6 +93,7 @@ def test_images_grow_for_fine_detail_where_time_allows_and_never_beyond_their_ow
     assert chosen(facts(lost=FINE), 1e-2).values["img_size"] == 32
     assert chosen(facts(lost=FINE, largest=(28, 28)), 1e-6).values["img_size"] == 32
     assert chosen(facts(lost=FINE | {48: 0.1}), 1e-3).values["img_size"] == 48
+    assert chosen(facts(lost=FINE), 5e-4).values["augment"] == chosen(facts(), img_size=64).values["augment"]
 
 
 def test_by_default_a_slow_network_gets_more_time_rather_than_too_few_epochs():

@@ -13,11 +13,15 @@ from mereo.training.config import ImageSize, TrainConfig
 class TrainOptions(TrainConfig):
     """Train a network. Writes a run folder with weights, results, curves and pictures.
 
+    Without a recipe or a configuration file, batch size, learning rate, epochs, warm-up, image size and augmentation
+    follow from the images and the time; each is printed with its reason, and every option that is given is kept.
+
     Examples:
       mereo train                                     MSPCaps-T on the digits in the package
       mereo train --model capsnet --data mnist --epochs 5
       mereo train --recipe mspcaps_paper --data cifar10 --dry-run
-      mereo train --data my_photos --img-size 64      folder my_photos/{train,val}/<class>/*
+      mereo train --data my_photos                    folder my_photos/{train,val}/<class>/* or my_photos/<class>/*
+      mereo train --data my_photos --minutes 5        the number of epochs follows from the time
       mereo train --data my_photos --weights mspcaps_tiny.cifar10
       mereo train --model davit_tiny --weights timm --data my_photos --freeze-layers 2 --layer-decay 0.7
       mereo train runs/capsnet-mnist/config.yaml      repeat a run

@@ -22,14 +22,12 @@ from mereo.data.load import Splits
 from mereo.data.registry import DATASETS, DatasetInfo
 from mereo.data.regular import kind_of, open_regular, user_path
 from mereo.data.sources import data_root
+from mereo.data.text_splits import PARTS, SPLITS, split_of
 from mereo.errors import MereoError, UsageError, check_choice, check_positive
 
 END = 0
 """The byte behind each file, and before the first byte of a split."""
 BYTES = 256
-SPLITS = ("train", "validation", "test")
-PARTS = 20
-"""One part of so many is for testing, one for choosing the epoch."""
 MOST = 2**30
 """Bytes of a folder or file that is read as text."""
 _LOOKED_AT = 2**13
@@ -45,12 +43,6 @@ class Text(NamedTuple):
 
     splits: Mapping[str, Tensor]
     digest: str
-
-
-def split_of(name: str) -> str:
-    """The split of a file, from the SHA-256 of its name."""
-    number = int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big") % PARTS
-    return "test" if number == 0 else "validation" if number == 1 else "train"
 
 
 def make_text(splits: Mapping[str, bytes]) -> Text:

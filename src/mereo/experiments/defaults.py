@@ -32,12 +32,16 @@ NOTES = [
 
 
 def grid(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """The settings beside the chosen ones, by their label: batches and rates at the chosen size, then other sizes."""
+    """The settings beside the chosen ones, by their label: batches and rates at the chosen size, then other sizes.
+
+    The chosen ones are a point of the grid themselves, or lie between its points.
+    """
     side = config.img_size
     rows: dict[str, dict[str, Any]] = {}
     for batch in BATCHES:
         for rate in RATES:
-            rows[f"batch {batch}, rate {rate:g}"] = {"batch_size": batch, "lr": rate}
+            if (batch, rate) != (config.batch_size, config.lr):
+                rows[f"batch {batch}, rate {rate:g}"] = {"batch_size": batch, "lr": rate}
     for other in SIDES:
         if isinstance(side, int) and other != side:
             epochs = max(round(config.epochs * (side / other) ** 2), 1)
@@ -71,14 +75,14 @@ def _run(data: str, settings: Settings, folder: Path) -> dict[str, Any]:
     accuracy = {
         label: 100 * sum(row["test_best"]["accuracy"] for row in rows) / len(rows) for label, rows in results.items()
     }
-    best = max((label for label in accuracy if label != "chosen"), key=accuracy.__getitem__)
+    best = max(accuracy, key=accuracy.__getitem__)
     seconds = sum(row["seconds"] for row in results["chosen"]) / len(results["chosen"])
     chosen = f"{config.img_size} px, batch {config.batch_size}, rate {config.lr:g}, {config.epochs} epochs"
     return {
         "data": Path(data).name, "chosen": chosen, "seconds": round(seconds, 1), "chosen %": accuracy["chosen"],
         "best of grid %": accuracy[best], "best of grid": best,
         "difference %": accuracy["chosen"] - accuracy[best],
-        f"{FORMER} %": accuracy["batch 128, rate 0.001"],
+        f"{FORMER} %": accuracy.get("batch 128, rate 0.001", accuracy["chosen"]),
     }  # fmt: skip
 
 

@@ -187,7 +187,8 @@ def choose(
         warmup = min(max(min(1.0, epochs / 10), WARMUP_STEPS / steps), max(epochs / 5, 0.1))
         put("warmup_epochs", round(warmup, 2), f"{round(warmup * steps)} steps")
     if "augment" not in given:
-        put("augment", *_augmentation(facts, chosen or side or 32))
+        own = config.img_size if isinstance(config.img_size, int) else min(config.img_size or (0,))
+        put("augment", *_augmentation(facts, chosen or own or side or 32))
     if facts.classes and max(facts.classes.values()) < 2 and not config.paper_protocol:
         put("validation_fraction", 0.0, "no class has two images")
     return Choice(values, reasons, expected)

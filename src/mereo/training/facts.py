@@ -111,7 +111,7 @@ def _sample(info: DatasetInfo) -> tuple[list[tuple[int, int]], list[Pixels]]:
         except Exception:  # reported when the file is read
             continue
         sizes.append(size)
-        images.append(decoded.transpose(1, 2, 0) if decoded.shape[0] == 3 else decoded)
+        images.append(decoded.transpose(1, 2, 0))
     return sizes, images
 
 

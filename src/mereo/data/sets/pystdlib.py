@@ -41,7 +41,7 @@ class _Counts(Mapping[str, int]):
 
     @functools.cached_property
     def _counts(self) -> dict[str, int]:
-        from mereo.data.text import SPLITS, split_of
+        from mereo.data.text_splits import SPLITS, split_of
 
         counts = dict.fromkeys(SPLITS, 0)
         for name, _, size in find_files():
