@@ -75,8 +75,8 @@ class SparseAxialRouting(nn.Module):
         if coupling.observers:
             rows, columns = sides if size[0] == 1 else sides[::-1]
             tiles = window_tiles(rows, columns, size)
-        lines = (x.flatten(0, 1).transpose(1, 2) for x in (q, k, v))
-        return attend(*lines, coupling, tiles=tiles).transpose(1, 2).unflatten(0, (-1, sides[0]))
+        q, k, v = (x.flatten(0, 1).transpose(1, 2) for x in (q, k, v))
+        return attend(q, k, v, coupling, tiles=tiles).transpose(1, 2).unflatten(0, (-1, sides[0]))
 
     def rows(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention inside every row. Shapes: (batch, rows, columns, heads, dim / heads) -> the same."""
@@ -84,8 +84,8 @@ class SparseAxialRouting(nn.Module):
 
     def columns(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention inside every column. Shapes: (batch, rows, columns, heads, dim / heads) -> the same."""
-        turned = (x.transpose(1, 2) for x in (q, k, v))
-        return self._along(self.along_columns, (q.shape[1], 1), *turned).transpose(1, 2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return self._along(self.along_columns, (q.shape[2], 1), q, k, v).transpose(1, 2)
 
     def numbers(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention between the numbers of a head, compared over the map.

@@ -64,7 +64,7 @@ def plain_self_routing(layer: ConvCapsules, poses: Tensor, present: Tensor) -> t
     windows, routing = layer.windows(*poses.shape[-2:]), layer.routing
     children, alive = windows.gather(poses), windows.gather(present)
     votes = plain_votes(layer, children)  # (windows, senders, receivers, pose)
-    gates = torch.einsum("nsd,rsd->nsr", children, routing.gate) + routing.gate_bias.T  # type: ignore[arg-type,operator]
+    gates = torch.einsum("nsd,rsd->nsr", children, routing.gate) + routing.gate_bias.T  # type: ignore[operator]
     taken = alive.unsqueeze(2) * gates.softmax(2)
     total = taken.sum(1)
     mean = (taken.unsqueeze(3) * votes).sum(1) / total.unsqueeze(2)

@@ -46,9 +46,10 @@ class CapsuleCell(nn.Module):
         super().__init__()
         check_choice("routing", routing, ROUTINGS)
         self.norm = nn.LayerNorm(dim)
-        self.route = SparseAxialRouting(dim, num_heads) if routing == "axial" else None
-        if self.route is None:
-            self.route = DepthwiseAttention(dim, num_heads, stride=stride)
+        axial = routing == "axial"
+        self.route: DepthwiseAttention | SparseAxialRouting = (
+            SparseAxialRouting(dim, num_heads) if axial else DepthwiseAttention(dim, num_heads, stride=stride)
+        )
         self.mix_norm = nn.LayerNorm(dim)
         self.mix = FeedForward(dim, MIX * dim)
         self.drop = StochasticDepth(drop_path)
@@ -271,8 +272,8 @@ class ParseCaps(CapsuleClassifier):
         primary = PrimaryStage(dims[0], dims[1], depths[0], num_heads[0], routing=routing, public_view=public_view)
         stages: list[nn.Module] = [nn.Sequential(*convolutions), primary]
         for number, rate in ((1, 0.0), (2, drop_path)):
-            options = {"routing": routing, "drop_path": rate}
-            stages.append(CapsuleStage(*dims[number : number + 2], depths[number], num_heads[number], **options))
+            sizes = dims[number], dims[number + 1], depths[number], num_heads[number]
+            stages.append(CapsuleStage(*sizes, routing=routing, drop_path=rate))
         self.stages = nn.ModuleList(stages)
         self.feature_info = [
             {"num_chs": dims[i], "reduction": 2 ** (i + 1), "module": f"stages.{i}"} for i in range(len(stages))
