@@ -14,6 +14,7 @@ from mereo.errors import UsageError, check_positive, unknown
 from mereo.explain import draw_explanation
 from mereo.explain.explanation import Explanation
 from mereo.explain.explanation import explain as explain_tensor
+from mereo.explain.folder import Shown
 from mereo.files import reading
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
@@ -31,7 +32,7 @@ class Explanations(Sequence[Explanation]):
 
     Args:
         model: the network.
-        batches: names of images and the images themselves, (batch, channels, height, width) in [0, 1].
+        batches: images with their names, and their classes where these are known.
         asked: numbers of the classes that are explained; the predicted ones when None.
         written: the files that were written, by kind.
     """
@@ -39,17 +40,17 @@ class Explanations(Sequence[Explanation]):
     def __init__(
         self,
         model: VisionModel,
-        batches: Sequence[tuple[list[str], Tensor]],
+        batches: Sequence[Shown],
         asked: Tensor | None,
         written: dict[str, list[Path]],
     ) -> None:
         self.model, self._batches, self.written = model, batches, written
-        self.names = [name for names, _ in batches for name in names]
-        counts = [len(names) for names, _ in batches]
+        self.names = [name for batch in batches for name in batch.names]
+        counts = [len(batch.names) for batch in batches]
         self._asked = [None] * len(counts) if asked is None else list(asked.split(counts))
         self._items = [
-            explain_tensor(model, images, classes=classes)
-            for (_, images), classes in zip(batches, self._asked, strict=True)
+            explain_tensor(model, batch.images, classes=classes)
+            for batch, classes in zip(batches, self._asked, strict=True)
         ]
 
     def __len__(self) -> int:
@@ -83,10 +84,13 @@ class Explanations(Sequence[Explanation]):
 
     def picture(self, number: int = 0) -> bytes:
         """The picture of one batch as PNG: image, scores, couplings, and which parts voted for the class."""
-        names, images = self._batches[number]
+        batch = self._batches[number]
         with tempfile.TemporaryDirectory(prefix="mereo-explain-") as folder:
             path = Path(folder) / "explanation.png"
-            draw_explanation(self.model, images, path, titles=names, classes=self._asked[number])
+            draw_explanation(
+                self.model, batch.images, path, titles=batch.names, true_labels=batch.labels,
+                classes=self._asked[number], shown=batch.large,
+            )  # fmt: skip
             return path.read_bytes()
 
     def _repr_png_(self) -> bytes:
@@ -126,10 +130,10 @@ def explain(
         written = {} if out is None else write(parsed, network, paths, source, Reporter(silent=True))
         in_memory = {path.name: path.stem for path in held}
         batches = [
-            ([in_memory.get(name, name) for name in names], pixels)
-            for names, pixels in read_batches(paths, network, parsed.strict, lambda count: None)
+            batch._replace(names=[in_memory.get(name, name) for name in batch.names])
+            for batch in read_batches(paths, network, parsed.strict, lambda count: None)
         ]
-    count = sum(len(names) for names, _ in batches)
+    count = sum(len(batch.names) for batch in batches)
     return Explanations(network, batches, _numbers(network, classes, count), written)
 
 
