@@ -285,7 +285,7 @@ def test_parameters_and_forms() -> None:
     plain = with_bias(tokens)
     with mereo.record(with_bias):
         torch.testing.assert_close(with_bias(tokens), plain)
-    assert inspect.unwrap(mereo.neighborhood_attention) is neighborhood_attention
+    assert inspect.unwrap(mereo.neighborhood_attention) is inspect.unwrap(neighborhood_attention)
     assert "window=(3, 3)" in repr(with_bias) and set(METHODS) == {"compiled", "tiles", "gathered", "flex", "dense"}
 
 

@@ -262,5 +262,5 @@ def test_bad_input(call, message: str) -> None:
 
 
 def test_names() -> None:
-    assert inspect.unwrap(mereo.lightning_attention) is lightning_attention
+    assert inspect.unwrap(mereo.lightning_attention) is inspect.unwrap(lightning_attention)
     assert set(METHODS) == {"compiled", "chunked", "parallel", "recurrent"}

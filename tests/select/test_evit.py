@@ -226,4 +226,4 @@ def test_models_that_cannot_be_reduced() -> None:
 
 
 def test_names() -> None:
-    assert inspect.unwrap(mereo.evit) is evit
+    assert inspect.unwrap(mereo.evit) is inspect.unwrap(evit)

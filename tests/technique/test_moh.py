@@ -164,4 +164,4 @@ def test_models_that_cannot_be_converted() -> None:
 
 
 def test_names() -> None:
-    assert inspect.unwrap(mereo.moh) is moh
+    assert inspect.unwrap(mereo.moh) is inspect.unwrap(moh)

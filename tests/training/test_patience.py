@@ -43,7 +43,7 @@ def test_all_steps_in_order_from_any_step_on():
 @pytest.fixture
 def _never_better(monkeypatch):
     """Only the first epoch is better than those before it."""
-    monkeypatch.setattr("mereo.training.engine.is_better", lambda task, scores, best: best is None)
+    monkeypatch.setattr("mereo.training.engine.is_better", lambda task, scores, best, by=None: best is None)
 
 
 def epochs_of(result):

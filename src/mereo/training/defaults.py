@@ -14,9 +14,9 @@ from mereo.runtime.printing import say
 from mereo.runtime.text import duration
 from mereo.training.choice import Choice, choose
 from mereo.training.config import TrainConfig, show_size
-from mereo.training.estimate import image_seconds, training_images
+from mereo.training.estimate import estimate, image_seconds, training_images
 from mereo.training.facts import DataFacts, look_at
-from mereo.training.plan import make_plan
+from mereo.training.plan import Plan, make_plan
 
 TIMED_SECONDS = 0.6
 """Seconds spent on timing a step."""
@@ -68,12 +68,17 @@ def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
     # Before anything is measured, so that an invalid setting is reported at once.
     make_plan(config, info)
 
+    def plan_at(chosen: int | None) -> Plan:
+        return make_plan(config if chosen is None else config.replace(img_size=chosen), info)
+
     def seconds(chosen: int | None) -> float:
-        timed = config if chosen is None else config.replace(img_size=chosen)
-        return image_seconds(make_plan(timed, info), TIMED_SECONDS)
+        return image_seconds(plan_at(chosen), TIMED_SECONDS)
 
     own = side if isinstance(side, int) and config.weights is None else None
-    choice = choose(config, given, facts, own, seconds)
+    # What does not fit into memory is not timed; a warning follows before the training.
+    estimated = estimate(plan_at(None), measure=False)
+    fits = estimated.memory <= estimated.available
+    choice = choose(config, given, facts, own, seconds if fits else None)
     return Defaults(config.replace(**choice.values), info, facts, choice)
 
 

@@ -166,7 +166,7 @@ def test_votes_of_places_sum_to_the_class_capsules() -> None:
 @torch.no_grad()
 def test_parse_trees_lead_to_places() -> None:
     model = some()
-    tree = parse_trees(observe(model, torch.rand(1, *model.image_shape, dtype=torch.float64)))[0]
+    tree = parse_trees(observe(model, torch.rand(1, *model.image_shape, dtype=torch.float64)), keep=4)[0]
     assert [tree.nodes[edge.child].kind for edge in tree.below(0)] == ["patch"] * 4
 
 
