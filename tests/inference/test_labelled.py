@@ -80,6 +80,18 @@ def test_figures_by_hand() -> None:
     assert set(answers.confusions) == {("a", "b", 1), ("b", "a", 1)}
 
 
+def test_a_network_that_guesses_suspects_no_label() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (60,), generator=generator)
+    guesses = torch.randn(60, 2, generator=generator)
+    knows = 6 * torch.eye(2)[labels] + guesses
+    assert likely_wrong_labels(guesses.double().softmax(1), labels)
+    assert answers_of(guesses.tolist(), labels.tolist(), [False] * 60, temperature=1.0).suspects == []
+    labels[:3] = 1 - labels[:3]
+    answers = answers_of(knows.tolist(), labels.tolist(), [False] * 60, temperature=1.0)
+    assert {suspect.place for suspect in answers.suspects} == {0, 1, 2}
+
+
 def test_without_a_temperature_each_half_is_calibrated_on_the_other() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 2, (60,), generator=generator)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from mereo.inference.answers import Answers
+from mereo.inference.metrics import chance_accuracy
 from mereo.measure.classification import classification_metrics
 from mereo.measure.conclusions import (
-    chance_accuracy,
     chance_words,
     coupling_rows,
     coupling_verdict,

@@ -15,7 +15,7 @@ from mereo.inference.answers import Answers
 from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.inference.duplicates import Duplicates, content_hash, find_duplicates, fingerprints
 from mereo.inference.label_checks import Suspect, likely_wrong_labels
-from mereo.inference.metrics import class_scores, confusion_matrix, wilson_interval
+from mereo.inference.metrics import chance_accuracy, class_scores, confusion_matrix, wilson_interval
 from mereo.inference.predict import Aside, answer_files, class_names
 from mereo.inference.temperature import calibration_of, fit_temperature, probabilities
 from mereo.inference.views import Views
@@ -113,8 +113,14 @@ class FolderAnswers:
 
     @cached_property
     def suspects(self) -> list[Suspect]:
-        """Likely wrong labels among the images that the network was not trained on, see `likely_wrong_labels`."""
+        """Likely wrong labels among the images that the network was not trained on, see `likely_wrong_labels`.
+
+        None where it predicts these no better than chance: then it knows less than whoever labelled them.
+        """
         held = ((self.labels >= 0) & ~self.trained).nonzero()[:, 0]
+        chance = chance_accuracy(confusion_matrix(self.predicted[held], self.labels[held], len(self.names)))
+        if chance is not None and self.figures(~self.trained)["accuracy_low"] <= chance:
+            return []
         checked = likely_wrong_labels(self.probabilities[held], self.labels[held])
         return [suspect._replace(place=int(held[suspect.place])) for suspect in checked]
 

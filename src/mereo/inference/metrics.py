@@ -69,3 +69,16 @@ def class_ratios(hits: Tensor, support: Tensor, predicted: Tensor) -> list[Class
         ClassScores(s, t, h / max(s, 1), h / max(t, 1), 2 * h / max(s + t, 1))
         for h, s, t in zip(hits.tolist(), support.tolist(), predicted.tolist(), strict=True)
     ]
+
+
+def chance_accuracy(confusion: Tensor) -> float | None:
+    """The accuracy of predictions that do not depend on the images; None with fewer than two classes among the images.
+
+    sum_k (share of the images that are of class k) (share of the images predicted as class k)
+
+    Shapes: confusion int64 (classes, classes), true classes in rows.
+    """
+    count, seen, predicted = confusion.sum(), confusion.sum(1), confusion.sum(0)
+    if int((seen > 0).sum()) < 2:
+        return None
+    return float((seen.double() * predicted.double()).sum() / count.double() ** 2)

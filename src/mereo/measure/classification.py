@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mereo.inference.answers import Answers
-from mereo.inference.metrics import class_scores, confusion_matrix, wilson_interval
+from mereo.inference.metrics import chance_accuracy, class_scores, confusion_matrix, wilson_interval
 from mereo.measure.calibration import (
     Reliability,
     brier_score,
@@ -16,7 +16,6 @@ from mereo.measure.calibration import (
     reliability,
     ways_of,
 )
-from mereo.measure.conclusions import chance_accuracy
 from mereo.measure.objects import object_metrics
 
 BINS = 15

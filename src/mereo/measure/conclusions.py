@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mereo.measure.couplings import WAYS
 from mereo.runtime.text import percent
@@ -13,19 +12,6 @@ from mereo.runtime.text import percent
 FEW = 30
 """Images below which predictions at the level of chance are a matter of too few images."""
 SHOWN_ERRORS = 5
-
-
-def chance_accuracy(confusion: Tensor) -> float | None:
-    """The accuracy of predictions that do not depend on the images; None with fewer than two classes among the images.
-
-    sum_k (share of the images that are of class k) (share of the images predicted as class k)
-
-    Shapes: confusion int64 (classes, classes), true classes in rows.
-    """
-    count, seen, predicted = confusion.sum(), confusion.sum(1), confusion.sum(0)
-    if int((seen > 0).sum()) < 2:
-        return None
-    return float((seen.double() * predicted.double()).sum() / count.double() ** 2)
 
 
 def is_at_chance(model: Mapping[str, Any]) -> bool:
