@@ -205,9 +205,16 @@ def test_too_few_images_are_refused(tmp_path, classes, count, capsys, monkeypatc
     assert "mereo: error" in capsys.readouterr().err
 
 
-def test_several_processes_keep_the_plain_defaults(monkeypatch):
+def test_several_processes_choose_what_one_chooses_but_for_what_follows_from_time(monkeypatch):
+    given = {"epochs"}
+    alone = choose_defaults(TrainConfig(), given).config
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert choose_defaults(TrainConfig(), ()).config == TrainConfig()
+    assert choose_defaults(TrainConfig(), given).config == alone != TrainConfig()
+    assert choose_defaults(TrainConfig(), ()).config == alone
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert choose_defaults(TrainConfig(), ()).config.batch_size % 3 == 0
+    with pytest.raises(UsageError, match="minutes is 2 with 3 processes"):
+        choose_defaults(TrainConfig(minutes=2.0), {"minutes"})
 
 
 def test_what_still_rises():

@@ -59,12 +59,12 @@ def default_minutes(images: int) -> float:
     return min(max(LEAST_MINUTES, LEAST_MINUTES * images / IMAGES_OF_LEAST), MOST_MINUTES)
 
 
-def batch_for(images: int, accumulate: int = 1) -> int:
+def batch_for(images: int, parts: int = 1) -> int:
     """Images of a step: a power of two, of which a small data set has several, times the parts it is split into."""
     wanted = next((size for most, size in BATCHES if images <= most), 128)
     bound = max(min(wanted, images // STEPS_OF_EPOCH), min(4, images), 1)
     size = 2 ** int(math.log2(bound))
-    return accumulate * max(size // accumulate, 1)
+    return parts * max(size // parts, 1)
 
 
 def rate_for(config: TrainConfig, batch_size: int) -> float:
@@ -132,6 +132,7 @@ def choose(
     facts: DataFacts,
     side: int | None,
     seconds: Seconds | None = None,
+    parts: int = 1,
 ) -> Choice:
     """The settings of a training that are not given.
 
@@ -141,6 +142,7 @@ def choose(
         facts: about the data.
         side: of the images that the network is made for; None if that cannot be chosen.
         seconds: measures the time of an image; None if no time is to be measured.
+        parts: into which a batch is split, over time and over processes.
     """
     values: dict[str, Any] = {}
     reasons: dict[str, str] = {}
@@ -149,7 +151,7 @@ def choose(
         if name not in given:
             values[name], reasons[name] = value, reason
 
-    put("batch_size", batch_for(facts.images, config.accumulate), f"{facts.images:,} images to train on")
+    put("batch_size", batch_for(facts.images, parts), f"{facts.images:,} images to train on")
     batch = int(values.get("batch_size", config.batch_size))
     tuned = "with these weights to start from" if config.weights is not None else f"for {config.model}"
     put("lr", rate_for(config, batch), f"{tuned} in batches of {batch}")

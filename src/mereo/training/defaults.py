@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mereo.data import DatasetInfo, dataset_info
+from mereo.errors import UsageError
 from mereo.models import get_model_entry, is_sequence_model
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration
@@ -49,16 +50,20 @@ class Defaults:
 def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
     """Choose the settings that are not given from the data and from --minutes.
 
-    Several processes could measure different times, so their settings stay those of `TrainConfig`; so do those of
-    networks that read tokens and of tasks other than classification.
+    Several processes could measure different times, so of what follows from time they take the number of epochs of
+    `TrainConfig`. Networks that read tokens and tasks other than classification keep all of its settings.
 
     Args:
         config: with defaults where nothing is given.
         given: names of the fields that were given, by an option or in Python.
     """
     config.check()
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several or config.task != "classification" or is_sequence_model(config.model):
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1 and "minutes" in given:
+        raise UsageError(
+            f"minutes is {config.minutes:g} with {processes} processes, which take one time; give --epochs."
+        )
+    if config.task != "classification" or is_sequence_model(config.model):
         return Defaults(config)
     side = get_model_entry(config.model).defaults["img_size"]
     info = dataset_info(config.data, config.data_root)
@@ -77,8 +82,8 @@ def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
     own = side if isinstance(side, int) and config.weights is None else None
     # What does not fit into memory is not timed; a warning follows before the training.
     estimated = estimate(plan_at(None), measure=False)
-    fits = estimated.memory <= estimated.available
-    choice = choose(config, given, facts, own, seconds if fits else None)
+    timed = estimated.memory <= estimated.available and processes == 1
+    choice = choose(config, given, facts, own, seconds if timed else None, parts=config.accumulate * processes)
     return Defaults(config.replace(**choice.values), info, facts, choice)
 
 

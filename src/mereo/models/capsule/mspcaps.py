@@ -170,7 +170,10 @@ class MSPCaps(MultiScaleCapsules):
     @classmethod
     def older_arguments(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Files written before there was `stem_reduction` have maps of the image's size."""
-        size = image_size(arguments.get("img_size", 32))
+        try:
+            size = image_size(arguments.get("img_size", 32))
+        except UsageError:  # refused with the name of the file, as all arguments are
+            return {}
         return {} if "stem_reduction" in arguments or max(size) < SMALL else {"stem_reduction": 1}
 
     def _build_dynamic(self, dims: dict[int, int], mid_dim: int) -> None:
