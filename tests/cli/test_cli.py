@@ -112,6 +112,7 @@ WRONG = [
     (["train", "--decay-rate", "1.5"], "at most 1"),
     (["train", "--mean", "inf", "--std", "1"], "mean is (inf,)"),
     (["train", "--in-chans", "1000000000"], "in_chans is 1000000000"),
+    (["train", "--dry-run", "--model-args", "img_size=1.5"], "img_size is 1.5"),
     (["train", "--model", "capsnet", "--img-size", "20000"], "GiB of weights"),
     (["train", "--img-size", "9" * 30], "img_size is too large"),
     (["train", "--augment", "crop=99999999"], "below 1,048,576"),

@@ -1,5 +1,6 @@
 """The catalogue of networks: names, presets, arguments and their faults, sources."""
 
+import contextlib
 import typing
 from typing import Any
 
@@ -9,7 +10,7 @@ import mereo
 from mereo.core import Source
 from mereo.errors import UsageError
 from mereo.models import MODELS, SEQUENCE_MODELS, ModelEntry, get_model_entry, register_model
-from mereo.models.registry import families
+from mereo.models.registry import families, outline
 from plain_cnn import PlainCNN, registered
 
 
@@ -144,6 +145,14 @@ def test_sources(text: str, link: str, field: str) -> None:
     assert ("archivePrefix" in source.citation) == text.startswith("arXiv")
     key = source.citation.partition("{")[2].partition(",")[0]
     assert key.replace("_", "").isalnum()
+
+
+@pytest.mark.parametrize("entry", families().values(), ids=lambda entry: entry.family)
+def test_arguments_of_any_type_are_taken_or_refused_in_words(entry: ModelEntry) -> None:
+    for name in entry.defaults:
+        for value in ([], [1], {}, {"a": 1}, "x", 1.5, float("nan")):
+            with contextlib.suppress(UsageError):
+                outline(entry.name, **(dict(entry.tiny or {}) | {name: value}))
 
 
 @pytest.mark.parametrize("entry", families().values(), ids=lambda entry: entry.family)

@@ -10,7 +10,8 @@ SIZES = [0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17]
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "same": lambda c: c, "zeros": lambda c: c * 0, "nothing": lambda c: None, "a number": lambda c: 1.0,
     "double": lambda c: c.double(), "half": lambda c: c.half(), "bool": lambda c: c > 0.5, "long": lambda c: c.long(),
-    "complex": lambda c: c * 1j, "NaN": lambda c: c * float("nan"), "infinite": lambda c: c - float("inf"),
+    "complex": lambda c: c * 1j, "NaN": lambda c: c * float("nan"),
+    "infinite": lambda c: c - float("inf") if c.is_floating_point() else c,
     "one NaN": lambda c: c.index_fill(0, c.new_zeros(1).long(), float("nan")), "sum": lambda c: c.sum(),
     "fewer": lambda c: c[..., :-1], "transposed": lambda c: c.transpose(-1, -2), "first": lambda c: c[:1],
     "more axes": lambda c: c.unsqueeze(0), "sparse": lambda c: c.to_sparse(), "meta": lambda c: c.to("meta"),

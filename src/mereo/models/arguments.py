@@ -103,9 +103,12 @@ def check_arguments(
 
 
 def _check_hint(given: str, value: Any, hint: Any) -> None:
-    """UsageError for a number, switch or text that the annotation does not name; other values the network checks."""
+    """UsageError for a value of a type that the annotation does not name; what is in a list the network checks."""
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    if Any in kinds or type(value) not in (bool, int, float, str):
+    holds = isinstance(value, tuple | list | dict)
+    if Any in kinds or not (holds or type(value) in (bool, int, float, str)):
+        return
+    if holds and any(get_origin(kind) is not None for kind in kinds):
         return
     if type(value) not in kinds and not (type(value) is int and float in kinds):
         shown = " or ".join(_WORDS.get(get_origin(kind) or kind, str(kind)) for kind in kinds)

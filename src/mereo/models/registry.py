@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mereo.core import Source
+from mereo.core.shapes import image_size
 from mereo.core.unfilled import unfilled
 from mereo.errors import UsageError, check_choice, unknown
 from mereo.models.base import VisionModel
@@ -58,7 +59,7 @@ class ModelEntry(NetworkEntry):
     def pretrained_cfg(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Preprocessing and provenance under timm's field names."""
         size, channels = arguments["img_size"], arguments["in_chans"]
-        sides = (size, size) if isinstance(size, int) else tuple(size)
+        sides = image_size(size)
         mean, std = self.normalisation(channels)
         own = {
             "architecture": self.name,
