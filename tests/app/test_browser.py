@@ -132,7 +132,7 @@ def test_the_run_and_the_choice_of_networks(page):
     assert tab.run("document.querySelector('.card h3').textContent") == "plain"
     # A class name with markup is text.
     assert tab.run("[...document.querySelectorAll('.classes button')].some(b => b.textContent === '<b>')")
-    assert "--data" in tab.run("document.getElementById('tests-reason').textContent")
+    tab.wait("document.getElementById('tests-reason').textContent.includes('--data')")
 
 
 def test_everything_has_a_name_and_text_has_contrast(page):

