@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import yaml
 
-from mereo.errors import UsageError, check_choice, check_positive, check_probability, unknown
+from mereo.errors import UsageError, check_choice, check_positive, check_probability, check_steps, unknown
 from mereo.files import read_regular
 from mereo.training.option_values import LARGEST_NUMBER, ImageSize, ModelArguments, parse_size, read_yaml
 
@@ -110,6 +110,13 @@ class TrainConfig:
     cutmix: float = 0.0
     """Paste a rectangle of another image, with an area drawn from Beta(cutmix, cutmix); 0 turns it off. With mixup as
     well, each step uses one of the two."""
+    adversarial: float = 0.0
+    """Replace part of each batch by adversarial examples, in which no pixel differs by more than this from the image
+    (pixels between 0 and 1); 0 turns it off."""
+    adversarial_steps: int = 3
+    """Steps of gradient ascent to each adversarial example; 1 is the fastest."""
+    adversarial_share: float = 0.5
+    """Fraction of the images of each batch that is replaced by adversarial examples."""
     reconstruction_weight: float = 0.0005
     """Weight of the reconstruction loss (summed squared error) for networks with a decoder."""
     augment: tuple[str, ...] = ("auto",)
@@ -180,6 +187,8 @@ class TrainConfig:
             lr=self.lr,
             checkpoint_seconds=self.checkpoint_seconds,
             decay_rate=self.decay_rate,
+            adversarial_steps=self.adversarial_steps,
+            adversarial_share=self.adversarial_share,
         )
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
@@ -188,6 +197,7 @@ class TrainConfig:
         check_probability(validation_fraction=self.validation_fraction, label_smoothing=self.label_smoothing)
         not_negative = (
             "weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight", "mixup", "cutmix",
+            "adversarial",
         )  # fmt: skip
         for name in not_negative:
             if not getattr(self, name) >= 0:
@@ -200,6 +210,10 @@ class TrainConfig:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 0, or at least {_LEAST_MIXING}.")
         if self.minutes is not None and self.minutes > _MOST_MINUTES:
             raise UsageError(f"minutes is {self.minutes}; it must be at most {_MOST_MINUTES:,}, which is 69 days.")
+        for name in ("adversarial", "adversarial_share"):
+            if getattr(self, name) > 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at most 1.")
+        check_steps(adversarial_steps=self.adversarial_steps)
         if self.decay_rate > 1:
             raise UsageError(f"decay_rate is {self.decay_rate}; it must be above 0 and at most 1.")
         for name in ("minutes", "in_chans", "clip_norm", "limit", "decay_steps", "patience"):
