@@ -9,11 +9,12 @@ from torch import Tensor
 from mereo.data import OPERATIONS, Augmentation, take_window
 from mereo.data.efficient_mnist import EfficientMnist, content_margins
 from mereo.data.moving import Crop, Flip, Rotate, Shift, Zoom
-from mereo.data.photometric import Brightness, Contrast, Hue, Saturation
+from mereo.data.photometric import Brightness, Contrast, Hue, Noise, Saturation
 from mereo.errors import UsageError
 
 ALL = ["rotate=15", "shift=2", "crop=4", "flip", "zoom=0.25:1", "brightness=0.2", "contrast=0.5:1.5",
-       "saturation=0.5:1.5", "hue=0.1", "erase=0.5:0.02:0.33", "rand_augment=2:9", "efficient_mnist"]  # fmt: skip
+       "saturation=0.5:1.5", "hue=0.1", "noise=0.1", "erase=0.5:0.02:0.33", "rand_augment=2:9",
+       "efficient_mnist"]  # fmt: skip
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -207,6 +208,7 @@ def test_written_forms_round_trip() -> None:
         ("saturation=2:1", "low <= high"),
         ("zoom=0:1", "0 < low <= high <= 1"),
         ("hue=0.6", "between 0 and 0.5"),
+        ("noise=1.1", "between 0 and 1"),
         ("hue=nan", "between 0 and 0.5"),
         ("erase=2:0.1:0.2", "between 0 and 1"),
         ("erase=1:0.3:0.2", "low <= high"),
@@ -268,3 +270,15 @@ def test_rand_augment_of_no_magnitude_keeps_most_and_leaves_other_channels_alone
     assert 0.5 < same.float().mean() < 1  # solarize, autocontrast and equalize have no neutral magnitude
     with pytest.raises(UsageError, match="these have 2"):
         Augmentation.parse(["rand_augment=1:9"])(images[:, :2], generator())
+
+
+def test_noise_has_the_deviation_of_each_image_and_follows_from_its_number():
+    noise, images = Noise(0.2), torch.full((3, 3, 40, 40), 0.5)
+    drawn = noise.draw(3, 40, 40, generator())
+    changed = noise.apply(images, drawn)
+    torch.testing.assert_close((changed - images).flatten(1).std(1), drawn[:, 0].float(), rtol=0.05, atol=0)
+    assert (drawn[:, 0] < 0.2).all() and len(set(drawn[:, 0].tolist())) == 3
+    # An image changes the same way whatever batch it is in.
+    torch.testing.assert_close(noise.apply(images[1:2], drawn[1:2]), changed[1:2], rtol=0, atol=0)
+    none = torch.tensor([[0.0, 7.0]], dtype=torch.float64)
+    assert torch.equal(noise.apply(images[:1], none), images[:1])

@@ -5,7 +5,8 @@ import pytest
 from mereo.cli.train import options_from
 from mereo.errors import UsageError
 from mereo.models import MODELS, SEQUENCE_MODELS, is_model
-from mereo.training.config import TrainConfig, show_size
+from mereo.training.config import TrainConfig
+from mereo.training.option_values import show_size
 from mereo.training.recipes import RECIPES, apply_recipe
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -83,15 +84,19 @@ class StoppedError(Exception):
     """Stands for a kill: it passes every handler of the engine."""
 
 
+PLAIN: dict[str, Any] = {}
+RICH = {"ema_decay": 0.9, "adversarial": 0.1, "adversarial_steps": 1, "augment": ["noise=0.1"]}
+
+
 @pytest.mark.parametrize(
-    ("stop_at", "ema_decay"),
+    ("stop_at", "settings"),
     [
-        case if case in ((0, None), (4, 0.9)) else pytest.param(*case, marks=pytest.mark.long)
-        for case in product([0, 1, 4, 5], [None, 0.9])
+        case if case in ((0, PLAIN), (4, RICH)) else pytest.param(*case, marks=pytest.mark.long)
+        for case in product([0, 1, 4, 5], [PLAIN, RICH])
     ],
 )
-def test_a_stopped_run_goes_on_to_the_same_weights(small_config, silent, monkeypatch, stop_at, ema_decay):
-    changes = {"checkpoint_seconds": 1e-9, "epochs": 3, "ema_decay": ema_decay}
+def test_a_stopped_run_goes_on_to_the_same_weights(small_config, silent, monkeypatch, stop_at, settings):
+    changes = {"checkpoint_seconds": 1e-9, "epochs": 3, **settings}
     whole = train(small_config(name="whole", **changes), silent)
     optimise, calls = Trainer.optimise, []
 

@@ -12,7 +12,7 @@ from mereo.cli.show import print_table
 from mereo.errors import check_positive
 from mereo.files import check_name
 from mereo.runtime.printing import say
-from mereo.training.config import show_size
+from mereo.training.option_values import show_size
 
 if TYPE_CHECKING:
     from mereo.export.rows import Row
@@ -63,8 +63,8 @@ def _of_family(
     """Rows of a family's networks, what was measured of them on changed images, and lines on how."""
     from mereo.export.rows import run_comparison
     from mereo.measure.robustness import EPSILON, STEPS, measure_robustness
-    from mereo.training.config import parse_size
     from mereo.training.families import SIDE, family_networks, upright_augmentation
+    from mereo.training.option_values import parse_size
 
     assert options.family is not None
     side = parse_size(given.setdefault("img_size", SIDE)) or SIDE

@@ -11,7 +11,7 @@ from mereo.data.efficient_mnist import EfficientMnist
 from mereo.data.erase import Erase
 from mereo.data.moving import Crop, Flip, Rotate, Shift, Zoom
 from mereo.data.operation import Operation
-from mereo.data.photometric import Brightness, Contrast, Hue, Saturation
+from mereo.data.photometric import Brightness, Contrast, Hue, Noise, Saturation
 from mereo.data.rand_augment import RandAugment
 from mereo.errors import UsageError, unknown
 
@@ -27,6 +27,7 @@ OPERATIONS: dict[str, type[Operation]] = {
         Contrast,
         Saturation,
         Hue,
+        Noise,
         Erase,
         RandAugment,
         EfficientMnist,

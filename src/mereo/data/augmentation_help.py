@@ -12,6 +12,7 @@ LINES = {
     "contrast": ("multiply differences from the mean by a factor in LOW:HIGH", "0 and more"),
     "saturation": ("multiply differences from grey by a factor in LOW:HIGH; colour images only", "0 and more"),
     "hue": ("turn the hue by +-AMOUNT of the circle; colour images only", "0 to 0.5"),
+    "noise": ("add normal noise with a standard deviation in 0:AMOUNT, drawn for each image", "0 to 1"),
     "erase": ("black rectangle with PROBABILITY and a share of the area in LOW:HIGH", "0 to 1 each"),
     "rand_augment": (
         "COUNT changes of 14 kinds with a MAGNITUDE; moves leave black borders",

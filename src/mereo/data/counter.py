@@ -4,6 +4,8 @@ splitmix64 (Steele, Lea, Flood, OOPSLA 2014): z = seed + n * 0x9E3779B97F4A7C15,
 It makes splits and evaluation pairs the same on every machine and with every version of PyTorch.
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -29,3 +31,11 @@ def uniform(seed: int, indices: Tensor, count: int) -> Tensor:
     steps = ((places + np.uint64(1)) * np.uint64(_GOLDEN)).astype(np.uint64)
     words = _mix(start + steps)
     return torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def normal(uniforms: Tensor) -> Tensor:
+    """Numbers of the normal distribution from uniform ones in [0, 1), by its inverse; cut at 5 deviations.
+
+    Shapes: any -> the same.
+    """
+    return math.sqrt(2) * torch.erfinv((2 * uniforms - 1).clamp(-1 + 6e-7, 1 - 6e-7))

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mereo.data.counter import normal, uniform
 from mereo.data.operation import Operation, uniform_between
 from mereo.errors import UsageError
 
@@ -116,3 +117,26 @@ class Hue(Operation):
         t = (torch.tensor([5.0, 3.0, 1.0], device=images.device).view(1, 3, 1, 1) + hue) % 6
         falls = t.minimum(4 - t).clamp(0, 1)
         return (value.unsqueeze(1) - spread.unsqueeze(1) * falls).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class Noise(Operation):
+    """x + s z with z from the normal distribution for each value and s uniform in [0, amount) for each image."""
+
+    amount: float
+    name: ClassVar[str] = "noise"
+    usage: ClassVar[str] = "noise=0.1"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.amount <= 1:
+            raise UsageError(f"noise is {self.amount}; it must be between 0 and 1, the range of a pixel.")
+
+    def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
+        """-> float64 (count, 2): the standard deviation and a number from which the noise of the image follows."""
+        deviations = uniform_between(0, self.amount, count, generator).double()
+        return torch.cat([deviations, torch.randint(2**31, (count, 1), generator=generator).double()], 1)
+
+    def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
+        uniforms = uniform(0, parameters[:, 1].long(), images[0].numel())
+        noise = normal(uniforms).to(images).view_as(images)
+        return (images + parameters[:, :1, None, None].to(images) * noise).clamp(0, 1)

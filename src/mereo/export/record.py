@@ -7,8 +7,9 @@ from typing import Any
 
 from mereo.data.sets import is_dataset
 from mereo.errors import UsageError
-from mereo.training.config import FIELDS, TrainConfig, show_arguments, show_size
+from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.figures import read_results
+from mereo.training.option_values import show_arguments, show_size
 from mereo.training.recipes import RECIPES, apply_recipe
 from mereo.training.run_folder import IDENTITY, RunFolder
 

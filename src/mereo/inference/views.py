@@ -21,7 +21,7 @@ Views = Callable[[Tensor], list[Tensor]]
 KEY = "augment"
 """Of the metadata of weights."""
 NUM_VIEWS = 8
-LEFT_OUT = ("erase",)
+LEFT_OUT = ("erase", "noise")
 """Operations that remove information, which no mean over views brings back."""
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.data.counter import uniform
+from mereo.data.counter import normal, uniform
 from mereo.data.geometric import rotation, take_window, transform
 from mereo.errors import UsageError, unknown
 
@@ -85,9 +85,7 @@ def occlude(images: Tensor, percent: float, draws: Tensor) -> Tensor:
 
 def add_noise(images: Tensor, deviation: float, draws: Tensor) -> Tensor:
     """Gaussian noise of that standard deviation, in units of the full range."""
-    # Uniform numbers through the inverse of the normal distribution; the ends are cut at 5 deviations.
-    normal = math.sqrt(2) * torch.erfinv((2 * draws - 1).clamp(-1 + 6e-7, 1 - 6e-7))
-    return images + deviation * normal.view_as(images)
+    return images + deviation * normal(draws).view_as(images)
 
 
 def blur(images: Tensor, percent: float, draws: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mereo.errors import UsageError, unknown
-from mereo.training.config import parse_arguments
+from mereo.training.option_values import parse_arguments
 from mereo.training.recipes import RECIPES, apply_recipe
 from mereo.training.studies import Study, Variant, folder_name
 

@@ -4,121 +4,24 @@ torch is not imported here, so that `--help` is quick.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
 import yaml
 
-from mereo.errors import UsageError, check_choice, check_positive, check_probability, unknown
+from mereo.errors import UsageError, check_choice, check_positive, check_probability, check_steps, unknown
 from mereo.files import read_regular
+from mereo.training.option_values import LARGEST_NUMBER, ImageSize, ModelArguments, parse_size, read_yaml
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "rmsprop")
 SCHEDULES = ("cosine", "exponential", "inverse", "constant")
 SAMPLERS = ("shuffle", "balanced")
 _LONGEST_FILE = 2**20
-_LARGEST_NUMBER, _LARGEST_SETTING = 2**63, 1e6
+_LARGEST_SETTING = 1e6
 _MOST_MINUTES = 100_000
 _LEAST_MIXING = 1e-3
 """Of a Beta distribution's parameters: it is a coin by then, and smaller ones cannot be drawn from in float32."""
-
-
-_PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """Reads plain types only: no `!!binary`, dates or sets, and no aliases, which let a few lines expand to any
-    size."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("it has an alias (*name); write the value out")
-        return super().compose_node(parent, index)
-
-
-_PlainLoader.yaml_constructors = {
-    tag: constructor
-    for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
-    if tag is None or tag.rpartition(":")[2] in _PLAIN
-}
-# A date stays text.
-_PlainLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in _PLAIN]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def read_yaml(text: str) -> Any:
-    """The value of a YAML document of plain types; ValueError for any other text."""
-    try:
-        return yaml.load(text, _PlainLoader)
-    except Exception as error:  # for a tag on the wrong text PyYAML raises nearly any exception
-        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
-
-
-def parse_arguments(words: list[str]) -> dict[str, Any]:
-    """name=value words, each value read as YAML: patch_size=2, scales=[0,1], routing=dynamic."""
-    arguments: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise ValueError(f"{word!r} is not of the form name=value")
-        try:
-            arguments[name] = read_yaml(value)
-        except ValueError:
-            raise ValueError(f"{value!r} is not a value for {name}") from None
-    return arguments
-
-
-def show_arguments(arguments: dict[str, Any]) -> list[str]:
-    """Arguments as text that `parse_arguments` reads."""
-    return [f"{name}={yaml.safe_dump(v, default_flow_style=True).splitlines()[0]}" for name, v in arguments.items()]
-
-
-ModelArguments = Annotated[
-    dict[str, Any],
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="NAME=VALUE ...",
-        instance_from_str=parse_arguments,
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=show_arguments,
-    ),
-]
-
-
-def parse_size(value: Any) -> int | tuple[int, int] | None:
-    """Sides of an image: 64, "64", "64x48" or [64, 48], height first; UsageError for anything else."""
-    sides = value.lower().split("x") if isinstance(value, str) else [value] if isinstance(value, int) else value
-    try:
-        numbers = [int(side) for side in sides]
-        whole = all(isinstance(side, int | str) and not isinstance(side, bool) for side in sides)
-    except (TypeError, ValueError, OverflowError):
-        numbers, whole = [], False
-    if not whole or len(numbers) not in (1, 2) or min(numbers) < 1:
-        raise UsageError(f"img_size is {value!r}; it must be a whole number above 0 or height x width, such as 64x48.")
-    if max(numbers) >= _LARGEST_NUMBER:
-        raise UsageError("img_size is too large a number.")
-    return numbers[0] if numbers[0] == numbers[-1] else (numbers[0], numbers[1])
-
-
-def show_size(size: int | Sequence[int] | None) -> str:
-    """A size as text that `parse_size` reads: 64, or 64x48."""
-    return "x".join(map(str, size)) if isinstance(size, Sequence) else str(size)
-
-
-ImageSize = Annotated[
-    int | tuple[int, int] | None,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="SIDE|HEIGHTxWIDTH",
-        instance_from_str=lambda words: None if words == ["None"] else parse_size(words[0]),
-        is_instance=lambda value: value is None or isinstance(value, int | tuple),
-        str_from_instance=lambda value: [show_size(value)],
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -207,6 +110,13 @@ class TrainConfig:
     cutmix: float = 0.0
     """Paste a rectangle of another image, with an area drawn from Beta(cutmix, cutmix); 0 turns it off. With mixup as
     well, each step uses one of the two."""
+    adversarial: float = 0.0
+    """Replace part of each batch by adversarial examples, in which no pixel differs by more than this from the image
+    (pixels between 0 and 1); 0 turns it off."""
+    adversarial_steps: int = 3
+    """Steps of gradient ascent to each adversarial example; 1 is the fastest."""
+    adversarial_share: float = 0.5
+    """Fraction of the images of each batch that is replaced by adversarial examples."""
     reconstruction_weight: float = 0.0005
     """Weight of the reconstruction loss (summed squared error) for networks with a decoder."""
     augment: tuple[str, ...] = ("auto",)
@@ -277,6 +187,8 @@ class TrainConfig:
             lr=self.lr,
             checkpoint_seconds=self.checkpoint_seconds,
             decay_rate=self.decay_rate,
+            adversarial_steps=self.adversarial_steps,
+            adversarial_share=self.adversarial_share,
         )
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
@@ -285,6 +197,7 @@ class TrainConfig:
         check_probability(validation_fraction=self.validation_fraction, label_smoothing=self.label_smoothing)
         not_negative = (
             "weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight", "mixup", "cutmix",
+            "adversarial",
         )  # fmt: skip
         for name in not_negative:
             if not getattr(self, name) >= 0:
@@ -297,6 +210,10 @@ class TrainConfig:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 0, or at least {_LEAST_MIXING}.")
         if self.minutes is not None and self.minutes > _MOST_MINUTES:
             raise UsageError(f"minutes is {self.minutes}; it must be at most {_MOST_MINUTES:,}, which is 69 days.")
+        for name in ("adversarial", "adversarial_share"):
+            if getattr(self, name) > 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at most 1.")
+        check_steps(adversarial_steps=self.adversarial_steps)
         if self.decay_rate > 1:
             raise UsageError(f"decay_rate is {self.decay_rate}; it must be above 0 and at most 1.")
         for name in ("minutes", "in_chans", "clip_norm", "limit", "decay_steps", "patience"):
@@ -304,9 +221,9 @@ class TrainConfig:
                 check_positive(**{name: getattr(self, name)})
         if self.img_size is not None:
             parse_size(self.img_size)
-        if self.warmup_steps is not None and not 0 <= self.warmup_steps < _LARGEST_NUMBER:
+        if self.warmup_steps is not None and not 0 <= self.warmup_steps < LARGEST_NUMBER:
             raise UsageError(f"warmup_steps is {self.warmup_steps}; it must be at least 0.")
-        if not 0 <= self.freeze_layers < _LARGEST_NUMBER:
+        if not 0 <= self.freeze_layers < LARGEST_NUMBER:
             raise UsageError(f"freeze_layers is {self.freeze_layers}; it must be at least 0.")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UsageError(f"layer_decay is {self.layer_decay}; it must be above 0 and at most 1.")
@@ -392,7 +309,7 @@ def _coerce(name: str, value: Any) -> Any:
             raise UsageError(f"{name} is {value!r}; it must be a number.") from None
     allowed = _TYPES.get(base, (str,))
     fits = isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
-    if isinstance(value, int) and abs(value) >= _LARGEST_NUMBER:
+    if isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
         raise UsageError(f"{name} is too large a number.")
     if not fits:
         raise UsageError(f"{name} is {value!r}; it must be {base if base in _TYPES else 'text'}.")

@@ -14,9 +14,10 @@ from mereo.models import get_model_entry, is_sequence_model
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration
 from mereo.training.choice import Choice, choose
-from mereo.training.config import TrainConfig, show_size
+from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate, image_seconds, training_images
 from mereo.training.facts import DataFacts, look_at
+from mereo.training.option_values import show_size
 from mereo.training.plan import Plan, make_plan
 
 TIMED_SECONDS = 0.6

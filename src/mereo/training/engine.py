@@ -19,11 +19,12 @@ from torch.utils._pytree import tree_map_only
 from mereo.data import Batch, Images
 from mereo.errors import MereoError, UsageError
 from mereo.files import write_atomically
-from mereo.inference.evaluate import Scores, prepare_batch
+from mereo.inference.evaluate import Scores, normalise, prepare_batch
 from mereo.inference.temperature import KEY
 from mereo.models import save_weights
 from mereo.models.registry import lay_out
 from mereo.models.weights import check_finite, load_tensors, save_tensors
+from mereo.training.adversarial import adversarial_training
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer
 from mereo.training.batch_norm import restore_batch_norms, share_batch_statistics, statistics_note
@@ -113,17 +114,26 @@ class Trainer:
         optimizer = make_optimizer(self.config, parameter_groups(self.config, self.plain_objective, model))
         self.objective, self.optimizer = self.accelerator.prepare(self.plain_objective, optimizer)
         self.step_module: Any = torch.compile(self.objective) if self.config.compile else self.objective
+        self.adversary = adversarial_training(self.config, self._normalised, self.accelerator.autocast)
         self.average = None if self.config.ema_decay is None else WeightAverage(self.model, self.config.ema_decay)
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        return normalise(images, self.cfg["mean"], self.cfg["std"]).contiguous(memory_format=self.memory_format)
 
     def sampler(self, epoch: int) -> Tensor:
         """The order in which an epoch visits the images: int64 (images,)."""
         return sample_epoch(self.config.sampler, self.config.seed, epoch, self.splits.train)
 
-    def batch(self, epoch: int, step: int, order: Tensor, part: int) -> Batch:
-        """This process's share of one part of a batch: a pure function of (seed, epoch, step)."""
-        config, size = self.config, self.batch_size // (self.processes * self.config.accumulate)
+    def _share(self, part: int) -> slice:
+        """The images of a batch that this process takes in one of its parts."""
+        size = self.batch_size // (self.processes * self.config.accumulate)
         # The processes share a part, so that its batch statistics do not depend on how many they are.
         start = (part * self.processes + self.rank) * size
+        return slice(start, start + size)
+
+    def batch(self, epoch: int, step: int, order: Tensor, part: int) -> Batch:
+        """This process's share of one part of a batch: a pure function of (seed, epoch, step)."""
+        config, share = self.config, self._share(part)
 
         def take(share: slice) -> Batch:
             return self.splits.train.batch(
@@ -135,7 +145,6 @@ class Trainer:
                 device=self.device,
             )
 
-        share = slice(start, start + size)
         if config.mixup == config.cutmix == 0:
             return take(share)
         return mix_step(
@@ -160,9 +169,13 @@ class Trainer:
         def losses() -> Iterator[Tensor]:
             for part in range(parts):
                 began = time.perf_counter()
-                batch = prepare_batch(self.batch(epoch, step, order, part), self.cfg, self.memory_format)
-                self.task.check(batch)
+                batch = self.batch(epoch, step, order, part)
                 loading[0] += time.perf_counter() - began
+                if self.adversary is not None:
+                    seed = derived_seed(config.seed, "adversarial", number)
+                    batch = self.adversary(self.model, batch, self._share(part).start, seed)
+                batch = prepare_batch(batch, self.cfg, self.memory_format)
+                self.task.check(batch)
                 # Gradients are exchanged with the last part only.
                 with nullcontext() if part == parts - 1 else self.accelerator.no_sync(self.objective):
                     loss, outputs = self.step_module(batch)

@@ -17,6 +17,7 @@ from mereo.runtime.memory import free_memory
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration, gibibytes
 from mereo.tasks import Objective
+from mereo.training.adversarial import AdversarialTraining, adversarial_training
 from mereo.training.config import TrainConfig
 from mereo.training.freezing import describe_trained, freeze
 from mereo.training.plan import Plan, as_plan
@@ -148,7 +149,9 @@ def estimate(
     if not (measure(estimated) if callable(measure) else measure):
         return estimated
     before_timing(estimated)
-    seconds = _time_step(objective, lambda count: task.example(model, count, labels), batch_size, micro, device)
+    seconds = _time_step(
+        objective, lambda count: task.example(model, count, labels), batch_size, micro, device, _adversary(config)
+    )
     images = training_images(config, without_unread(info, strict=config.strict))
     return replace(estimated, step_seconds=seconds, images=images)
 
@@ -168,7 +171,17 @@ def image_seconds(plan: Plan, limit: float = TIMING_SECONDS) -> float:
         module.eval()
     size = min(config.batch_size, max(training_images(config, plan.info), 1))
     micro, labels = max(size // config.accumulate, 1), plan.info.labels_per_image
-    return _time_step(objective, lambda count: task.example(model, count, labels), size, micro, device, limit) / size
+    return (
+        _time_step(
+            objective, lambda count: task.example(model, count, labels), size, micro, device, _adversary(config), limit
+        )
+        / size
+    )
+
+
+def _adversary(config: TrainConfig) -> AdversarialTraining | None:
+    """The adversarial training, for random images that are as good as normalised."""
+    return adversarial_training(config, lambda images: images)
 
 
 def _time_step(
@@ -177,6 +190,7 @@ def _time_step(
     batch_size: int,
     micro: int,
     device: torch.device,
+    adversary: AdversarialTraining | None,
     limit: float = TIMING_SECONDS,
 ) -> float:
     """Seconds of a step of `batch_size` images, timed on micro-batches that double while there is time."""
@@ -188,6 +202,8 @@ def _time_step(
         if batch.images is not None:
             batch = batch._replace(images=batch.images.contiguous(memory_format=layout))
         began = time.perf_counter()
+        if adversary is not None:
+            batch = adversary(objective.model, batch, 0, 0)
         objective(batch)[0].backward()
         objective.zero_grad(set_to_none=True)
         if device.type == "cuda":

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from mereo.errors import UsageError
 from mereo.models.registry import is_model, library_of, outline
 from mereo.training.compare import parse_variant
-from mereo.training.config import show_size
+from mereo.training.option_values import show_size
 from mereo.training.plan import Plan
 from mereo.training.studies import Variant
 

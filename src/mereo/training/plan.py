@@ -91,6 +91,11 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
     if info.text is not None or "images" not in task.requires:
         what = f"data is {config.data!r}" if info.text is not None else f"task is {config.task!r}"
         raise UsageError(f"{what}, which is for networks that read tokens, and {config.model} takes images.")
+    if config.adversarial and (not task.scores_classes or info.labels_per_image > 1):
+        raise UsageError(
+            f"adversarial is {config.adversarial}, which needs one class an image; {config.data} with the task"
+            f" {config.task} has not. Leave it out."
+        )
     channels = config.in_chans or info.in_chans
     check_channels(info.in_chans, channels)
     if config.weights is not None:
@@ -130,7 +135,9 @@ def _plan_of_tokens(config: TrainConfig) -> Plan:
     task = get_task(Language.name if config.task == Classification.name else config.task)
     if "tokens" not in task.requires:
         raise UsageError(f"task is {config.task!r}, which needs {task.requires[0]}, and {config.model} reads tokens.")
-    unused = {"img_size": None, "in_chans": None, "mean": None, "std": None, "mixup": 0.0, "cutmix": 0.0}
+    unused = {
+        "img_size": None, "in_chans": None, "mean": None, "std": None, "mixup": 0.0, "cutmix": 0.0, "adversarial": 0.0,
+    }  # fmt: skip
     for name, value in unused.items():
         if getattr(config, name) != value:
             raise UsageError(f"{name} is {getattr(config, name)}, and {config.model} reads tokens; leave it out.")

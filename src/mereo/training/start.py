@@ -12,7 +12,8 @@ from mereo.models.pretrained import fill
 from mereo.models.registry import find_entry
 from mereo.models.sequence_model import SequenceModel
 from mereo.models.weights import is_described, load_state, load_tensors, read_metadata, weights_file
-from mereo.training.config import TrainConfig, parse_size
+from mereo.training.config import TrainConfig
+from mereo.training.option_values import parse_size
 
 PUBLISHED = ("timm", "torchvision")
 """Libraries that have published weights: a name alone, or with a tag after a dot."""

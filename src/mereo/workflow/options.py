@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from mereo.cli.parse import check_values
 from mereo.errors import UsageError, check_choice, unknown
-from mereo.training.config import parse_size
+from mereo.training.option_values import parse_size
 
 T = TypeVar("T")
 _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", dict: "a dict", Path: "a path"}

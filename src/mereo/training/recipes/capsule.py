@@ -33,6 +33,19 @@ RECIPES: dict[str, Recipe] = {
             "cifar10": {"augment": ("crop=4", "flip"), **CIFAR10},
         },
     ),
+    "mspcaps_robust": Recipe(
+        "MSPCaps that withstands noise and small attacks, from the bundled weights: half of each batch adversarial.",
+        "ours; arXiv:1706.06083 for the attack in training",
+        {
+            "model": "mspcaps_tiny", "data": "cifar10", "weights": "mspcaps_tiny.cifar10", "epochs": 20,
+            "batch_size": 128, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 1e-4, "schedule": "cosine",
+            "warmup_epochs": 1.0, "min_lr": 1e-6, "loss": "margin", "reconstruction_weight": 0.0,
+            "validation_fraction": 0.0, "adversarial": 0.02, "adversarial_steps": 2,
+            "augment": ("crop=4", "flip", "noise=0.15"),
+        },
+        {"cifar10": CIFAR10, "fashion_mnist": {"weights": "mspcaps_tiny.fashion_mnist"},
+         "mnist": {"weights": "mspcaps_tiny.mnist", "augment": ("rotate=10", "shift=2", "noise=0.15")}},
+    ),
     "capsnet_paper": Recipe(
         "CapsNet as its authors' code trains it on MNIST: Adam, decaying smoothly, shifts of 2 pixels.",
         "arXiv:1710.09829, section 5, and the authors' code",
