@@ -14,6 +14,7 @@ from mereo.errors import UsageError, check_choice
 from mereo.models.checkpointing import checkpointed
 from mereo.models.folding import folded
 from mereo.models.layers import layer_depths, parameter_groups
+from mereo.models.weight_sources import WeightSources
 
 Features = Tensor | tuple[Tensor, ...]
 """What a head needs: one tensor, or several (a NamedTuple serves well)."""
@@ -44,7 +45,7 @@ def grid_of_cells(height: int, width: int, step: int, *, prefix: int = 0, partia
     return Grid((height + rest) // step, (width + rest) // step, 1, step / 2, step, prefix=prefix)
 
 
-class VisionModel(nn.Module):
+class VisionModel(WeightSources, nn.Module):
     """A network from images to scores of classes, under timm's protocol.
 
     x_i = stage_i(x_{i-1}),   features = neck(the maps x_i of neck_inputs),   scores = head(pool(features))
