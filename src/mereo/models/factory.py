@@ -176,11 +176,7 @@ def _from_file(name: str, weights: str | Path, given: dict[str, Any]) -> VisionM
     else:
         own = {argument: value for argument, value in given.items() if argument not in ("num_classes", "in_chans")}
         source = cast(VisionModel, convert(path, model=name, **own))
-    stated = dict(source.config["args"])
-    if "img_size" in given:
-        for argument in source.older_arguments(source.metadata.get("args", stated)):
-            del stated[argument]
-    model = build(name, **{**stated, **given})
+    model = build(name, **{**source.config["args"], **given})
     _say_what_is_new(fill(model, source.state_dict(), {**source.metadata, **source.config}, str(weights)))
     if model.image_shape[0] == source.image_shape[0]:
         model.pretrained_cfg |= {key: source.pretrained_cfg[key] for key in ("mean", "std")}
