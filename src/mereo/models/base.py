@@ -128,7 +128,7 @@ class VisionModel(WeightSources, nn.Module):
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         """The map of stage `index` from that of the stage before, or from the images."""
-        raise NotImplementedError(f"{type(self).__name__} has no stages.")
+        raise UsageError(f"{type(self).__name__} has no stage {index}; call forward_features, which every network has.")
 
     def neck(self, maps: list[Tensor]) -> Features:
         """What the head needs, from the maps of the stages in `neck_inputs`."""
@@ -206,7 +206,7 @@ class VisionModel(WeightSources, nn.Module):
 
     def _neck_inputs(self) -> tuple[int, ...]:
         if not self.feature_info:
-            raise NotImplementedError(f"{type(self).__name__} has no stages, so it must define forward_features.")
+            raise UsageError(f"{type(self).__name__} has no stages; its class must define forward_features.")
         return self.neck_inputs or (len(self.feature_info) - 1,)
 
     def forward_features(self, images: Tensor) -> Any:
