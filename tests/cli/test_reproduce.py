@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from mereo.cli.comparison_options import ReproduceOptions
 from mereo.cli.main import main
-from mereo.cli.options import ReproduceOptions
 from mereo.cli.reproduce import STUDY_OPTIONS, _show_experiment
 from mereo.experiments import EXPERIMENTS, Settings
 from mereo.training.studies import STUDIES

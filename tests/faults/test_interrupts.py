@@ -95,7 +95,7 @@ def test_children_import_nothing_from_the_working_folder(tmp_path):
     from mereo.bench.plan import contenders_of
     from mereo.bench.suites import get_suite
     from mereo.cli.bench import request_of
-    from mereo.cli.options import BenchOptions
+    from mereo.cli.comparison_options import BenchOptions
 
     for name in MODULES:
         text = f"open('ran', 'a').write({name!r})\nraise SystemExit('{name} of the folder was run')\n"

@@ -187,5 +187,4 @@ def test_files_older_than_the_stem_keep_their_maps(tmp_path: Path) -> None:
     torch.testing.assert_close(again(images), model(images))
     assert mereo.create_model("mspcaps_tiny", weights=path).feature_info[0]["reduction"] == 1
     moved = mereo.create_model("mspcaps_tiny", weights=path, img_size=64)
-    assert moved.feature_info[0]["reduction"] == 2 and moved(images).isfinite().all()
-    assert torch.equal(moved.blocks[0].entry[0].weight, model.blocks[0].entry[0].weight)
+    torch.testing.assert_close(moved.eval()(images), model(images))

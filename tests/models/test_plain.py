@@ -40,6 +40,14 @@ def test_scores_are_the_head_of_the_features(name: str) -> None:
     torch.testing.assert_close(model(images), pooled)
 
 
+def test_a_network_without_stages_refuses_their_maps() -> None:
+    model = make("torchvision:resnet18")
+    with pytest.raises(mereo.UsageError, match="no stage 0"):
+        model.stage(0, torch.rand(1, 1, 64, 64))
+    with pytest.raises(mereo.UsageError, match="no stages"):
+        model.forward_intermediates(torch.rand(1, 1, 64, 64))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_layers_go_from_the_images_to_the_classifier(name: str) -> None:
     model = make(name)

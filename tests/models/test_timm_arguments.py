@@ -1,4 +1,4 @@
-"""Arguments that people know from timm: those that a network has under another name, and why it lacks the others."""
+"""Arguments that people know from timm, and why a network lacks them."""
 
 import pytest
 
@@ -22,12 +22,6 @@ def test_an_argument_that_a_network_lacks_says_why(name, given, message):
     with pytest.raises(mereo.UsageError) as error:
         mereo.create_model(name, **given)
     assert message in str(error.value)
-
-
-def test_rates_of_dropped_branches_have_either_name():
-    small = {"depth": 2, "embed_dim": 16, "num_heads": 2, "img_size": 32, "num_classes": 3}
-    model = mereo.create_model("cait_xxs24", drop_path_rate=0.25, **small)
-    assert model.config["args"]["path_drop"] == 0.25 and "drop_path_rate" not in model.config["args"]
 
 
 def test_arguments_that_are_none_are_the_presets():

@@ -96,11 +96,12 @@ def option(random: Random, declared: Any) -> list[str]:
 
 def draw(random: Random) -> Try:
     """A command line; what comes last counts, so what takes minutes ends with the words that stop it."""
-    from mereo.cli import options
+    from mereo.cli import comparison_options, options
 
     name = random.choice([*BEGIN, "train", "train", "predict", "evaluate"])
     declared, begin = BEGIN[name]
-    words = [word for _ in range(random.randint(1, 2)) for word in option(random, getattr(options, declared))]
+    kind = (vars(options) | vars(comparison_options))[declared]
+    words = [word for _ in range(random.randint(1, 2)) for word in option(random, kind)]
     first = name not in STOPPED and random.random() < 0.5
     return command([name, *(begin + words if first else words + begin)])
 

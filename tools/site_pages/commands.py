@@ -7,7 +7,7 @@ import os
 import re
 from unittest.mock import patch
 
-from mereo.cli import options
+from mereo.cli import comparison_options, options
 from mereo.cli.main import COMMANDS, main
 from site_pages.docstrings import markdown, prose
 from site_pages.tables import table
@@ -69,7 +69,7 @@ def options_of(printed: str) -> list[tuple[str, str, str]]:
 
 def section(command: str) -> str:
     """The section of one command."""
-    declared = getattr(options, f"{command.capitalize()}Options", options.ListOptions)
+    declared = (vars(options) | vars(comparison_options)).get(f"{command.capitalize()}Options", options.ListOptions)
     rows = []
     for written, default, text in options_of(help_of(command)):
         shown = written.replace("{None}|", "").replace("|", "\\|")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mereo.cli.options import BenchOptions
+from mereo.cli.comparison_options import BenchOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.errors import MereoError, UsageError

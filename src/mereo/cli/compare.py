@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from mereo.cli.options import CompareOptions
+from mereo.cli.comparison_options import CompareOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.errors import check_positive

@@ -7,7 +7,7 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mereo.cli.options import ReproduceOptions
+from mereo.cli.comparison_options import ReproduceOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.errors import UsageError, check_positive, unknown

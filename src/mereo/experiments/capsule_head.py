@@ -22,7 +22,6 @@ from mereo.inference.evaluate import normalise
 from mereo.inference.mode import evaluating
 from mereo.models import VisionModel, create_model, save_weights
 from mereo.models.capsule_classifier import CapsuleClassifier
-from mereo.models.on_backbone import OnBackbone
 from mereo.runtime.device import choose_device
 from mereo.tasks.losses import score_loss
 
@@ -62,11 +61,9 @@ def run(settings: Settings) -> dict[str, Any]:
         model = create_model(
             "mspcaps_head", num_classes=len(splits.class_names), head=head, frozen=how == "frozen", **form
         )
-        assert isinstance(model, OnBackbone)
         if how == "frozen":
             trained = networks["linear, trained"]
-            assert isinstance(trained, OnBackbone)
-            model.backbone.load_state_dict(trained.backbone.state_dict())
+            model.get_submodule("backbone").load_state_dict(trained.get_submodule("backbone").state_dict())
         networks[name] = model.to(device)
         losses[name] = _train(model, splits.train, settings, device, name)
         path = settings.folder / f"{name.replace(', ', '-')}.safetensors"
@@ -85,7 +82,7 @@ def _some(images: Images, count: int) -> Images:
 
 def _train(model: VisionModel, images: Images, settings: Settings, device: torch.device, name: str) -> list[float]:
     """Adam, the rate falling along a cosine from 2e-3; the loss that suits the head."""
-    kind = "margin" if isinstance(model, CapsuleClassifier) else "cross_entropy"
+    kind = model.default_loss
     cfg = model.pretrained_cfg
     model.train()
 

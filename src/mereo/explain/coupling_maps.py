@@ -22,9 +22,8 @@ from torch import Tensor
 
 from mereo.core import Coupling, Grid
 from mereo.core.coupling import Axis
-from mereo.explain.observation import Observation, chosen_classes
+from mereo.explain.observation import Observation, Witnessed, chosen_classes
 from mereo.explain.places import on_grid, spread
-from mereo.routing import CrossAgreementRouting
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def receiver_weights(observation: Observation, classes: Tensor, first: int, coun
         first, count: which of the capsules that the class routing reads the receivers are.
     """
     row, exchange = observation.class_row(classes), observation.exchanges[observation.class_coupling]
-    if isinstance(exchange.module, CrossAgreementRouting):
+    if isinstance(exchange.module, Witnessed):
         samples = torch.arange(len(row), device=row.device)
         fine, coarse = exchange.inputs
         best, _ = exchange.module.best_members(fine, coarse, samples, classes)

@@ -3,17 +3,31 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import ConvCapsules
 from mereo.core import Capsules, Coupling, Grid, Trace, record
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import normalise
 from mereo.models import CapsuleClassifier, VisionModel
-from mereo.routing import AttentionRouting
+
+
+@runtime_checkable
+class OnMaps(Protocol):
+    """A routing between maps of capsules; its output is the poses of the parents, or has them as `pose`."""
+
+    def in_a_row(self, poses: Tensor, /) -> Tensor:
+        """The capsules of a map as its couplings number them: (batch, capsules, pose)."""
+
+
+@runtime_checkable
+class Witnessed(Protocol):
+    """A routing of fine and coarse parts in which one fine part decides the coupling of each coarse part."""
+
+    def best_members(self, fine: Tensor, coarse: Tensor, samples: Tensor, receivers: Tensor) -> tuple[Tensor, Tensor]:
+        """For one receiver of each sample: the numbers of those fine parts, and their scores."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,7 @@ def _owner(model: VisionModel, name: str) -> nn.Module:
     """The module that the coupling `name` works for: the one that makes its votes, or the one that holds it."""
     holder = name.rpartition(".")[0]
     above = model.get_submodule(holder.rpartition(".")[0])
-    return above if isinstance(above, ConvCapsules) else model.get_submodule(holder)
+    return above if isinstance(above, OnMaps) else model.get_submodule(holder)
 
 
 def ready(model: VisionModel, images: Tensor) -> tuple[VisionModel, Tensor]:
@@ -129,10 +143,8 @@ def observe(model: VisionModel, images: Tensor) -> Observation:
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            if isinstance(module, ConvCapsules):
-                output = module.in_a_row(output.pose)
-            elif isinstance(module, AttentionRouting):
-                output = module.in_a_row(output)
+            if isinstance(module, OnMaps):
+                output = module.in_a_row(getattr(output, "pose", output))
             exchanges[name] = Exchange(module, inputs, output)
 
         return hook

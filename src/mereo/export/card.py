@@ -11,7 +11,7 @@ from mereo.data.sets import find_dataset, is_dataset
 from mereo.escape import fenced, for_markdown, for_terminal
 from mereo.inference.flops import forward_flops
 from mereo.inference.predict import task_of
-from mereo.models import CapsuleClassifier, PlainNetwork, VisionModel, get_model_entry
+from mereo.models import CapsuleClassifier, VisionModel, get_model_entry
 from mereo.runtime.text import duration, percent
 
 NOT_MEASURED = "These weights came without the results of a run; no measurements are available."
@@ -206,7 +206,7 @@ def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
             "python",
         )
         + "\n",
-        *([] if isinstance(model, PlainNetwork) else with_timm),
+        *(with_timm if model.registered_with_timm else []),
         "## Labels\n",
         f"{labels}\n",
         "## Preprocessing\n",

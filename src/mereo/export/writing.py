@@ -17,10 +17,10 @@ from mereo.export.onnx_file import PIXELS, open_onnx, quantise_onnx, write_onnx,
 from mereo.export.page.runtime import runtime_files
 from mereo.export.page.writing import check_page, open_page, write_page
 from mereo.export.programs import Scorer, lower, open_program, scorer, write_program
-from mereo.export.timm_own import check_for_timm, save_for_timm
+from mereo.export.timm_own import save_for_timm
 from mereo.files import cannot_write
 from mereo.inference.predict import read_images
-from mereo.models import PlainNetwork, VisionModel
+from mereo.models import VisionModel
 from mereo.runtime import printing
 
 COARSE = 8 * 2**-8
@@ -91,10 +91,8 @@ def export_model(
     check_forms(forms, precision)
     if "onnx" in forms and precision == "int8" and images is None:
         raise UsageError("precision is int8, and ONNX takes the ranges of activations from training images; give data.")
-    if "timm" in forms and isinstance(model, PlainNetwork):
-        check_for_timm(model)
-        if "hub" in forms:
-            raise UsageError("to is hub and timm, whose files of this network differ; give each a folder of its own.")
+    if "timm" in forms and model.as_timm_network() is not None and "hub" in forms:
+        raise UsageError("to is hub and timm, whose files of this network differ; give each a folder of its own.")
     if "page" in forms:
         check_page(model)
         runtime_files(say)  # downloaded before any work
@@ -164,9 +162,9 @@ def _write(
         if (apart := pixels_differ(score, model)) > limit:
             raise MereoError(f"the scores of pixels differ from the network's by up to {apart:.2g}; not written.")
         return files, score, apart
-    elif form == "timm" and isinstance(model, PlainNetwork):
+    elif form == "timm" and (theirs := model.as_timm_network()) is not None:
         files = (CONFIG, WEIGHTS)
-        save_for_timm(model, folder)
+        save_for_timm(theirs, folder)
         score = open_timm(folder)
     else:
         files = (CONFIG, WEIGHTS, CARD) if form == "hub" else (CONFIG, WEIGHTS)

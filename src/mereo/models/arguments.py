@@ -13,8 +13,6 @@ _LAYERS = ("depth", "depths", "class_depth", "blocks", "layers")
 """Arguments that are numbers of layers: each layer is built, so that a large number takes hours and not only memory."""
 _MOST_LAYERS = 1000
 _LONGEST_LIST = 100
-RENAMED = {"drop_path_rate": "path_drop", "path_drop": "drop_path_rate"}
-"""Arguments under another name in some networks; either is accepted."""
 _OF_TIMM = {
     "drop_rate": "has no dropout before its classifier",
     "drop_path_rate": "drops no residual branches",

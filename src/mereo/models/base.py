@@ -14,6 +14,7 @@ from mereo.errors import UsageError, check_choice
 from mereo.models.checkpointing import checkpointed
 from mereo.models.folding import folded
 from mereo.models.layers import layer_depths, parameter_groups
+from mereo.models.weight_sources import WeightSources
 
 Features = Tensor | tuple[Tensor, ...]
 """What a head needs: one tensor, or several (a NamedTuple serves well)."""
@@ -44,7 +45,7 @@ def grid_of_cells(height: int, width: int, step: int, *, prefix: int = 0, partia
     return Grid((height + rest) // step, (width + rest) // step, 1, step / 2, step, prefix=prefix)
 
 
-class VisionModel(nn.Module):
+class VisionModel(WeightSources, nn.Module):
     """A network from images to scores of classes, under timm's protocol.
 
     x_i = stage_i(x_{i-1}),   features = neck(the maps x_i of neck_inputs),   scores = head(pool(features))
@@ -127,7 +128,7 @@ class VisionModel(nn.Module):
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         """The map of stage `index` from that of the stage before, or from the images."""
-        raise NotImplementedError(f"{type(self).__name__} has no stages.")
+        raise UsageError(f"{type(self).__name__} has no stage {index}; call forward_features, which every network has.")
 
     def neck(self, maps: list[Tensor]) -> Features:
         """What the head needs, from the maps of the stages in `neck_inputs`."""
@@ -205,7 +206,7 @@ class VisionModel(nn.Module):
 
     def _neck_inputs(self) -> tuple[int, ...]:
         if not self.feature_info:
-            raise NotImplementedError(f"{type(self).__name__} has no stages, so it must define forward_features.")
+            raise UsageError(f"{type(self).__name__} has no stages; its class must define forward_features.")
         return self.neck_inputs or (len(self.feature_info) - 1,)
 
     def forward_features(self, images: Tensor) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from mereo.core import Source
-from mereo.models.arguments import RENAMED, absent_argument, as_tuples, check_arguments
+from mereo.models.arguments import absent_argument, as_tuples, check_arguments
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,6 @@ class NetworkEntry:
                 another type than its default.
         """
         defaults = self.defaults
-        renamed = {RENAMED.get(k, k) if k not in defaults and RENAMED.get(k) in defaults else k: k for k in given}
-        given = {new: given[old] for new, old in renamed.items()}
         for argument in given:
             if argument not in defaults:
                 raise absent_argument(self.name, argument, defaults)

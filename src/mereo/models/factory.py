@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-from mereo.errors import UsageError, check_choice
+from mereo.errors import UsageError
 from mereo.models.base import VisionModel
 from mereo.models.conversion import convert, from_timm_checkpoint
 from mereo.models.feature_maps import FeatureMaps
-from mereo.models.on_backbone import OnBackbone
-from mereo.models.plain.network import PlainNetwork
 from mereo.models.pretrained import Filled, choose_tag, fill, list_pretrained, pretrained_path
-from mereo.models.registry import MODELS, build, get_model_entry
+from mereo.models.registry import MODELS, ModelEntry, build, get_model_entry
 from mereo.models.sequence_registry import SEQUENCE_MODELS, is_sequence_model
 from mereo.models.weights import is_described, load, load_state, load_tensors, weights_file
 
@@ -111,33 +109,17 @@ def create_model(
         images |= {"pretrained": pretrained or tag or None, "features_only": features_only or None}
         return _sequence_model(name, images | {"out_indices": out_indices}, kwargs, checkpoint_path)
     entry = get_model_entry(name)
-    name, module = entry.name, entry.module
+    name = entry.name
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **kwargs}
     if out_indices is not None and not features_only:
-        if not issubclass(module, OnBackbone):
+        if "out_indices" not in entry.defaults:
             raise UsageError(f"out_indices is {out_indices}, and features_only is False; set features_only=True.")
         given["out_indices"] = out_indices
     given = {argument: value for argument, value in given.items() if value is not None}
     if weights is not None:
         if tag or pretrained or checkpoint_path:
             raise UsageError(f"weights is {weights!r}, and other weights are given too; leave one out.")
-        library, _, theirs = str(weights).partition(".")
-        model: VisionModel
-        if issubclass(module, OnBackbone):
-            model = build(name, **given)
-            assert isinstance(model, OnBackbone)
-            model.load_backbone(str(weights))
-        elif Path(weights).exists():
-            model = _from_file(name, weights, given)
-        elif issubclass(module, PlainNetwork):
-            check_choice("weights", library, (module.library_name,))
-            model = build(name, **given)
-            assert isinstance(model, PlainNetwork)
-            model.load_published(theirs or None)
-        else:
-            if library != "timm":
-                raise UsageError(f"weights is {str(weights)!r}; give 'timm', or a file or a run folder that exists.")
-            model = from_timm_checkpoint(name, given, theirs or None)
+        model = _with_weights(entry, weights, given)
     elif tag or pretrained:
         model = _pretrained(name, tag or pretrained, given, checkpoint_path)
     else:
@@ -160,6 +142,24 @@ def _sequence_model(
     return model
 
 
+def _with_weights(entry: ModelEntry, weights: str | Path, given: dict[str, Any]) -> VisionModel:
+    """A network with the weights of a file or a run, or those that a library has published."""
+    if entry.module.part_with_weights:
+        model = build(entry.name, **given)
+        model.load_part(str(weights))
+        return model
+    if Path(weights).exists():
+        return _from_file(entry.name, weights, given)
+    if (load_published := entry.module.published_loader(str(weights))) is not None:
+        model = build(entry.name, **given)
+        load_published(model)
+        return model
+    library, _, tag = str(weights).partition(".")
+    if library != "timm":
+        raise UsageError(f"weights is {str(weights)!r}; give 'timm', or a file or a run folder that exists.")
+    return from_timm_checkpoint(entry.name, given, tag or None)
+
+
 def _say_what_is_new(filled: Filled) -> None:
     """Warn of layers that must be trained because the weights are for images of another size."""
     if filled.unfit:
@@ -176,11 +176,7 @@ def _from_file(name: str, weights: str | Path, given: dict[str, Any]) -> VisionM
     else:
         own = {argument: value for argument, value in given.items() if argument not in ("num_classes", "in_chans")}
         source = cast(VisionModel, convert(path, model=name, **own))
-    stated = dict(source.config["args"])
-    if "img_size" in given:
-        for argument in source.older_arguments(source.metadata.get("args", stated)):
-            del stated[argument]
-    model = build(name, **{**stated, **given})
+    model = build(name, **{**source.config["args"], **given})
     _say_what_is_new(fill(model, source.state_dict(), {**source.metadata, **source.config}, str(weights)))
     if model.image_shape[0] == source.image_shape[0]:
         model.pretrained_cfg |= {key: source.pretrained_cfg[key] for key in ("mean", "std")}

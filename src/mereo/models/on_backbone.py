@@ -31,6 +31,7 @@ class OnBackbone(VisionModel):
     """
 
     first_conv = "backbone"
+    part_with_weights = "backbone"
 
     backbone: FeatureMaps | TimmBackbone
     frozen: bool
@@ -91,7 +92,7 @@ class OnBackbone(VisionModel):
         kept = {key: followed[key] for key in FOLLOWED if followed.get(key) is not None}
         return kept | {key: per_channel(tuple(kept[key]), channels) for key in ("mean", "std") if key in kept}
 
-    def load_backbone(self, weights: str) -> None:
+    def load_part(self, weights: str) -> None:
         """Give the backbone trained weights; what stands on it keeps its own.
 
         Args:

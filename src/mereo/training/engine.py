@@ -20,40 +20,35 @@ from mereo.data import Batch, Images
 from mereo.errors import MereoError, UsageError
 from mereo.files import write_atomically
 from mereo.inference.evaluate import Scores, normalise, prepare_batch
-from mereo.inference.temperature import KEY
 from mereo.models import save_weights
 from mereo.models.registry import lay_out
 from mereo.models.weights import check_finite, load_tensors, save_tensors
 from mereo.training.adversarial import adversarial_training
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer
-from mereo.training.batch_norm import restore_batch_norms, share_batch_statistics, statistics_note
-from mereo.training.calibrate import calibrate_run, store_calibration
+from mereo.training.batch_norm import share_batch_statistics, statistics_note
 from mereo.training.callbacks import make_callbacks
 from mereo.training.checkpoint import (
     check_progress,
-    fitting,
     full_tensor,
     load_state,
     model_state,
-    restore_model,
     save_state,
 )
 from mereo.training.config import TrainConfig
 from mereo.training.epochs import Epochs
 from mereo.training.evaluation import choosing_metric, evaluate_run, is_better
 from mereo.training.events import open_events
+from mereo.training.finish import finish
 from mereo.training.freezing import describe_trained, freeze
 from mereo.training.groups import parameter_groups
 from mereo.training.loop import run_epochs
 from mereo.training.mixing import mix_step
 from mereo.training.order import derived_seed, generator, sample_epoch
-from mereo.training.pictures import draw_curves
 from mereo.training.plan import Plan, as_plan
 from mereo.training.provenance import compare_with_saved, describe_data, describe_environment
 from mereo.training.report import Report, reading_progress, write_history
-from mereo.training.results import RunResult, draw_test_samples, run_results
-from mereo.training.rising import still_rising
+from mereo.training.results import RunResult
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import learning_rate
 from mereo.training.seen import keep_seen, training_looks
@@ -346,38 +341,6 @@ class Trainer:
         shown = tree_map_only(Tensor, lambda field: field[:32], batch)
         self.task.draw_samples(shown, self.folder.train_samples)
 
-    def finish(self) -> RunResult:
-        """Evaluate the last and the best weights on the test images and write the results."""
-        restore_batch_norms(self.model)
-        self.report.say(f"evaluating {len(self.splits.test):,} test {self.task.unit}")
-        total = self.config.epochs * self.steps
-        self.plain_objective.at_step(total - 1, total)
-        test_last = self.evaluate(self.splits.test)
-        self.accelerator.wait_for_everyone()
-        tensors, _ = load_tensors(self.folder.best)
-        self.average = None
-        with fitting(self.folder.best):
-            restore_model(self.objective, tensors)
-        best_is_last = self.best is not None and self.best["epoch"] == len(self.history)
-        test_best = test_last if best_is_last else self.evaluate(self.splits.test)
-        results = run_results(self, test_best, test_last)
-        calibration = calibrate_run(self.model, self.task, self.splits, chosen_on_test=self.config.paper_protocol)
-        if calibration is not None:
-            results[KEY] = calibration.to_dict()
-            self.model.metadata = {**self.model.metadata, KEY: results[KEY]}
-        if self.main:
-            if calibration is not None:
-                store_calibration(self.folder.best, calibration)
-            self.folder.write_json(self.folder.results, results)
-            write_set_aside(self.folder, self.splits)
-        if self.main and self.pictures:
-            draw_curves(self.history, self.folder.curves, self.task.chooses[0], is_share=self.task.is_share)
-            if self.processes == 1:
-                draw_test_samples(self.task, self.model, self.splits.test, self.device, self.folder.test_samples)
-        self.accelerator.wait_for_everyone()
-        note = still_rising(self.history, self.task, self.config, self.folder.path)
-        return RunResult(self.folder, test_best, test_last, results, self.model.eval(), self.main, self.task, note)
-
 
 def train(config: TrainConfig | Plan, report: Report | None = None, *, pictures: bool = True) -> RunResult:
     """Train a network as configured and return the result; the same as `mereo train`.
@@ -423,4 +386,4 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report, pictures: bool) -> 
             if write_set_aside(folder, setup.splits):
                 report.say(f"files that could not be read are listed in {folder.set_aside}")
         trainer.fit()
-        return trainer.finish()
+        return finish(trainer)

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from mereo.errors import UsageError, check_choice
-from mereo.models import PlainNetwork, VisionModel, convert, create_model, get_model_entry, load
+from mereo.errors import UsageError
+from mereo.models import VisionModel, convert, create_model, get_model_entry, load
 from mereo.models.conversion import timm_normalisation
 from mereo.models.metadata import describe
-from mereo.models.on_backbone import OnBackbone
 from mereo.models.pretrained import fill
 from mereo.models.registry import find_entry
 from mereo.models.sequence_model import SequenceModel
@@ -34,10 +33,10 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
     has all this already, and its initial weights may no longer exist.
     """
     weights = str(config.weights)
-    on_backbone = issubclass(get_model_entry(config.model).module, OnBackbone)
+    part = get_model_entry(config.model).module.part_with_weights
     if is_published(weights):
-        # The normalisation of a network on a backbone follows from its backbone in any case.
-        return config if config.resume or on_backbone else _follow_published(config, channels)
+        # With weights for a part only, the normalisation follows from that part in any case.
+        return config if config.resume or part else _follow_published(config, channels)
     try:
         path = weights_file(weights)
     except UsageError:
@@ -49,11 +48,11 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
         return config.replace(**changes)
     _, metadata = load_tensors(path)
     described = describe(path, metadata)
-    if on_backbone and described.model == config.model_args.get("backbone", described.model):
+    if part and described.model == config.model_args.get(part, described.model):
         own = {name: value for name, value in metadata["args"].items() if name not in ("num_classes", *IMAGES)}
         defaults = get_model_entry(described.model).defaults
         own = {name: value for name, value in own.items() if described.arguments[name] != defaults[name]}
-        changes["model_args"] = {"backbone": described.model, "backbone_args": own, **config.model_args}
+        changes["model_args"] = {part: described.model, f"{part}_args": own, **config.model_args}
         return config.replace(**changes)
     if described.model != config.model:
         raise UsageError(
@@ -90,29 +89,23 @@ def follow_weights_of_tokens(config: TrainConfig) -> TrainConfig:
 
 
 def _follow_published(config: TrainConfig, channels: int) -> TrainConfig:
-    library, _, tag = str(config.weights).partition(".")
-    plain = get_model_entry(config.model).module
-    if issubclass(plain, PlainNetwork):
-        check_choice("weights", library, (plain.library_name,))
-        stated = plain.library().facts(plain.network_name, tag or None).preprocessing
-        mean, std = tuple(stated["mean"]), tuple(stated["std"])
-    else:
-        check_choice("weights", library, ("timm",))
-        mean, std = timm_normalisation(config.model, tag or None)
+    module, weights = get_model_entry(config.model).module, str(config.weights)
+    tag = module.check_library(weights)
+    mean, std = module.published_statistics(weights) or timm_normalisation(config.model, tag)
     return config.replace(mean=mean, std=std) if config.mean is None and len(mean) == channels else config
 
 
 def start_from(model: VisionModel, weights: str) -> str:
     """Give a network the weights that a training starts from, and return a line on what is new.
 
-    A network on a backbone takes weights of its backbone too: timm's, and those of a classifier.
+    A network whose `part_with_weights` is another network takes weights of that one too.
     """
     if isinstance(model, SequenceModel):
         load_state(model, weights_file(weights))
         return f"starting from {weights}"
-    if isinstance(model, OnBackbone) and not _is_whole(model, weights):
-        model.load_backbone(weights)
-        return f"backbone starting from {weights}"
+    if model.part_with_weights and not _is_whole(model, weights):
+        model.load_part(weights)
+        return f"{model.part_with_weights} starting from {weights}"
     source, name = _source(model, weights)
     filled = fill(model, source.state_dict(), {**source.metadata, **source.config}, name)
     # The classes are those of the new data, even if their number is the same.

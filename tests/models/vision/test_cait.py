@@ -31,7 +31,7 @@ def perturbed(model: Any, by: float = 0.1) -> Any:
 
 
 def tiny(**changes: Any) -> CaiT:
-    model: CaiT = perturbed(mereo.create_model("cait_xxs24", **{**TINY, "path_drop": 0.0, **changes}))
+    model: CaiT = perturbed(mereo.create_model("cait_xxs24", **{**TINY, "drop_path_rate": 0.0, **changes}))
     return model
 
 

@@ -7,17 +7,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mereo.capsules import ConvCapsules
 from mereo.core import Coupling, Grid, lengths
 from mereo.errors import UsageError
 from mereo.explain.contributions import exchange_contributions, placed_contributions
 from mereo.explain.deletion import deletion_test, hidden_scores
-from mereo.explain.observation import Observation, chosen_classes, class_coupling_of
+from mereo.explain.observation import Observation, OnMaps, Witnessed, chosen_classes, class_coupling_of
 from mereo.explain.places import box_of, on_grid
 from mereo.explain.trees.tree import Edge, Node, ParseTree
 from mereo.inference.predict import class_names
 from mereo.models import CapsuleClassifier, VisionModel
-from mereo.routing import AttentionRouting, CrossAgreementRouting
 
 
 def why_no_tree(model: VisionModel) -> str | None:
@@ -144,9 +142,9 @@ class _Growth:
         carried = float(sizes[kept].sum() / sizes.sum()) if kept else 1.0
         self.nodes[parent] = replace(self.nodes[parent], senders=len(sizes), carried=carried)
         exchange, last = self.observation.exchanges[name], name == self.observation.class_coupling
-        crossed = isinstance(exchange.module, CrossAgreementRouting)
+        crossed = isinstance(exchange.module, Witnessed)
         poses = exchange.inputs[1 if crossed else 0] if kind == "vote" else None
-        if isinstance(exchange.module, ConvCapsules | AttentionRouting) and poses is not None:
+        if isinstance(exchange.module, OnMaps) and poses is not None:
             poses = exchange.module.in_a_row(poses)
         if isinstance(poses, tuple | list):  # sets of children, whose pose sizes may differ
             poses = poses[0] if len(poses) == 1 else None
@@ -158,7 +156,7 @@ class _Growth:
         # With a single scale a capsule would agree best with itself.
         vouched = crossed and exchange.inputs[0] is not exchange.inputs[1]
         agreement = None
-        if vouched and isinstance(exchange.module, CrossAgreementRouting):
+        if vouched and isinstance(exchange.module, Witnessed):
             fine, coarse = exchange.inputs
             agreement = exchange.module.best_members(fine, coarse, *self.pair(receiver))
         for sender in kept:

@@ -1,6 +1,7 @@
 """A network of another library under the protocol of `VisionModel`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from mereo.core.shapes import image_size
 from mereo.errors import UsageError
 from mereo.models.base import VisionModel
 from mereo.models.plain.libraries import LIBRARIES, RATES, Library
+from mereo.models.weight_sources import Statistics, TimmNetwork
 
 
 class PlainNetwork(VisionModel):
@@ -28,7 +30,7 @@ class PlainNetwork(VisionModel):
             classifier, which is `head` here.
     """
 
-    library_name: ClassVar[str]
+    registered_with_timm = False
     network_name: ClassVar[str]
     network: Any
     _last: str = ""
@@ -59,6 +61,37 @@ class PlainNetwork(VisionModel):
     def library(cls) -> Library:
         """The library that makes the network."""
         return LIBRARIES[cls.library_name]
+
+    @classmethod
+    def published_loader(cls, weights: str) -> Callable[[Any], None]:
+        return partial(cls.load_published, tag=cls.check_library(weights))
+
+    @classmethod
+    def published_statistics(cls, weights: str) -> Statistics:
+        stated = cls.library().facts(cls.network_name, cls.check_library(weights)).preprocessing
+        return tuple(stated["mean"]), tuple(stated["std"])
+
+    def as_timm_network(self) -> TimmNetwork:
+        if self.library_name != "timm":
+            raise UsageError(
+                f"to is 'timm', and {self.config['model']} is a network of {self.library_name}; give --to hub, onnx or"
+                " torch."
+            )
+        left_out = ("architecture", "paper_ids", "first_conv", "classifier", "fixed_input_size")
+        own = dict(self.network.pretrained_cfg)
+        cfg = {key: value for key, value in self.pretrained_cfg.items() if key not in left_out}
+        cfg |= {key: own[key] for key in ("first_conv", "classifier") if key in own}
+        arguments = {name: self.config["args"][name] for name in RATES}
+        config = {
+            "architecture": self.network_name,
+            "num_classes": self.num_classes,
+            "num_features": self.num_features,
+            "pretrained_cfg": cfg,
+            "model_args": {name: rate for name, rate in arguments.items() if rate},
+        }
+        if self.class_names:
+            config["label_names"] = list(self.class_names)
+        return TimmNetwork(config, self.network.state_dict())
 
     @property
     def head_hidden_size(self) -> int:

@@ -81,7 +81,7 @@ class CaiT(VisionModel):
         init_values: where the gains start; the smaller the deeper the network.
         residual: form of the residual branches, one of `mereo.layers.residual.FORMS`. Those without norms have none in
             the branches, and a norm before the classifier all the same.
-        path_drop: rate of stochastic depth, the same in all layers of the patches; none in those of the class token.
+        drop_path_rate: stochastic depth, the same rate in all layers of the patches; none in those of the class token.
         attn_drop, proj_drop: dropout of the couplings, and of the outputs of layers, of the patches.
 
     Shapes: images (batch, in_chans, height, width) -> (batch, num_classes); features (batch, 1 + patches, embed_dim),
@@ -114,7 +114,7 @@ class CaiT(VisionModel):
         class_depth: int = 2,
         init_values: float = 1e-5,
         residual: str = "layer_scale",
-        path_drop: float = 0.0,
+        drop_path_rate: float = 0.0,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
     ) -> None:
@@ -133,7 +133,7 @@ class CaiT(VisionModel):
         self.class_token = nn.Parameter(torch.empty(1, 1, embed_dim))
         how: dict[str, Any] = {"form": residual, "start": init_values, "eps": EPS}
         self.blocks = nn.ModuleList(
-            _Block(embed_dim, num_heads, hidden, attn_drop, proj_drop, rate=path_drop, **how) for _ in range(depth)
+            _Block(embed_dim, num_heads, hidden, attn_drop, proj_drop, rate=drop_path_rate, **how) for _ in range(depth)
         )
         self.class_blocks = nn.ModuleList(_ClassBlock(embed_dim, num_heads, hidden, **how) for _ in range(class_depth))
         self.norm = nn.LayerNorm(embed_dim, eps=EPS)
@@ -283,7 +283,7 @@ def _arguments(source: Any) -> dict[str, Any]:
         "num_heads": block.attn.num_heads,
         "mlp_ratio": block.mlp.fc1.out_features / source.embed_dim,
         "class_depth": len(source.blocks_token_only),
-        "path_drop": float(getattr(block.drop_path, "drop_prob", 0.0) or 0.0),
+        "drop_path_rate": float(getattr(block.drop_path, "drop_prob", 0.0) or 0.0),
         "attn_drop": block.attn.attn_drop.p,
         "proj_drop": block.attn.proj_drop.p,
     }
@@ -326,6 +326,6 @@ for _name, (_dim, _depth, _heads, _start, _rate, _sizes) in PRESETS.items():
             depth=_depth,
             num_heads=_heads,
             init_values=_start,
-            path_drop=_rate,
+            drop_path_rate=_rate,
             **IMAGENET,
         )
