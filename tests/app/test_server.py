@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -46,14 +47,13 @@ def ask(address, **given):
 
 
 def test_the_page_and_its_parts_name_no_other_address(address):
-    for path, kind in (
-        ("/", "text/html"),
-        ("/page.js", "text/javascript"),
-        ("/page.css", "text/css"),
-        ("/tree.js", "text/javascript"),
-    ):
+    kinds = {"": "text/html", "css": "text/css", "js": "text/javascript"}
+    _, _, page = send(address, "GET", "/")
+    linked = re.findall(rb'(?:src|href)="(/[^"]*)"', page)
+    assert {"/", *(path.decode() for path in linked)} == set(server_module.PARTS)
+    for path in server_module.PARTS:
         status, headers, content = send(address, "GET", path)
-        assert status == 200 and headers["content-type"].startswith(kind)
+        assert status == 200 and headers["content-type"].startswith(kinds[path.partition(".")[2]])
         assert b"https:" not in content and b"http:" not in content.replace(b"http://www.w3.org/2000/svg", b"")
         assert all(headers[name] == value for name, value in HEADERS.items())
 

@@ -1,6 +1,5 @@
 "use strict";
 // The page of `mereo app`: sends what is wanted to the server on this machine, and shows its answers.
-const at = (id) => document.getElementById(id);
 const make = (kind, given = {}, ...children) => {
   const element = Object.assign(document.createElement(kind), given);
   element.append(...children);
@@ -20,11 +19,6 @@ const start = () => ({ rotate: 0, noise: 0, attack: 0, couplings: "own", silence
 const state = { image: null, explain: null, first: 0, second: null, tests: 0, changes: start() };
 const plain = new Map(); // scores of the unchanged image: model and image -> class -> score
 const maps = new Map(); // the chosen map of each model
-
-function say(text, wrong = false) {
-  at("status").textContent = text;
-  at("status").classList.toggle("wrong", wrong);
-}
 
 async function fetched(path, options) {
   let response;
@@ -88,12 +82,18 @@ function keepPlain(model, key, answer) {
   plain.set(`${model} ${key}`, new Map(answer.classes.map((each) => [each.number, each.score])));
 }
 
-function choose(image) {
+async function choose(image) {
   state.image = image;
   state.explain = null;
   state.changes.silence = [];
   showChanges();
-  return ask();
+  await ask();
+}
+
+// Test images and errors can be far from the prediction.
+function showPrediction() {
+  const { top } = at("answers-title").getBoundingClientRect();
+  if (top < 0 || top > 0.8 * innerHeight) at("answers-title").scrollIntoView();
 }
 
 async function upload(blob, name) {
@@ -125,12 +125,12 @@ function card(answer, key) {
   const best = answer.classes.find((each) => each.number === answer.predicted);
   article.dataset.model = answer.model;
   find("h3").textContent = model.name;
-  find(".predicted").append(`${best.name} `, make("span", {}, `${answer.kind} ${best.score.toFixed(3)} `));
+  find(".predicted").append(`${best.name} `, make("span", {}, `${answer.kind} ${best.score.toFixed(3)}`));
   if (answer.correct !== null) {
     const words = answer.correct ? "correct" : `the true class is ${answer.truth}`;
-    find(".predicted").append(make("span", { className: answer.correct ? "good" : "bad" }, words));
+    find(".predicted").append(", ", make("span", { className: answer.correct ? "good" : "bad" }, words));
   } else if (answer.truth !== null) {
-    find(".predicted").append(make("span", {}, `the image shows ${answer.truth}, which is not among its classes`));
+    find(".predicted").append(make("span", {}, `; the true class ${answer.truth} is none of its classes`));
   }
   find(".facts").textContent =
     `${model.architecture}, ${model.parameters.toLocaleString("en")} parameters; ${answer.milliseconds} ms` +
@@ -302,46 +302,15 @@ at("reset").addEventListener("click", () => {
 
 // Giving images
 
-at("file").addEventListener("change", (event) => {
-  const [file] = event.target.files;
-  if (file) upload(file, file.name);
-});
-for (const kind of ["dragover", "dragleave", "drop"]) {
-  document.addEventListener(kind, (event) => {
-    event.preventDefault();
-    at("drop").classList.toggle("over", kind === "dragover");
-    if (kind === "drop" && event.dataTransfer.files[0]) upload(event.dataTransfer.files[0], event.dataTransfer.files[0].name);
-  });
-}
-const pad = at("pad"), pen = pad.getContext("2d");
-const clear = () => pen.fillRect(0, 0, pad.width, pad.height);
-Object.assign(pen, { fillStyle: "#000", strokeStyle: "#fff", lineWidth: 22, lineCap: "round", lineJoin: "round" });
-clear();
-const placeOf = (event) => {
-  const box = pad.getBoundingClientRect();
-  return [((event.clientX - box.left) * pad.width) / box.width, ((event.clientY - box.top) * pad.height) / box.height];
-};
-pad.addEventListener("pointerdown", (event) => {
-  pad.setPointerCapture(event.pointerId);
-  pen.beginPath();
-  pen.moveTo(...placeOf(event));
-  pen.lineTo(...placeOf(event));
-  pen.stroke();
-});
-pad.addEventListener("pointermove", (event) => {
-  if (!pad.hasPointerCapture(event.pointerId)) return;
-  pen.lineTo(...placeOf(event));
-  pen.stroke();
-});
-pad.addEventListener("pointerup", () => pad.toBlob((blob) => upload(blob, "drawing"), "image/png"));
-at("clear").addEventListener("click", clear);
+watchFiles((file) => upload(file, file.name).then(showPrediction));
+watchPad((pad) => pad.toBlob((blob) => upload(blob, "drawing"), "image/png"));
 
 // Test images
 
 function thumbnail(each, owner, label) {
   const button = make("button", { type: "button" }, make("img", { src: each.image, alt: "" }), label);
   button.title = button.ariaLabel = `Test image ${each.index}, ${label}`;
-  button.addEventListener("click", () => choose({ owner, index: each.index }));
+  button.addEventListener("click", () => choose({ owner, index: each.index }).then(showPrediction));
   return button;
 }
 
@@ -367,96 +336,6 @@ async function showTests() {
 }
 at("before").addEventListener("click", () => { state.tests = Math.max(state.tests - 24, 0); showTests(); });
 at("after").addEventListener("click", () => { state.tests += 24; showTests(); });
-
-// The run
-
-function chart(title, lines) {
-  const width = 420, height = 220, left = 46, right = 10, top = 24, bottom = 26;
-  const values = lines.flatMap((line) => line.values.filter((value) => value !== null));
-  const low = Math.min(...values), high = Math.max(...values), room = high - low || 1, count = lines[0].values.length;
-  const x = (n) => left + ((width - left - right) * n) / Math.max(count - 1, 1);
-  const y = (value) => top + (height - top - bottom) * (1 - (value - low) / room);
-  const svg = draw("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
-  svg.append(draw("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - right}` }));
-  svg.append(draw("text", { x: left, y: 14 }, title));
-  for (const value of [low, high]) svg.append(draw("text", { x: 2, y: y(value) + 4 }, Number(value.toPrecision(3))));
-  for (const n of new Set([0, count - 1])) svg.append(draw("text", { x: x(n), y: height - 8, "text-anchor": n ? "end" : "start" }, `epoch ${n + 1}`));
-  lines.forEach((line, n) => {
-    const points = line.values.map((value, place) => (value === null ? null : `${x(place).toFixed(1)} ${y(value).toFixed(1)}`)).filter(Boolean);
-    if (points.length === 1) svg.append(draw("circle", { class: line.kind, cx: points[0].split(" ")[0], cy: points[0].split(" ")[1], r: 3 }));
-    else svg.append(draw("path", { class: `line ${line.kind}`, d: `M${points.join("L")}` }));
-    svg.append(draw("text", { class: line.kind, x: width - right, y: 14 + 13 * n, "text-anchor": "end" }, line.name));
-  });
-  return svg;
-}
-
-// Columns that measure the same, such as train_loss and val_loss, share a chart.
-function charts(columns) {
-  const groups = new Map();
-  for (const [name, values] of Object.entries(columns)) {
-    const [, split, what] = /^(train|val|validation|test)_(.+)$/.exec(name) ?? [];
-    if (!split || values.every((value) => value === null)) continue;
-    groups.set(what, [...(groups.get(what) ?? []), { name: split, values, kind: split === "train" ? "train" : "held" }]);
-  }
-  return [...groups].map(([what, lines]) => chart(what.replaceAll("_", " "), lines));
-}
-
-async function showCurves() {
-  const shown = at("run-shown");
-  try {
-    const { columns, results } = await fetched(`/api/curves?model=${at("run-of").value}`);
-    const drawn = charts(columns);
-    const words = results
-      ? `Best epoch ${results.best_epoch}, chosen on ${results.chosen_on}; ${results.train_images} training images, ${Math.round(results.seconds)} s.`
-      : "The run is not finished.";
-    shown.replaceChildren(make("p", {}, drawn.length ? words : "There is nothing to draw yet."), make("div", { className: "charts" }, ...drawn));
-  } catch (error) {
-    shown.replaceChildren(make("p", {}, error.message));
-  }
-}
-
-const LARGEST_TABLE = 30;
-
-function confusionTable(matrix, classes) {
-  const head = make("tr", {}, make("td"), ...classes.map((name) => make("th", { scope: "col", title: name }, name)));
-  const rows = matrix.map((row, n) => {
-    const total = row.reduce((sum, count) => sum + count, 0) || 1;
-    const cells = row.map((count, m) => {
-      const cell = make("td", { title: `${classes[n]} predicted as ${classes[m]}` }, count || "");
-      const colour = n === m ? "47, 158, 68" : "224, 49, 49";
-      if (count) cell.style.backgroundColor = `rgba(${colour}, ${0.1 + 0.5 * (count / total)})`;
-      return cell;
-    });
-    return make("tr", {}, make("th", { scope: "row", title: classes[n] }, classes[n]), ...cells);
-  });
-  return make("table", { className: "confusion" }, make("caption", {}, "True classes in rows, predicted ones in columns"), head, ...rows);
-}
-
-function confusionList(matrix, classes) {
-  const pairs = matrix.flatMap((row, n) => row.map((count, m) => ({ count, n, m }))).filter(({ count, n, m }) => count && n !== m);
-  const largest = pairs.sort((a, b) => b.count - a.count).slice(0, 20);
-  return make("ol", {}, ...largest.map(({ count, n, m }) => make("li", {}, `${classes[n]} predicted as ${classes[m]}: ${count}`)));
-}
-
-async function showErrors() {
-  const number = Number(at("run-of").value), shown = at("run-shown");
-  shown.replaceChildren(make("p", {}, "Classifying the test images ..."));
-  try {
-    const found = await fetched(`/api/errors?model=${number}`), { classes } = models[number];
-    const which = found.count < found.of ? `${found.count} of the ${found.of} test images` : `${found.of} test images`;
-    const words = `${(100 * found.accuracy).toFixed(2)} % of ${which} correct; ${found.wrong} errors` +
-      (found.errors.length < found.wrong ? `, the first ${found.errors.length} shown.` : ".");
-    const table = classes.length <= LARGEST_TABLE ? confusionTable(found.confusion, classes) : confusionList(found.confusion, classes);
-    const thumbs = found.errors.map((each) => thumbnail(each, number, `${each.class}, predicted ${each.predicted}`));
-    for (const button of thumbs) button.classList.add("wide");
-    shown.replaceChildren(make("p", {}, words), make("div", { className: "scroll" }, table), make("h3", {}, "Errors"), make("div", { className: "thumbs errors" }, ...thumbs));
-  } catch (error) {
-    shown.replaceChildren(make("p", {}, error.message));
-  }
-}
-at("show-curves").addEventListener("click", showCurves);
-at("show-errors").addEventListener("click", showErrors);
-at("run-of").addEventListener("change", () => at("run-shown").replaceChildren());
 
 // Networks
 

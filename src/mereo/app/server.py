@@ -27,6 +27,9 @@ PARTS = {
     "/": ("mereo.app", "page.html", "text/html"),
     "/page.css": ("mereo.app", "page.css", "text/css"),
     "/page.js": ("mereo.app", "page.js", "text/javascript"),
+    "/run.js": ("mereo.app", "run.js", "text/javascript"),
+    "/giving.css": ("mereo.export.page", "giving.css", "text/css"),
+    "/giving.js": ("mereo.export.page", "giving.js", "text/javascript"),
     "/tree.css": ("mereo.explain.trees", "page.css", "text/css"),
     "/tree.js": ("mereo.explain.trees", "page.js", "text/javascript"),
 }
