@@ -35,7 +35,7 @@ function charts(columns) {
 async function showCurves() {
   const shown = at("run-shown");
   try {
-    const { columns, results } = await fetched(`/api/curves?model=${at("run-of").value}`);
+    const { columns, results } = await fetchJson(`/api/curves?model=${at("run-of").value}`);
     const drawn = charts(columns);
     const words = results
       ? `Best epoch ${results.best_epoch}, chosen on ${results.chosen_on}; ${results.train_images} training images, ${Math.round(results.seconds)} s.`
@@ -73,7 +73,7 @@ async function showErrors() {
   const number = Number(at("run-of").value), shown = at("run-shown");
   shown.replaceChildren(make("p", {}, "Classifying the test images ..."));
   try {
-    const report = await fetched(`/api/errors?model=${number}`), { classes } = models[number];
+    const report = await fetchJson(`/api/errors?model=${number}`), { classes } = models[number];
     const which = report.count < report.of ? `${report.count} of the ${report.of} test images` : `${report.of} test images`;
     const words = `${(100 * report.accuracy).toFixed(2)} % of ${which} correct; ${report.wrong} errors` +
       (report.errors.length < report.wrong ? `, the first ${report.errors.length} shown.` : ".");

@@ -3,7 +3,7 @@
 const at = (id) => document.getElementById(id);
 
 // A line for the reader, in the colour of errors where something failed.
-function say(text, wrong = false) {
+function showStatus(text, wrong = false) {
   at("status").textContent = text;
   at("status").classList.toggle("wrong", wrong);
 }

@@ -70,8 +70,8 @@ function classify(image, name) {
     latest = Object.fromEntries(settings.classes.map((one, place) => [one, scores[place]]));
     showSeen(seen);
     showScores(scores);
-    say(`${name}: ${Math.round(performance.now() - start)} ms`);
-  }).catch((error) => say(`${name} could not be classified: ${error.message}`, true));
+    showStatus(`${name}: ${Math.round(performance.now() - start)} ms`);
+  }).catch((error) => showStatus(`${name} could not be classified: ${error.message}`, true));
   return running;
 }
 
@@ -90,7 +90,7 @@ async function take(file) {
   try {
     await classify(await read(file), file.name);
   } catch (error) {
-    say(`${file.name} could not be read as an image: ${error.message}`, true);
+    showStatus(`${file.name} could not be read as an image: ${error.message}`, true);
   }
 }
 
@@ -98,6 +98,6 @@ watchFiles(take);
 watchPad((pad, pen) => classify(pen.getImageData(0, 0, pad.width, pad.height), "drawing"));
 
 loaded.then(
-  () => say("Ready."),
-  (error) => say(`The network could not be started: ${error.message}`, true),
+  () => showStatus("Ready."),
+  (error) => showStatus(`The network could not be started: ${error.message}`, true),
 );
