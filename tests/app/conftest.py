@@ -1,4 +1,4 @@
-"""Networks on a networks: a short run on the digits, and narrow ones of other kinds with random weights."""
+"""A short run on the digits, and a network without couplings with random weights."""
 
 from pathlib import Path
 

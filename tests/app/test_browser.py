@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from browser import browser_page, find_browser
-from mereo.app.networks import Networks
 from mereo.app.serving import serving
+from mereo.app.session import Session
 from mereo.models import load
 from uploads import picture
 
@@ -22,19 +22,19 @@ STATUS = "document.getElementById('status').textContent"
 
 @pytest.fixture(scope="module")
 def page(run, other):
-    networks = Networks([run, other], [load(source, torch.device("cpu")) for source in (run, other)])
-    with serving(networks) as url, browser_page() as tab:
+    session = Session([run, other], [load(source, torch.device("cpu")) for source in (run, other)])
+    with serving(session) as url, browser_page() as tab:
         tab.resize(1300, 1000)
         tab.open(url)
         tab.wait(f"{STATUS}.startsWith('Ready')")
         yield tab, url
 
 
-def answered(tab, act):
-    """Do something and wait until the page has its answer."""
+def updated(tab, act):
+    """Act, and wait until the page shows the new prediction."""
     tab.run("document.getElementById('status').textContent = ''")
     act()
-    tab.wait(f"{STATUS}.includes('answered') && !busy")
+    tab.wait(f"{STATUS}.includes('predicted') && !busy")
 
 
 def first_scores(tab):
@@ -47,10 +47,10 @@ def unchanged_scores(tab):
     return tab.run(script)
 
 
-def test_a_person_clicks_through_it(page, tmp_path):
+def test_every_control_changes_the_prediction(page, tmp_path):
     tab, url = page
     assert tab.run("document.querySelectorAll('#tests button').length") == 24
-    answered(tab, lambda: tab.click("#tests button:nth-child(5)"))
+    updated(tab, lambda: tab.click("#tests button:nth-child(5)"))
     assert tab.run("document.querySelectorAll('.card').length") == 2
     text = tab.run("document.querySelector('.predicted').textContent")
     assert "correct" in text or "the true class is" in text
@@ -58,7 +58,7 @@ def test_a_person_clicks_through_it(page, tmp_path):
     assert tab.run("document.querySelectorAll('[role=treeitem]').length") > 3
     assert first_scores(tab) == unchanged_scores(tab)
 
-    # Each change shows at once, beside the unchanged scores, and can be undone.
+    # Each change shows at once, next to the unchanged scores, and can be undone.
     own = first_scores(tab)
     changes = [
         lambda: tab.set_value("#rotate", 45),
@@ -69,23 +69,23 @@ def test_a_person_clicks_through_it(page, tmp_path):
         lambda: tab.click(".view", 0.5, 0.4),
     ]
     for change in changes:
-        answered(tab, change)
+        updated(tab, change)
         assert first_scores(tab) != own
-        answered(tab, lambda: tab.click("#reset"))
+        updated(tab, lambda: tab.click("#reset"))
         assert first_scores(tab) == own
 
     # By keyboard: the arrow keys move, Enter silences and restores.
     tab.run("document.querySelector('.view').focus()")
     tab.key("ArrowLeft")
-    answered(tab, lambda: tab.key("Enter"))
+    updated(tab, lambda: tab.key("Enter"))
     assert "1 place." in tab.run("document.getElementById('silenced').textContent")
     assert tab.run("document.activeElement.className") == "view"
     assert unchanged_scores(tab) != first_scores(tab)
-    answered(tab, lambda: tab.key("Enter"))
+    updated(tab, lambda: tab.key("Enter"))
     assert first_scores(tab) == own
 
     # Another class is explained; maps can be chosen.
-    answered(tab, lambda: tab.click(".card tbody tr:nth-child(3) button"))
+    updated(tab, lambda: tab.click(".card tbody tr:nth-child(3) button"))
     assert tab.run("document.querySelector('.card tr.explained td').textContent") == tab.run(
         "document.querySelector('.card tbody tr:nth-child(3) td').textContent"
     )
@@ -106,10 +106,10 @@ def test_a_person_clicks_through_it(page, tmp_path):
 def test_a_drawing_a_file_and_a_broken_file(page, tmp_path):
     tab, _ = page
     tab.problems.clear()
-    answered(tab, lambda: tab.draw("#pad", [(0.3, 0.2), (0.7, 0.2), (0.5, 0.8)]))
+    updated(tab, lambda: tab.draw("#pad", [(0.3, 0.2), (0.7, 0.2), (0.5, 0.8)]))
     drawn = first_scores(tab)
     (tmp_path / "photo.png").write_bytes(picture((90, 70)))
-    answered(tab, lambda: tab.choose_file("#file", tmp_path / "photo.png"))
+    updated(tab, lambda: tab.choose_file("#file", tmp_path / "photo.png"))
     assert first_scores(tab) != drawn
     (tmp_path / "broken.png").write_bytes(picture()[:70])
     tab.choose_file("#file", tmp_path / "broken.png")
@@ -124,11 +124,11 @@ def test_the_run_and_the_choice_of_networks(page):
     tab.click("#show-errors")
     tab.wait("document.querySelectorAll('.confusion td').length > 100")
     assert tab.run("document.querySelectorAll('.errors button').length") > 0
-    answered(tab, lambda: tab.click(".errors button"))
+    updated(tab, lambda: tab.click(".errors button"))
     assert "the true class is" in tab.run("document.querySelector('.predicted').textContent")
-    answered(tab, lambda: tab.set_value("#second", ""))
+    updated(tab, lambda: tab.set_value("#second", ""))
     assert tab.run("document.querySelectorAll('.card').length") == 1
-    answered(tab, lambda: tab.set_value("#first", "1"))
+    updated(tab, lambda: tab.set_value("#first", "1"))
     assert tab.run("document.querySelector('.card h3').textContent") == "plain"
     # A class name with markup is text.
     assert tab.run("[...document.querySelectorAll('.classes button')].some(b => b.textContent === '<b>')")

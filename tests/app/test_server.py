@@ -1,8 +1,9 @@
-"""The server: answers the page, and refuses other sites, hostile requests and anything too long, each in a line."""
+"""The server: its files and API; requests of other sites, invalid or too long ones are refused in one line."""
 
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,8 +14,8 @@ import pytest
 import torch
 
 from mereo.app.guard import HEADERS
-from mereo.app.networks import Networks
 from mereo.app.serving import serving
+from mereo.app.session import Session
 from mereo.cli.main import main
 from mereo.models import load
 from uploads import picture
@@ -26,7 +27,7 @@ server_module = pytest.importorskip("mereo.app.server", reason="starlette is not
 @pytest.fixture(scope="module")
 def address(run, other):
     sources = [run, other]
-    with serving(Networks(sources, [load(source, torch.device("cpu")) for source in sources])) as url:
+    with serving(Session(sources, [load(source, torch.device("cpu")) for source in sources])) as url:
         yield urlsplit(url).netloc
 
 
@@ -40,20 +41,19 @@ def send(address, method, path, body=None, headers=None):
     return answer.status, dict(answer.getheaders()), content
 
 
-def ask(address, **given):
-    status, _, content = send(address, "POST", "/api/ask", json.dumps(given), {"Content-Type": "application/json"})
+def predict(address, **given):
+    status, _, content = send(address, "POST", "/api/predict", json.dumps(given), {"Content-Type": "application/json"})
     return status, json.loads(content)
 
 
 def test_the_page_and_its_parts_name_no_other_address(address):
-    for path, kind in (
-        ("/", "text/html"),
-        ("/page.js", "text/javascript"),
-        ("/page.css", "text/css"),
-        ("/tree.js", "text/javascript"),
-    ):
+    kinds = {"": "text/html", "css": "text/css", "js": "text/javascript"}
+    _, _, page = send(address, "GET", "/")
+    linked = re.findall(rb'(?:src|href)="(/[^"]*)"', page)
+    assert {"/", *(path.decode() for path in linked)} == set(server_module.PARTS)
+    for path in server_module.PARTS:
         status, headers, content = send(address, "GET", path)
-        assert status == 200 and headers["content-type"].startswith(kind)
+        assert status == 200 and headers["content-type"].startswith(kinds[path.partition(".")[2]])
         assert b"https:" not in content and b"http:" not in content.replace(b"http://www.w3.org/2000/svg", b"")
         assert all(headers[name] == value for name, value in HEADERS.items())
 
@@ -61,8 +61,8 @@ def test_the_page_and_its_parts_name_no_other_address(address):
 def test_an_image_is_uploaded_and_answered(address):
     status, _, content = send(address, "POST", "/api/images", picture())
     assert status == 200
-    status, found = ask(address, **json.loads(content), model=1)
-    assert status == 200 and len(found["classes"]) == 3
+    status, prediction = predict(address, **json.loads(content), model=1)
+    assert status == 200 and len(prediction["classes"]) == 3
     status, _, content = send(address, "GET", "/api/models")
     assert [each["number"] for each in json.loads(content)] == [0, 1]
 
@@ -95,7 +95,7 @@ def test_another_port_and_a_second_host_are_refused(address):
     "path",
     ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/page.js/..%2fserver.py", "//etc/passwd", "/a/../x", "/%00"],
 )  # fmt: skip
-def test_no_path_of_a_request_is_opened(address, path):
+def test_requests_open_no_other_files(address, path):
     status, _, content = send(address, "GET", path)
     assert status == 404 and b"root:" not in content and b"import" not in content
 
@@ -106,8 +106,8 @@ def test_no_path_of_a_request_is_opened(address, path):
      b'{"model": 9}', b'{"model": -1}', b'{"model": "0"}', b'{"model": 1e400}', b'{"index": 99999999}',
      b'{"silence": [[NaN, 0]]}'],
 )  # fmt: skip
-def test_hostile_requests_get_a_line(address, body):
-    for path in ("/api/ask", "/api/hide"):
+def test_invalid_requests_are_refused_in_one_line(address, body):
+    for path in ("/api/predict", "/api/occlusion"):
         status, _, content = send(address, "POST", path, body)
         line = json.loads(content)["error"]
         assert status == 400 and "\n" not in line and "Traceback" not in line
@@ -116,38 +116,38 @@ def test_hostile_requests_get_a_line(address, body):
 @pytest.mark.parametrize(
     "query", ["model=9", "model=-1", "model=a", "start=1e9&model=0", "model=%00", "model=" + "9" * 30]
 )
-def test_hostile_addresses_get_a_line(address, query):
-    for path in ("/api/test", "/api/curves", "/api/errors"):
+def test_invalid_query_strings_are_refused_in_one_line(address, query):
+    for path in ("/api/test_images", "/api/curves", "/api/errors"):
         status, _, content = send(address, "GET", f"{path}?{query}")
-        if path == "/api/test" or "start" not in query:
+        if path == "/api/test_images" or "start" not in query:
             assert status == 400 and "\n" not in json.loads(content)["error"]
 
 
-def test_uploads_are_bounded_and_their_errors_are_a_line(address, monkeypatch):
+def test_uploads_are_bounded_and_errors_have_one_line(address, monkeypatch):
     for content in (b"", b"no image", picture()[:50], b"\0" * 1000):
         status, _, answered = send(address, "POST", "/api/images", content)
         assert status == 400 and "could not be read as an image" in json.loads(answered)["error"]
     monkeypatch.setattr(server_module, "LONGEST_UPLOAD", 1000)
     status, _, answered = send(address, "POST", "/api/images", b"\0" * 5000)
     assert status == 400 and "longer than 1,000 bytes" in json.loads(answered)["error"]
-    status, _, answered = send(address, "POST", "/api/ask", b" " * 70_000)
+    status, _, answered = send(address, "POST", "/api/predict", b" " * 70_000)
     assert status == 400 and "longer than" in json.loads(answered)["error"]
 
 
-def test_a_failure_inside_is_a_line_and_the_server_goes_on(address, monkeypatch):
+def test_an_internal_error_is_reported_and_the_server_continues(address, monkeypatch):
     def fail(*_):
         raise ZeroDivisionError("first line\nsecond line")
 
-    monkeypatch.setattr(server_module, "answer", fail)
-    status, found = ask(address)
-    assert status == 500 and found["error"] == "failed: ZeroDivisionError: first line"
+    monkeypatch.setattr(server_module, "predict_image", fail)
+    status, answer = predict(address)
+    assert status == 500 and answer["error"] == "failed: ZeroDivisionError: first line"
     monkeypatch.undo()
-    assert ask(address)[0] == 200
+    assert predict(address)[0] == 200
 
 
 def test_wrong_methods_and_unknown_paths(address):
     assert send(address, "POST", "/")[0] == 405
-    assert send(address, "GET", "/api/ask")[0] == 405
+    assert send(address, "GET", "/api/predict")[0] == 405
     assert send(address, "GET", "/favicon.ico")[0] == 404
 
 
@@ -161,14 +161,14 @@ def test_wrong_methods_and_unknown_paths(address):
         (["mspcaps_tiny.mnist", "--port", "0", "--data", "no_such_data"], "no_such_data"),
     ],
 )  # fmt: skip
-def test_wrong_arguments_are_a_line(capsys, tmp_path, monkeypatch, words, line):
+def test_invalid_arguments_are_reported_in_one_line(capsys, tmp_path, monkeypatch, words, line):
     monkeypatch.chdir(tmp_path)
     assert main(["app", *words]) == 2
     error = capsys.readouterr().err
     assert line in error and error.startswith("mereo: error:") and error.count("\n") == 1
 
 
-def test_a_port_in_use_and_a_missing_extra_are_a_line(capsys, tmp_path, monkeypatch):
+def test_a_port_in_use_and_a_missing_extra_are_reported(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -181,7 +181,7 @@ def test_a_port_in_use_and_a_missing_extra_are_a_line(capsys, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_cleanly(python, tmp_path):
+def test_ctrl_c_stops_the_server(python, tmp_path):
     command = [python, "-m", "mereo", "app", "mspcaps_tiny.mnist", "--port", "0"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None

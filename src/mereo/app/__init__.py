@@ -1,1 +1,1 @@
-"""A page on this machine that shows what trained networks see in an image, and how the answer changes."""
+"""A local web page that shows the prediction of trained networks, its explanation, and how both react to changes."""

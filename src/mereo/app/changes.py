@@ -1,4 +1,4 @@
-"""What the page changes: the image (rotated, noisy, attacked), and the couplings of parts (silenced)."""
+"""Changes of the image (rotation, noise, attack) and of the network (silenced parts)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,20 +15,20 @@ from mereo.measure import attack, corrupt
 from mereo.models import VisionModel
 
 STEPS = 5
-"""Steps of the attack, so that the answer comes at once."""
+"""Steps of the attack; few, for a quick response."""
 
 
 def change_image(
     model: VisionModel, image: Tensor, label: int | None, rotate: float, noise: float, epsilon: float
 ) -> Tensor:
-    """An image rotated, then noisy, then attacked (projected gradient descent, on the network as it is).
+    """Rotate an image, add noise, and attack it by projected gradient descent against the unchanged network.
 
     Args:
         image: in [0, 1], not normalised.
-        label: the class from which an attack leads away; the predicted one when None.
+        label: the class whose loss the attack maximises; the predicted one when None.
         rotate: degrees, counter-clockwise.
         noise: standard deviation, in units of the full range.
-        epsilon: of the attack.
+        epsilon: largest change of a pixel by the attack; 0 for none.
 
     Shapes: image (1, channels, height, width) -> the same.
     """
@@ -47,11 +47,11 @@ def change_image(
 
 
 def silenced_senders(call: Call, places: Sequence[tuple[float, float]], size: tuple[int, int]) -> list[int]:
-    """The senders of all types whose cell is nearest to one of the places.
+    """The senders, of all types, of the cells nearest to the given places.
 
     Args:
-        call: of a coupling.
-        places: across and down, in shares of the image.
+        call: an evaluation of a coupling.
+        places: (x, y), as fractions of width and height.
         size: (height, width) of the image.
     """
     grid = call.senders
@@ -72,15 +72,15 @@ def silenced_senders(call: Call, places: Sequence[tuple[float, float]], size: tu
 def silence(
     model: nn.Module, places: Sequence[tuple[float, float]], size: tuple[int, int], count: Callable[[int], None]
 ) -> AbstractContextManager[None]:
-    """Set every coupling of the senders at some places to 0 while the block runs.
+    """Set the couplings of all senders at the given places to 0 inside a with block.
 
     c_rs <- 0 for all r and each sender s at one of the places
 
     Args:
-        model: any network; couplings whose senders have no place are left as they are.
-        places: across and down, in shares of the image.
+        model: any network; couplings whose senders have no position are left unchanged.
+        places: (x, y), as fractions of width and height.
         size: (height, width) of the image.
-        count: called with the number of silenced senders of each coupling.
+        count: called with the number of silenced senders at each evaluation.
     """
 
     def change(couplings: Tensor, call: Call) -> Tensor:

@@ -1,7 +1,7 @@
-"""Who may ask: only this machine, and only the page itself.
+"""Access control: only requests of the page itself are served.
 
-A page of another site can make a browser send requests to this machine, under its own name (DNS rebinding) or another's
-(cross-site requests). Requests whose Host or Origin is not this server are therefore refused.
+Other web sites can make a browser send requests to this machine, by DNS rebinding or as cross-site requests. Requests
+whose Host or Origin is not this server are therefore refused.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -17,7 +17,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Sent with every answer: the browser may load nothing from elsewhere, and show the page in no other."""
+"""Headers of every response: the browser loads nothing from other origins and embeds the page in no other."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -43,10 +43,10 @@ def refusal(headers: dict[str, list[str]], hosts: frozenset[str]) -> str | None:
 
 
 class Guard:
-    """Refuses requests by other sites and adds `HEADERS` to every answer.
+    """ASGI middleware that refuses requests of other sites and adds `HEADERS` to every response.
 
     Args:
-        app: what answers.
+        app: the application to protect.
         port: of the server.
     """
 

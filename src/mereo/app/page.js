@@ -1,6 +1,5 @@
 "use strict";
-// The page of `mereo app`: sends what is wanted to the server on this machine, and shows its answers.
-const at = (id) => document.getElementById(id);
+// The page of `mereo app`: requests predictions from the local server and shows them.
 const make = (kind, given = {}, ...children) => {
   const element = Object.assign(document.createElement(kind), given);
   element.append(...children);
@@ -16,22 +15,17 @@ const draw = (kind, given, text) => {
 
 const HIDE = "hide";
 let models = [];
-const start = () => ({ rotate: 0, noise: 0, attack: 0, couplings: "own", silence: [] });
-const state = { image: null, explain: null, first: 0, second: null, tests: 0, changes: start() };
-const plain = new Map(); // scores of the unchanged image: model and image -> class -> score
+const noChanges = () => ({ rotate: 0, noise: 0, attack: 0, couplings: "own", silence: [] });
+const state = { image: null, explain: null, first: 0, second: null, tests: 0, changes: noChanges() };
+const unchanged = new Map(); // scores of the unchanged image: model and image -> class -> score
 const maps = new Map(); // the chosen map of each model
 
-function say(text, wrong = false) {
-  at("status").textContent = text;
-  at("status").classList.toggle("wrong", wrong);
-}
-
-async function fetched(path, options) {
+async function fetchJson(path, options) {
   let response;
   try {
     response = await fetch(path, options);
   } catch {
-    throw new Error("The server does not answer; is `mereo app` still running?");
+    throw new Error("The server does not respond; is `mereo app` still running?");
   }
   const content = await response.json().catch(() => ({ error: `The server answered ${response.status}.` }));
   if (!response.ok) throw new Error(content.error);
@@ -39,122 +33,128 @@ async function fetched(path, options) {
 }
 
 const post = (path, content) =>
-  fetched(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
+  fetchJson(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
 
-// Asking: one request at a time; while it runs, the latest question waits.
+// One request at a time; changes made meanwhile are sent together when it is finished.
 let busy = false, waiting = false;
 
 function shownModels() {
   return state.second === null ? [state.first] : [state.first, state.second];
 }
 
-const changed = () => JSON.stringify(state.changes) !== JSON.stringify(start());
+const changed = () => JSON.stringify(state.changes) !== JSON.stringify(noChanges());
 
-async function ask() {
+async function predict() {
   if (!state.image) return;
   if (busy) {
     waiting = true;
     return;
   }
   busy = true;
-  at("answers").classList.add("busy");
+  at("predictions").classList.add("busy");
   try {
     const began = performance.now(), image = state.image, key = JSON.stringify(image);
-    const answers = [];
+    const predictions = [];
     for (const model of shownModels()) {
-      if (changed() && !plain.has(`${model} ${key}`)) keepPlain(model, key, await post("/api/ask", { ...image, model }));
+      if (changed() && !unchanged.has(`${model} ${key}`)) keepUnchanged(model, key, await post("/api/predict", { ...image, model }));
       const explain = state.explain?.model === model ? state.explain.number : null;
-      const answer = await post("/api/ask", { ...image, ...state.changes, explain, model });
-      if (!changed()) keepPlain(model, key, answer);
-      answers.push(answer);
+      const prediction = await post("/api/predict", { ...image, ...state.changes, explain, model });
+      if (!changed()) keepUnchanged(model, key, prediction);
+      predictions.push(prediction);
     }
     if (image === state.image) {
-      showAnswers(answers, key);
-      say(`${answers[0].title}: answered in ${Math.round(performance.now() - began)} ms.`);
+      showPredictions(predictions, key);
+      showStatus(`${predictions[0].title}: predicted in ${Math.round(performance.now() - began)} ms.`);
     }
   } catch (error) {
-    say(error.message, true);
+    showStatus(error.message, true);
   } finally {
     busy = false;
-    at("answers").classList.remove("busy");
+    at("predictions").classList.remove("busy");
     if (waiting) {
       waiting = false;
-      ask();
+      predict();
     }
   }
 }
 
-function keepPlain(model, key, answer) {
-  plain.set(`${model} ${key}`, new Map(answer.classes.map((each) => [each.number, each.score])));
+function keepUnchanged(model, key, prediction) {
+  unchanged.set(`${model} ${key}`, new Map(prediction.classes.map((each) => [each.number, each.score])));
 }
 
-function choose(image) {
+async function choose(image) {
   state.image = image;
   state.explain = null;
   state.changes.silence = [];
   showChanges();
-  return ask();
+  await predict();
+}
+
+// Test images and errors can be far from the prediction.
+function showPrediction() {
+  const { top } = at("predictions-title").getBoundingClientRect();
+  if (top < 0 || top > 0.8 * innerHeight) at("predictions-title").scrollIntoView();
 }
 
 async function upload(blob, name) {
-  say(`Reading ${name} ...`);
+  showStatus(`Reading ${name} ...`);
   try {
-    const { image } = await fetched("/api/images", { method: "POST", body: blob });
+    const { image } = await fetchJson("/api/images", { method: "POST", body: blob });
     await choose({ image });
   } catch (error) {
-    say(`${name}: ${error.message}`, true);
+    showStatus(`${name}: ${error.message}`, true);
   }
 }
 
-// Answers
+// Predictions
 
-function showAnswers(answers, key) {
+function showPredictions(predictions, key) {
   at("nothing").hidden = true;
   const focused = document.activeElement?.closest?.(".view")?.dataset.model;
-  at("answers").replaceChildren(...answers.map((answer) => card(answer, key)));
-  for (const tree of at("answers").querySelectorAll("[role=tree]")) watchTree(tree);
-  for (const { scrollWidth: whole, clientWidth: shown, parentNode } of at("answers").querySelectorAll(".scroll")) {
+  at("predictions").replaceChildren(...predictions.map((prediction) => card(prediction, key)));
+  for (const tree of at("predictions").querySelectorAll("[role=tree]")) watchTree(tree);
+  for (const { scrollWidth: whole, clientWidth: shown, parentNode } of at("predictions").querySelectorAll(".scroll")) {
     if (whole > 1.3 * shown) parentNode.querySelector(".scroll").scrollLeft = (whole - shown) / 2; // the class stands in the middle
   }
   if (focused !== undefined) document.querySelector(`.view[data-model="${focused}"]`)?.focus();
 }
 
-function card(answer, key) {
-  const article = at("card").content.cloneNode(true).firstElementChild, model = models[answer.model];
+function card(prediction, key) {
+  const article = at("card").content.cloneNode(true).firstElementChild, model = models[prediction.model];
   const find = (selector) => article.querySelector(selector);
-  const best = answer.classes.find((each) => each.number === answer.predicted);
-  article.dataset.model = answer.model;
+  const best = prediction.classes.find((each) => each.number === prediction.predicted);
+  article.dataset.model = prediction.model;
   find("h3").textContent = model.name;
-  find(".predicted").append(`${best.name} `, make("span", {}, `${answer.kind} ${best.score.toFixed(3)} `));
-  if (answer.correct !== null) {
-    const words = answer.correct ? "correct" : `the true class is ${answer.truth}`;
-    find(".predicted").append(make("span", { className: answer.correct ? "good" : "bad" }, words));
-  } else if (answer.truth !== null) {
-    find(".predicted").append(make("span", {}, `the image shows ${answer.truth}, which is not among its classes`));
+  find(".predicted").append(`${best.name} `, make("span", {}, `${prediction.kind} ${best.score.toFixed(3)}`));
+  if (prediction.correct !== null) {
+    const words = prediction.correct ? "correct" : `the true class is ${prediction.truth}`;
+    find(".predicted").append(make("span", {}, ", "), make("span", { className: prediction.correct ? "good" : "bad" }, words));
+  } else if (prediction.truth !== null) {
+    find(".predicted").append(make("span", {}, `; the true class ${prediction.truth} is none of its classes`));
   }
   find(".facts").textContent =
-    `${model.architecture}, ${model.parameters.toLocaleString("en")} parameters; ${answer.milliseconds} ms` +
-    (answer.silenced ? `; ${answer.silenced} ${answer.silenced === 1 ? "part" : "parts"} silenced` : state.changes.silence.length ? "; it has no parts with a place there" : "");
-  find(".one").textContent = answer.kind;
-  const before = plain.get(`${answer.model} ${key}`);
-  find("tbody").replaceChildren(...answer.classes.map((each) => classRow(each, answer, before)));
-  showImage(find, answer, model);
-  if (answer.rebuilt) {
-    find(".rebuilt").hidden = false;
-    find(".rebuilt img").src = answer.rebuilt;
+    `${model.architecture}, ${model.parameters.toLocaleString("en")} parameters; ${prediction.milliseconds} ms` +
+    (prediction.silenced ? `; ${prediction.silenced} ${prediction.silenced === 1 ? "part" : "parts"} silenced` : state.changes.silence.length ? "; it has no parts at these places" : "");
+  find(".one").textContent = prediction.kind;
+  const before = unchanged.get(`${prediction.model} ${key}`);
+  find("tbody").replaceChildren(...prediction.classes.map((each) => classRow(each, prediction, before)));
+  showImage(find, prediction, model);
+  if (prediction.reconstruction) {
+    find(".reconstruction").hidden = false;
+    find(".reconstruction img").src = prediction.reconstruction;
   }
-  find(".words").id = `m${answer.model}-words`;
-  find(".words").textContent = answer.words;
+  find(".words").id = `m${prediction.model}-words`;
+  find(".words").textContent = prediction.words;
   // The server makes this SVG; names in it are escaped, and the page's policy runs no script from it.
-  if (answer.tree) find(".scroll").innerHTML = answer.tree;
+  if (prediction.tree) find(".scroll").innerHTML = prediction.tree;
   return article;
 }
 
-function classRow(each, answer, before) {
+function classRow(each, prediction, before) {
   const button = make("button", { type: "button", title: `Explain ${each.name}` }, each.name);
   button.addEventListener("click", () => {
-    state.explain = { model: answer.model, number: each.number };
-    ask();
+    state.explain = { model: prediction.model, number: each.number };
+    predict();
   });
   const bar = make("span", { className: "bar" }), was = before?.get(each.number);
   bar.style.width = `${100 * each.probability}%`;
@@ -162,18 +162,18 @@ function classRow(each, answer, before) {
   const row = make("tr", {}, make("td", {}, button), make("td", {}, each.score.toFixed(3)),
     make("td", {}, was === undefined ? "–" : was.toFixed(3)),
     make("td", {}, `${(100 * each.probability).toFixed(1)} %`, bar));
-  row.classList.toggle("explained", each.number === answer.explained);
-  if (each.number === answer.explained) button.setAttribute("aria-pressed", "true");
+  row.classList.toggle("explained", each.number === prediction.explained);
+  if (each.number === prediction.explained) button.setAttribute("aria-pressed", "true");
   return row;
 }
 
-function showImage(find, answer, model) {
-  const svg = find(".image"), view = find(".view"), prefix = `m${answer.model}`;
+function showImage(find, prediction, model) {
+  const svg = find(".image"), view = find(".view"), prefix = `m${prediction.model}`;
   svg.setAttribute("viewBox", `0 0 ${model.width} ${model.height}`);
-  svg.setAttribute("aria-label", `${answer.title} as the network sees it`);
-  svg.innerHTML = answer.boxes;
-  svg.prepend(draw("image", { id: `${prefix}-image`, width: model.width, height: model.height, href: answer.image }));
-  view.dataset.model = answer.model;
+  svg.setAttribute("aria-label", `${prediction.title} as the network sees it`);
+  svg.innerHTML = prediction.boxes;
+  svg.prepend(draw("image", { id: `${prefix}-image`, width: model.width, height: model.height, href: prediction.image }));
+  view.dataset.model = prediction.model;
   view.setAttribute("aria-label", "Image. Arrow keys move, Enter silences the parts at the place or restores them.");
   const marks = find(".marks");
   marks.setAttribute("viewBox", "0 0 100 100");
@@ -183,9 +183,9 @@ function showImage(find, answer, model) {
     marks.append(draw("path", { class: "place", d }), draw("path", { class: "place top", d }));
   }
   const cursor = draw("rect", { class: "cursor", width: 6, height: 6 });
-  const place = [...(cursorOf.get(answer.model) ?? [0.5, 0.5])];
+  const place = [...(cursorOf.get(prediction.model) ?? [0.5, 0.5])];
   const move = () => {
-    cursorOf.set(answer.model, place);
+    cursorOf.set(prediction.model, place);
     cursor.setAttribute("x", 100 * place[0] - 3);
     cursor.setAttribute("y", 100 * place[1] - 3);
   };
@@ -207,15 +207,15 @@ function showImage(find, answer, model) {
     event.preventDefault();
   });
   const select = find(".map");
-  select.append(make("option", { value: "" }, "none"), ...answer.maps.map((map, n) => make("option", { value: String(n) }, map.name)));
+  select.append(make("option", { value: "" }, "none"), ...prediction.maps.map((map, n) => make("option", { value: String(n) }, map.name)));
   select.append(make("option", { value: HIDE }, "hide each square (slower)"));
-  const wanted = maps.get(answer.model) ?? (answer.maps.length ? String(answer.maps.length - 1) : "");
+  const wanted = maps.get(prediction.model) ?? (prediction.maps.length ? String(prediction.maps.length - 1) : "");
   select.value = [...select.options].some((option) => option.value === wanted) ? wanted : "";
   const show = async () => {
-    maps.set(answer.model, select.value);
-    let map = answer.maps[Number(select.value)];
+    maps.set(prediction.model, select.value);
+    let map = prediction.maps[Number(select.value)];
     if (select.value === "") map = null;
-    if (select.value === HIDE) map = await hidden(answer);
+    if (select.value === HIDE) map = await occlusion(prediction);
     paint(find(".heat"), find(".scale"), map);
   };
   select.addEventListener("change", show);
@@ -224,14 +224,14 @@ function showImage(find, answer, model) {
 
 const cursorOf = new Map();
 
-async function hidden(answer) {
-  say("Hiding one square after another ...");
+async function occlusion(prediction) {
+  showStatus("Hiding one square after another ...");
   try {
-    const map = await post("/api/hide", { ...state.image, ...state.changes, explain: answer.explained, model: answer.model });
-    say("Red: where hiding a square lowers the score.");
+    const map = await post("/api/occlusion", { ...state.image, ...state.changes, explain: prediction.explained, model: prediction.model });
+    showStatus("Red: where hiding a square lowers the score.");
     return map;
   } catch (error) {
-    say(error.message, true);
+    showStatus(error.message, true);
     return null;
   }
 }
@@ -260,7 +260,7 @@ function silence(place) {
   const there = state.changes.silence;
   state.changes.silence = there.some(near) ? there.filter((other) => !near(other)) : [...there, place].slice(-64);
   showChanges();
-  ask();
+  predict();
 }
 
 function showChanges() {
@@ -280,68 +280,37 @@ for (const name of ["rotate", "noise", "attack"]) {
   at(name).addEventListener("input", () => {
     state.changes[name] = Number(at(name).value);
     showChanges();
-    ask();
+    predict();
   });
 }
 for (const radio of document.querySelectorAll("[name=couplings]")) {
   radio.addEventListener("change", () => {
     state.changes.couplings = radio.value;
-    ask();
+    predict();
   });
 }
 at("restore").addEventListener("click", () => {
   state.changes.silence = [];
   showChanges();
-  ask();
+  predict();
 });
 at("reset").addEventListener("click", () => {
-  state.changes = start();
+  state.changes = noChanges();
   showChanges();
-  ask();
+  predict();
 });
 
 // Giving images
 
-at("file").addEventListener("change", (event) => {
-  const [file] = event.target.files;
-  if (file) upload(file, file.name);
-});
-for (const kind of ["dragover", "dragleave", "drop"]) {
-  document.addEventListener(kind, (event) => {
-    event.preventDefault();
-    at("drop").classList.toggle("over", kind === "dragover");
-    if (kind === "drop" && event.dataTransfer.files[0]) upload(event.dataTransfer.files[0], event.dataTransfer.files[0].name);
-  });
-}
-const pad = at("pad"), pen = pad.getContext("2d");
-const clear = () => pen.fillRect(0, 0, pad.width, pad.height);
-Object.assign(pen, { fillStyle: "#000", strokeStyle: "#fff", lineWidth: 22, lineCap: "round", lineJoin: "round" });
-clear();
-const placeOf = (event) => {
-  const box = pad.getBoundingClientRect();
-  return [((event.clientX - box.left) * pad.width) / box.width, ((event.clientY - box.top) * pad.height) / box.height];
-};
-pad.addEventListener("pointerdown", (event) => {
-  pad.setPointerCapture(event.pointerId);
-  pen.beginPath();
-  pen.moveTo(...placeOf(event));
-  pen.lineTo(...placeOf(event));
-  pen.stroke();
-});
-pad.addEventListener("pointermove", (event) => {
-  if (!pad.hasPointerCapture(event.pointerId)) return;
-  pen.lineTo(...placeOf(event));
-  pen.stroke();
-});
-pad.addEventListener("pointerup", () => pad.toBlob((blob) => upload(blob, "drawing"), "image/png"));
-at("clear").addEventListener("click", clear);
+watchFiles((file) => upload(file, file.name).then(showPrediction));
+watchPad((pad) => pad.toBlob((blob) => upload(blob, "drawing"), "image/png"));
 
 // Test images
 
 function thumbnail(each, owner, label) {
   const button = make("button", { type: "button" }, make("img", { src: each.image, alt: "" }), label);
   button.title = button.ariaLabel = `Test image ${each.index}, ${label}`;
-  button.addEventListener("click", () => choose({ owner, index: each.index }));
+  button.addEventListener("click", () => choose({ owner, index: each.index }).then(showPrediction));
   return button;
 }
 
@@ -349,7 +318,7 @@ async function showTests() {
   const owner = state.first;
   const late = () => owner !== state.first; // another network was chosen while this one's images were on their way
   try {
-    const page = await fetched(`/api/test?model=${owner}&start=${state.tests}`);
+    const page = await fetchJson(`/api/test_images?model=${owner}&start=${state.tests}`);
     if (late()) return;
     at("tests").replaceChildren(...page.images.map((each) => thumbnail(each, owner, each.class)));
     at("range").textContent = `${page.start + 1} to ${page.start + page.images.length} of ${page.count}`;
@@ -367,96 +336,6 @@ async function showTests() {
 }
 at("before").addEventListener("click", () => { state.tests = Math.max(state.tests - 24, 0); showTests(); });
 at("after").addEventListener("click", () => { state.tests += 24; showTests(); });
-
-// The run
-
-function chart(title, lines) {
-  const width = 420, height = 220, left = 46, right = 10, top = 24, bottom = 26;
-  const values = lines.flatMap((line) => line.values.filter((value) => value !== null));
-  const low = Math.min(...values), high = Math.max(...values), room = high - low || 1, count = lines[0].values.length;
-  const x = (n) => left + ((width - left - right) * n) / Math.max(count - 1, 1);
-  const y = (value) => top + (height - top - bottom) * (1 - (value - low) / room);
-  const svg = draw("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
-  svg.append(draw("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - right}` }));
-  svg.append(draw("text", { x: left, y: 14 }, title));
-  for (const value of [low, high]) svg.append(draw("text", { x: 2, y: y(value) + 4 }, Number(value.toPrecision(3))));
-  for (const n of new Set([0, count - 1])) svg.append(draw("text", { x: x(n), y: height - 8, "text-anchor": n ? "end" : "start" }, `epoch ${n + 1}`));
-  lines.forEach((line, n) => {
-    const points = line.values.map((value, place) => (value === null ? null : `${x(place).toFixed(1)} ${y(value).toFixed(1)}`)).filter(Boolean);
-    if (points.length === 1) svg.append(draw("circle", { class: line.kind, cx: points[0].split(" ")[0], cy: points[0].split(" ")[1], r: 3 }));
-    else svg.append(draw("path", { class: `line ${line.kind}`, d: `M${points.join("L")}` }));
-    svg.append(draw("text", { class: line.kind, x: width - right, y: 14 + 13 * n, "text-anchor": "end" }, line.name));
-  });
-  return svg;
-}
-
-// Columns that measure the same, such as train_loss and val_loss, share a chart.
-function charts(columns) {
-  const groups = new Map();
-  for (const [name, values] of Object.entries(columns)) {
-    const [, split, what] = /^(train|val|validation|test)_(.+)$/.exec(name) ?? [];
-    if (!split || values.every((value) => value === null)) continue;
-    groups.set(what, [...(groups.get(what) ?? []), { name: split, values, kind: split === "train" ? "train" : "held" }]);
-  }
-  return [...groups].map(([what, lines]) => chart(what.replaceAll("_", " "), lines));
-}
-
-async function showCurves() {
-  const shown = at("run-shown");
-  try {
-    const { columns, results } = await fetched(`/api/curves?model=${at("run-of").value}`);
-    const drawn = charts(columns);
-    const words = results
-      ? `Best epoch ${results.best_epoch}, chosen on ${results.chosen_on}; ${results.train_images} training images, ${Math.round(results.seconds)} s.`
-      : "The run is not finished.";
-    shown.replaceChildren(make("p", {}, drawn.length ? words : "There is nothing to draw yet."), make("div", { className: "charts" }, ...drawn));
-  } catch (error) {
-    shown.replaceChildren(make("p", {}, error.message));
-  }
-}
-
-const LARGEST_TABLE = 30;
-
-function confusionTable(matrix, classes) {
-  const head = make("tr", {}, make("td"), ...classes.map((name) => make("th", { scope: "col", title: name }, name)));
-  const rows = matrix.map((row, n) => {
-    const total = row.reduce((sum, count) => sum + count, 0) || 1;
-    const cells = row.map((count, m) => {
-      const cell = make("td", { title: `${classes[n]} predicted as ${classes[m]}` }, count || "");
-      const colour = n === m ? "47, 158, 68" : "224, 49, 49";
-      if (count) cell.style.backgroundColor = `rgba(${colour}, ${0.1 + 0.5 * (count / total)})`;
-      return cell;
-    });
-    return make("tr", {}, make("th", { scope: "row", title: classes[n] }, classes[n]), ...cells);
-  });
-  return make("table", { className: "confusion" }, make("caption", {}, "True classes in rows, predicted ones in columns"), head, ...rows);
-}
-
-function confusionList(matrix, classes) {
-  const pairs = matrix.flatMap((row, n) => row.map((count, m) => ({ count, n, m }))).filter(({ count, n, m }) => count && n !== m);
-  const largest = pairs.sort((a, b) => b.count - a.count).slice(0, 20);
-  return make("ol", {}, ...largest.map(({ count, n, m }) => make("li", {}, `${classes[n]} predicted as ${classes[m]}: ${count}`)));
-}
-
-async function showErrors() {
-  const number = Number(at("run-of").value), shown = at("run-shown");
-  shown.replaceChildren(make("p", {}, "Classifying the test images ..."));
-  try {
-    const found = await fetched(`/api/errors?model=${number}`), { classes } = models[number];
-    const which = found.count < found.of ? `${found.count} of the ${found.of} test images` : `${found.of} test images`;
-    const words = `${(100 * found.accuracy).toFixed(2)} % of ${which} correct; ${found.wrong} errors` +
-      (found.errors.length < found.wrong ? `, the first ${found.errors.length} shown.` : ".");
-    const table = classes.length <= LARGEST_TABLE ? confusionTable(found.confusion, classes) : confusionList(found.confusion, classes);
-    const thumbs = found.errors.map((each) => thumbnail(each, number, `${each.class}, predicted ${each.predicted}`));
-    for (const button of thumbs) button.classList.add("wide");
-    shown.replaceChildren(make("p", {}, words), make("div", { className: "scroll" }, table), make("h3", {}, "Errors"), make("div", { className: "thumbs errors" }, ...thumbs));
-  } catch (error) {
-    shown.replaceChildren(make("p", {}, error.message));
-  }
-}
-at("show-curves").addEventListener("click", showCurves);
-at("show-errors").addEventListener("click", showErrors);
-at("run-of").addEventListener("change", () => at("run-shown").replaceChildren());
 
 // Networks
 
@@ -482,23 +361,23 @@ at("first").addEventListener("change", () => {
   at("run-shown").replaceChildren();
   fillSecond();
   showTests();
-  ask();
+  predict();
 });
 at("second").addEventListener("change", () => {
   state.second = at("second").value === "" ? null : Number(at("second").value);
-  ask();
+  predict();
 });
 
 async function begin() {
   showChanges();
   try {
-    models = await fetched("/api/models");
+    models = await fetchJson("/api/models");
     if (models.length > 1) state.second = 1;
     fillSelects();
     await showTests();
-    say("Ready: drop an image, draw, or pick a test image.");
+    showStatus("Ready: drop an image, draw, or pick a test image.");
   } catch (error) {
-    say(error.message, true);
+    showStatus(error.message, true);
   }
 }
 begin();

@@ -1,4 +1,4 @@
-"""A run on the page: its curves, its test images, its errors and confusion matrix."""
+"""What the page shows of networks and their runs: training curves, test images, errors, the confusion matrix."""
 
 import csv
 import io
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mereo.app.networks import Networks, ShownNetwork
+from mereo.app.session import ServedModel, Session
 from mereo.data.split import stratified
 from mereo.errors import MereoError, UsageError, first_line
 from mereo.escape import for_terminal
@@ -21,32 +21,34 @@ from mereo.training.run_folder import RunFolder
 PAGE = 24
 """Test images shown at a time."""
 MOST_IMAGES = 1000
-"""Test images that errors are looked for in."""
+"""Test images that are evaluated."""
 MOST_ERRORS = 60
-_AT_ONCE = 100
+"""Misclassified images that are shown."""
+_BATCH = 100
 _LONGEST = 2**24
+"""Bytes of the file of the training history."""
 _MOST_EPOCHS = 2000
 
 
-def _folder(network: ShownNetwork) -> RunFolder | None:
-    """The run folder of a network."""
-    path = network.source if network.source.is_dir() else network.source.parent.parent
+def _folder(served: ServedModel) -> RunFolder | None:
+    """The run folder of a network; None if its weights are not in one."""
+    path = served.source if served.source.is_dir() else served.source.parent.parent
     folder = RunFolder(path)
-    return folder if network.config is not None and folder.history.is_file() else None
+    return folder if served.config is not None and folder.history.is_file() else None
 
 
-def facts(networks: Networks) -> list[dict[str, Any]]:
-    """What the page must know of its networks."""
+def describe_models(session: Session) -> list[dict[str, Any]]:
+    """Name, size, classes and data of each network."""
     rows = []
-    for number, network in enumerate(networks.networks):
-        channels, height, width = network.model.image_shape
+    for number, served in enumerate(session.models):
+        channels, height, width = served.model.image_shape
         rows.append({
-            "number": number, "name": for_terminal(network.name), "architecture": network.model.config["model"],
-            "parameters": sum(p.numel() for p in network.model.parameters()), "channels": channels, "height": height,
-            "width": width, "classes": [for_terminal(name) for name in network.classes],
-            "data": None if network.data is None else for_terminal(network.data),
-            "reason": for_terminal(network.reason),
-            "curves": _folder(network) is not None,
+            "number": number, "name": for_terminal(served.name), "architecture": served.model.config["model"],
+            "parameters": sum(p.numel() for p in served.model.parameters()), "channels": channels, "height": height,
+            "width": width, "classes": [for_terminal(name) for name in served.classes],
+            "data": None if served.data is None else for_terminal(served.data),
+            "reason": for_terminal(served.reason),
+            "curves": _folder(served) is not None,
         })  # fmt: skip
     return rows
 
@@ -59,12 +61,12 @@ def _value(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def curves(networks: Networks, number: int) -> dict[str, Any]:
-    """The history of a run, column by column, and its results."""
-    network = networks.network(number)
-    folder = _folder(network)
+def curves(session: Session, number: int) -> dict[str, Any]:
+    """The training history of a run by column, and its results."""
+    served = session.model(number)
+    folder = _folder(served)
     if folder is None:
-        raise UsageError(f"{network.source} is not in a run folder, so there are no curves.")
+        raise UsageError(f"{served.source} is not in a run folder, so there are no curves.")
     try:
         text = read_regular(folder.history, _LONGEST).decode(errors="replace")
     except OSError as error:
@@ -73,67 +75,67 @@ def curves(networks: Networks, number: int) -> dict[str, Any]:
     names = [name for name in (rows[0] if rows else {}) if isinstance(name, str)]
     columns = {for_terminal(name): [_value(str(row.get(name))) for row in rows] for name in names}
     results = None
-    if folder.results.is_file() and network.config is not None:
-        results = read_results(folder.results, network.config.task)
+    if folder.results.is_file() and served.config is not None:
+        results = read_results(folder.results, served.config.task)
         results = {name: results[name] for name in ("best_epoch", "chosen_on", "seconds", "train_images")}
     return {"columns": columns, "results": results}
 
 
-def images_page(networks: Networks, number: int, start: int) -> dict[str, Any]:
-    """Some test images of a network, with their classes."""
-    network = networks.network(number)
+def list_test_images(session: Session, number: int, start: int) -> dict[str, Any]:
+    """One page of test images with their classes."""
+    served = session.model(number)
     try:
-        images = networks.own_test(network)
+        images = session.labelled_test_images(served)
     except OSError as error:
         raise MereoError(f"the test images cannot be read ({error.strerror}).") from error
     start = min(max(start, 0), max(len(images) - 1, 0)) // PAGE * PAGE
     indices = torch.arange(start, min(start + PAGE, len(images)))
-    return {"start": start, "count": len(images), "page": PAGE, "images": _thumbnails(network, images, indices)}
+    return {"start": start, "count": len(images), "page": PAGE, "images": _thumbnails(served, images, indices)}
 
 
-def _thumbnails(network: ShownNetwork, images: Any, indices: torch.Tensor) -> list[dict[str, Any]]:
-    batch = images.batch(indices, crop=(network.model.image_shape[1], network.model.image_shape[2]))
+def _thumbnails(served: ServedModel, images: Any, indices: torch.Tensor) -> list[dict[str, Any]]:
+    batch = images.batch(indices, crop=(served.model.image_shape[1], served.model.image_shape[2]))
     return [
-        {"index": index, "class": for_terminal(network.classes[label]), "image": image_data(image.cpu())}
+        {"index": index, "class": for_terminal(served.classes[label]), "image": image_data(image.cpu())}
         for index, label, image in zip(indices.tolist(), batch.labels.tolist(), batch.images, strict=True)
     ]
 
 
-def errors(networks: Networks, number: int) -> dict[str, Any]:
-    """The confusion matrix of a network on its test images, at most `MOST_IMAGES` of them, and its errors.
+def errors(session: Session, number: int) -> dict[str, Any]:
+    """The confusion matrix of a network on at most `MOST_IMAGES` of its test images, and the misclassified ones.
 
-    The lock is given back between batches, so that the page goes on answering.
+    The lock is released between batches, so that other requests are served meanwhile.
     """
-    network = networks.network(number)
-    with networks.lock:
-        images = networks.own_test(network)
+    served = session.model(number)
+    with session.lock:
+        images = session.labelled_test_images(served)
         chosen = torch.arange(len(images))
         if len(images) > MOST_IMAGES:
             chosen = stratified(images.strata, MOST_IMAGES, 0)[1].sort().values
     predicted, labels = [], []
-    for part in chosen.split(_AT_ONCE):
-        with networks.lock:
-            answers = collect_answers(network.model, images.subset(part))
-        predicted.append(answers.predicted)
-        labels.append(answers.labels)
+    for part in chosen.split(_BATCH):
+        with session.lock:
+            outputs = collect_answers(served.model, images.subset(part))
+        predicted.append(outputs.predicted)
+        labels.append(outputs.labels)
     if not len(chosen):
         raise MereoError("there are no test images.")
-    given, true = torch.cat(predicted), torch.cat(labels)
-    wrong = (given != true).nonzero().flatten()[:MOST_ERRORS]
-    with networks.lock:
-        shown = _thumbnails(network, images, chosen[wrong]) if len(wrong) else []
-    for row, guess in zip(shown, given[wrong].tolist(), strict=True):
-        row["predicted"] = for_terminal(network.classes[guess])
+    predicted_labels, true = torch.cat(predicted), torch.cat(labels)
+    wrong = (predicted_labels != true).nonzero().flatten()[:MOST_ERRORS]
+    with session.lock:
+        shown = _thumbnails(served, images, chosen[wrong]) if len(wrong) else []
+    for row, guess in zip(shown, predicted_labels[wrong].tolist(), strict=True):
+        row["predicted"] = for_terminal(served.classes[guess])
     return {
         "count": len(chosen),
         "of": len(images),
-        "accuracy": float((given == true).double().mean()),
-        "confusion": confusion_matrix(given, true, network.model.num_classes).tolist(),
-        "wrong": int((given != true).sum()),
+        "accuracy": float((predicted_labels == true).double().mean()),
+        "confusion": confusion_matrix(predicted_labels, true, served.model.num_classes).tolist(),
+        "wrong": int((predicted_labels != true).sum()),
         "errors": shown,
     }
 
 
-def reason(error: Exception) -> str:
-    """An error in one line."""
+def error_line(error: Exception) -> str:
+    """The message of an error in one line."""
     return for_terminal(first_line(error))

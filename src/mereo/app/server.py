@@ -1,4 +1,4 @@
-"""The server of the page: a few routes, each with an answer in JSON."""
+"""The web application: the files of the page, and an API that answers in JSON."""
 
 import json
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mereo.app import runs
-from mereo.app.answers import answer, hidden_places
 from mereo.app.guard import Application, Guard
-from mereo.app.networks import Networks
-from mereo.app.question import number, read_question
+from mereo.app.prediction import occlusion, predict_image
+from mereo.app.request import number, parse_request
+from mereo.app.session import Session
 from mereo.errors import MereoError, UsageError
 
 LONGEST_UPLOAD = 2**25
@@ -27,14 +27,17 @@ PARTS = {
     "/": ("mereo.app", "page.html", "text/html"),
     "/page.css": ("mereo.app", "page.css", "text/css"),
     "/page.js": ("mereo.app", "page.js", "text/javascript"),
+    "/run.js": ("mereo.app", "run.js", "text/javascript"),
+    "/giving.css": ("mereo.export.page", "giving.css", "text/css"),
+    "/giving.js": ("mereo.export.page", "giving.js", "text/javascript"),
     "/tree.css": ("mereo.explain.trees", "page.css", "text/css"),
     "/tree.js": ("mereo.explain.trees", "page.js", "text/javascript"),
 }
-"""The files of the page: package, name and type. No other file is ever opened for a request."""
+"""The files of the page by URL path: package, name and media type. Requests open no other file."""
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """The body of a request; UsageError for a longer one, before it is read to its end."""
+    """The body of a request; UsageError as soon as it exceeds `most` bytes."""
     content = bytearray()
     async for piece in request.stream():
         content += piece
@@ -52,23 +55,23 @@ async def _json(request: Request) -> Any:
         raise UsageError("the request is not valid JSON.") from error
 
 
-def _numbered(request: Request, name: str, default: int = 0) -> int:
-    """A whole number in the address of a request."""
+def _query_number(request: Request, name: str, default: int = 0) -> int:
+    """An integer of the query string of a request."""
     text = request.query_params.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise UsageError(f"{name} is {text[:40]!r}; it must be a whole number.")
     return int(text)
 
 
-def make_app(networks: Networks, port: int) -> Application:
-    """The application that serves a networks on a port of this machine."""
+def make_app(session: Session, port: int) -> Application:
+    """The web application of a session, for a server on this port."""
 
     def locked(function: Callable[..., Any], *arguments: Any) -> Any:
-        with networks.lock:
+        with session.lock:
             return function(*arguments)
 
-    async def work(function: Callable[..., Any], *arguments: Any, alone: bool = True) -> Any:
-        call = partial(locked, function, *arguments) if alone else partial(function, *arguments)
+    async def work(function: Callable[..., Any], *arguments: Any, lock: bool = True) -> Any:
+        call = partial(locked, function, *arguments) if lock else partial(function, *arguments)
         return await run_in_threadpool(call)
 
     def route(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
@@ -76,43 +79,45 @@ def make_app(networks: Networks, port: int) -> Application:
             try:
                 return JSONResponse(await handler(request))
             except (UsageError, MereoError) as error:
-                return JSONResponse({"error": runs.reason(error)}, 400)
+                return JSONResponse({"error": runs.error_line(error)}, 400)
             except ClientDisconnect:
                 return Response(status_code=400)
             except MemoryError:
-                return JSONResponse({"error": "out of memory; give a smaller image."}, 500)
+                return JSONResponse({"error": "out of memory; try a smaller image."}, 500)
             except Exception as error:
-                # Whatever fails, the page gets a line and the server goes on.
-                return JSONResponse({"error": f"failed: {type(error).__name__}: {runs.reason(error)}"}, 500)
+                # Any other failure is reported to the page, and the server continues.
+                return JSONResponse({"error": f"failed: {type(error).__name__}: {runs.error_line(error)}"}, 500)
 
         return respond
 
     async def models(request: Request) -> Any:
-        return await work(runs.facts, networks)
+        return await work(runs.describe_models, session)
 
     async def upload(request: Request) -> Any:
         content = await _body(request, LONGEST_UPLOAD)
-        return {"image": await work(networks.upload, content)}
+        return {"image": await work(session.upload, content)}
 
-    async def ask(request: Request) -> Any:
-        given = await _json(request)
-        question = read_question(given)
-        return await work(answer, networks, number(given, "model", 0), question)
+    async def predict(request: Request) -> Any:
+        content = await _json(request)
+        wanted = parse_request(content)
+        return await work(predict_image, session, number(content, "model", 0), wanted)
 
-    async def hide(request: Request) -> Any:
-        given = await _json(request)
-        question = read_question(given)
-        return await work(hidden_places, networks, number(given, "model", 0), question)
+    async def occlude(request: Request) -> Any:
+        content = await _json(request)
+        wanted = parse_request(content)
+        return await work(occlusion, session, number(content, "model", 0), wanted)
 
-    async def test(request: Request) -> Any:
-        return await work(runs.images_page, networks, _numbered(request, "model"), _numbered(request, "start"))
+    async def test_images(request: Request) -> Any:
+        return await work(
+            runs.list_test_images, session, _query_number(request, "model"), _query_number(request, "start")
+        )
 
     async def curves(request: Request) -> Any:
-        return await work(runs.curves, networks, _numbered(request, "model"))
+        return await work(runs.curves, session, _query_number(request, "model"))
 
     async def errors(request: Request) -> Any:
-        # It takes the lock itself, for a batch at a time.
-        return await work(runs.errors, networks, _numbered(request, "model"), alone=False)
+        # It takes the lock itself, one batch at a time.
+        return await work(runs.errors, session, _query_number(request, "model"), lock=False)
 
     def part(package: str, name: str, kind: str) -> Callable[[Request], Any]:
         content = (files(package) / name).read_bytes()
@@ -125,11 +130,11 @@ def make_app(networks: Networks, port: int) -> Application:
     routes = [Route(path, part(*where), methods=["GET"]) for path, where in PARTS.items()]
     routes += [
         Route("/api/models", route(models), methods=["GET"]),
-        Route("/api/test", route(test), methods=["GET"]),
+        Route("/api/test_images", route(test_images), methods=["GET"]),
         Route("/api/curves", route(curves), methods=["GET"]),
         Route("/api/errors", route(errors), methods=["GET"]),
         Route("/api/images", route(upload), methods=["POST"]),
-        Route("/api/ask", route(ask), methods=["POST"]),
-        Route("/api/hide", route(hide), methods=["POST"]),
+        Route("/api/predict", route(predict), methods=["POST"]),
+        Route("/api/occlusion", route(occlude), methods=["POST"]),
     ]
     return Guard(Starlette(routes=routes), port)

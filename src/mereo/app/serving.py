@@ -1,4 +1,4 @@
-"""Runs the server on an address of this machine until it is stopped."""
+"""Runs the server on the loopback address until it is stopped."""
 
 import errno
 import socket
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mereo.app.networks import Networks
+from mereo.app.session import Session
 from mereo.errors import MereoError, UsageError
 
 ADDRESS = "127.0.0.1"
 _GRACE = 2
-"""Seconds that requests in progress get when the server is stopped."""
+"""Seconds to finish requests when the server is stopped."""
 
 
 def bind(port: int) -> socket.socket:
@@ -38,12 +38,12 @@ def bind(port: int) -> socket.socket:
     return opened
 
 
-def _server(networks: Networks, opened: socket.socket) -> Any:
+def _server(session: Session, opened: socket.socket) -> Any:
     import uvicorn
 
     from mereo.app.server import make_app
 
-    app = make_app(networks, opened.getsockname()[1])
+    app = make_app(session, opened.getsockname()[1])
     return uvicorn.Server(
         uvicorn.Config(
             app, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False,
@@ -52,30 +52,30 @@ def _server(networks: Networks, opened: socket.socket) -> Any:
     )  # fmt: skip
 
 
-def serve(networks: Networks, opened: socket.socket, ready: Callable[[str], None]) -> None:
+def serve(session: Session, opened: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until Ctrl-C or a signal to end.
 
     Args:
-        networks: what is served.
+        session: the networks to serve.
         opened: from `bind`.
-        ready: called with the address of the page.
+        ready: called with the URL of the page.
     """
-    server = _server(networks, opened)
+    server = _server(session, opened)
     try:
         ready(f"http://{ADDRESS}:{opened.getsockname()[1]}/")
         server.run(sockets=[opened])
     except KeyboardInterrupt:
-        # uvicorn raises it again after it has ended in order.
+        # uvicorn raises it again after a graceful shutdown.
         pass
     finally:
         opened.close()
 
 
 @contextmanager
-def serving(networks: Networks, port: int = 0) -> Iterator[str]:
-    """Serve in a thread inside the block, for notebooks and tests; it yields the address of the page."""
+def serving(session: Session, port: int = 0) -> Iterator[str]:
+    """Serve in a thread inside the block, for notebooks and tests; it yields the URL of the page."""
     opened = bind(port)
-    server = _server(networks, opened)
+    server = _server(session, opened)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
     thread.start()
     try:

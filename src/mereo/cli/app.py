@@ -10,19 +10,19 @@ from mereo.errors import UsageError
 from mereo.runtime.printing import say
 
 MOST = 8
-"""Networks on a page."""
+"""Largest number of networks on the page."""
 
 
 def run(words: list[str], command: str) -> None:
     """Serve the page until Ctrl-C."""
     options = parse(AppOptions, words, command)
     if len(options.weights) > MOST:
-        raise UsageError(f"weights are {len(options.weights)}; the page is for at most {MOST} networks.")
+        raise UsageError(f"weights are {len(options.weights)} networks; the page shows at most {MOST}.")
     from mereo.export.libraries import require
 
     require("mereo app", ("starlette", "uvicorn"), "app")
-    from mereo.app.networks import Networks
     from mereo.app.serving import bind, serve
+    from mereo.app.session import Session
 
     # An occupied port is reported before the networks are loaded.
     opened = bind(options.port)
@@ -30,12 +30,10 @@ def run(words: list[str], command: str) -> None:
         loaded = [load_weights(path, options.device, ready=True) for path in options.weights or (None,)]
         if not options.weights:
             say(f"using {loaded[0][1]}", file=sys.stderr)
-        networks = Networks(
-            [path for _, path in loaded], [model for model, _ in loaded], options.data, options.data_root
-        )
-        for network in networks.networks:
-            if network.data is None:
-                say(f"{network.name}: no test images: {network.reason}", file=sys.stderr)
+        session = Session([path for _, path in loaded], [model for model, _ in loaded], options.data, options.data_root)
+        for served in session.models:
+            if served.data is None:
+                say(f"{served.name}: no test images: {served.reason}", file=sys.stderr)
     except BaseException:
         opened.close()
         raise
@@ -46,5 +44,5 @@ def run(words: list[str], command: str) -> None:
         if options.open:
             webbrowser.open(address)
 
-    serve(networks, opened, ready)
+    serve(session, opened, ready)
     say("stopped.", file=sys.stderr)

@@ -1,15 +1,9 @@
 // The page: loads the network once, and answers for a file, a dropped image or a drawing.
 const settings = JSON.parse(document.getElementById("settings").textContent);
-const at = (id) => document.getElementById(id);
 const SHOWN = 5;
 const KINDS = { lengths: "Lengths of the capsules", activations: "Activations of the capsules" };
 let running = Promise.resolve();
 let latest = null; // scores of the latest image, by class
-
-function say(text, wrong = false) {
-  at("status").textContent = text;
-  at("status").classList.toggle("wrong", wrong);
-}
 
 // The content of an element: base64 of gzip.
 async function unpacked(id) {
@@ -76,8 +70,8 @@ function classify(image, name) {
     latest = Object.fromEntries(settings.classes.map((one, place) => [one, scores[place]]));
     showSeen(seen);
     showScores(scores);
-    say(`${name}: ${Math.round(performance.now() - start)} ms`);
-  }).catch((error) => say(`${name} could not be classified: ${error.message}`, true));
+    showStatus(`${name}: ${Math.round(performance.now() - start)} ms`);
+  }).catch((error) => showStatus(`${name} could not be classified: ${error.message}`, true));
   return running;
 }
 
@@ -93,50 +87,17 @@ async function read(file) {
 }
 
 async function take(file) {
-  if (!file) return;
   try {
     await classify(await read(file), file.name);
   } catch (error) {
-    say(`${file.name} could not be read as an image: ${error.message}`, true);
+    showStatus(`${file.name} could not be read as an image: ${error.message}`, true);
   }
 }
 
-at("file").addEventListener("change", (event) => take(event.target.files[0]));
-for (const kind of ["dragover", "dragleave", "drop"]) {
-  document.addEventListener(kind, (event) => {
-    event.preventDefault();
-    at("drop").classList.toggle("over", kind === "dragover");
-    if (kind === "drop") take(event.dataTransfer.files[0]);
-  });
-}
-
-const pad = at("pad"), pen = pad.getContext("2d", { willReadFrequently: true });
-function clear() {
-  pen.fillRect(0, 0, pad.width, pad.height);
-  pen.beginPath();
-}
-Object.assign(pen, { fillStyle: "#000", strokeStyle: "#fff", lineWidth: 22, lineCap: "round", lineJoin: "round" });
-clear();
-const placeOf = (event) => {
-  const box = pad.getBoundingClientRect();
-  return [((event.clientX - box.left) * pad.width) / box.width, ((event.clientY - box.top) * pad.height) / box.height];
-};
-pad.addEventListener("pointerdown", (event) => {
-  pad.setPointerCapture(event.pointerId);
-  pen.beginPath();
-  pen.moveTo(...placeOf(event));
-  pen.lineTo(...placeOf(event));
-  pen.stroke();
-});
-pad.addEventListener("pointermove", (event) => {
-  if (!pad.hasPointerCapture(event.pointerId)) return;
-  pen.lineTo(...placeOf(event));
-  pen.stroke();
-});
-pad.addEventListener("pointerup", () => classify(pen.getImageData(0, 0, pad.width, pad.height), "drawing"));
-at("clear").addEventListener("click", clear);
+watchFiles(take);
+watchPad((pad, pen) => classify(pen.getImageData(0, 0, pad.width, pad.height), "drawing"));
 
 loaded.then(
-  () => say("Ready."),
-  (error) => say(`The network could not be started: ${error.message}`, true),
+  () => showStatus("Ready."),
+  (error) => showStatus(`The network could not be started: ${error.message}`, true),
 );

@@ -102,7 +102,7 @@ def write_page(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="generator" content="mereo">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>\n{_part('page.css')}</style>\n</head>\n<body>\n",
+        f"<title>{title}</title>\n<style>\n{_part('giving.css')}{_part('page.css')}</style>\n</head>\n<body>\n",
         _part("page.html").replace("{title}", title).replace("{description}", escape(_description(model, notes))),
         f'<script type="application/json" id="settings">{settings}</script>\n',
         f'<script type="text/plain" id="model">{_packed(network)}</script>\n',
@@ -111,7 +111,8 @@ def write_page(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None
         f'<script type="text/plain" id="{kind}">{_packed(runtime[name])}</script>\n'
         for kind, name in zip(("runtime", "wasm"), runtime, strict=True)
     ]
-    pieces.append(f"<script>\n{_part('prepare.js')}{_part('page.js')}</script>\n</body>\n</html>\n")
+    scripts = "".join(_part(name) for name in ("prepare.js", "giving.js", "page.js"))
+    pieces.append(f"<script>\n{scripts}</script>\n</body>\n</html>\n")
     with writing(path) as write:
         for piece in pieces:
             write(piece.encode(errors="replace"))

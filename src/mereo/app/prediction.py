@@ -1,4 +1,4 @@
-"""The answer of one network for one image: classes, maps over the image, the parse tree."""
+"""The prediction of one network for one image: scores of the classes, maps over the image, the parse tree."""
 
 import base64
 import time
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mereo.app.changes import change_image, silence
-from mereo.app.networks import Networks, ShownNetwork
-from mereo.app.question import Question
+from mereo.app.request import PredictionRequest
+from mereo.app.session import InputImage, ServedModel, Session
 from mereo.errors import UsageError
 from mereo.escape import for_terminal
 from mereo.explain import (
@@ -36,12 +36,12 @@ from mereo.measure.calibration import confidences, ways_of
 from mereo.measure.couplings import replace_couplings
 from mereo.models import CapsuleClassifier
 
-SHOWN = 10
-"""Classes in the table."""
+MOST_CLASSES = 10
+"""Number of classes in the table."""
 
 
-def heat(name: str, values: Tensor, *, signed: bool = False) -> dict[str, Any]:
-    """A map over the image as bytes: 0 to 255 from the smallest to the largest value; of a signed one 128 stands for 0.
+def encode_map(name: str, values: Tensor, *, signed: bool = False) -> dict[str, Any]:
+    """A map over the image, quantised to bytes: 0 to 255 from its minimum to its maximum; 128 is 0 in a signed map.
 
     Shapes: values (height, width).
     """
@@ -57,43 +57,43 @@ def heat(name: str, values: Tensor, *, signed: bool = False) -> dict[str, Any]:
 
 
 def maps_of(observation: Observation, chosen: Tensor) -> list[dict[str, Any]]:
-    """The maps of one image that follow from a single pass: couplings, votes, attention."""
+    """The maps that a single forward pass gives: couplings, votes, attention."""
     _, height, width = observation.image_shape
-    maps = [heat(f"couplings, {name}", each.heat[0]) for name, each in coupling_maps(observation, chosen).items()]
+    maps = [encode_map(f"couplings, {name}", each.heat[0]) for name, each in coupling_maps(observation, chosen).items()]
     for values, grid in placed_contributions(observation, chosen):
         cells = on_grid(values, grid, average=False)
-        maps.append(heat("votes for and against", spread(cells, grid, height, width)[0], signed=True))
+        maps.append(encode_map("votes for and against", spread(cells, grid, height, width)[0], signed=True))
     if of_class := class_attention(observation):
         last = of_class[-1]
-        maps.append(heat("class attention", spread(last.cells.mean(1), last.grid, height, width)[0]))
+        maps.append(encode_map("class attention", spread(last.cells.mean(1), last.grid, height, width)[0]))
     if (rollout := attention_rollout(observation)) is not None:
-        maps.append(heat("attention rollout", spread(rollout.cells, rollout.grid, height, width)[0]))
+        maps.append(encode_map("attention rollout", spread(rollout.cells, rollout.grid, height, width)[0]))
     return maps
 
 
-def _picture(networks: Networks, network: ShownNetwork, question: Question) -> Any:
-    if question.image is not None:
-        return networks.uploaded(question.image, network)
-    return networks.test_picture(networks.network(question.owner), network, question.index)
+def _input_image(session: Session, served: ServedModel, request: PredictionRequest) -> InputImage:
+    if request.image is not None:
+        return session.uploaded_image(request.image, served)
+    return session.test_image(session.model(request.owner), served, request.index)
 
 
-def answer(networks: Networks, number: int, question: Question) -> dict[str, Any]:
-    """What a network makes of an image, as plain values."""
-    start, network = time.perf_counter(), networks.network(number)
-    model, picture = network.model, _picture(networks, network, question)
-    if question.explain is not None and not 0 <= question.explain < model.num_classes:
-        raise UsageError(f"explain is {question.explain}; the network has the classes 0 to {model.num_classes - 1}.")
-    image = change_image(model, picture.image, picture.label, question.rotate, question.noise, question.attack)
+def predict_image(session: Session, number: int, request: PredictionRequest) -> dict[str, Any]:
+    """Predict the class of an image and explain the prediction; values of JSON."""
+    start, served = time.perf_counter(), session.model(number)
+    model, source = served.model, _input_image(session, served, request)
+    if request.explain is not None and not 0 <= request.explain < model.num_classes:
+        raise UsageError(f"explain is {request.explain}; the network has the classes 0 to {model.num_classes - 1}.")
+    image = change_image(model, source.image, source.label, request.rotate, request.noise, request.attack)
     size, silenced = (image.shape[-2], image.shape[-1]), [0]
     with ExitStack() as stack:
-        if question.couplings != "own":
-            stack.enter_context(replace_couplings(model, question.couplings))
-        if question.silence:
-            stack.enter_context(silence(model, question.silence, size, silenced.append))
+        if request.couplings != "own":
+            stack.enter_context(replace_couplings(model, request.couplings))
+        if request.silence:
+            stack.enter_context(silence(model, request.silence, size, silenced.append))
         observation = observe(model, image)
     scores, kind = observation.scores.float(), kind_of(model)
     predicted = int(scores.argmax(1))
-    explained = predicted if question.explain is None else question.explain
+    explained = predicted if request.explain is None else request.explain
     chosen = torch.tensor([explained], device=scores.device)
     calibration = calibration_of(model)
     if calibration is None:
@@ -103,15 +103,15 @@ def answer(networks: Networks, number: int, question: Question) -> dict[str, Any
     probabilities = shares[0].tolist()
     return {
         "model": number,
-        "title": picture.title,
-        "truth": None if picture.truth is None else for_terminal(picture.truth),
-        "correct": None if picture.label is None else predicted == picture.label,
+        "title": source.title,
+        "truth": None if source.truth is None else for_terminal(source.truth),
+        "correct": None if source.label is None else predicted == source.label,
         "predicted": predicted,
         "explained": explained,
         "kind": WORDINGS[kind].one,
-        "classes": _classes(network, scores[0].tolist(), probabilities, {predicted, explained}),
+        "classes": _classes(served, scores[0].tolist(), probabilities, {predicted, explained}),
         "image": image_data(image[0].cpu()),
-        "rebuilt": _rebuilt(observation, chosen),
+        "reconstruction": _reconstruction(observation, chosen),
         "maps": maps_of(observation, chosen),
         "silenced": max(silenced),
         **_tree(observation, chosen, number, size),
@@ -120,19 +120,19 @@ def answer(networks: Networks, number: int, question: Question) -> dict[str, Any
 
 
 def _classes(
-    network: ShownNetwork, scores: list[float], probabilities: list[float], wanted: set[int]
+    served: ServedModel, scores: list[float], probabilities: list[float], required: set[int]
 ) -> list[dict[str, Any]]:
-    """The classes with the highest scores, and those that are wanted."""
+    """The classes with the highest scores, and any others that must be shown."""
     order = sorted(range(len(scores)), key=lambda number: -scores[number])
-    kept = sorted({*order[:SHOWN], *wanted}, key=lambda number: -scores[number])
+    kept = sorted({*order[:MOST_CLASSES], *required}, key=lambda number: -scores[number])
     return [
-        {"number": n, "name": for_terminal(network.classes[n]), "score": scores[n], "probability": probabilities[n]}
+        {"number": n, "name": for_terminal(served.classes[n]), "score": scores[n], "probability": probabilities[n]}
         for n in kept
     ]
 
 
-def _rebuilt(observation: Observation, chosen: Tensor) -> str | None:
-    """The decoder's reconstruction, where there is a decoder."""
+def _reconstruction(observation: Observation, chosen: Tensor) -> str | None:
+    """The decoder's reconstruction; None for a network without a decoder."""
     model = observation.model
     if not isinstance(model, CapsuleClassifier) or model.decoder is None or observation.capsules is None:
         return None
@@ -150,16 +150,16 @@ def _tree(observation: Observation, chosen: Tensor, number: int, size: tuple[int
     }  # fmt: skip
 
 
-def hidden_places(networks: Networks, number: int, question: Question) -> dict[str, Any]:
-    """What hiding each square of the image costs the explained class, of the network as it is."""
-    network = networks.network(number)
-    picture = _picture(networks, network, question)
-    image = change_image(network.model, picture.image, picture.label, question.rotate, question.noise, question.attack)
+def occlusion(session: Session, number: int, request: PredictionRequest) -> dict[str, Any]:
+    """The drop in the score of the explained class when a square of the image is occluded, for each square."""
+    served = session.model(number)
+    source = _input_image(session, served, request)
+    image = change_image(served.model, source.image, source.label, request.rotate, request.noise, request.attack)
     classes = None
-    if question.explain is not None:
-        if not 0 <= question.explain < network.model.num_classes:
-            raise UsageError(f"explain is {question.explain}; the network has {network.model.num_classes} classes.")
-        classes = torch.tensor([question.explain], device=next(network.model.parameters()).device)
-    drops, grid = occlusion_maps(network.model, image, classes)
-    falls = spread(drops, grid, *image.shape[-2:])[0]
-    return heat("fall of the score where a square is hidden", falls, signed=True)
+    if request.explain is not None:
+        if not 0 <= request.explain < served.model.num_classes:
+            raise UsageError(f"explain is {request.explain}; the network has {served.model.num_classes} classes.")
+        classes = torch.tensor([request.explain], device=next(served.model.parameters()).device)
+    drops, grid = occlusion_maps(served.model, image, classes)
+    drop = spread(drops, grid, *image.shape[-2:])[0]
+    return encode_map("drop in score when a square is hidden", drop, signed=True)

@@ -1,4 +1,4 @@
-"""The networks and images that the page works on."""
+"""The state of the server: the networks it serves, their test images, and uploaded images."""
 
 import io
 import secrets
@@ -22,20 +22,20 @@ from mereo.models import VisionModel
 from mereo.training.config import TrainConfig
 
 KEPT = 32
-"""Uploaded images that are kept; the oldest goes first."""
+"""Uploaded images that are kept; the least recently used is dropped first."""
 
 
 @dataclass(frozen=True)
-class ShownNetwork:
-    """A network on the page.
+class ServedModel:
+    """A network that the page shows.
 
     Attributes:
         name: short and unique.
-        source: of the weights.
+        source: file or run folder of the weights.
         model: in eval mode.
-        config: of its run; None where the weights do not lie in a run folder.
-        data: name of its test images; None where there are none.
-        reason: why there are no test images.
+        config: of its training; None if the weights are not in a run folder.
+        data: name of the data set of its test images; None if there is none.
+        reason: why there are no test images; empty if there are.
     """
 
     name: str
@@ -47,18 +47,18 @@ class ShownNetwork:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of its classes."""
+        """Class names."""
         return class_names(self.model)
 
 
-class Picture(NamedTuple):
-    """An image as one network takes it.
+class InputImage(NamedTuple):
+    """An image in the size and channels of one network.
 
     Attributes:
         image: in [0, 1], not normalised, (1, channels, height, width).
-        label: the true class of the network, if it is known and one of them.
-        truth: the name of the true class, if it is known.
-        title: what it is.
+        label: index of the true class; None if it is unknown or not a class of this network.
+        truth: name of the true class; None if it is unknown.
+        title: name of the image on the page.
     """
 
     image: Tensor
@@ -67,10 +67,10 @@ class Picture(NamedTuple):
     title: str
 
 
-def make_seat(source: Path, label: str, model: VisionModel, data: str | None) -> ShownNetwork:
-    """A network and the name of the data that its test images come from; UsageError for one that chooses no class."""
+def served_model(source: Path, name: str, model: VisionModel, data: str | None) -> ServedModel:
+    """Check that a network is an image classifier, and choose the data set of its test images."""
     if model.num_classes == 0 or not task_of(model).scores_classes:
-        raise UsageError(f"{source} does not choose between classes; the page is for classifiers.")
+        raise UsageError(f"{source} is not a classifier; the page shows classifiers.")
     if model.image_shape[0] not in (1, 2, 3):
         raise UsageError(f"{source} takes {model.image_shape[0]} channels; the page is for images of 1, 2 or 3.")
     config = run_config(source)
@@ -80,13 +80,13 @@ def make_seat(source: Path, label: str, model: VisionModel, data: str | None) ->
         if data is not None:
             raise
         chosen, reason = None, first_line(error)
-    return ShownNetwork(label, source, model, config, chosen, reason)
+    return ServedModel(name, source, model, config, chosen, reason)
 
 
-class Networks:
-    """Networks, their test images, and the images that were uploaded.
+class Session:
+    """The networks that are served, their test images, and the uploaded images.
 
-    One thread at a time works on it: observers are attached to the networks themselves.
+    Requests take `lock` before they use a network, because observers are attached to the networks themselves.
 
     Args:
         sources, models: of the networks.
@@ -104,17 +104,17 @@ class Networks:
         if data is not None:
             dataset_info(data, data_root)  # an unknown name is an error at once
         names = short_names(sources)
-        self.networks = [make_seat(*each, data) for each in zip(sources, names, models, strict=True)]
+        self.models = [served_model(*each, data) for each in zip(sources, names, models, strict=True)]
         self.data_root = data_root
         self.lock = threading.Lock()
         self._uploads: OrderedDict[str, dict[tuple[int, ...], Tensor]] = OrderedDict()
         self._tests: dict[tuple[object, ...], Images] = {}
 
-    def network(self, number: int) -> ShownNetwork:
+    def model(self, number: int) -> ServedModel:
         """A network by its number; UsageError for one that does not exist."""
-        if not 0 <= number < len(self.networks):
-            raise UsageError(f"model is {number}; it must be from 0 to {len(self.networks) - 1}.")
-        return self.networks[number]
+        if not 0 <= number < len(self.models):
+            raise UsageError(f"model is {number}; it must be from 0 to {len(self.models) - 1}.")
+        return self.models[number]
 
     @staticmethod
     def _shape(model: VisionModel) -> tuple[int, ...]:
@@ -122,17 +122,17 @@ class Networks:
         return (*model.image_shape, *size)
 
     def upload(self, content: bytes) -> str:
-        """Keep the content of an image file, read as `mereo predict` reads files; its id, MereoError if it is none."""
+        """Decode an image file as `mereo predict` does and keep it; its id, or MereoError for an invalid file."""
         from PIL import Image
 
         read: dict[tuple[int, ...], Tensor] = {}
-        for shape in {self._shape(network.model) for network in self.networks}:
+        for shape in {self._shape(served.model) for served in self.models}:
             channels, height, width, *stored = shape
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("error", Image.DecompressionBombWarning)
                     pixels = torch.from_numpy(decode(io.BytesIO(content), (stored[0], stored[1]), channels).copy())
-            except Exception as error:  # a broken file can make a decoder raise nearly anything
+            except Exception as error:  # decoders raise many kinds of errors for corrupt files
                 unknown = "cannot identify" in str(error)
                 raise MereoError(
                     f"it could not be read as an image ({'not an image' if unknown else first_line(error)})."
@@ -145,46 +145,46 @@ class Networks:
             self._uploads.popitem(last=False)
         return name
 
-    def test_images(self, owner: ShownNetwork, network: ShownNetwork) -> Images:
-        """The test images of one network at the size of another; UsageError or MereoError if there are none."""
+    def test_images(self, owner: ServedModel, served: ServedModel) -> Images:
+        """The test images of `owner` as `served` reads images; UsageError or MereoError if there are none."""
         if owner.data is None:
             raise UsageError(owner.reason)
         config = owner.config or TrainConfig(validation_fraction=0.0)
-        key = (owner.data, config.limit, config.seed, self._shape(network.model))
+        key = (owner.data, config.limit, config.seed, self._shape(served.model))
         if key not in self._tests:
-            channels, height, width = network.model.image_shape
+            channels, height, width = served.model.image_shape
             self._tests[key] = load_split(
                 owner.data, "test", root=config.data_root if self.data_root is None else self.data_root,
-                img_size=(height, width), in_chans=channels, crop_pct=network.model.pretrained_cfg["crop_pct"],
+                img_size=(height, width), in_chans=channels, crop_pct=served.model.pretrained_cfg["crop_pct"],
                 validation_fraction=0.0, seed=config.seed, limit=config.limit if config.data == owner.data else None,
                 download=False,
             )  # fmt: skip
         return self._tests[key]
 
-    def own_test(self, network: ShownNetwork) -> Images:
-        """The test images of a network, with its labels."""
-        images = self.test_images(network, network)
+    def labelled_test_images(self, served: ServedModel) -> Images:
+        """The test images of a network, labelled by its own class indices."""
+        images = self.test_images(served, served)
         if images.labels_per_image > 1:
             raise UsageError("the test images hold several objects each; the page is for images of one.")
-        return match_classes(images, network.model, str(network.data))
+        return match_classes(images, served.model, str(served.data))
 
-    def test_picture(self, owner: ShownNetwork, network: ShownNetwork, index: int) -> Picture:
-        """One test image of a network `owner`, as another takes it."""
-        images = self.test_images(owner, network)
+    def test_image(self, owner: ServedModel, served: ServedModel, index: int) -> InputImage:
+        """A test image of `owner` as `served` reads images."""
+        images = self.test_images(owner, served)
         if not 0 <= index < len(images):
             raise UsageError(f"index is {index}; the test images are 0 to {len(images) - 1}.")
-        crop = (network.model.image_shape[1], network.model.image_shape[2])
+        crop = (served.model.image_shape[1], served.model.image_shape[2])
         batch = images.batch(torch.tensor([index]), crop=crop)
         if batch.labels.dim() > 1:
             raise UsageError("the test images hold several objects each; the page is for images of one.")
         label = int(batch.labels[0])
         truth = images.class_names[label] if images.class_names else str(label)
-        own = network.classes.index(truth) if truth in network.classes else None
-        return Picture(batch.images.cpu(), own, truth, f"test image {index}")
+        own = served.classes.index(truth) if truth in served.classes else None
+        return InputImage(batch.images.cpu(), own, truth, f"test image {index}")
 
-    def uploaded(self, name: str, network: ShownNetwork) -> Picture:
-        """An uploaded image as a network takes it."""
+    def uploaded_image(self, name: str, served: ServedModel) -> InputImage:
+        """An uploaded image in the size and channels of a network."""
         if name not in self._uploads:
-            raise UsageError("the image is no longer kept; give it again.")
+            raise UsageError("the image is no longer in memory; upload it again.")
         self._uploads.move_to_end(name)
-        return Picture(self._uploads[name][self._shape(network.model)], None, None, "image")
+        return InputImage(self._uploads[name][self._shape(served.model)], None, None, "image")

@@ -1,4 +1,4 @@
-"""What the page asks for, checked: nothing in a request is trusted."""
+"""Reads and validates requests of the page; their content is not trusted."""
 
 import math
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ LARGEST = {"rotate": 180.0, "noise": 1.0, "attack": 0.5}
 
 
 @dataclass(frozen=True)
-class Question:
-    """An image and what is done to it.
+class PredictionRequest:
+    """A request to classify an image, and the changes of the image and the network.
 
     Attributes:
         image: id of an uploaded image, or None for a test image.
         owner, index: the network whose test image it is, and its number.
-        explain: the class that maps and trees are about; the predicted one when None.
+        explain: the class to explain; the predicted one when None.
         rotate: degrees, counter-clockwise.
         noise: standard deviation, in units of the full range.
-        attack: largest change of a pixel by an attack; 0 for none.
+        attack: largest change of a pixel by the adversarial attack; 0 for none.
         couplings: one of `COUPLINGS`.
-        silence: places (across, down) in shares of the image, whose parts are silenced.
+        silence: places (x, y), as fractions of width and height, whose parts are silenced.
     """
 
     image: str | None
@@ -45,7 +45,7 @@ class Question:
 
 
 def number(given: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A whole number of a request."""
+    """An integer field of a request; UsageError if it is missing or invalid."""
     value = given.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**31:
         raise UsageError(f"{name} is {str(value)[:40]!r}; it must be a whole number.")
@@ -73,8 +73,8 @@ def _places(value: Any) -> tuple[tuple[float, float], ...]:
     return tuple(places)
 
 
-def read_question(given: Any) -> Question:
-    """The question of a request; UsageError for anything that is none."""
+def parse_request(given: Any) -> PredictionRequest:
+    """Validate the JSON of a request; UsageError for anything invalid."""
     if not isinstance(given, dict):
         raise UsageError("the request must be a JSON object.")
     image, explain, couplings = given.get("image"), given.get("explain"), given.get("couplings", "own")
@@ -84,7 +84,7 @@ def read_question(given: Any) -> Question:
         raise UsageError(f"couplings must be one of {', '.join(COUPLINGS)}.")
     check_choice("couplings", couplings, COUPLINGS)
     amounts = {name: _amount(name, given.get(name, 0)) for name in LARGEST}
-    return Question(
+    return PredictionRequest(
         image=image, owner=number(given, "owner", 0), index=number(given, "index", 0),
         explain=None if explain is None else number(given, "explain"),
         rotate=amounts["rotate"], noise=amounts["noise"], attack=amounts["attack"], couplings=couplings,
