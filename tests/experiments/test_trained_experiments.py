@@ -11,7 +11,7 @@ from mereo.cli.main import main
 from mereo.experiments.capsule_head import NETWORKS, calibration_error
 from mereo.experiments.occlusion import hide
 from mereo.generative import GenerativeCapsNet
-from mereo.measure.calibration import expected_calibration_error, reliability
+from mereo.inference.calibration import expected_calibration_error, reliability
 from mereo.models import load
 
 FEW = ["--data", "digits", "--epochs", "1", "--limit", "128", "--images", "24"]

@@ -192,18 +192,3 @@ def test_foreign_files_are_not_replaced(weights, folder, tmp_path, capsys) -> No
     table.write_text("precious")
     assert main(["predict", str(folder), "--weights", str(weights), "--out", str(table)]) == 2
     assert "errors.csv" in capsys.readouterr().err
-
-
-def test_images_that_were_trained_on_are_counted_apart(tmp_path, folder) -> None:
-    from mereo.training.config import TrainConfig
-    from mereo.training.trained_files import trained_files
-
-    (folder / "dog" / "broken.png").unlink()
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").write_text(TrainConfig().replace(data=str(folder), validation_fraction=0.3).to_yaml())
-    trained = trained_files(run)
-    everything = {path.resolve() for path in folder.rglob("*.png")}
-    assert trained < everything
-    assert 0 < len(trained) < 0.7 * len(everything)
-    assert trained_files(tmp_path) == frozenset()

@@ -30,9 +30,9 @@ from mereo.explain.trees.page import image_data
 from mereo.explain.trees.svg import patch_boxes, tree_svg
 from mereo.explain.trees.words import describe
 from mereo.explain.wording import WORDINGS, kind_of
+from mereo.inference.calibration import confidences, ways_of
 from mereo.inference.temperature import calibration_of
 from mereo.inference.temperature import probabilities as with_temperature
-from mereo.measure.calibration import confidences, ways_of
 from mereo.measure.couplings import replace_couplings
 from mereo.models import CapsuleClassifier
 

@@ -3,7 +3,7 @@
 import gc
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,11 +111,11 @@ def _classify(model: "VisionModel", options: PredictOptions, paths: list[Path], 
         outputs = [out] if table_only else [document] if document.exists() else output_files(out)
         if not (table_only and out.exists() and _is_table(out)):
             check_outputs("out", outputs, [*paths, source])
-    trained: Collection[Path] = ()
+    trained = None
     if labelled:
-        from mereo.training.trained_files import trained_files
+        from mereo.training.seen import trained_on
 
-        trained = trained_files(source)
+        trained = trained_on(source)
     with (
         reading(*paths, source),
         Reporter(silent=len(paths) <= options.batch_size).stage("classified", len(paths)) as done,

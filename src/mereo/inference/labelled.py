@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -192,7 +192,7 @@ def answer_folder(
     paths: Sequence[Path],
     labels: Tensor,
     *,
-    trained: Collection[Path] = (),
+    trained: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = 64,
     strict: bool = False,
     views: Views | None = None,
@@ -204,7 +204,7 @@ def answer_folder(
         model: whose weights may hold a temperature.
         paths: of the files.
         labels: see `folder_labels`.
-        trained: real paths of files that the network was trained on.
+        trained: which images, as the network takes them, it was trained on; none where it is None.
         batch_size: files read at a time.
         strict: whether an unreadable file is an error.
         views: test-time augmentation, see `augmented_views`.
@@ -212,6 +212,7 @@ def answer_folder(
     """
     place_of = {path: place for place, path in enumerate(paths)}
     good, aside, scores, prints, hashes = list[Path](), list[Aside](), list[Tensor](), list[Tensor](), list[str]()
+    seen = [torch.zeros(0, dtype=torch.bool)]
     for answered in answer_files(model, paths, batch_size=batch_size, strict=strict, views=views):
         good += answered.paths
         aside += answered.aside
@@ -219,6 +220,8 @@ def answer_folder(
             scores.append(answered.outputs.cpu())
             prints.append(fingerprints(answered.images))
             hashes += [content_hash(path) for path in answered.paths]
+            unknown = torch.zeros(len(answered.paths), dtype=torch.bool)
+            seen.append(unknown if trained is None else trained(answered.images))
         if progress is not None:
             progress(len(answered.paths) + len(answered.aside))
     calibration = calibration_of(model)
@@ -229,7 +232,7 @@ def answer_folder(
         scores=torch.cat(scores) if scores else torch.zeros(0, model.num_classes),
         kind=model.score_kind,
         labels=labels[places],
-        trained=torch.tensor([bool(trained) and path.resolve() in trained for path in good], dtype=torch.bool),
+        trained=torch.cat(seen),
         temperature=None if calibration is None else calibration.temperature,
         duplicates=find_duplicates(hashes, torch.cat(prints)) if prints else [],
         aside=aside,

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from mereo.inference.answers import Answers
-from mereo.inference.metrics import chance_accuracy, class_scores, confusion_matrix, wilson_interval
-from mereo.measure.calibration import (
+from mereo.inference.calibration import (
     Reliability,
     brier_score,
     confidences,
@@ -16,6 +15,7 @@ from mereo.measure.calibration import (
     reliability,
     ways_of,
 )
+from mereo.inference.metrics import chance_accuracy, class_scores, confusion_matrix, wilson_interval
 from mereo.measure.objects import object_metrics
 
 BINS = 15

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mereo.escape import cut
 from mereo.inference.answers import Answers
+from mereo.inference.calibration import Reliability, expected_calibration_error
 from mereo.inference.metrics import wilson_interval
-from mereo.measure.calibration import Reliability, expected_calibration_error
 from mereo.measure.classification import highest_and_lead
 from mereo.measure.style import FAINT, INK, RIGHT, RULE, WRONG, quiet
 from mereo.pictures import new_figure, save_figure

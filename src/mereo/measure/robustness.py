@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mereo.data.sets import find_dataset
 from mereo.inference.answers import collect_answers
+from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.measure.attacks.attack import check_attack
-from mereo.measure.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.measure.couplings import coupling_effect
 from mereo.measure.curves import attack_curve, corruption_curve
 from mereo.measure.plan import part_of

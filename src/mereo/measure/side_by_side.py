@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mereo.inference.answers import collect_answers
+from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.inference.metrics import chance_accuracy, confusion_matrix, wilson_interval
 from mereo.measure.attacks.attack import check_attack
-from mereo.measure.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.measure.conclusions import coupling_words
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.couplings import CouplingEffect, coupling_effect

@@ -174,13 +174,19 @@ def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: 
 
 
 def without_seen(
-    images: Images, source: Path, config: TrainConfig | None, data: str, root: str | None, split: str
+    images: Images,
+    model: VisionModel,
+    source: Path,
+    config: TrainConfig | None,
+    data: str,
+    root: str | None,
+    split: str,
 ) -> Images:
     """The images of a test split without those that the run was trained on, or chose its epoch by; a warning says how
     many. Of its own data, whose test images the run itself was evaluated on, they are only counted."""
     if split != "test" or isinstance(images, TokenWindows):
         return images
-    seen = seen_before(source, images)
+    seen = seen_before(source, images, model.image_shape[1:])
     count = int(seen.sum())
     if not count:
         return images
@@ -240,7 +246,7 @@ def load_trained_models(
         key = (model.pretrained_cfg["input_size"], model.pretrained_cfg.get("crop_pct"), held, *seen)
         if key not in read:
             images = read_split(model, config, name, data_root, split)
-            images = without_seen(images, source, config, name, data_root, split)
+            images = without_seen(images, model, source, config, name, data_root, split)
             if limit is not None and limit < len(images):
                 images = images.subset(stratified(images.strata, limit, seed)[1])
             read[key] = images

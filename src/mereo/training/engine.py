@@ -382,7 +382,7 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report, pictures: bool) -> 
         if trainer.main:
             saved = setup.config.replace(resume=False, dry_run=False, find_lr=False)
             write_atomically(folder.config, saved.to_yaml().encode())
-            keep_seen(folder, setup.splits)
+            keep_seen(folder, setup.splits, setup.crop)
             if write_set_aside(folder, setup.splits):
                 report.say(f"files that could not be read are listed in {folder.set_aside}")
         trainer.fit()

@@ -1,79 +1,144 @@
 """The images that a run was trained on: a fingerprint of each, kept in the run folder.
 
-With them an evaluation on other data finds the images that the network has already seen, by their content and not by
-their names. Images are equal if all their pixels are, at the size of the network.
+With them an evaluation or a prediction recognises the images that the network has already seen, by their content and
+not by their names. Images are equal if all their pixels are, in the part and at the size that the network takes.
 """
 
 import hashlib
-from collections.abc import Iterator
+import math
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.data import Images, Splits, TokenWindows
+from mereo.data import Images, ImageSet, Splits, TokenWindows
 from mereo.data.files import sniff_sizes
+from mereo.data.images import crop_corners
 from mereo.data.looks import SAMPLED, Looks, looks_of
+from mereo.data.stream import StreamedSet
 from mereo.errors import MereoError, UsageError
 from mereo.models.weights import read_tensors, save_tensors
 from mereo.training.plan import Plan
 from mereo.training.run_folder import RunFolder
 
-MOST_VALUES = 2**28
-"""Pixels of a split of which fingerprints are made, all channels counted; a larger split has none."""
+MOST_DECODED, MOST_STORED = 2**28, 2**33
+"""Pixels of a split of which fingerprints are made, all channels counted: of a stream, whose images are decoded for it,
+and of stored images. A larger split has none."""
 _CHUNK = 512
 
 
-def _batches(images: Images) -> Iterator[Tensor]:
+def _bytes(images: Tensor) -> Tensor:
+    """Images in [0, 1] as the bytes that they were made of."""
+    return (images * 255).round().to(torch.uint8)
+
+
+def _pixels(images: Images) -> Iterator[tuple[Tensor, Tensor]]:
+    """Stored pixels of the images, uint8 (part, channels, height, width), and whether each could be read."""
+    if isinstance(images, StreamedSet):
+        images = images.decoded_fully()
     for part in torch.arange(len(images)).split(_CHUNK):
-        try:
-            yield images.batch(part, device="cpu").images
-        except MereoError:  # images of a stream that cannot be read; they are left out
+        if isinstance(images, StreamedSet):
+            with warnings.catch_warnings():  # the training or evaluation itself warns of unreadable images
+                warnings.simplefilter("ignore")
+                yield images.decode(part)
             continue
+        if isinstance(images, ImageSet):
+            pixels = images.images[part].cpu()
+        else:
+            pixels = _bytes(images.batch(part, device="cpu").images)
+        yield pixels, torch.ones(len(part), dtype=torch.bool)
 
 
-def fingerprints(images: Images) -> Tensor:
-    """64 bits of each image, equal for equal pixels: int64 (images,)."""
-    found = [
-        np.frombuffer(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest(), dtype=np.int64)
-        for batch in _batches(images)
-        for pixels in (batch * 255).round().to(torch.uint8).numpy()
-    ]
-    return torch.from_numpy(np.concatenate(found)) if found else torch.zeros(0, dtype=torch.int64)
+def _marks(pixels: Tensor) -> Tensor:
+    """64 bits of each image, equal for equal pixels. Shapes: uint8 (n, ...) -> int64 (n,)."""
+    digests = b"".join(hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in pixels.numpy())
+    return torch.from_numpy(np.frombuffer(digests, dtype=np.int64).copy())
+
+
+def fingerprints(images: Images, crop: tuple[int, int]) -> Tensor:
+    """64 bits of each image, equal for equal pixels; 0 for one that cannot be read.
+
+    Args:
+        images: stored at a size of at least `crop`.
+        crop: height and width of the centre that the network takes.
+
+    Shapes: -> int64 (images,).
+    """
+    corners = crop_corners(1, images.image_shape, crop, None)
+    top, left = (0, 0) if corners is None else corners[0].tolist()
+    marks = [torch.zeros(0, dtype=torch.int64)]
+    for pixels, readable in _pixels(images):
+        part = pixels[..., top : top + crop[0], left : left + crop[1]].contiguous()
+        marks.append(_marks(part) * readable)
+    return torch.cat(marks)
 
 
 def _comparable(images: Images | None) -> bool:
-    fits = images is not None and not isinstance(images, TokenWindows)
-    return fits and images is not None and len(images) * int(np.prod(images.image_shape)) <= MOST_VALUES
+    if images is None or isinstance(images, TokenWindows):
+        return False
+    most = MOST_DECODED if isinstance(images, StreamedSet) else MOST_STORED
+    return len(images) * math.prod(images.image_shape) <= most
 
 
-def keep_seen(folder: RunFolder, splits: Splits) -> None:
-    """Write the fingerprints of the images to train on and to choose the epoch by."""
+def keep_seen(folder: RunFolder, splits: Splits, crop: tuple[int, int]) -> None:
+    """Write the fingerprints of the images to train on and to choose the epoch by, as the network takes them."""
     parts = {"train": splits.train, "validation": splits.validation}
-    known = {name: fingerprints(images) for name, images in parts.items() if images is not None and _comparable(images)}
+    known = {
+        name: fingerprints(images, crop) for name, images in parts.items() if images is not None and _comparable(images)
+    }
     if known:
-        shape = list(splits.train.image_shape)
-        save_tensors(folder.seen, known, {"image_shape": shape})
+        save_tensors(folder.seen, known, {"image_shape": [splits.train.image_shape[0], *crop]})
 
 
-def seen_before(source: Path, images: Images) -> Tensor:
+def _known(source: Path, parts: tuple[str, ...]) -> Tensor:
+    """The fingerprints that a run has kept; none for other weights."""
+    path = RunFolder(source if source.is_dir() else source.parent.parent).seen
+    none = torch.zeros(0, dtype=torch.int64)
+    if not path.is_file():
+        return none
+    try:
+        kept = read_tensors(path)
+    except (UsageError, MereoError):
+        return none
+    known = torch.cat([none, *(kept[name].flatten() for name in parts if name in kept)])
+    return known[known != 0]
+
+
+def seen_before(source: Path, images: Images, crop: tuple[int, int]) -> Tensor:
     """Which images a run was trained on, or chose its epoch by: bool (images,).
 
     Args:
         source: the run folder, or a file of weights in it. Other weights have seen nothing that is known.
-        images: at the size of its network.
+        images: stored for its network.
+        crop: height and width that the network takes.
     """
-    path = RunFolder(source if source.is_dir() else source.parent.parent).seen
-    none = torch.zeros(len(images), dtype=torch.bool)
-    if not path.is_file() or not _comparable(images):
-        return none
-    try:
-        known = torch.cat([tensor.flatten() for tensor in read_tensors(path).values()])
-    except (UsageError, MereoError):
-        return none
-    own = fingerprints(images)
-    return torch.isin(own, known) if len(own) == len(images) else none
+    known = _known(source, ("train", "validation"))
+    if not len(known) or not _comparable(images):
+        return torch.zeros(len(images), dtype=torch.bool)
+    return torch.isin(fingerprints(images, crop), known)
+
+
+def trained_on(source: Path) -> Callable[[Tensor], Tensor]:
+    """A function that says which images a run was trained on, from images as its network takes them.
+
+    Held-out images, by which the epoch was chosen, are not among them.
+
+    Args:
+        source: the run folder, or a file of weights in it. Other weights have seen nothing that is known.
+
+    Shapes: of the function: (n, channels, height, width) in [0, 1] -> bool (n,).
+    """
+    known = _known(source, ("train",))
+
+    def seen(images: Tensor) -> Tensor:
+        if not len(known):
+            return torch.zeros(len(images), dtype=torch.bool)
+        return torch.isin(_marks(_bytes(images.cpu()).contiguous()), known)
+
+    return seen
 
 
 def training_looks(plan: Plan, train: Images) -> Looks:

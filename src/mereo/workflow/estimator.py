@@ -14,7 +14,7 @@ from torch import Tensor
 from mereo.cli.options import TrainOptions
 from mereo.errors import UsageError, unknown
 from mereo.inference.answers import collect_answers
-from mereo.measure.calibration import confidences
+from mereo.inference.calibration import confidences
 from mereo.training.config import TrainConfig
 from mereo.training.engine import train
 from mereo.training.plan import make_plan

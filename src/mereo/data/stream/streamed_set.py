@@ -99,10 +99,15 @@ class StreamedSet(Images):
     def subset(self, indices: Tensor) -> "StreamedSet":
         return self._like(self.source.take(indices.cpu()), self._device)
 
-    def _like(self, source: Source, device: torch.device | str | None) -> "StreamedSet":
+    def decoded_fully(self) -> "StreamedSet":
+        """The same images, every JPEG decoded at its full size, and with warnings of those that cannot be read."""
+        return self._like(self.source, self._device, strict=False, reduce=False)
+
+    def _like(self, source: Source, device: torch.device | str | None, **changes: bool) -> "StreamedSet":
+        how = {"strict": self.strict, "reduce": self.reduce, **changes}
         return StreamedSet(
-            source, self.class_names, self._size, self._channels, strict=self.strict, order=self.kind,
-            window=self.window, workers=self.workers, read_ahead=self.read_ahead, reduce=self.reduce, device=device,
+            source, self.class_names, self._size, self._channels, order=self.kind, window=self.window,
+            workers=self.workers, read_ahead=self.read_ahead, device=device, **how,
         )  # fmt: skip
 
     def order(self, generator: torch.Generator) -> Tensor:

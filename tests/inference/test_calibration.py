@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mereo.errors import UsageError
-from mereo.measure import calibration
+from mereo.inference import calibration
 from mereo.measure.classification import separation
 
 
