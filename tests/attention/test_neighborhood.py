@@ -34,11 +34,20 @@ def example(case: tuple[Any, ...], dtype: torch.dtype = torch.float64, batch: in
     return tuple(torch.randn(shape, dtype=dtype) for shape in shapes)
 
 
-def everything(tensors: tuple[Tensor, ...], case: tuple[Any, ...], method: str) -> list[Tensor]:
+def biases(case: tuple[Any, ...]) -> Tensor:
+    return torch.randn(case[5], *(2 * line.window - 1 for line in Neighborhood(*case[:5]).lines), dtype=torch.float64)
+
+
+def everything(
+    tensors: tuple[Tensor, ...], case: tuple[Any, ...], method: str, bias: Tensor | None = None
+) -> list[Tensor]:
     """Output, log of the sums, and all gradients of a weighted sum of both."""
     given = [x.detach().clone().requires_grad_() for x in tensors]
     extra = tuple(given[3:]) or None
-    out, lse = neighborhood_attention(*given[:3], *case[1:5], extra_kv=extra, return_lse=True, method=method)
+    if bias is not None:
+        bias = bias.detach().to(given[0].dtype).requires_grad_()
+    out, lse = neighborhood_attention(*given[:3], *case[1:5], extra_kv=extra, return_lse=True, bias=bias, method=method)
+    given += [] if bias is None else [bias]
     weights = [torch.linspace(-1, 1, x.numel(), dtype=torch.float64).sin().view(x.shape) for x in (out, lse)]
     sum((x.double() * w).sum() for x, w in zip((out, lse), weights, strict=True)).backward()
     return [out, lse, *(x.grad for x in given)]
@@ -76,13 +85,14 @@ def test_worked_numbers(method: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("method", OTHERS)
-def test_outputs_and_gradients_equal_dense_attention(method: str, case: tuple[Any, ...]) -> None:
-    tensors = example(case)
-    expected = everything(tensors, case, "dense")
+@pytest.mark.parametrize("biased", [False, True])
+def test_outputs_and_gradients_equal_dense_attention(method: str, case: tuple[Any, ...], biased: bool) -> None:
+    tensors, bias = example(case), biases(case) if biased else None
+    expected = everything(tensors, case, "dense", bias)
     narrow = tuple(x.float() for x in tensors)
-    assert_close(everything(narrow, case, method), expected, 3e-6)
+    assert_close(everything(narrow, case, method, bias), expected, 3e-6)
     if method != "compiled":
-        assert_close(everything(tensors, case, method), expected, 1e-12)
+        assert_close(everything(tensors, case, method, bias), expected, 1e-12)
 
 
 @pytest.mark.slow
@@ -114,11 +124,13 @@ def test_every_instruction_set_and_number_of_threads(level: int, monkeypatch: py
     tensors = example(case, torch.float32, batch=3)
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(1)
-        once = everything(tensors, case, "compiled")
-        assert_close(once, everything(tuple(x.double() for x in tensors), case, "tiles"), 5e-6)
-        torch.set_num_threads(3)
-        assert all(torch.equal(x, y) for x, y in zip(everything(tensors, case, "compiled"), once, strict=True))
+        for bias in (None, biases(case)):
+            torch.set_num_threads(1)
+            once = everything(tensors, case, "compiled", bias)
+            assert_close(once, everything(tuple(x.double() for x in tensors), case, "tiles", bias), 5e-6)
+            torch.set_num_threads(3)
+            again = everything(tensors, case, "compiled", bias)
+            assert all(torch.equal(x, y) for x, y in zip(again, once, strict=True))
     finally:
         torch.set_num_threads(before)
 
@@ -139,6 +151,8 @@ def test_shifting_the_image_shifts_the_interior_only() -> None:
     out, moved = (neighborhood_attention(*xs, 3) for xs in ((q, k, v), [x.roll(1, 1) for x in (q, k, v)]))
     torch.testing.assert_close(moved[:, 3:-2], out[:, 2:-3])
     assert not torch.allclose(moved[:, 1], out[:, 0])
+    queries = Neighborhood((12,), 3).allowed(12, 12).sum(0)
+    assert queries.tolist() == [2, 3, 4, *[3] * 6, 4, 3, 2], "how many see a key depends on the border"
 
 
 def test_heads_of_keys_may_be_shared() -> None:
@@ -149,10 +163,11 @@ def test_heads_of_keys_may_be_shared() -> None:
         neighborhood_attention(q, torch.randn(2, 9, 3, 3), torch.randn(2, 9, 3, 5), 3)
 
 
-@pytest.mark.parametrize("method", ["tiles", "gathered", "dense"])
+@pytest.mark.parametrize("method", [*OTHERS, "dense"])
 def test_a_bias_of_relative_positions(method: str) -> None:
-    q, k, v = (torch.randn(1, 7, 8, 2, 4, dtype=torch.float64) for _ in range(3))
-    bias = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
+    dtype = torch.float32 if method == "compiled" else torch.float64
+    q, k, v = (torch.randn(1, 7, 8, 2, 4, dtype=dtype) for _ in range(3))
+    bias = torch.randn(2, 5, 3, dtype=dtype, requires_grad=True)
     out = neighborhood_attention(q, k, v, (3, 2), dilation=(2, 1), bias=bias, method=method)
     allowed = Neighborhood((7, 8), (3, 2), dilation=(2, 1)).allowed(56, 56)
     scores = torch.einsum("nhd,mhd->hnm", *(x.flatten(1, 2)[0] for x in (q, k))) / 2
@@ -218,10 +233,10 @@ def test_tiles_in_a_compiled_graph() -> None:
 
 @needs_library
 def test_second_derivatives_of_the_compiled_way() -> None:
-    tensors = tuple(x.requires_grad_() for x in example(CASES[0], torch.float32))
+    tensors = tuple(x.requires_grad_() for x in (*example(CASES[0], torch.float32), biases(CASES[0]).float()))
 
     def of_gradients(method: str) -> list[Tensor]:
-        out = neighborhood_attention(*tensors, 3, method=method)
+        out = neighborhood_attention(*tensors[:3], 3, bias=tensors[3], method=method)
         first = torch.autograd.grad(out.square().sum(), tensors, create_graph=True)
         return list(torch.autograd.grad(sum(x.square().sum() for x in first), tensors))
 

@@ -1,14 +1,18 @@
 // Neighbourhood attention and its gradients, a small tile of queries at a time, on the tokens where they lie.
 //
-//     S[j] = scale <q, k_j>,   P = softmax_j(S),   out = sum_j P[j] v_j,   lse = log sum_j exp(S[j])
+//     S[j] = scale <q, k_j> + bias[j - i],   P = softmax_j(S),   out = sum_j P[j] v_j,   lse = log sum_j exp(S[j])
 //
-// over the window of each query. The lanes of a vector are the VL queries of a tile; keys go by one after the other,
+// for query i, over the window of each query. The lanes of a vector are the VL queries of a tile; keys go by one after the other,
 // broadcast, over the box that holds all windows of the tile, and lanes whose window a key is not in are masked out.
 // So windows that are shifted at borders, cut short (causal), shared (stride) or dilated all run alike.
 //
 // Backward, with G the gradient of out and g that of lse, P is made anew from lse:
 //
-//     b[j] = P[j] (<G, v_j> - <G, out> + g),   dq = scale sum_j b[j] k_j,   dk_j += b[j] scale q,   dv_j += P[j] G
+//     b[j] = P[j] (<G, v_j> - <G, out> + g),   dq = scale sum_j b[j] k_j,   dk_j += b[j] scale q,   dv_j += P[j] G,
+//     dbias[j - i] += b[j]
+//
+// The bias of a key for all lanes of a tile follows from where the key lies beside the first query. So the table is
+// written out once for a call, a vector for each such place, and a tile reads one vector for each key.
 //
 // Tokens lie as (batch, tokens, heads, dim). Units of work are slabs of tiles along the first axis, of one head of one
 // image; backward, every second slab is done first and then the others, so that no two write to the same keys, and the
@@ -39,9 +43,10 @@ struct Line {
 
 struct Grid : Extent {
     Line axis[AXES];
-    Place tile;  // queries of a tile along each axis; their product is VL
+    Place tile;   // queries of a tile along each axis; their product is VL
+    bool biased;  // whether keys need their places in a table of biases
 
-    Grid(const idx* numbers, idx B, idx H, idx D, idx E) : Extent{B, H, D, E, 1, 0} {
+    Grid(const idx* numbers, idx B, idx H, idx D, idx E, bool biased) : Extent{B, H, D, E, 1, 0}, biased(biased) {
         for (int a = 0; a < AXES; ++a, numbers += 5) {
             axis[a] = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
             tokens *= axis[a].length;
@@ -66,6 +71,36 @@ struct Grid : Extent {
         return {group / last / middle, group / last % middle, group % last};
     }
     idx tiles(int a, idx offset) const { return (axis[a].group(offset) + tile[a] - 1) / tile[a]; }
+    // Relative positions of a query and a key along an axis, and places of a key beside the first query of a tile.
+    idx relative(int a) const { return 2 * axis[a].window - 1; }
+    idx beside(int a) const { return 2 * axis[a].window - 2 + tile[a]; }
+    idx entries() const { return relative(0) * relative(1) * relative(2); }
+    idx places() const { return beside(0) * beside(1) * beside(2); }
+    // Of a key beside the first query of its tile.
+    idx place(const Place& k, const Place& first) const {
+        idx n = 0;
+        for (int a = 0; a < AXES; ++a) n = n * beside(a) + k[a] - first[a] + axis[a].window - 1;
+        return n;
+    }
+    // each(place, lane, entry of a table) for all that there are.
+    template <class Each> void each_entry(Each each) const {
+        Place e;
+        idx at = 0;
+        for (e[0] = 0; e[0] < beside(0); ++e[0])
+            for (e[1] = 0; e[1] < beside(1); ++e[1])
+                for (e[2] = 0; e[2] < beside(2); ++e[2], ++at)
+                    for (int l = 0; l < VL; ++l) {
+                        const Place mine = {l / (tile[1] * tile[2]), l / tile[2] % tile[1], l % tile[2]};
+                        idx entry = 0;
+                        bool within = true;
+                        for (int a = 0; a < AXES; ++a) {
+                            const idx step = e[a] - mine[a];
+                            within = within && step >= 0 && step < relative(a);
+                            entry = entry * relative(a) + step;
+                        }
+                        if (within) each(at, l, entry);
+                    }
+    }
     // Of the token at a place within a group.
     idx number(const Place& offset, const Place& p) const {
         idx n = 0;
@@ -106,7 +141,7 @@ void fill(Tile& t, const Grid& z, const Place& offset, const Place& first) {
             along[a][k - begin[a]] = (here >= from) & (here < to);
         }
     }
-    t.keys.clear(), t.masks.clear();
+    t.keys.clear(), t.masks.clear(), t.places.clear();
     Place k;
     for (k[0] = begin[0]; k[0] < end[0]; ++k[0])
         for (k[1] = begin[1]; k[1] < end[1]; ++k[1]) {
@@ -114,6 +149,7 @@ void fill(Tile& t, const Grid& z, const Place& offset, const Place& first) {
             for (k[2] = begin[2]; k[2] < end[2]; ++k[2]) {
                 t.keys.push_back(z.number(offset, k));
                 t.masks.push_back(both & along[2][k[2] - begin[2]]);
+                if (z.biased) t.places.push_back(z.place(k, first));
             }
         }
 }
@@ -151,6 +187,45 @@ idx height(const Grid& z) {
     return std::max<idx>(all, 1);
 }
 
+// The tables of biases of all heads, a vector of lanes for each place.
+struct Biases {
+    idx places;
+    Scratch held;
+    Biases(const Grid& z, const float* bias) : places(z.places()), held(bias ? z.H * places * VL : 0) {
+        if (!bias) return;
+        const idx entries = z.entries();
+        z.each_entry([&](idx place, int lane, idx entry) {
+            for (idx h = 0; h < z.H; ++h)
+                held.at[(h * places + place) * VL + lane] = bias[h * entries + entry];
+        });
+    }
+    const vec* of(const Grid& z, idx head) const { return z.biased ? held.vecs() + head * places : nullptr; }
+};
+
+// Gradients of the biases. What a part of the work sums for one head of one image goes into a row of its own, so that
+// the result does not depend on the number of threads.
+struct BiasGradients {
+    const Grid& z;
+    idx entries, rows;
+    std::vector<float> held;
+    std::vector<int32_t> head;  // of each row
+    BiasGradients(const Grid& z, idx parts)
+        : z(z), entries(z.entries()), rows(z.biased ? parts + z.B * z.H : 0), held(rows * entries), head(rows, -1) {}
+    // Parts go through the heads of the images one after the other: no two have the same sum of both numbers.
+    void add(idx part, idx image_head, Scratch& sums) {
+        float* row = held.data() + (part + image_head) * entries;
+        head[part + image_head] = int32_t(image_head % z.H);
+        z.each_entry([&](idx place, int lane, idx entry) { row[entry] += sums.at[place * VL + lane]; });
+        std::fill(sums.held.begin(), sums.held.end(), 0.0f);
+    }
+    void finish(float* dbias) {
+        for (idx r = 0; r < rows; ++r) {
+            const float* row = held.data() + r * entries;
+            for (idx i = 0; head[r] >= 0 && i < entries; ++i) dbias[head[r] * entries + i] += row[i];
+        }
+    }
+};
+
 double multiplications(const Grid& z) {
     double keys = 1;
     for (const Line& line : z.axis) keys *= double(line.window);
@@ -164,42 +239,54 @@ extern "C" {
 // Each entry point returns 0, or 1 where memory ran out. `lines` has for each of three axes its length, window, stride,
 // dilation, and 1 where it is causal.
 
-// q, k (B, tokens, H, D), v (B, tokens, H, E) -> out (B, tokens, H, E), lse (B, tokens, H).
-int ENTRY(mereo_neighborhood)(const float* q, const float* k, const float* v, float* out, float* lse, const idx* lines,
-                              idx B, idx H, idx D, idx E, idx asked, float scale) {
+// q, k (B, tokens, H, D), v (B, tokens, H, E), bias (H, relative positions) or null -> out (B, tokens, H, E),
+// lse (B, tokens, H).
+int ENTRY(mereo_neighborhood)(const float* q, const float* k, const float* v, const float* bias, float* out, float* lse,
+                              const idx* lines, idx B, idx H, idx D, idx E, idx asked, float scale) {
     return guarded([&] {
-        const Grid z(lines, B, H, D, E);
+        const Grid z(lines, B, H, D, E, bias);
         const Call c{q, k, v, nullptr, nullptr, nullptr, nullptr, out, lse, nullptr, nullptr, nullptr, scale};
+        const Biases biases(z, bias);
         const idx rows = z.tiles(0, 0), units = B * H * z.groups() * rows;
         const Team team(units, multiplications(z), 64, asked);
         team.share_out(units, [&](idx, idx first, idx last) {
             Work w(z, false);
             for (idx u = first; u < last; ++u) {
                 const idx row = u % rows, group = u / rows % z.groups(), head = u / rows / z.groups();
+                w.bias = biases.of(z, head % H);
                 slab(z, group, row, row + 1, w, [&] { forward_tile(z, c, head / H, head % H, w); });
             }
         });
     });
 }
 
-// G, the gradient of out, and g, that of lse, with what was returned -> dq, dk, dv; dk and dv hold zeros before.
-int ENTRY(mereo_neighborhood_gradients)(const float* q, const float* k, const float* v, const float* G, const float* g,
-                                        const float* out, const float* lse, float* dq, float* dk, float* dv,
-                                        const idx* lines, idx B, idx H, idx D, idx E, idx asked, float scale) {
+// G, the gradient of out, and g, that of lse, with what was returned -> dq, dk, dv, dbias; the last three hold zeros
+// before.
+int ENTRY(mereo_neighborhood_gradients)(const float* q, const float* k, const float* v, const float* bias,
+                                        const float* G, const float* g, const float* out, const float* lse, float* dq,
+                                        float* dk, float* dv, float* dbias, const idx* lines, idx B, idx H, idx D,
+                                        idx E, idx asked, float scale) {
     return guarded([&] {
-        const Grid z(lines, B, H, D, E);
+        const Grid z(lines, B, H, D, E, bias);
         const Call c{q, k, v, G, g, out, lse, nullptr, nullptr, dq, dk, dv, scale};
+        const Biases biases(z, bias);
         const idx tall = height(z), slabs = (z.tiles(0, 0) + tall - 1) / tall;
         for (idx odd = 0; odd < std::min<idx>(2, slabs); ++odd) {
             const idx mine = (slabs - odd + 1) / 2, units = B * H * z.groups() * mine;
             const Team team(units, 2.5 * multiplications(z) * double(mine) / double(slabs), 64, asked);
-            team.share_out(units, [&](idx, idx first, idx last) {
+            BiasGradients gradients(z, team.parts);
+            team.share_out(units, [&](idx part, idx first, idx last) {
                 Work w(z, true);
+                Scratch sums(bias ? z.places() * VL : 0);
+                w.dbias = bias ? sums.vecs() : nullptr;
                 for (idx u = first; u < last; ++u) {
                     const idx s = u % mine * 2 + odd, group = u / mine % z.groups(), head = u / mine / z.groups();
+                    w.bias = biases.of(z, head % H);
                     slab(z, group, s * tall, (s + 1) * tall, w, [&] { backward_tile(z, c, head / H, head % H, w); });
+                    if (bias && (u + 1 == last || (u + 1) / mine / z.groups() != head)) gradients.add(part, head, sums);
                 }
             });
+            if (bias) gradients.finish(dbias);
         }
     });
 }

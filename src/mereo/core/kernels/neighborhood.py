@@ -45,6 +45,11 @@ class Exchange:
     with_lse: bool = False
 
     @property
+    def biases(self) -> tuple[Tensor, ...]:
+        """The bias, if there is one."""
+        return () if self.bias is None else (self.bias,)
+
+    @property
     def dropout(self) -> float:
         """Probability with which a coupling is dropped in this call."""
         return self.coupling.dropout if self.coupling.training else 0.0
@@ -123,7 +128,7 @@ def _tiles(given: Exchange) -> Result:
 
 
 def _compiled(given: Exchange) -> Result:
-    out, lse = attend_compiled(given.q, given.k, given.v, numbers_of(given.topology), given.scale)
+    out, lse = attend_compiled(given.q, given.k, given.v, given.bias, numbers_of(given.topology), given.scale)
     if given.extra is None:
         return out, lse if given.with_lse else None
     # Two softmaxes over different keys are joined by the logs of their sums.
@@ -172,9 +177,9 @@ def _tiles_cannot(given: Exchange) -> str | None:
 
 
 def _compiled_cannot(given: Exchange) -> str | None:
-    if given.bias is not None or given.dropout:
-        return "there is a bias of positions, or dropout"
-    return compiled_cannot(given.q, given.k, given.v) or _tiles_cannot(given)
+    if given.dropout:
+        return "there is dropout"
+    return compiled_cannot(given.q, given.k, given.v, *given.biases) or _tiles_cannot(given)
 
 
 def _flex_cannot(given: Exchange) -> str | None:

@@ -1,8 +1,9 @@
 """Neighbourhood attention in compiled C++, `neighborhood.cpp`, as one operator of PyTorch with its gradient.
 
 Cost: 2 N W (D + E) FLOPs a head for N tokens with windows of W, times the keys of a tile's box over the window, about
-2 for 7 x 7. Live at once, beside arguments and results: the scores of one tile on each thread. Saved for the backward
-pass: the arguments, the output and the log of each sum, N numbers a head.
+2 for 7 x 7. Live at once, beside arguments and results: the scores of one tile on each thread, and a vector of biases
+for each head and place of a key beside a tile. Saved for the backward pass: the arguments, the output and the log of
+each sum, N numbers a head.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ from mereo.core.topology import Neighborhood
 from mereo.core.topology.neighborhood import MOST_AXES
 
 _SIZES = (c_void_p, *[c_int64] * 5, c_float)
-_forward = entry("mereo_neighborhood", *[c_void_p] * 5, *_SIZES)
-_gradients = entry("mereo_neighborhood_gradients", *[c_void_p] * 10, *_SIZES)
+_forward = entry("mereo_neighborhood", *[c_void_p] * 6, *_SIZES)
+_gradients = entry("mereo_neighborhood_gradients", *[c_void_p] * 12, *_SIZES)
 
 
 def numbers_of(topology: Neighborhood) -> list[int]:
@@ -47,22 +48,27 @@ def _wide(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("mereo::neighborhood", mutates_args=())
-def attend_compiled(q: Tensor, k: Tensor, v: Tensor, numbers: Sequence[int], scale: float) -> tuple[Tensor, Tensor]:
+def attend_compiled(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, numbers: Sequence[int], scale: float
+) -> tuple[Tensor, Tensor]:
     """What each query becomes, and log sum exp of its scores.
 
-    Shapes: q, k (batch, tokens, heads, dim), v (batch, tokens, heads, pose) -> (batch, tokens, heads, pose) of the type
-    of q, float32 (batch, tokens, heads).
+    Shapes: q, k (batch, tokens, heads, dim), v (batch, tokens, heads, pose), bias (heads, relative positions) or None
+    -> (batch, tokens, heads, pose) of the type of q, float32 (batch, tokens, heads).
     """
     assert _forward is not None
     q, k, v, dtype = _wide(q), _wide(k), _wide(v), q.dtype
+    bias = None if bias is None else _wide(bias)
     out, lse = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
     if out.numel():
-        _forward(*map(at, (q, k, v, out, lse)), *_sizes(q, v, numbers, scale))
+        _forward(*map(at, (q, k, v, bias, out, lse)), *_sizes(q, v, numbers, scale))
     return out.to(dtype), lse
 
 
 @attend_compiled.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, numbers: Sequence[int], scale: float) -> tuple[Tensor, Tensor]:
+def _(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, numbers: Sequence[int], scale: float
+) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -75,46 +81,52 @@ def _backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    bias: Tensor | None,
     numbers: Sequence[int],
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and of the biases; the last one is empty where there are none."""
     assert _gradients is not None
-    types = [x.dtype for x in (q, k, v)]
+    types = [x.dtype for x in (q, k, v, q if bias is None else bias)]
     q, k, v, grad, out = map(_wide, (q, k, v, grad, out))
+    bias = None if bias is None else _wide(bias)
     given = torch.zeros_like(lse) if grad_lse is None else _wide(grad_lse)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dbias = q.new_empty(0) if bias is None else torch.zeros_like(bias)
     if out.numel():
-        _gradients(*map(at, (q, k, v, grad, given, out, lse, dq, dk, dv)), *_sizes(q, v, numbers, scale))
-    dq, dk, dv = (x.to(dtype) for x, dtype in zip((dq, dk, dv), types, strict=True))
-    return dq, dk, dv
+        found = (dq, dk, dv, None if bias is None else dbias)
+        _gradients(*map(at, (q, k, v, bias, grad, given, out, lse, *found)), *_sizes(q, v, numbers, scale))
+    dq, dk, dv, dbias = (x.to(dtype) for x, dtype in zip((dq, dk, dv, dbias), types, strict=True))
+    return dq, dk, dv, dbias
 
 
 @_backward.register_fake
-def _(grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in tensors[:3])
+def _(grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    q, bias = given[0], given[3]
+    return *(x.new_empty(x.shape) for x in given[:3]), q.new_empty(0 if bias is None else bias.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.numbers, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    q, k, v, bias, ctx.numbers, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, bias, *output)
     ctx.set_materialize_grads(False)
 
 
 def _rule(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, out, lse = ctx.saved_tensors
+    q, k, v, bias, out, lse = ctx.saved_tensors
     if grad is None and grad_lse is None:
-        return (None,) * 5
+        return (None,) * 6
     if torch.is_grad_enabled() or forward_mode():
-        return *_plain_gradients(grad, grad_lse, (q, k, v), ctx.numbers, ctx.scale), None, None
+        return *_plain_gradients(grad, grad_lse, (q, k, v, bias), ctx.numbers, ctx.scale), None, None
     grad = torch.zeros_like(out) if grad is None else grad
-    return *_backward(grad, grad_lse, out, lse, q, k, v, ctx.numbers, ctx.scale), None, None
+    *found, of_bias = _backward(grad, grad_lse, out, lse, q, k, v, bias, ctx.numbers, ctx.scale)
+    return *found, None if bias is None else of_bias, None, None
 
 
 def _plain_gradients(
     grad: Tensor | None,
     grad_lse: Tensor | None,
-    tensors: tuple[Tensor, Tensor, Tensor],
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
     numbers: Sequence[int],
     scale: float,
 ) -> list[Tensor | None]:
@@ -122,12 +134,12 @@ def _plain_gradients(
     from mereo.core.kernels.neighborhood_tiles import tiled
 
     with torch.enable_grad():
-        q, k, v = tensors
-        results = tiled(q, k, v, _topology(numbers), scale, with_lse=True)
+        q, k, v, bias = tensors
+        results = tiled(q, k, v, _topology(numbers), scale, bias=bias, with_lse=True)
         pairs = [(x, g) for x, g in zip(results, (grad, grad_lse), strict=True) if x is not None and g is not None]
-        asking = [x for x in tensors if x.requires_grad]
+        asking = [x for x in tensors if x is not None and x.requires_grad]
         found = iter(torch.autograd.grad([x for x, _ in pairs], asking, [g for _, g in pairs], create_graph=True))
-    return [next(found) if x.requires_grad else None for x in tensors]
+    return [next(found) if x is not None and x.requires_grad else None for x in tensors]
 
 
 attend_compiled.register_autograd(_rule, setup_context=_save)

@@ -22,6 +22,7 @@ struct Tile {
     bool real[VL];             // whether it is within
     std::vector<idx> keys;     // token of each key
     std::vector<ivec> masks;   // lanes that each key is for, all bits set
+    std::vector<idx> places;   // of each key in a table of biases, where there is one
     ivec within;
 
     idx count() const { return idx(keys.size()); }
@@ -113,9 +114,12 @@ inline void spread(const vec* weights, const float* x, idx pitch, const Tile& t,
     });
 }
 
-// Scores of a tile, finite, and the lowest number where a lane is masked out.
-inline void scores_of(const vec* q, const float* k, const Tile& t, const Extent& z, vec* S) {
+// Scores of a tile, with a bias for each place where there is one, finite, and the lowest number where a lane is masked
+// out.
+inline void scores_of(const vec* q, const float* k, const Tile& t, const Extent& z, const vec* bias, vec* S) {
     products(q, k, t, z.H * z.D, z.D, S);
+    if (bias)
+        for (idx j = 0; j < t.count(); ++j) S[j] += bias[t.places[j]];
     const vec most = splat(std::numeric_limits<float>::max());
     for (idx j = 0; j < t.count(); ++j) {
         vec s = S[j] > most ? most : S[j];
@@ -130,9 +134,11 @@ struct Call {
     float scale;
 };
 
-// One thread's memory.
+// One thread's memory, and the table of biases of the head that it is at.
 struct Work {
     Tile tile;
+    const vec* bias = nullptr;  // by place
+    vec* dbias = nullptr;       // sums of the gradients of the scores, by place
     Scratch q, o, G, S, P, q_rows, G_rows;
     static idx whole(idx n) { return (n + VL - 1) / VL * VL; }
     Work(const Extent& z, bool back)
@@ -154,7 +160,7 @@ inline void forward_tile(const Extent& z, const Call& c, idx b, idx h, Work& w) 
     w.reserve(false);
     vec *q = w.q.vecs(), *S = w.S.vecs(), *o = w.o.vecs();
     gather_lanes(c.q + of_q, t, z.H * z.D, z.D, c.scale, q);
-    scores_of(q, c.k + of_k, t, z, S);
+    scores_of(q, c.k + of_k, t, z, w.bias, S);
     vec top = S[0], total = {};
     for (idx j = 1; j < t.count(); ++j) top = S[j] > top ? S[j] : top;
     for (idx j = 0; j < t.count(); ++j) total += S[j] = t.masks[j] ? exponential(S[j] - top) : vec{};
@@ -181,13 +187,15 @@ inline void backward_tile(const Extent& z, const Call& c, idx b, idx h, Work& w)
         mean[l] = -c.g[row];
     }
     for (idx e = 0; e < z.E; ++e) mean += o[e] * G[e];
-    scores_of(q, c.k + of_k, t, z, S);
+    scores_of(q, c.k + of_k, t, z, w.bias, S);
     for (idx j = 0; j < t.count(); ++j) {
         const vec low = S[j] - lse;
         P[j] = t.masks[j] ? exponential(low < 0 ? low : vec{}) : vec{};
     }
     products(G, c.v + of_v, t, z.H * z.E, z.E, S);
     for (idx j = 0; j < t.count(); ++j) S[j] = t.masks[j] ? P[j] * (S[j] - mean) : vec{};
+    if (w.dbias)
+        for (idx j = 0; j < t.count(); ++j) w.dbias[t.places[j]] += S[j];
     const idx d_pitch = Work::whole(z.D), e_pitch = Work::whole(z.E);
     lanes_to_rows(q, z.D, d_pitch, w.q_rows.at);
     lanes_to_rows(G, z.E, e_pitch, w.G_rows.at);
