@@ -26,6 +26,7 @@ NETWORKS: dict[str, dict[str, int]] = {
     "shvit_s1": {"layers": 3},
     "biformer_tiny": {"layers": 3},
     "spectformer_tiny": {"layers": 1, "maps": 2},
+    "spectformer_h_small": {"layers": 2, "heads": 2, "maps": 2},
     "ninformer_cifar": {},
 }
 """Each with how much of it to draw: see `draw_attention`."""

@@ -8,11 +8,15 @@ import torch
 from PIL import Image
 
 from mereo.cli.main import main
+from mereo.data import ImageSet
+from mereo.errors import UsageError
+from mereo.experiments.averaged_maps import averaged_maps
 from mereo.experiments.capsule_head import NETWORKS, calibration_error
 from mereo.experiments.occlusion import hide
 from mereo.generative import GenerativeCapsNet
 from mereo.inference.calibration import expected_calibration_error, reliability
-from mereo.models import load
+from mereo.inference.evaluate import normalise
+from mereo.models import create_model, load
 
 FEW = ["--data", "digits", "--epochs", "1", "--limit", "128", "--images", "24"]
 
@@ -58,19 +62,44 @@ def test_a_square_is_grey_and_nothing_else_changes() -> None:
 
 
 @pytest.mark.slow
-def test_two_heads_are_compared_on_the_same_maps(tmp_path: Path) -> None:
+def test_two_heads_are_compared_on_the_same_maps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = reproduce("capsule_head", tmp_path)
     (rows,) = found["tables"].values()  # type: ignore[attr-defined]
     assert [row["network"] for row in rows] == list(NETWORKS)
     assert all(0 <= row["test %"] <= 100 and 0 <= row["ECE"] <= 1 and row["ms / image"] > 0 for row in rows)
-    assert rows[0]["parameters of the head"] == rows[2]["parameters of the head"] == (16 + 32 + 64 + 1) * 10
+    assert [row["parameters of the head"] for row in rows[::2]] == [(16 + 32 + 64 + 1) * 10, (48 + 96 + 224 + 1) * 10]
     kept = {
         name: load(tmp_path / "capsule_head-digits" / f"{name.replace(', ', '-')}.safetensors") for name in NETWORKS
     }
-    state = kept["linear, trained"].backbone.state_dict()
+    state = create_model("shvit_cifar", pretrained="cifar10", num_classes=0).state_dict()
     for name in NETWORKS[2:]:
-        for key, tensor in kept[name].backbone.state_dict().items():
-            assert torch.equal(tensor, state[key]), (name, key)
+        frozen = kept[name].backbone.model.state_dict()
+        assert frozen.keys() == state.keys()
+        assert all(torch.equal(tensor, state[key]) for key, tensor in frozen.items()), name
+
+    # One network is lost: the others are not trained again, and all results are those of before.
+    (tmp_path / "capsule_head-digits" / "capsules-frozen.safetensors").unlink()
+    capsys.readouterr()
+    again = reproduce("capsule_head", tmp_path)
+    assert capsys.readouterr().out.count("trained by an earlier run") == 3
+    (rows_again,) = again["tables"].values()  # type: ignore[attr-defined]
+    assert again["losses"] == found["losses"]
+    for row, other in zip(rows, rows_again, strict=True):
+        assert {**row, "ms / image": 0} == {**other, "ms / image": 0}
+
+
+def test_heads_read_the_same_from_maps_averaged_over_their_patches() -> None:
+    images = ImageSet(torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8), torch.arange(5) % 2, ("a", "b"))
+    for head in ("linear", "capsules"):
+        model = create_model("mspcaps_head", num_classes=2, backbone="resnet20", img_size=32, head=head).eval()
+        maps = averaged_maps(model, images, (8, 4, 2), torch.device("cpu"), batch_size=2)
+        batch = maps.subset(torch.tensor([4, 0])).batch(torch.tensor([1, 0]))
+        assert batch.labels.tolist() == [0, 0] and len(maps) == 5
+        cfg = model.pretrained_cfg
+        expected = model(normalise(images.batch(torch.tensor([0, 4])).images, cfg["mean"], cfg["std"]))
+        torch.testing.assert_close(model.forward_head(model.neck(maps.unpack(batch.images))), expected)
+    with pytest.raises(UsageError, match="3 patches"):
+        averaged_maps(model, images, (3, 3, 3), torch.device("cpu"))
 
 
 def test_the_calibration_error_is_that_of_the_evaluation() -> None:

@@ -8,11 +8,12 @@ from PIL import Image
 
 from mereo.data import Batch, DatasetInfo
 from mereo.errors import UsageError
+from mereo.models import create_model, save_weights
 from mereo.tasks.classification import ClassificationObjective
 from mereo.training import estimate as estimating
 from mereo.training import unread
 from mereo.training.config import TrainConfig
-from mereo.training.estimate import estimate, print_estimate, training_images, warn_of_memory
+from mereo.training.estimate import announce, estimate, print_estimate, training_images, warn_of_memory
 
 
 def small(**changes):
@@ -95,6 +96,13 @@ def test_the_figures_are_told_before_the_timing(monkeypatch, capsys):
         print_estimate(small())
     out = capsys.readouterr().out
     assert all(word in out for word in ("parameters", "FLOPs", "memory")) and out.endswith("timing a step ...\n")
+
+
+def test_weights_that_do_not_fit_are_refused_before_the_timing(tmp_path, capsys):
+    save_weights(tmp_path / "other.safetensors", create_model("resnet20", widths=(4, 6, 8), blocks=1))
+    with pytest.raises(UsageError, match="resnet20"):
+        announce(small(weights=str(tmp_path / "other.safetensors"), epochs=100_000))
+    assert "timing" not in capsys.readouterr().out
 
 
 def test_a_slow_step_is_timed_on_a_part_of_its_batch(monkeypatch):

@@ -247,6 +247,9 @@ def announce(config: TrainConfig | Plan, *, measure: bool = True) -> None:
 
     def before(estimated: Estimate) -> None:
         warn_of_memory(estimated)
+        if plan.config.weights is not None and not plan.config.resume:
+            # Weights that cannot be had, or do not fit, are refused now and not after the timing.
+            start_from(plan.build_model(), plan.config.weights)
         say("timing a step ...")
 
     plan = as_plan(config)

@@ -27,7 +27,7 @@ from mereo.models.layout import LAYOUTS
 from mereo.models.registry import outline
 
 PRESETS = ("davit_tiny", "maxvit_tiny_tf_224", "volo_d1_224", "halonet26t", "shvit_s4", "cait_xxs24_224",
-           "biformer_tiny", "spectformer_small", "ninformer_cifar")  # fmt: skip
+           "biformer_tiny", "spectformer_small", "spectformer_h_small", "ninformer_cifar")  # fmt: skip
 """Measured by default."""
 OURS, FUSED, COMPILED = "ours", "ours fused", "ours compiled"
 TIMM, TIMM_LAST, TIMM_COMPILED = "timm", "timm channels-last", "timm compiled"

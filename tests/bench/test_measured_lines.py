@@ -1,0 +1,84 @@
+"""tools/measured_lines.py writes what a run of the suite `backbones` measured into a page."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mereo.bench.results import Measurement, Run
+from mereo.bench.suites.backbones import PRESETS
+from mereo.bench.timing import Quartiles
+
+ROOT = Path(__file__).parents[2]
+
+
+def _tool() -> Any:
+    spec = importlib.util.spec_from_file_location("measured_lines", ROOT / "tools" / "measured_lines.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = _tool()
+
+
+def measurement(contender: str, seconds: float, batch: int = 8, mode: str = "forward", **more: Any) -> Measurement:
+    wall = Quartiles(seconds, seconds, seconds, 5)
+    return Measurement(
+        "", {"model": "net", "batch": batch}, "model", 2, mode, contender, "contender", "timm", wall=wall, **more
+    )
+
+
+def run_of(*measurements: Measurement) -> Run:
+    return Run(
+        "backbones", "", {"processor": "A processor", "torch": "2"}, {"seconds": 2.0}, measurements=[*measurements]
+    )
+
+
+TIMES = run_of(
+    measurement("timm", 0.4), measurement("ours", 0.2), measurement("ours fused", 0.1),
+    measurement("ours", 0.05, batch=1), measurement("timm", 0.06, batch=1, status="WRONG"),
+    measurement("ours", 1.5, mode="training"), measurement("timm", 3.0, mode="training"),
+)  # fmt: skip
+PEAKS = run_of(
+    measurement("timm", 9.0, resident=400 * 2**20), measurement("ours", 9.0, resident=100 * 2**20),
+    measurement("ours compiled", 0.3), measurement("timm compiled", 0.33),
+)  # fmt: skip
+
+
+def test_a_line_has_every_time_and_peak_of_trusted_measurements() -> None:
+    assert tool.line([TIMES, PEAKS], "net") == (
+        "Measured, `net`: 8 images 200 ms, fused 100 ms, compiled 300 ms, timm 400 ms (2.00, fused 4.00, compiled 1.10"
+        " times as fast); training step of 8 images 1,500 ms, timm 3,000 ms (2.00 times as fast); peak memory inference"
+        " 100 MiB (0.25 of timm's); 1 image 50 ms."
+    )
+    assert tool.line([TIMES, PEAKS], "another") == ""
+
+
+def test_only_what_was_measured_is_replaced_and_twice_is_once() -> None:
+    page = "# Title\n\n<!-- measured net -->\n\nMeasured: old\nlines\n\nText.\n\n<!-- measured other -->\n\nMore.\n"
+    filled, names = tool.fill(page, [TIMES])
+    assert names == ["net"] and "old" not in filled
+    assert filled.endswith("\n\nText.\n\n<!-- measured other -->\n\nMore.\n")
+    assert all(len(line) <= 120 for line in filled.splitlines())
+    assert tool.fill(filled, [TIMES])[0] == filled
+    conditions, names = tool.fill("<!-- measured conditions -->\n", [TIMES])
+    assert names == ["conditions"] and "A processor with 2 threads" in conditions
+
+
+def test_the_page_has_a_place_for_every_network_that_is_measured() -> None:
+    page = (ROOT / "docs" / "backbones.md").read_text()
+    places = re.findall(r"<!-- measured ([\w.]+) -->\n", page)
+    assert sorted(places) == sorted([*PRESETS, "conditions"])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_network_has_its_page_and_a_picture_in_its_section(name: str) -> None:
+    page = (ROOT / "docs" / "backbones.md").read_text()
+    section = next(part for part in page.split("\n### ") if f"<!-- measured {name} -->" in part)
+    assert "](networks/" in section
+    pictures = re.findall(r"\]\((images/[^)]*\.png)\)", section)
+    assert pictures and all((ROOT / "docs" / picture).is_file() for picture in pictures)
