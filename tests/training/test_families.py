@@ -99,6 +99,12 @@ def test_the_command_compares_a_family(tmp_path: Path, monkeypatch: pytest.Monke
         assert all(0 <= share <= 1 for share in shares) and values["familiar_viewpoints"] is None
     config = (folder / "efficient_capsnet_smallnorb-seed0" / "config.yaml").read_text()
     assert "- crop=2" in config and "rotate" not in config
-    assert (folder / "measured.png").exists() and "apgd %" in (folder / "comparison.md").read_text()
+    assert (folder / "measured.png").exists() and (folder / "curves.png").exists()
+    assert set(content["curves"]) == set(names) and len(content["curves"][names[0]]["rotation"]) > 2
+    page = (folder / "comparison.md").read_text()
+    assert "apgd %" in page and "curves.png" in page
+    assert all(row["memory"] > 0 for row in content["networks"])
+    monkeypatch.setattr(robustness, "_measure", None)
     assert main(words) == 0
-    assert "already finished" in capsys.readouterr().out
+    again = capsys.readouterr().out
+    assert "already finished" in again and "timing a step" not in again

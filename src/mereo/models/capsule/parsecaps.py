@@ -201,8 +201,8 @@ class ParseCaps(CapsuleClassifier):
 
     image -> convolutions, BN, ReLU -> primary capsules -> two stages -> class capsules;   concepts = W v_class + b
 
-    A capsule is a cell of a map, and its numbers are the channels. The score of a class is |v|, below 0.85 sqrt(dim). As
-    all of them start near 2.8, the margins 0.1 and 0.9 of the margin loss fit only `scaled` lengths; by default the loss
+    A capsule is a cell of a map, and its numbers are the channels. The score of a class is |v|, below 0.85 sqrt(dim).
+    All scores start near 2.8, so the margins 0.1 and 0.9 of the margin loss fit only `scaled` ones; by default the loss
     is the cross-entropy of the lengths.
 
     Args:
