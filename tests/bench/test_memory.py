@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from mereo.bench import Request, get_suite
-from mereo.bench.memory import measure_peak, resident_peak, status
+from mereo.bench.memory import measure_peak
 from mereo.bench.plan import make_cases
+from mereo.runtime.memory import resident_peak, status
 
 MIB = 2**20
 HOLDER = """

@@ -13,7 +13,7 @@ from PIL import Image
 import mereo
 from mereo.escape import cut, fenced, for_markdown, for_terminal
 from mereo.export.card import model_card
-from mereo.export.comparison import draw_comparison
+from mereo.export.comparison_pictures import draw_comparison
 from mereo.export.rows import Row
 from mereo.measure.pictures import draw_confusion
 from mereo.pictures import new_figure, save_figure

@@ -21,7 +21,7 @@ def test_familiar_viewpoints_are_an_option_of_the_data() -> None:
         assert familiar_data(data) is None
 
 
-def test_measurements_are_those_counted_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_are_those_counted_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = create_model("resnet20", widths=(4, 6, 8), blocks=1, num_classes=3, in_chans=2, img_size=12).eval()
     model.pretrained_cfg |= {"mean": (0.0, 0.0), "std": (1.0, 1.0)}
@@ -39,7 +39,11 @@ def test_measurements_are_those_counted_by_hand(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(robustness, "load_trained_models", load)
     monkeypatch.setattr(robustness, "ATTACKED", 12)
     said: list[str] = []
-    measured = measure_robustness({"net": Path("run")}, "solids:viewpoints=azimuth", say=said.append)["net"]
+
+    def measure(data: str) -> robustness.Robustness:
+        return measure_robustness({"net": tmp_path}, data, say=said.append)["net"]
+
+    measured = measure("solids:viewpoints=azimuth")
     assert sorted(loaded) == ["solids:viewpoints=azimuth", "solids:viewpoints=azimuth,familiar=true"] and said
 
     def accuracy(pixels: torch.Tensor, truth: torch.Tensor) -> float:
@@ -55,3 +59,9 @@ def test_measurements_are_those_counted_by_hand(monkeypatch: pytest.MonkeyPatch)
     assert measured.images == 40 and measured.attacked == 12
     assert 0 <= measured.apgd <= 1 and 0 <= measured.calibration_error <= 1
     assert set(measured.to_dict()) >= {"rotation", "apgd", "calibration_error"}
+    for name in ("rotation", "translation", "occlusion"):
+        assert [severity for severity, _ in measured.curves[name]] == list(CORRUPTIONS[name].severities)
+        assert measured.curves[name][0][1] == measured.accuracy
+    calls = len(loaded)
+    assert measure("solids:viewpoints=azimuth").to_dict() == measured.to_dict() and len(loaded) == calls
+    assert measure("solids").familiar_viewpoints is None and len(loaded) == calls + 1

@@ -7,8 +7,9 @@ from typing import Any
 
 from mereo.bench.case import Mode, Setting, Suite, UnavailableError
 from mereo.bench.check import Step
-from mereo.bench.memory import WARM, Peak, is_out_of_memory, largest_so_far, limit_memory, resident_peak
+from mereo.bench.memory import WARM, Peak, is_out_of_memory, limit_memory
 from mereo.bench.plan import Request, contenders_of
+from mereo.runtime.memory import largest_so_far, resident_peak
 from mereo.runtime.printing import say
 from mereo.runtime.text import gibibytes
 

@@ -1,23 +1,18 @@
 """Peak memory of one contender, measured in a separate process.
 
 Resident memory is the system's high-water mark above what was resident when inputs and contender were made and the
-contender had been run at small sizes, so that what libraries load on first use is not counted. The mark is set back
-through /proc/self/clear_refs; where that is not permitted, the largest size so far (ru_maxrss) takes its place, and a
-contender that stays below an earlier peak shows as less.
+contender had been run at small sizes, so that what libraries load on first use is not counted; see
+`mereo.runtime.memory.resident_peak`.
 """
 
-import contextlib
-import ctypes
-import gc
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from mereo.bench.case import Case, Mode
 from mereo.bench.plan import Request
+from mereo.runtime.memory import status
 
 TIMEOUT = 900.0
 WARM = " compiled"
@@ -41,59 +36,6 @@ class Peak:
     process: int | None = None
     by: str = ""
     failure: str = ""
-
-
-def status(field: str) -> int | None:
-    """Bytes of a line of /proc/self/status."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
-
-
-def largest_so_far() -> int | None:
-    """Bytes of resident memory of this process at its largest, or since the mark was set back."""
-    mark = status("VmHWM")
-    return _ever_largest() if mark is None else mark
-
-
-def _ever_largest() -> int | None:
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def reset_mark() -> bool:
-    """Set the high-water mark of resident memory back to what is resident now; False where that is not permitted."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return False
-    return True
-
-
-def give_back() -> None:
-    """Return what the C library keeps of freed memory to the system, where it can."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def resident_peak(work: Callable[[], object]) -> tuple[int | None, str]:
-    """How far resident memory rises while `work` runs, and how that was measured."""
-    gc.collect()
-    give_back()
-    before = status("VmRSS")
-    if before is not None and reset_mark():
-        work()
-        after = status("VmHWM")
-        return (None if after is None else max(after - before, 0)), "VmHWM"
-    before = _ever_largest()
-    work()
-    after = _ever_largest()
-    return (None, "") if before is None or after is None else (after - before, "ru_maxrss")
 
 
 def limit_memory(extra: int, device: str) -> None:

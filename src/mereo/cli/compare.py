@@ -15,7 +15,9 @@ from mereo.runtime.printing import say
 from mereo.training.option_values import show_size
 
 if TYPE_CHECKING:
+    from mereo.export.comparison_pictures import Curves
     from mereo.export.rows import Row
+    from mereo.measure.robustness import Robustness
 
 SHARED = (
     "task", "data", "data_root", "epochs", "limit", "batch_size", "lr", "img_size", "warmup_epochs", "device",
@@ -59,7 +61,7 @@ def _side_by_side(
 
 def _of_family(
     options: CompareOptions, given: dict[str, Any]
-) -> tuple[list["Row"], dict[str, dict[str, float | None]], list[str]]:
+) -> tuple[list["Row"], dict[str, "Robustness"], list[str]]:
     """Rows of a family's networks, what was measured of them on changed images, and lines on how."""
     from mereo.export.rows import run_comparison
     from mereo.measure.robustness import EPSILON, STEPS, measure_robustness
@@ -81,7 +83,7 @@ def _of_family(
         f" first seed: rotation, translation and occlusion are means over their severities; APGD of {STEPS} steps"
         f" within {EPSILON} on {first.attacked} of them."
     )
-    return rows, {label: each.to_dict() for label, each in measured.items()}, [*left_out, how]
+    return rows, measured, [*left_out, how]
 
 
 def run(words: list[str], command: str) -> None:
@@ -89,11 +91,12 @@ def run(words: list[str], command: str) -> None:
     options = parse(CompareOptions, words, command)
     given: dict[str, Any] = {name: getattr(options, name) for name in SHARED if getattr(options, name) is not None}
     check_positive(seeds=options.seeds, **{k: v for k, v in given.items() if k in ("epochs", "limit", "batch_size")})
-    from mereo.export.comparison import cells, columns, measured_cells, notes, ranked, write_comparison
-    from mereo.export.rows import run_comparison
+    from mereo.export.comparison import cells, columns, measured_cells, notes, write_comparison
+    from mereo.export.rows import ranked, run_comparison
     from mereo.training.compare import comparison_folder
 
     measured: Mapping[str, Mapping[str, float | None]]
+    curves: dict[str, Curves] = {}
     folder = comparison_folder(options.data, options.output)
     check_name("data", folder)
     # Progress lines are not part of the JSON document.
@@ -104,13 +107,15 @@ def run(words: list[str], command: str) -> None:
             )
             measured, verdicts = _side_by_side(rows, options)
         else:
-            rows, measured, verdicts = _of_family(options, given)
+            rows, robust, verdicts = _of_family(options, given)
+            measured = {label: each.to_dict() for label, each in robust.items()}
+            curves = {label: each.curves for label, each in robust.items()}
     shown = given | ({"img_size": show_size(given["img_size"])} if "img_size" in given else {})
     parts = [
         f"{name} {shown[name]}" for name in SHARED if name in shown and name not in ("data", "data_root", "device")
     ]
     protocol = ", ".join([*([f"recipe {options.recipe}"] if options.recipe else []), *parts, f"seeds {options.seeds}"])
-    paths = write_comparison(rows, folder, options.data, protocol, measured, verdicts)
+    paths = write_comparison(rows, folder, options.data, protocol, measured, verdicts, curves)
     if options.json:
         say(json.dumps([row.to_dict() for row in ranked(rows)], indent=2))
         return

@@ -23,7 +23,10 @@ from mereo.tasks import Classification, get_task
 from mereo.training.compare import images_per_second, make_study
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
+from mereo.training.kept import keep
+from mereo.training.peak import peak_memory
 from mereo.training.plain import choose_plain, is_plain
+from mereo.training.plan import Plan
 from mereo.training.run_folder import RunFolder
 from mereo.training.studies import Study, finish_runs, make_plans, plan_runs
 
@@ -39,7 +42,7 @@ class Row:
         model: as given on the command line.
         parameters: of the network, decoder included.
         macs: multiply-adds of one image forward.
-        memory: bytes that a training step takes, estimated.
+        memory: bytes that a training step takes at its peak, measured or estimated.
         values: of the metric on the test images, one a seed.
         chosen_on: what chose the epoch of the weights.
         test_images: how many there are.
@@ -49,6 +52,7 @@ class Row:
         task: whose metric was measured.
         run: folder of the run with the first seed.
         plain: whether it is a plain network.
+        memory_measured: whether the memory was measured.
     """
 
     model: str
@@ -64,6 +68,7 @@ class Row:
     task: str = Classification.name
     run: Path | None = None
     plain: bool = False
+    memory_measured: bool = False
 
     @property
     def metric(self) -> str:
@@ -80,12 +85,27 @@ class Row:
         """The standard deviation of the seeds; None for a single one."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
+    @property
+    def scale(self) -> float:
+        """What values are multiplied by to be shown: shares are in percent."""
+        return 100.0 if get_task(self.task).is_share else 1.0
+
+    def shown(self, value: float) -> str:
+        """A value of the metric as text."""
+        return f"{100 * value:.2f}" if get_task(self.task).is_share else f"{value:.4g}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         several = "accuracies" if self.metric == "accuracy" else f"{self.metric}_by_seed"
         plain = {several if name == "values" else name: value for name, value in asdict(self).items()}
         plain["run"] = None if self.run is None else str(self.run)
         return {self.metric: self.value, "spread": self.spread, **plain, several: list(self.values)}
+
+
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """The best first, by the metric of the task."""
+    sign = -1 if get_task(rows[0].task).chooses[1] == "max" else 1
+    return sorted(rows, key=lambda row: sign * row.value)
 
 
 def run_comparison(
@@ -106,7 +126,8 @@ def run_comparison(
         texts: networks and recipes, see `parse_variant`.
         overrides: fields of the configuration that are the same for all; `data` must be among them.
         plain: a plain network to put beside them, "auto" for one of about the same size, or "none".
-        timed: time a step of each network first, and say how long all trainings take.
+        timed: time a step of each network that is not finished first, print how long all trainings take, and measure
+            the memory of a step.
     """
     check_positive(seeds=seeds)
     study = make_study(texts, recipe)
@@ -120,19 +141,22 @@ def run_comparison(
         study = replace(study, variants={**study.variants, chosen[0]: chosen[1]})
         # Each round of seeds is a complete comparison.
         plans = {(label, seed): planned[label, seed] for seed in range(seeds) for label in study.variants}
+    left = [label for (label, _), plan in plans.items() if not RunFolder(run_path(plan.config)).results.exists()]
     estimated = {}
     for number, label in enumerate(study.variants, start=1):
-        if timed:
+        if timed and label in left:
             say(f"{number}/{len(study.variants)} {label}: timing a step")
-        estimated[label] = estimate(plans[label, 0], measure=timed)
-    if timed:
-        left = [label for (label, _), plan in plans.items() if not RunFolder(run_path(plan.config)).results.exists()]
+        estimated[label] = estimate(plans[label, 0], measure=timed and label in left)
+    if timed and left:
         seconds = sum((estimated[label].epoch_seconds or 0.0) * estimated[label].epochs for label in left)
         say(f"about {duration(seconds)} for {len(left)} trainings, without evaluation")
-    memory = {label: each.memory for label, each in estimated.items()}
     results = finish_runs(plans, say)
     say("timing inference")
     rates, macs = _look_at({label: plans[label, 0].config for label in results})
+    peaks: dict[str, int | None] = {}
+    for number, label in enumerate(results if timed else (), start=1):
+        say(f"{number}/{len(results)} {label}: memory of a step")
+        peaks[label] = _peak(plans[label, 0])
     rows = []
     for label, runs in results.items():
         task = plans[label, 0].task
@@ -142,7 +166,7 @@ def run_comparison(
                 model=label,
                 parameters=runs[0]["parameters"],
                 macs=macs[label],
-                memory=memory[label],
+                memory=peaks.get(label) or estimated[label].memory,
                 values=tuple(each[task.chooses[0]] for each in scores),
                 chosen_on="validation" if runs[0]["chosen_on"] == "validation" else "last epoch",
                 test_images=scores[0]["count"],
@@ -152,9 +176,18 @@ def run_comparison(
                 task=task.name,
                 run=run_path(plans[label, 0].config),
                 plain=is_plain(label),
+                memory_measured=bool(peaks.get(label)),
             )
         )
     return rows
+
+
+def _peak(plan: Plan) -> int | None:
+    """The peak memory of a step, kept in the folder of the run."""
+    settings = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": str(plan.device)}
+    path = run_path(plan.config) / "memory.json"
+    peak: int | None = keep(path, settings, lambda: {"peak": peak_memory(plan)})["peak"]
+    return peak
 
 
 def run_path(config: TrainConfig) -> Path:

@@ -1,19 +1,24 @@
 """Accuracy of several trained networks under changes that they were not trained for, on the same test images."""
 
+import hashlib
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mereo.data.sets import find_dataset
 from mereo.inference.answers import collect_answers
 from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.measure.attacks.attack import check_attack
+from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.couplings import coupling_effect
 from mereo.measure.curves import attack_curve, corruption_curve
 from mereo.measure.plan import part_of
 from mereo.measure.trained_models import TrainedModel, load_trained_models
 from mereo.runtime import printing
+from mereo.training.kept import keep
+from mereo.training.run_folder import RunFolder
 
 IMAGES, ATTACKED = 512, 128
 """Largest numbers of test images, and of those that are attacked."""
@@ -34,6 +39,7 @@ class Robustness:
         calibration_error: expected calibration error, of the better way to read the scores.
         couplings_uniform, couplings_shuffled: with replaced couplings; None without couplings.
         images, attacked: numbers of images.
+        curves: (severity, accuracy) of each of these corruptions and of no change.
     """
 
     accuracy: float
@@ -47,10 +53,11 @@ class Robustness:
     couplings_shuffled: float | None
     images: int
     attacked: int
+    curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, float | None]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values, without the curves."""
+        return {name: value for name, value in vars(self).items() if name != "curves"}
 
 
 def familiar_data(data: str) -> str | None:
@@ -67,6 +74,8 @@ def measure_robustness(
 ) -> dict[str, Robustness]:  # fmt: skip
     """Measure trained networks on the same test images.
 
+    What is measured of a network is kept in its folder, so that an interrupted comparison does not measure it again.
+
     Args:
         runs: their run folders, by label.
         data, data_root: of the images.
@@ -74,38 +83,53 @@ def measure_robustness(
         seed: of every random choice.
         say: called with a line for each network.
     """
-
-    def load(name: str) -> list[TrainedModel]:
-        return load_trained_models(
-            list(runs.values()), data=name, data_root=data_root, limit=IMAGES, device=device, seed=seed
-        )
-
-    other = familiar_data(data)
-    familiar = [None] * len(runs) if other is None else load(other)
+    settings = {
+        "data": data, "seed": seed, "images": IMAGES, "attacked": ATTACKED, "epsilon": EPSILON, "steps": STEPS,
+        "changes": {name: CORRUPTIONS[name].severities for name in CHANGES},
+    }  # fmt: skip
     measured = {}
-    for number, (label, one, known) in enumerate(zip(runs, load(data), familiar, strict=True), start=1):
+    for number, (label, folder) in enumerate(runs.items(), start=1):
+
+        def measure(folder: Path = folder) -> dict[str, Any]:
+            return asdict(_measure(folder, data, data_root, device, seed))
+
         say(f"{number}/{len(runs)} {label}: changed images")
-        answers = collect_answers(one.model, one.split)
-        errors = [
-            expected_calibration_error(reliability(confidences(answers.scores, way), answers.labels))
-            for way in ways_of(answers.kind)
-        ]
-        curves = {name: corruption_curve(name, one.model, one.split, answers, seed=seed) for name in CHANGES}
-        means = {name: statistics.mean(p.accuracy for p in points if p.amount) for name, points in curves.items()}
-        check_attack("apgd", EPSILON, STEPS, 1, "cross_entropy", one.model)
-        few = part_of(one, answers, ATTACKED, seed)
-        clean = answers if few is one else collect_answers(few.model, few.split)
-        attacked = attack_curve("apgd", few.model, few.split, clean, (EPSILON,), steps=STEPS, seed=seed)
-        effect = coupling_effect(one.model, one.split, answers, seed=seed)
-        measured[label] = Robustness(
-            accuracy=answers.accuracy,
-            familiar_viewpoints=None if known is None else collect_answers(known.model, known.split).accuracy,
-            apgd=attacked[-1].accuracy,
-            calibration_error=min(errors),
-            couplings_uniform=None if effect is None else effect.uniform.value,
-            couplings_shuffled=None if effect is None else effect.shuffled.value,
-            images=len(answers.labels),
-            attacked=len(clean.labels),
-            **means,
-        )
+        results = RunFolder(folder).results
+        trained = hashlib.sha256(results.read_bytes()).hexdigest() if results.exists() else ""
+        measured[label] = Robustness(**keep(folder / "robustness.json", settings | {"results": trained}, measure))
     return measured
+
+
+def _measure(folder: Path, data: str, data_root: str | None, device: str, seed: int) -> Robustness:
+    """One network."""
+
+    def load(name: str) -> TrainedModel:
+        (one,) = load_trained_models([folder], data=name, data_root=data_root, limit=IMAGES, device=device, seed=seed)
+        return one
+
+    one, other = load(data), familiar_data(data)
+    known = None if other is None else load(other)
+    answers = collect_answers(one.model, one.split)
+    errors = [
+        expected_calibration_error(reliability(confidences(answers.scores, way), answers.labels))
+        for way in ways_of(answers.kind)
+    ]
+    curves = {name: corruption_curve(name, one.model, one.split, answers, seed=seed) for name in CHANGES}
+    means = {name: statistics.mean(p.accuracy for p in points if p.amount) for name, points in curves.items()}
+    check_attack("apgd", EPSILON, STEPS, 1, "cross_entropy", one.model)
+    few = part_of(one, answers, ATTACKED, seed)
+    clean = answers if few is one else collect_answers(few.model, few.split)
+    attacked = attack_curve("apgd", few.model, few.split, clean, (EPSILON,), steps=STEPS, seed=seed)
+    effect = coupling_effect(one.model, one.split, answers, seed=seed)
+    return Robustness(
+        accuracy=answers.accuracy,
+        familiar_viewpoints=None if known is None else collect_answers(known.model, known.split).accuracy,
+        apgd=attacked[-1].accuracy,
+        calibration_error=min(errors),
+        couplings_uniform=None if effect is None else effect.uniform.value,
+        couplings_shuffled=None if effect is None else effect.shuffled.value,
+        images=len(answers.labels),
+        attacked=len(clean.labels),
+        curves={name: [(p.amount, p.accuracy) for p in points] for name, points in curves.items()},
+        **means,
+    )

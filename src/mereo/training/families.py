@@ -8,6 +8,7 @@ from mereo.data import Augmentation, dataset_info
 from mereo.errors import UsageError, check_choice
 from mereo.models import MODELS
 from mereo.models.registry import ModelEntry, outline
+from mereo.training.config import show_arguments
 
 FAMILIES = ("capsule", "vision")
 """Rooms of `mereo.models` whose networks can be compared."""
@@ -15,6 +16,9 @@ PLAIN, DEPTHS, WIDEST = "resnet20", (1, 2, 3), 512
 """The plain network, and the blocks in a stage of its three forms."""
 SIDE = 32
 """Side of the images that all networks take, unless another is given."""
+ARGUMENTS: dict[str, dict[str, object]] = {"matrix_capsnet": {"padding": 2, "cost_per_children": True}}
+"""Arguments of a kind of network beside its preset's: without padding, images of 20 x 20 leave matrix capsules a single
+position, and without cost_per_children the few that are left stay half active."""
 ROTATING = ("rotate", "rand_augment", "efficient_mnist")
 """Operations that rotate images."""
 
@@ -27,6 +31,11 @@ def upright_augmentation(data: str, root: str | None = None) -> tuple[str, ...]:
 
 def _parameters(name: str, **arguments: object) -> int:
     return sum(parameter.numel() for parameter in outline(name, **arguments).parameters())
+
+
+def _text(name: str, **arguments: object) -> str:
+    """A network with arguments, as `mereo compare` takes it."""
+    return ":".join([name, *([",".join(show_arguments(arguments))] if arguments else [])])
 
 
 def smallest_presets(family: str) -> list[list[ModelEntry]]:
@@ -81,11 +90,11 @@ def family_networks(
         reason = ""
         for entry in presets if not only or kind in only else ():
             try:
-                size = _parameters(entry.name, **shape)
+                size = _parameters(entry.name, **shape, **ARGUMENTS.get(kind, {}))
             except UsageError as error:
                 reason = str(error)
                 continue
-            names.append(entry.name)
+            names.append(_text(entry.name, **ARGUMENTS.get(kind, {})))
             sizes.append(size)
             break
         else:

@@ -1,0 +1,133 @@
+"""Pictures of a comparison of networks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mereo.export.rows import Row, ranked
+from mereo.pictures import new_figure, save_figure
+
+Curves = Mapping[str, Sequence[tuple[float, float]]]
+"""(severity, accuracy) by the name of a corruption."""
+AXES = {"rotation": "degrees", "translation": "% of the side", "occlusion": "% of the side covered"}
+NAMED = 5
+"""The best networks under a corruption, which its panel names."""
+
+
+def count(number: float) -> str:
+    """A large number with a unit: 950, 344 k, 8.2 M, 1.3 G."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            shown = number / size
+            return f"{shown:.0f} {unit}" if shown >= 100 else f"{shown:.1f} {unit}"
+    return f"{number:.0f}"
+
+
+def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
+    """One panel per quantity, one bar per network, dots for the seeds."""
+    from matplotlib.ticker import MaxNLocator
+
+    rows = ranked(rows)
+    metric = rows[0].metric + (" in %" if rows[0].scale == 100 else "")
+    panels: list[tuple[str, Callable[[Row], float], Callable[[float], str]]] = [
+        (f"test {metric}, mean and seeds", lambda row: row.value, str),
+        ("parameters", lambda row: row.parameters, count),
+        ("MACs of one image", lambda row: row.macs, count),
+        ("inference, images/s", lambda row: row.rate, lambda v: f"{v:,.0f}"),
+        ("training, images/s", lambda row: row.train_rate, lambda v: f"{v:,.0f}"),
+        ("training memory in MiB", lambda row: row.memory / 2**20, lambda v: f"{v:,.0f}"),
+    ]
+    figure = new_figure(13, 2.2 + 0.75 * len(rows))
+    figure.suptitle(title, fontsize=11)
+    grid = figure.subplots(2, 3, sharey=True)
+    places = range(len(rows))
+    colours = [f"C{i % 10}" for i in places]
+    for axes, (name, value, show) in zip(grid.flat, panels, strict=True):
+        values = [value(row) for row in rows]
+        if name.startswith("test"):
+            _draw_metric(axes, rows, colours)
+        else:
+            axes.barh(places, values, color=colours, height=0.6, alpha=0.75)
+            axes.set_xlim(0, 1.22 * max(values))
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+            axes.xaxis.set_major_formatter(lambda amount, _: count(amount))
+            for place, amount in zip(places, values, strict=True):
+                axes.text(amount + 0.02 * max(values), place, show(amount), va="center", fontsize=8)
+        axes.set_title(name, fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.grid(axis="x", alpha=0.3)
+    grid[0, 0].set_yticks(list(places), [row.model.replace(":", ":\n") for row in rows])
+    grid[0, 0].invert_yaxis()
+    save_figure(figure, path)
+
+
+def _draw_metric(axes: Any, rows: Sequence[Row], colours: Sequence[str]) -> None:
+    """The mean with the spread as a whisker, a dot a seed; no bars, for the axis does not begin at 0."""
+    for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
+        scale = row.scale
+        mean, points = scale * row.value, [scale * value for value in row.values]
+        spread = scale * (row.spread or 0.0)
+        axes.errorbar(mean, place, xerr=spread, fmt="D", color=colour, markersize=7, capsize=4)
+        if len(points) > 1:
+            axes.plot(points, [place + 0.22] * len(points), "o", color="black", markersize=3, alpha=0.6)
+        shown = row.shown(row.value) + (f" ± {row.shown(row.spread)}" if row.spread is not None else "")
+        axes.text(mean, place - 0.2, shown, ha="center", fontsize=8)
+    every = [row.scale * (row.value + sign * (row.spread or 0.0)) for row in rows for sign in (-1, 1)]
+    least = 1.0 if rows[0].scale == 100 else 0.01 * max(map(abs, every)) or 1.0
+    room = max(max(every) - min(every), least)
+    axes.set_xlim(min(every) - 0.3 * room, max(every) + 0.3 * room)
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+
+
+def draw_measured(rows: Sequence[Row], headings: Sequence[str], lines: Sequence[Sequence[str]], path: Path) -> None:
+    """One panel for each measurement, one bar a network, plain networks in grey.
+
+    Args:
+        headings, lines: the table of the measurements, networks in their order.
+    """
+    count = len(headings) - 1
+    figure = new_figure(3.2 * min(count, 4) + 2, (1.2 + 0.32 * len(lines)) * -(-count // 4))
+    grid = figure.subplots(-(-count // 4), min(count, 4), sharey=True, squeeze=False)
+    places = range(len(lines))
+    colours = ["0.6" if row.plain else "C0" for row in ranked(rows)]
+    for number, axes in enumerate(grid.flat):
+        if number >= count:
+            axes.set_axis_off()
+            continue
+        texts = [line[number + 1] for line in lines]
+        values = [0.0 if text == "-" else float(text) for text in texts]
+        axes.barh(places, values, color=colours, height=0.7)
+        axes.set_xlim(0, 1.2 * max(*values, 1.0))
+        for place, (value, text) in enumerate(zip(values, texts, strict=True)):
+            axes.text(value, place, f" {text}", va="center", fontsize=7)
+        axes.set_title(headings[number + 1], fontsize=9)
+        axes.set_yticks(list(places), [line[0].replace(":", ":\n") for line in lines], fontsize=7)
+        axes.tick_params(axis="x", labelsize=7)
+    grid[0, 0].invert_yaxis()
+    save_figure(figure, path)
+
+
+def draw_curves(rows: Sequence[Row], curves: Mapping[str, Curves], path: Path) -> None:
+    """One panel for each corruption, one line a network, plain networks black and dashed.
+
+    The legend of a panel names the networks of the highest mean accuracy and the plain ones.
+    """
+    names = list(next(iter(curves.values())))
+    figure = new_figure(5 * len(names), 5.2)
+    for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False).flat, names, strict=True):
+        means = {label: sum(value for _, value in each[name][1:]) for label, each in curves.items()}
+        best = sorted(means, key=lambda label: -means[label])[:NAMED]
+        for number, row in enumerate(ranked(rows)):
+            severities, values = zip(*curves[row.model][name], strict=True)
+            style: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": "-", "linewidth": 1.2}
+            if row.plain:
+                style = {"color": "black", "linestyle": ("--", "-.", ":")[number % 3], "linewidth": 1.8}
+            label = row.model if row.plain or row.model in best else None
+            axes.plot(severities, [100 * value for value in values], label=label, **style)
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel(AXES.get(name, "severity"), fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=6.5, loc="lower left")
+    figure.axes[0].set_ylabel("test accuracy in %", fontsize=9)
+    save_figure(figure, path)
