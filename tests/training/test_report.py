@@ -35,7 +35,7 @@ def test_patience_begins_anew_with_every_line(report, capsys, monkeypatch):
         lines.append(capsys.readouterr().out)
     told = [n for n, line in enumerate(lines) if line]
     assert told == list(range(0, 30, 3))  # the first comes early
-    assert lines[2].endswith("11 min 15 s left\n")  # 25 s a step, 27 steps
+    assert lines[3].endswith("10 min 50 s left\n")  # 25 s a step, 26 steps
 
 
 def test_a_silent_report_says_nothing(capsys):
