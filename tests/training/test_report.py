@@ -34,8 +34,8 @@ def test_patience_begins_anew_with_every_line(report, capsys, monkeypatch):
         report.step(1, 2, 50.0, 0.25)
         lines.append(capsys.readouterr().out)
     told = [n for n, line in enumerate(lines) if line]
-    assert told == list(range(2, 30, 3))
-    assert lines[2].endswith("11 min 15 s left\n")  # 25 s a step, 27 steps
+    assert told == list(range(0, 30, 3))  # the first comes early
+    assert lines[3].endswith("10 min 50 s left\n")  # 25 s a step, 26 steps
 
 
 def test_a_silent_report_says_nothing(capsys):
@@ -44,3 +44,15 @@ def test_a_silent_report_says_nothing(capsys):
     report.start(steps=2, done=0)
     report.step(1, 1, 50.0, 0.25)
     assert not capsys.readouterr().out
+
+
+def test_the_first_loss_is_shown_after_a_second_and_the_next_after_a_minute(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("mereo.runtime.progress.time.monotonic", lambda: now[0])
+    report = Report()
+    report.start(1000, 0)
+    for passed in (0.5, 0.5, 30.0, 30.0):
+        now[0] += passed
+        report.step(1, 10, 50.0, 0.25)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "step 2 " in first and "step 4 " in second

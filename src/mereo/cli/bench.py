@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mereo.cli.comparison_options import BenchOptions
 from mereo.cli.parse import parse
+from mereo.cli.remembered import remembered
 from mereo.cli.show import print_table
 from mereo.errors import MereoError, UsageError
 from mereo.files import check_outputs
@@ -20,12 +21,15 @@ SECONDS, SECONDS_QUICK = 5.0, 0.5
 
 def list_suites() -> None:
     """One line per suite."""
+    print_table(("suite", "sizes", "what"), remembered("suites", _suites, "mereo.bench"))
+
+
+def _suites() -> list[tuple[str, str, str]]:
     from mereo.bench import SUITES
 
-    rows = [
+    return [
         (suite.name, ", ".join(f"{k}={v}" for k, v in suite.sizes.items()), suite.summary) for suite in SUITES.values()
     ]
-    print_table(("suite", "sizes", "what"), rows)
 
 
 def request_of(options: BenchOptions) -> "Request":

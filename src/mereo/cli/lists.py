@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from mereo.cli.options import ListOptions
 from mereo.cli.parse import parse
+from mereo.cli.remembered import remembered
 from mereo.cli.show import print_table
 from mereo.errors import unknown
 from mereo.runtime.printing import say
@@ -133,6 +134,16 @@ LISTS: dict[str, Callable[[], Rows]] = {
 }
 
 
+REGISTERS = {"models": "mereo.models", "mechanisms": "mereo.mechanisms", "tasks": "mereo.tasks"}
+"""Modules that fill the registers of those lists whose making imports PyTorch."""
+
+
+def _rows(command: str) -> Rows:
+    if command not in REGISTERS:
+        return LISTS[command]()
+    return remembered(command, LISTS[command], REGISTERS[command])
+
+
 def matching(rows: Rows, pattern: str) -> Rows:
     """Rows whose name matches a pattern, or, for text without wildcards, rows that contain it."""
     if any(c in pattern for c in "*?["):
@@ -147,7 +158,7 @@ def run(words: list[str], command: str) -> None:
     if from_library and ":" in options.pattern:
         rows = chosen = _of_library(options.pattern)
     else:
-        rows = LISTS[command]()
+        rows = _rows(command)
         chosen = matching(rows, options.pattern)
     if not chosen:
         raise unknown(command.removesuffix("s"), options.pattern, [row["name"] for row in rows])
@@ -158,10 +169,13 @@ def run(words: list[str], command: str) -> None:
     print_table(header, [list(row.values()) for row in chosen])
     if command == "models" and options.pattern in {row["name"] for row in chosen}:
         say(f"\narguments of {options.pattern}, set by create_model(..., NAME=VALUE) or --model-args NAME=VALUE\n")
-        print_table(("argument", "default"), _arguments(options.pattern))
+        name = options.pattern
+        print_table(("argument", "default"), remembered(f"models {name}", lambda: _arguments(name), "mereo.models"))
     if command == "mechanisms" and options.pattern in {row["name"] for row in chosen}:
         say()
-        print_table(("fact", "value"), _details(options.pattern))
+        name = options.pattern
+        rows_of = remembered(f"mechanisms {name}", lambda: _details(name), "mereo.mechanisms")
+        print_table(("fact", "value"), rows_of)
 
 
 def _arguments(name: str) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from mereo.core import record
 from mereo.inference.mode import evaluating
@@ -17,6 +16,8 @@ def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> 
         inputs: what the model takes.
         backward: count the gradients of the trained parameters too, in the mode that the model is in.
     """
+    from torch.utils.flop_counter import FlopCounterMode
+
     # The counter only knows PyTorch's operations; while a model is recorded, none of our own operators run.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if backward and trained:

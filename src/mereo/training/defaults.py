@@ -82,7 +82,7 @@ def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
 
     own = side if isinstance(side, int) and config.weights is None else None
     # What does not fit into memory is not timed; a warning follows before the training.
-    estimated = estimate(plan_at(None), measure=False)
+    estimated = estimate(plan_at(None), measure=False, operations=False)
     timed = estimated.memory <= estimated.available and processes == 1
     choice = choose(config, given, facts, own, seconds if timed else None, parts=config.accumulate * processes)
     return Defaults(config.replace(**choice.values), info, facts, choice)

@@ -267,9 +267,6 @@ class Trainer:
         for callback in self.callbacks.values():
             callback.on_epoch_end(self, epoch, row)
         if self.main:
-            # Not before the first step, because the library that draws takes a second to load.
-            if self.pictures and epoch == 0:
-                self._draw_training_samples()
             if better:
                 self._save_weights(self.folder.best, state)
             self._save_weights(self.folder.last, state)
@@ -277,6 +274,9 @@ class Trainer:
         self.save_state(epoch + 1, 0, [0.0, 0.0], None)
         left = self.seconds / (epoch + 1) * (self.config.epochs - epoch - 1)
         self.report.epoch(row, self.config.epochs, better and scores is not None, left, self.task)
+        # Not before the first results are shown, because the library that draws takes a second to load.
+        if self.main and self.pictures and epoch == 0:
+            self._draw_training_samples()
         return row
 
     def evaluated_state(self) -> dict[str, Tensor]:

@@ -107,6 +107,7 @@ def estimate(
     *,
     measure: bool | Callable[[Estimate], bool] = True,
     before_timing: Callable[[Estimate], None] = lambda estimated: None,
+    operations: bool = True,
 ) -> Estimate:
     """Estimate the cost of a configuration.
 
@@ -115,6 +116,7 @@ def estimate(
         measure: time some steps on random images, for a few seconds, and leave unreadable files out of the count; or a
             function of the estimate so far that decides this.
         before_timing: called with the estimate before the timing starts.
+        operations: count the FLOPs, which takes a second; otherwise they are 0.
     """
     plan = as_plan(config)
     config, device, info, task = plan.config, plan.device, plan.info, plan.task()
@@ -138,7 +140,7 @@ def estimate(
     estimated = Estimate(
         parameters=parameters,
         trained=trained,
-        flops=forward_flops(model),
+        flops=forward_flops(model) if operations else 0,
         memory=4 * (parameters * averaged + trained * copies) + 2 * activations + WORKSPACE,
         available=free_memory(device),
         step_seconds=None,
@@ -253,7 +255,7 @@ def announce(config: TrainConfig | Plan, *, measure: bool = True) -> None:
         say("timing a step ...")
 
     plan = as_plan(config)
-    estimated = estimate(plan, measure=lambda so_far: measure and so_far.long, before_timing=before)
+    estimated = estimate(plan, measure=lambda so_far: measure and so_far.long, before_timing=before, operations=measure)
     seconds = estimated.epoch_seconds
     if seconds is None:
         warn_of_memory(estimated)

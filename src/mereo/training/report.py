@@ -15,6 +15,9 @@ from mereo.tasks import Task
 COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
 """Columns of the history of a classifier; for any task they are its `columns`."""
 
+FIRST_SECONDS = 1.0
+"""Of training before the first line of progress, where there is no terminal."""
+
 
 class Report(Reporter):
     """Shows the progress of a training, in the first process only.
@@ -32,6 +35,8 @@ class Report(Reporter):
         """The run starts: `steps` optimiser steps in total, `done` of them already done, of images or another unit."""
         self.unit = unit
         self.begin("training", steps, done)
+        # The first loss is shown early, so that one sees that it trains.
+        self._last_line -= max(self.patience - FIRST_SECONDS, 0.0)
 
     def step(self, epoch: int, epochs: int, rate: float, loss: float | None) -> None:
         """One optimiser step is done; the loss is None where it was not read from the device."""

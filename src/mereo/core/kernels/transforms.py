@@ -4,6 +4,8 @@ An operator of ours has a gradient in reverse mode and nothing else. Forward-mod
 word, transforms of `torch.func` raise or lose terms, and an exported program could not be loaded without mereo.
 """
 
+import sys
+
 import torch
 from torch.autograd import forward_ad
 
@@ -24,9 +26,15 @@ def nested_forward_mode() -> bool:
     return sum(each.key() == torch._C._functorch.TransformType.Jvp for each in stack) > 1
 
 
+def _traced_for_onnx() -> bool:
+    """Whether torch.onnx traces now. Nothing does where it is not imported, and it is not imported for this."""
+    traces = not torch.compiler.is_compiling() and "torch.onnx" in sys.modules
+    return traces and torch.onnx.is_in_onnx_export()
+
+
 def steps_aside() -> str | None:
     """Why an operator of ours cannot stand for its plain operations in this call; None where it can."""
-    if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
+    if torch.compiler.is_exporting() or _traced_for_onnx():
         return "the model is being exported"
     if transformed():
         return "a transform of torch.func or a forward-mode derivative is active"
