@@ -6,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-from mereo.training.config import ImageSize
+from mereo.training.option_values import ImageSize
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from mereo.data import Augmentation, dataset_info
 from mereo.errors import UsageError, check_choice
 from mereo.models import MODELS
 from mereo.models.registry import ModelEntry, outline
-from mereo.training.config import show_arguments
+from mereo.training.option_values import show_arguments
 
 FAMILIES = ("capsule", "vision")
 """Rooms of `mereo.models` whose networks can be compared."""
