@@ -82,11 +82,8 @@ def difference(output: Tensor, expected: Tensor) -> float:
 
 def used_parameters(model: VisionModel) -> dict[str, Tensor | None]:
     """Gradients of the parameters that learn and on which scores depend, by name."""
-    return {
-        name: p.grad
-        for name, p in model.named_parameters()
-        if p.requires_grad and not name.startswith(("decoder.", "concepts."))
-    }
+    unscored = tuple(f"{part}." for part in model.unscored_parts)
+    return {n: p.grad for n, p in model.named_parameters() if p.requires_grad and not n.startswith(unscored)}
 
 
 def tensors_of(features: Any) -> tuple[Tensor, ...]:

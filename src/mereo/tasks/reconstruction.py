@@ -40,7 +40,7 @@ class ReconstructionObjective(Objective):
         if not isinstance(model, SparseCapsNet):
             raise UsageError(
                 f"model is a {type(model).__name__}, and the task reconstruction trains latent capsules; take a model"
-                " such as sparse_caps_mnist."
+                f" such as {Reconstruction.example_model}."
             )
         self.supervised, self.reconstruction_weight = model.latent.mask == "label", reconstruction_weight
 
@@ -86,6 +86,7 @@ class Reconstruction(Task):
 
     name = "reconstruction"
     chooses = ("error", "min")
+    example_model = "sparse_caps_mnist"
 
     def num_outputs(self, num_classes: int) -> int:
         return 0

@@ -132,6 +132,7 @@ class ParseCaps(CapsuleClassifier):
 
     first_conv = "stages.0.0"
     scores_are_lengths = False
+    unscored_parts = ("decoder", "concepts")
 
     def __init__(
         self,
