@@ -91,8 +91,7 @@ ModelArguments = Annotated[
 
 def parse_size(value: Any) -> int | tuple[int, int] | None:
     """Sides of an image: 64, "64", "64x48" or [64, 48], height first; UsageError for anything else."""
-    sides = value.lower().split("x") if isinstance(value, str) else value
-    sides = [sides] if isinstance(sides, int) else sides
+    sides = value.lower().split("x") if isinstance(value, str) else [value] if isinstance(value, int) else value
     try:
         numbers = [int(side) for side in sides]
         whole = all(isinstance(side, int | str) and not isinstance(side, bool) for side in sides)
@@ -371,8 +370,9 @@ def _coerce(name: str, value: Any) -> Any:
     if name == "img_size":
         return None if value is None else parse_size(value)
     declared = FIELDS[name].type
-    kind = declared.__name__ if isinstance(declared, type) else str(declared)
-    kind = "dict[str, Any]" if name == "model_args" else kind
+    kind = (
+        "dict[str, Any]" if name == "model_args" else declared.__name__ if isinstance(declared, type) else str(declared)
+    )
     if value is None and "None" in kind:
         return None
     base = kind.removesuffix(" | None")
