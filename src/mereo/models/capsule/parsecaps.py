@@ -130,9 +130,9 @@ class ParseCaps(CapsuleClassifier):
     Reference: arXiv:2411.01564.
     """
 
+    unscored_parts = ("decoder", "concepts")
     first_conv = "stages.0.0"
     scores_are_lengths = False
-    unscored_parts = ("decoder", "concepts")
 
     def __init__(
         self,
