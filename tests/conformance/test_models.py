@@ -225,6 +225,17 @@ def test_steps_of_an_iteration_are_bounded(family: str) -> None:
             outline(entry.name, **(dict(entry.tiny) | {name: 10**6}))
 
 
+def test_rooms_go_by_what_a_network_can_do_not_by_its_class() -> None:
+    networks = {entry.module.__name__ for entry in MODELS.values()} | {"OnBackbone", "PlainNetwork"}
+    rooms = ("app", "cli", "explain", "export", "inference", "measure", "tasks", "training", "workflow")
+    package = Path(mereo.__path__[0])
+    for path in [*(file for room in rooms for file in (package / room).rglob("*.py")), package / "models/factory.py"]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+                asked = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+                assert not asked & networks, f"{path}, line {node.lineno}"
+
+
 @every_family
 def test_a_network_imports_no_other(case: Case) -> None:
     homes = {entry.module.__module__ for entry in MODELS.values()}
