@@ -82,11 +82,8 @@ def difference(output: Tensor, expected: Tensor) -> float:
 
 def used_parameters(model: VisionModel) -> dict[str, Tensor | None]:
     """Gradients of the parameters that learn and on which scores depend, by name."""
-    return {
-        name: p.grad
-        for name, p in model.named_parameters()
-        if p.requires_grad and not name.startswith(("decoder.", "concepts."))
-    }
+    unscored = tuple(f"{part}." for part in model.unscored_parts)
+    return {n: p.grad for n, p in model.named_parameters() if p.requires_grad and not n.startswith(unscored)}
 
 
 def tensors_of(features: Any) -> tuple[Tensor, ...]:
@@ -226,6 +223,17 @@ def test_steps_of_an_iteration_are_bounded(family: str) -> None:
     for name in (n for n in entry.defaults if n.endswith(("steps", "iterations"))):
         with pytest.raises(UsageError, match=name.removeprefix("routing_").removeprefix("block_")):
             outline(entry.name, **(dict(entry.tiny) | {name: 10**6}))
+
+
+def test_rooms_go_by_what_a_network_can_do_not_by_its_class() -> None:
+    networks = {entry.module.__name__ for entry in MODELS.values()} | {"OnBackbone", "PlainNetwork"}
+    rooms = ("app", "cli", "explain", "export", "inference", "measure", "tasks", "training", "workflow")
+    package = Path(mereo.__path__[0])
+    for path in [*(file for room in rooms for file in (package / room).rglob("*.py")), package / "models/factory.py"]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+                asked = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+                assert not asked & networks, f"{path}, line {node.lineno}"
 
 
 @every_family

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import mereo
-from mereo.models import get_sequence_entry
+from mereo.models.registry import find_entry
 from mereo.tasks import TASKS, Task
 from mereo.training.config import TrainConfig
 
@@ -20,11 +20,10 @@ every_task = pytest.mark.parametrize("kind", [pytest.param(TASKS[name], id=name)
 
 def small(task: Task) -> Any:
     """A small network with the outputs of the task."""
-    if "tokens" in task.requires:
-        return mereo.create_model("tnl_tiny", **{**(get_sequence_entry("tnl_tiny").tiny or {}), "vocab_size": 256})
-    name = "sparse_caps_mnist" if task.name == "reconstruction" else "mspcaps_tiny"
-    tiny = mereo.models.get_model_entry(name).tiny or {}
-    return mereo.create_model(name, num_classes=task.num_outputs(len(CLASSES)), **tiny)
+    tiny = find_entry(task.example_model).tiny or {}
+    of_tokens = "tokens" in task.requires
+    outputs = {"vocab_size": 256} if of_tokens else {"num_classes": task.num_outputs(len(CLASSES))}
+    return mereo.create_model(task.example_model, **{**tiny, **outputs})
 
 
 @every_task

@@ -65,7 +65,7 @@ def test_hooks_go_when_the_block_fails(model: Model) -> None:
     assert observers(model) == 0
 
 
-def test_intervene_changes_the_output_as_told(model: Model) -> None:
+def test_intervene_changes_the_output(model: Model) -> None:
     x = torch.randn(2, 5, 8)
     before = model.attention(x)
     with intervene(model, {"attention.coupling": torch.zeros_like}):

@@ -89,7 +89,7 @@ def test_information_without_decoding(make_folder: MakeFolder) -> None:
     assert (info.in_chans, info.size) == (1, None)
 
 
-def test_grey_folders_have_one_channel_unless_told(make_folder: MakeFolder) -> None:
+def test_grey_folders_have_one_channel_by_default(make_folder: MakeFolder) -> None:
     folder = str(make_folder(*TWO, channels=1))
     assert load_splits(folder, img_size=8).train.image_shape == (1, 8, 8)
     colour = load_splits(folder, img_size=8, in_chans=3).train.batch(torch.arange(3)).images

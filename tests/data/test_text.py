@@ -122,7 +122,7 @@ def test_what_is_no_text(tmp_path: Path) -> None:
         load_windows("pystdlib", 0)
     with pytest.raises(UsageError, match="split is 'tset'"):
         load_window_split("pystdlib", 8, "tset")
-    with pytest.raises(UsageError, match="'pystdlib', which is text; it is for networks that read tokens"):
+    with pytest.raises(UsageError, match="'pystdlib', which is text"):
         load_splits("pystdlib", img_size=8)
 
 

@@ -61,7 +61,7 @@ def test_everything_in_a_folder(call: Call) -> None:
     assert files("explanation-2") == {"explanation.png"}
 
 
-def test_what_a_model_cannot_give_is_told_in_a_line(call: Call) -> None:
+def test_what_a_model_cannot_give_is_reported_in_a_line(call: Call) -> None:
     code, _, err = call("photos/one.png", "--weights", "mspcaps.safetensors", "--out", "seen", "--keep", "2")
     assert code == 0, err
     assert err.count("no sweeps: MSPCaps has no decoder\n") == 1

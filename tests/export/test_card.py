@@ -50,7 +50,7 @@ def test_the_hub_reads_the_front_matter(run):
     assert result.metric_value == round(100 * accuracy, 2)
 
 
-def test_a_licence_is_told_where_one_was_named(make):
+def test_a_licence_is_stated_where_one_was_named(make):
     model = make("capsnet")
     model.pretrained_cfg["license"] = "cc-by-4.0"
     card = model_card(model, {}, "net")

@@ -96,7 +96,7 @@ def test_what_differs_is_not_left_behind(make, tmp_path, monkeypatch, form):
         next(other.parameters()).add_(0.1)
     opener = {"onnx": "open_onnx", "torch": "open_program", "hub": "load_folder"}[form]
     monkeypatch.setattr(writing, opener, lambda path: other)
-    with pytest.raises(MereoError, match=f"--to {form} differs from the network by up to"):
+    with pytest.raises(MereoError, match=f"--to {form} differs"):
         export_model(model, [form], tmp_path, **silent)
     assert list(tmp_path.iterdir()) == []
 
@@ -110,7 +110,7 @@ def test_scores_that_are_none_are_refused(make, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("form", "library"), [("onnx", "onnxscript"), ("onnx", "onnxruntime"), ("timm", "timm")])
 def test_a_missing_library_is_named(make, tmp_path, monkeypatch, form, library):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(UsageError, match=f"--to {form} needs {library}, which is not installed; pip install"):
+    with pytest.raises(UsageError, match=f"--to {form} needs {library}.*pip install"):
         export_model(make("capsnet"), [form], tmp_path, **silent)
 
 

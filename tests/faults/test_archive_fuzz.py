@@ -114,7 +114,7 @@ DIRECTORY = {
 
 
 @pytest.mark.parametrize("fault", DIRECTORY)
-def test_a_damaged_directory_is_told(fault):
+def test_a_damaged_directory_is_reported(fault):
     content = packed(IMAGES)
     start = content.index(b"PK\x01\x02")
     try:

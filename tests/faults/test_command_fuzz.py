@@ -35,7 +35,7 @@ STRAY = st.one_of(st.sampled_from([*WORDS, "nan", "inf", "-1", "1e-9", "--help",
 
 @given(words=st.lists(STRAY, max_size=3))
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)
-def test_what_is_no_command_is_told(words):
+def test_invalid_commands_are_refused(words):
     if words[:1] and words[0] in COMMANDS:
         return
     assert main(words) == (0 if words[:1] in (["--help"], ["--version"], ["-h"], ["help"]) else 2)

@@ -76,7 +76,7 @@ def test_a_broken_image_gives_pixels_or_is_left_out(content):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_length_of_a_cut_file_is_told_from_the_whole(network, kind):
+def test_a_file_cut_at_any_length_differs_from_the_whole(network, kind):
     whole = WHOLE[kind]
     for length in (*range(0, 40, 3), *range(40, len(whole), max(len(whole) // 40, 1))):
         good, images = read_all(network, cut=whole[:length], whole=whole)
@@ -84,7 +84,7 @@ def test_every_length_of_a_cut_file_is_told_from_the_whole(network, kind):
         assert images.isfinite().all() and 0 <= images.min() <= images.max() <= 1
 
 
-def test_an_image_is_told_by_its_content_and_not_by_its_name(network):
+def test_an_image_is_identified_by_its_content_and_not_by_its_name(network):
     good, images = read_all(network, **{f"really_{kind.lower()}": content for kind, content in WHOLE.items()})
     assert len(good) == len(FORMATS)
     exact = [i for i, path in enumerate(good) if not path.name.startswith(("really_jpeg", "really_gif", "really_webp"))]

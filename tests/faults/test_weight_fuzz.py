@@ -220,7 +220,7 @@ def test_any_words_give_a_network_or_are_refused(whole, data):
     load_or_refuse(written(tensors, metadata))
 
 
-def test_weights_that_say_nonsense_are_told_and_not_printed(call, weights):
+def test_nonsense_in_weights_is_refused_and_not_printed(call, weights):
     from PIL import Image
 
     tensors, metadata = parts(weights)

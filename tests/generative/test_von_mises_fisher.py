@@ -257,7 +257,7 @@ def test_wrong_values() -> None:
     ]:  # fmt: skip
         with pytest.raises(UsageError, match=message):
             own.log_prob(value)
-    with pytest.raises(UsageError, match=r"value has shape \(3, 3\), which does not broadcast against \(2, 3\)"):
+    with pytest.raises(UsageError, match=r"\(3, 3\).*\(2, 3\)"):
         own.expand((2,)).log_prob(torch.eye(3, dtype=D))
     with pytest.raises(UsageError, match="dimensions 3 and 4"):
         kl_divergence(own, make(4, 1.0))

@@ -54,7 +54,7 @@ def test_an_evaluated_model_is_as_before(model, split):
     assert sum(p.requires_grad for p in model.parameters()) == len(list(model.parameters())) - 1
 
 
-def test_bad_weights_are_told(model, split):
+def test_bad_weights_are_refused(model, split):
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(MereoError, match="image 0"):

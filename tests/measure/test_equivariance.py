@@ -56,8 +56,8 @@ def test_why_there_is_no_fit():
     few, enough = torch.tensor([0] * 9 + [1] * 6), torch.tensor([0] * 10 + [1] * 6)
     poses = gaussian(16, 2)
     assert why_no_fit([compare_poses(1.0, poses, 2 * poses, enough)], enough) is None
-    told = why_no_fit([compare_poses(1.0, poses[:15], poses[:15], few)], few)
-    assert told == "too few images of a class (9) to fit a rule; 10 are needed"
+    reason = why_no_fit([compare_poses(1.0, poses[:15], poses[:15], few)], few)
+    assert reason is not None and "(9)" in reason and "10" in reason
     still = torch.ones_like(poses)
     assert "do not differ" in str(why_no_fit([compare_poses(1.0, still, still, enough)], enough))
 

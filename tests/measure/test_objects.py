@@ -59,7 +59,7 @@ def digits(tmp_path):
     return str(tmp_path / "root")
 
 
-def test_a_network_of_two_digits_is_judged(digits, tmp_path, monkeypatch, capsys):
+def test_a_network_of_two_digits_is_evaluated(digits, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     model = mereo.create_model("mspcaps_tiny", channels=(4, 8, 8), in_chans=1, img_size=36)

@@ -137,7 +137,7 @@ def test_true_means_the_weights_for_images_of_the_preset(shelf: mereo.models.Cap
     assert mereo.create_model("mspcaps_tiny", pretrained="grey").class_names == tuple("abcd")
     (tmp_path / "mspcaps_tiny.digits.safetensors").rename(tmp_path / "mspcaps_tiny.numbers.safetensors")
     save_weights(tmp_path / "mspcaps_tiny.digits.safetensors", shelf, data="digits")
-    with pytest.raises(UsageError, match="pretrained is True, and mspcaps_tiny has weights for digits, grey, numbers"):
+    with pytest.raises(UsageError, match=r"mspcaps_tiny .*digits, grey, numbers"):
         mereo.create_model("mspcaps_tiny", pretrained=True)
 
 

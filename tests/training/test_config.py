@@ -43,7 +43,7 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
         ("{", "is not YAML"),
     ],
 )
-def test_wrong_files_are_told_in_one_line(tmp_path, text, match):
+def test_wrong_files_are_refused_in_one_line(tmp_path, text, match):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=match) as error:
@@ -60,7 +60,7 @@ def test_wrong_files_are_told_in_one_line(tmp_path, text, match):
         {"img_size": [float("inf")]}, {"img_size": [float("nan")]}, {"mean": [10**400], "std": [1.0]},
     ],
 )  # fmt: skip
-def test_values_that_cannot_be_meant(change):
+def test_invalid_values_are_refused(change):
     with pytest.raises(UsageError):
         TrainConfig().replace(**change).check()
 

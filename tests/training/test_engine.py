@@ -206,7 +206,7 @@ def test_without_held_out_images_the_last_epoch_counts(small_config, silent):
     assert result.test_best == result.test_last
 
 
-def test_two_overlaid_digits_are_judged_as_a_set(small_config, silent, fake_mnist):
+def test_two_overlaid_digits_are_scored_as_a_set(small_config, silent, fake_mnist):
     result = train(
         small_config(
             model="capsnet_multimnist", data="multimnist", data_root=str(fake_mnist), epochs=1, limit=32,

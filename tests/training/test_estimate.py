@@ -87,7 +87,7 @@ def test_files_that_cannot_be_read_are_named_and_not_counted(tmp_path, monkeypat
     assert estimate(config).images == 11, "no time to look"
 
 
-def test_the_figures_are_told_before_the_timing(monkeypatch, capsys):
+def test_the_figures_are_printed_before_the_timing(monkeypatch, capsys):
     def stop(*args: object) -> float:
         raise KeyboardInterrupt
 

@@ -20,7 +20,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_what_images_serve_for_is_told(small_config, photos):
+def test_the_use_of_each_split_is_reported(small_config, photos):
     config = small_config(data=str(photos), limit=None)
     with pytest.warns(UserWarning, match="no test split"):
         line = describe_images(prepare(config))
@@ -35,7 +35,7 @@ def test_what_images_serve_for_is_told(small_config, photos):
 
 
 @pytest.mark.parametrize(("batch_size", "few"), [(32, True), (1, False)])
-def test_a_run_of_few_steps_is_told_of(small_config, capsys, batch_size, few):
+def test_a_run_of_few_steps_is_reported(small_config, capsys, batch_size, few):
     config = small_config(limit=60, batch_size=batch_size)
     train(config, Report())
     assert ("2 steps are too few" in capsys.readouterr().out) == few

@@ -47,7 +47,7 @@ def test_weights_of_the_package_start_a_network_for_other_classes_and_colours(sm
     torch.testing.assert_close(ours[first], colours[first].sum(1, keepdim=True))
     kept = [name for name in ours if name != first and not name.startswith("head.")]
     assert kept and all(torch.equal(ours[name], colours[name]) for name in kept)
-    assert setup.start == "starting from mspcaps_tiny.photos; new: head; first convolution folded from in_chans 3 to 1"
+    assert "new: head" in setup.start and "in_chans 3 to 1" in setup.start
     # The network is the one that the weights are of, without being described again.
     assert setup.config.model_args == SMALL and setup.config.img_size == 16
     assert setup.config.mean == (0.5,), "that of three colours does not fit one"
@@ -103,7 +103,7 @@ def test_weights_that_do_not_fit_are_refused(small_config, colours, changes, tol
     assert not Path("runs").exists()
 
 
-def test_the_line_is_told_by_the_run_and_by_a_dry_run(colours, capsys):
+def test_the_line_is_printed_by_the_run_and_by_a_dry_run(colours, capsys):
     words = ["--weights", "mspcaps_tiny.photos", "--limit", "32", "--epochs", "1", "--device", "cpu"]
     line = "starting from mspcaps_tiny.photos; new: head; first convolution"
     assert main(["train", *words, "--dry-run"]) == 0
@@ -170,7 +170,7 @@ def test_published_weights_of_timm_start_a_network_for_other_classes(small_confi
     assert ours["head.weight"].shape[0] == 10
     kept = [name for name in ours if not name.startswith("head.")]
     assert kept and all(torch.equal(ours[name], theirs[name]) for name in kept)
-    assert setup.start == "starting from timm's weights of plain_cnn; new: head"
+    assert "timm" in setup.start and setup.start.endswith("new: head")
     assert setup.model.image_shape == (3, 24, 24)
     assert (setup.config.mean, setup.config.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     assert setup.config.weights == "timm.a1" and {name for name, _ in published.asked} == {"plain_cnn.a1"}
@@ -212,7 +212,7 @@ def first_config(result):
 def test_a_file_under_the_names_of_another_library(small_config, published, tmp_path):
     save_file(published.source.state_dict(), tmp_path / "theirs.safetensors")
     setup = prepare(plain(small_config, weights="theirs.safetensors"))
-    assert setup.start == f"starting from {tmp_path / 'theirs.safetensors'}, converted; new: head"
+    assert str(tmp_path / "theirs.safetensors") in setup.start and setup.start.endswith("new: head")
     assert torch.equal(setup.model.stages[0][0].weight, published.source.stages[0][0].weight)
     save_file({"stages.0.0.weight": torch.zeros(1)}, tmp_path / "few.safetensors")
     with pytest.raises(UsageError, match="missing"):

@@ -100,7 +100,9 @@ def relative_error(actual: Tensor | None, expected: Tensor | None, floor: float 
     error = (actual.double() - wide).abs().max().item()
     if math.isnan(error):
         return math.inf
-    return error / scale if scale > 0 else (0.0 if error == 0 else math.inf)
+    if scale > 0:
+        return error / scale
+    return 0.0 if error == 0 else math.inf
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ class TrainOptions(TrainConfig):
 class PredictOptions:
     """Classify images, or continue texts with a network that reads tokens.
 
-    Of a folder with a subfolder for each class it also gives the accuracy, and writes errors (a table and a picture),
-    duplicates, likely wrong labels and files set aside.
+    For a folder with a subfolder for each class it also reports the accuracy, and writes errors (a table and a
+    picture), duplicates, likely wrong labels and files set aside.
 
     Examples:
       mereo predict photo.png --weights runs/mspcaps_tiny-digits
@@ -47,20 +47,20 @@ class PredictOptions:
     """
 
     images: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Image files, folders or patterns; of a network that reads tokens, text files to continue."""
+    """Image files, folders or patterns; for a network that reads tokens, text files to continue."""
     weights: Path | None = None
     """Weight file, run folder, or bundled weights such as mspcaps_tiny.mnist (listed by `mereo models`). By
     default the newest run, or mspcaps_tiny.mnist if there is no run."""
     top: int = 3
     """Number of classes to print for each image, best first."""
     out: Path | None = None
-    """Folder for the answers as tables and pictures, or a file that ends in .csv for the table only; of labelled images
-    by default predictions, predictions-2, ..."""
+    """Folder for the predictions as tables and pictures, or a file that ends in .csv for the table only; for labelled
+    images by default predictions, predictions-2, ..."""
     labels: Literal["auto", "folders", "none"] = "auto"
     """Whether the names of folders are labels: auto (where they are names of classes), folders (an error if none is),
     none."""
     tta: bool = False
-    """Test-time augmentation: answer by the mean over the image and 8 versions of it, changed as in the training."""
+    """Test-time augmentation: average the scores over the image and 8 versions of it, augmented as in training."""
     json: bool = False
     """Print the result as one JSON document."""
     batch_size: int = 64
@@ -70,13 +70,13 @@ class PredictOptions:
     strict: bool = False
     """Stop at the first unreadable file instead of skipping it."""
     prompt: str | None = None
-    """Text to continue, by a network that reads tokens."""
+    """Text to continue, for a network that reads tokens."""
     length: int = 256
-    """Largest number of bytes that are added to a text."""
+    """Largest number of bytes to generate."""
     temperature: float = 0.8
-    """Divides the scores of the next byte before one is drawn; 0 always takes the highest."""
+    """Divides the scores of the next byte before one is sampled; 0 always takes the highest."""
     seed: int = 0
-    """Seed of the bytes that are drawn."""
+    """Seed of the bytes that are sampled."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class EvaluateOptions:
     limit: int | None = None
     """Largest number of images to evaluate, with classes in proportion; by default all."""
     couplings: bool = True
-    """Measure the accuracy with couplings replaced by uniform and by shuffled ones too, of networks that have
+    """Also measure the accuracy with couplings replaced by uniform and by shuffled ones, for networks that have
     couplings."""
     corruptions: bool = False
     """Measure accuracy under rotation, translation, occlusion, noise and blur."""
@@ -156,8 +156,8 @@ class EvaluateOptions:
     attack_limit: int | None = 1000
     """Largest number of images to attack, with classes in proportion; None attacks all."""
     masking_images: int = 0
-    """Number of images used to check for gradient masking after the attacks, such as 64; 0 leaves the check out, which
-    takes longer than the attacks."""
+    """Number of images used to check for gradient masking after the attacks, such as 64. The check takes longer than
+    the attacks; 0 skips it."""
     out: Path | None = None
     """Folder to write; by default evaluation, evaluation-2, ..."""
     json: bool = False
@@ -245,7 +245,7 @@ class ExportOptions:
 @dataclass(frozen=True)
 class AppOptions:
     """Show trained networks on a page in the browser: drop an image, draw a digit or pick a test image, and see the
-    class, couplings and parse tree change while parts are silenced, couplings replaced, or the image rotated, made
+    class, couplings and parse tree change as parts are silenced, couplings are replaced, or the image is rotated, made
     noisy or attacked.
 
     The page is served to this machine only, and sends nothing elsewhere. It needs the extra `app`.

@@ -44,7 +44,8 @@ def _elements(content: memoryview, order: str) -> Iterator[tuple[int, memoryview
         if start + size > len(content):
             raise ValueError(f"an element of {size} bytes, of which {len(content) - start} are there")
         yield kind, content[start : start + size]
-        place = start + (4 if start == place + 4 else size if kind == COMPRESSED else -(-size // 8) * 8)
+        padded = size if kind == COMPRESSED else -(-size // 8) * 8
+        place = start + (4 if start == place + 4 else padded)
 
 
 def _numbers(element: tuple[int, memoryview], order: str) -> npt.NDArray[np.generic]:

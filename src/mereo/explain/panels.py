@@ -110,8 +110,10 @@ def colour_scale(values: Tensor, *, signed: bool) -> Any:
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
     top, low = max(float(values.abs().max()), 1e-6), float(values.min())
-    # Where all are the same, rounding must not look like a difference.
-    start = -top if signed else min(low, 0.98 * top) if low > top / 2 else 0.0
+    start = -top if signed else 0.0
+    if not signed and low > top / 2:
+        # Where all are the same, rounding must not look like a difference.
+        start = min(low, 0.98 * top)
     colours = LinearSegmentedColormap.from_list("explanation", VOTES if signed else SHARES)
     return ScalarMappable(Normalize(start, top), colours)
 

@@ -47,7 +47,9 @@ def _map_columns(explanation: Explanation) -> list[_MapColumn]:
     earlier = sum(m.grid.feeds is not None for m in maps)
     for place, coupling_map in enumerate(maps, start=1):
         grid, last = coupling_map.grid, coupling_map.grid.feeds is None
-        title = LAST if last and earlier else "routing" if last else FIRST if earlier == 1 else f"routing {place}"
+        earlier_title = FIRST if earlier == 1 else f"routing {place}"
+        last_title = LAST if earlier else "routing"
+        title = last_title if last else earlier_title
         kinds = "" if grid.types == 1 else f" x {grid.types}"
         receivers = f"{coupling_map.num_receivers} {'classes' if last else 'capsules'}"
         note = f"{grid.rows} x {grid.columns}{kinds} parts → {receivers}"

@@ -98,7 +98,8 @@ def _tracks(
     middle = next((m for m in moved if m.amount > 0 and m.by_class), None)
     scored = middle.by_class if middle is not None else best
     finite = {k: v for k, v in scored.items() if not math.isnan(v)}
-    shown = max(finite, key=lambda k: finite[k]) if finite else int(labels.mode().values) if len(labels) else 0
+    shown = int(labels.mode().values) if len(labels) else 0
+    shown = max(finite, key=lambda k: finite[k]) if finite else shown
     poses = tracks[:, labels == shown].double()
     if poses.shape[1] < 2:
         axes.set_axis_off()

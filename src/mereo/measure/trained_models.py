@@ -66,9 +66,11 @@ def short_names(sources: Sequence[Path]) -> list[str]:
         path = source.resolve()
         in_run = path.is_file() and path.parent.name == "weights"
         run = path.parent.parent.name
-        # A name that is no file is a bundled checkpoint, whose tag looks like a suffix: mspcaps_tiny.mnist.
-        stems.append(path.name if not path.is_file() else run if in_run and path.stem == "best" else
-                     f"{run}-{path.stem}" if in_run else path.stem)  # fmt: skip
+        if in_run:
+            stems.append(run if path.stem == "best" else f"{run}-{path.stem}")
+        else:
+            # A name that is no file is a bundled checkpoint, whose tag looks like a suffix: mspcaps_tiny.mnist.
+            stems.append(path.stem if path.is_file() else path.name)
     named: list[str] = []
     for stem in stems:
         number = next(n for n in range(1, len(stems) + 1) if (stem if n == 1 else f"{stem}-{n}") not in named)

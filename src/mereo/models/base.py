@@ -69,6 +69,7 @@ class VisionModel(WeightSources, nn.Module):
         metadata: everything saved with the weights, set by `load`.
         first_conv, classifier: names of the modules that depend on in_chans and num_classes.
         classifier_parts: names of the attributes that `reset_classifier` replaces.
+        unscored_parts: names of the parts on which no score depends, such as a decoder.
         fixed_input_size: whether images must have the height and width of `image_shape`.
         size_step: what heights and widths must be multiples of, where `fixed_input_size` is False.
         default_loss: the loss it is trained with where none is given.
@@ -80,6 +81,7 @@ class VisionModel(WeightSources, nn.Module):
     first_conv: str
     classifier: ClassVar[str] = "head"
     classifier_parts: ClassVar[tuple[str, ...]] = ("head",)
+    unscored_parts: ClassVar[tuple[str, ...]] = ()
     fixed_input_size: ClassVar[bool] = True
     partial_cells: ClassVar[bool] = True
     channels_last: ClassVar[bool] = True

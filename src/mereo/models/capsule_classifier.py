@@ -24,6 +24,7 @@ class CapsuleClassifier(VisionModel):
     """
 
     classifier_parts = ("head", "decoder")
+    unscored_parts: ClassVar[tuple[str, ...]] = ("decoder",)
     scores_are_lengths: ClassVar[bool] = True
     default_loss = "margin"
 

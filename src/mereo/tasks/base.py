@@ -97,6 +97,7 @@ class Task(ABC):
             confused and calibrated.
         unit: what the entries of its data are called, in reports.
         losses: names that `loss` may take in a configuration; empty where the task has one loss only.
+        example_model: a network of the catalogue that it can train.
     """
 
     name: ClassVar[str]
@@ -106,6 +107,7 @@ class Task(ABC):
     scores_classes: ClassVar[bool] = False
     losses: ClassVar[tuple[str, ...]] = ()
     unit: ClassVar[str] = "images"
+    example_model: ClassVar[str] = "mspcaps_tiny"
 
     def __init__(self, class_names: Sequence[str] = ()) -> None:
         self.class_names = tuple(class_names)

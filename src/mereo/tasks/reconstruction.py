@@ -4,7 +4,7 @@ Source: Rawlinson, Ahmed, Kowadlo 2018, arXiv:1804.06094.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from mereo.core import lengths
 from mereo.data import Batch
 from mereo.errors import UsageError
-from mereo.models import SparseCapsNet
 from mereo.models.capsule.sparse_capsnet import Rebuilt
 from mereo.routing.competing_capsules import BOOST_EVERY
 from mereo.tasks.base import Metrics, Objective, Settings, Task, register_task
@@ -20,6 +19,14 @@ from mereo.tasks.losses import many_hot, margin_loss, reconstruction_loss
 from mereo.tasks.pictures import draw_images
 
 _DRAWN = 8
+
+
+@runtime_checkable
+class Rebuilding(Protocol):
+    """A network that rebuilds its images from latent capsules."""
+
+    def rebuild(self, images: Tensor, labels: Tensor | None = None) -> Rebuilt:
+        """The rebuilt images, the capsules and their weights."""
 
 
 class ReconstructionObjective(Objective):
@@ -30,17 +37,17 @@ class ReconstructionObjective(Objective):
     Every 50 steps the boosts of the capsules are adapted.
 
     Args:
-        model: a `SparseCapsNet`.
+        model: a network with latent capsules and `rebuild`, such as `SparseCapsNet`.
         reconstruction_weight: factor of the squared error for mask="label", which is CapsNet's objective; the latent
             capsules are then those of the classes.
     """
 
     def __init__(self, model: nn.Module, reconstruction_weight: float = 0.0005) -> None:
         super().__init__(model)
-        if not isinstance(model, SparseCapsNet):
+        if not isinstance(model, Rebuilding):
             raise UsageError(
                 f"model is a {type(model).__name__}, and the task reconstruction trains latent capsules; take a model"
-                " such as sparse_caps_mnist."
+                f" such as {Reconstruction.example_model}."
             )
         self.supervised, self.reconstruction_weight = model.latent.mask == "label", reconstruction_weight
 
@@ -86,6 +93,7 @@ class Reconstruction(Task):
 
     name = "reconstruction"
     chooses = ("error", "min")
+    example_model = "sparse_caps_mnist"
 
     def num_outputs(self, num_classes: int) -> int:
         return 0

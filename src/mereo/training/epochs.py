@@ -51,11 +51,18 @@ class Epochs:
             shown, self.pending = loss.item(), []
         rate = done * trainer.batch_size / max(time.monotonic() - self.began, 1e-9)
         trainer.report.step(epoch + 1, config.epochs, rate, shown)
-        # Several processes would have to agree on the moment, so they save only at the end of an epoch.
-        late = trainer.processes == 1 and time.monotonic() - self.saved > config.checkpoint_seconds
-        if late and step < trainer.steps - 1 and not self.pending:
-            trainer.save_state(epoch, step + 1, self.sums.tolist(), self.began)
+        if not self.pending and step < trainer.steps - 1 and self._checkpoint_is_due():
+            sums = self.sums if trainer.processes == 1 else trainer.accelerator.reduce(self.sums, "mean")
+            trainer.save_state(epoch, step + 1, sums.tolist(), self.began)
             self.saved = time.monotonic()
+
+    def _checkpoint_is_due(self) -> bool:
+        """Whether `checkpoint_seconds` have passed, in any process: all save together."""
+        trainer = self.trainer
+        due = time.monotonic() - self.saved > trainer.config.checkpoint_seconds
+        if trainer.processes == 1:
+            return due
+        return bool(trainer.accelerator.reduce(torch.tensor(float(due), device=trainer.device), "sum") > 0)
 
     def end_epoch(self, epoch: int) -> bool:
         """Evaluate, save and report; whether the run goes on."""

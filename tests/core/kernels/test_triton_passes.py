@@ -79,4 +79,4 @@ def test_routing_on_a_gpu_equals_plain(dtype: torch.dtype) -> None:
 
 def test_what_does_not_fit_on_chip_says_so() -> None:
     assert too_large(torch.empty(196, 2, 8, 16)) is None
-    assert too_large(torch.empty(1000, 2, 8, 16)) == "1000 parents of 16 from children of 8 do not fit on chip"
+    assert "1000 parents of 16" in str(too_large(torch.empty(1000, 2, 8, 16)))

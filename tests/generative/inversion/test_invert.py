@@ -171,7 +171,7 @@ def test_ties_between_huge_scores_are_shared(family: str) -> None:
     torch.testing.assert_close(found.responsibilities, torch.full((3, 5, 4), 0.25))
 
 
-def test_more_than_a_type_holds_is_told() -> None:
+def test_more_than_a_type_holds_is_refused() -> None:
     for family, size in itertools.product(FAMILIES, (1e20, 1e30)):
         setup = problem(2) | {"family": family}
         with pytest.raises(MereoError, match=r"poses up to .* torch\.float32"):

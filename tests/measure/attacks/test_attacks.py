@@ -244,7 +244,7 @@ def test_empty_images_have_gradients(network, loss):
     assert bool(found.isfinite().all())
 
 
-def test_bad_weights_are_told(network, some_pixels):
+def test_bad_weights_are_refused(network, some_pixels):
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.fill_(torch.nan)

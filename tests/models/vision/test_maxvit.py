@@ -185,7 +185,7 @@ def test_couplings_are_recorded_over_the_whole_map() -> None:
 def test_images_of_more_windows_run_unchanged_and_others_are_refused() -> None:
     model = tiny()
     assert model.size_step == (32, 32) and model(torch.randn(1, 3, 64, 32)).shape == (1, 3)
-    with pytest.raises(UsageError, match=r"\(1, 3, 48, 32\); heights must be multiples of 32.* a height of 32 or 64"):
+    with pytest.raises(UsageError, match=r"\(1, 3, 48, 32\).* a height of 32 or 64"):
         model(torch.randn(1, 3, 48, 32))
     with pytest.raises(UsageError, match=r"img_size is \(230, 224\); .*a height of 224 or 256"):
         outline("maxvit_tiny_tf", img_size=(230, 224))

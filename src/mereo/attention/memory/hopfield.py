@@ -114,7 +114,8 @@ class HopfieldAttention(MultiHeadAttention):
     ) -> Tensor:
         context = tokens if context is None else context
         k = self.key(self.norm_stored(context))
-        source = k if self.connected else context if values is None else values
+        source = context if values is None else values
+        source = k if self.connected else source
         return self.mix(self.query(self.norm_state(tokens)), k, self.value(self.norm_value(source)), mask)
 
     def extra_repr(self) -> str:

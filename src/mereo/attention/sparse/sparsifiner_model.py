@@ -67,10 +67,11 @@ def sparsifiner(
 
     Reference: arXiv:2303.13755.
     """
-    count = tokens if tokens is not None else None if is_host(model) else _count_tokens(model)
-    if count is None:
+    if tokens is None and not is_host(model):
+        tokens = _count_tokens(model)
+    if tokens is None:
         raise UsageError("tokens is None for an attention layer; give the number of tokens with the class token.")
-    first = _count_prefix(model) if prefix is None else prefix
+    count, first = tokens, _count_prefix(model) if prefix is None else prefix
 
     def make(host: nn.Module) -> nn.Module:
         like, heads = next(host.parameters()), int(host.num_heads)  # type: ignore[arg-type]

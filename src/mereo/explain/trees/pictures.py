@@ -91,7 +91,9 @@ def draw_parse_tree(
 
 
 def _half_height(node: Node, image: Tensor) -> float:
-    return fitted(image, THUMB)[1] / 2 if node.box is not None else BADGE / 2 if node.kind == "class" else CIRCLE
+    if node.box is not None:
+        return fitted(image, THUMB)[1] / 2
+    return BADGE / 2 if node.kind == "class" else CIRCLE
 
 
 def _half_width(node: Node, *, true: bool) -> float:

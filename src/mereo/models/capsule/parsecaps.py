@@ -132,6 +132,7 @@ class ParseCaps(CapsuleClassifier):
     Reference: arXiv:2411.01564.
     """
 
+    unscored_parts = ("decoder", "concepts")
     first_conv = "stages.0.0"
     scores_are_lengths = False
     default_loss = "cross_entropy"
