@@ -1,8 +1,8 @@
 """Put the results of `mereo bench SUITE --report FOLDER` into a page of the documentation.
 
 Run as `python tools/fill_figures.py FOLDER docs/attention.md`; `make figures` measures as well. Whatever stands between
-the lines `<!-- figures: SUITE ... -->` and `<!-- end of figures -->` is replaced by the command, the machine, the tables
-that the suite made of its cases (one of times where it makes none) and the picture of each suite that was measured.
+the lines `<!-- figures: SUITE ... -->` and `<!-- end of figures -->` is replaced by the command, the machine, tables
+that the suite made of its cases (or one of times where it makes none) and the picture of each suite that was measured.
 """
 
 import re
