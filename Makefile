@@ -6,7 +6,7 @@ TESTS ?= tests
 TRIES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-fast test-all test-oracles lint types imports docs docs-serve tutorials format freeze digits clean
+.PHONY: help demo install test test-fast test-all test-oracles lint types imports docs docs-serve tutorials figures format freeze digits clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,6 +62,23 @@ docs-serve: $(VENV)/.dev  ## show the documentation in a browser, rebuilt as you
 
 tutorials: $(VENV)/.dev  ## run the tutorials and keep their output for the documentation
 	$(BIN)/python tools/run_tutorials.py
+
+FIGURES := build/figures
+LENGTHS := tokens=1024,4096,16384
+
+figures: $(VENV)/.base  ## measure attention for docs/attention.md (some twelve minutes on two quiet cores)
+	$(BIN)/mereo bench choose --threads 2 --seconds 1 --report $(FIGURES)
+	$(BIN)/mereo bench neighborhood --threads 2 --seconds 0.5 --sizes window=7 dilation=1 axes=2 --report $(FIGURES)
+	$(BIN)/mereo bench clear --threads 2 --seconds 0.5 --sizes radius=8,16,32 tokens=1024,4096 --no-memory --report $(FIGURES)
+	$(BIN)/mereo bench lightning --threads 2 --seconds 0.5 --no-memory --report $(FIGURES)
+	$(BIN)/mereo bench clustered --threads 2 --seconds 0.5 --sizes $(LENGTHS) --no-memory --report $(FIGURES)
+	$(BIN)/mereo bench combiner --threads 2 --seconds 0.5 --sizes $(LENGTHS) --no-memory --report $(FIGURES)
+	$(BIN)/mereo bench sea --threads 2 --seconds 0.5 --sizes $(LENGTHS) --no-memory --report $(FIGURES)
+	$(BIN)/mereo bench sparsifiner --threads 2 --seconds 1 --no-memory --report $(FIGURES)
+	$(BIN)/mereo bench moh --threads 2 --seconds 1 --sizes side=224,512 --no-memory --report $(FIGURES)
+	$(BIN)/mereo bench evit --threads 2 --seconds 2 --no-memory --report $(FIGURES)
+	$(BIN)/mereo bench ring --threads 2 --seconds 0.5 --sizes tokens=4096 --report $(FIGURES)
+	$(BIN)/python tools/fill_figures.py $(FIGURES) docs/attention.md
 
 format: $(VENV)/.dev  ## format the code with ruff
 	$(BIN)/ruff check --fix .

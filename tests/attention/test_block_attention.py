@@ -80,6 +80,8 @@ def test_other_positions_and_widths() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(UsageError, match="window is 2"):
+        BlockAttention(8, 2)
     with pytest.raises(UsageError, match="dim is 6 and head_dim 4"):
         BlockAttention(6, (2, 2), 4)
     with pytest.raises(UsageError, match="rows a multiple of 2 and columns one of 3"):

@@ -211,6 +211,16 @@ def test_extreme_inputs_give_finite_outputs(method: str) -> None:
         assert neighborhood_attention(q, k, v, 3, method=method).isfinite().all()
 
 
+@pytest.mark.parametrize("method", [*OTHERS, "dense"])
+def test_scores_that_are_no_numbers_stay_in_their_image(method: str) -> None:
+    q, k, v = (torch.randn(3, 6, 6, 1, 3) for _ in range(3))
+    bias = torch.randn(1, 5, 5)
+    plain = neighborhood_attention(q, k, v, 3, bias=bias, method=method)
+    k[0, 0, 0], q[1, 3, 3] = torch.nan, torch.inf
+    out = neighborhood_attention(q, k, v, 3, bias=bias, method=method)
+    assert torch.equal(out[2], plain[2]) and out[0, 0, 0].isnan().all()
+
+
 @pytest.mark.parametrize("method", OTHERS)
 def test_empty_batches(method: str) -> None:
     tensors = example(CASES[4], torch.float32, batch=0)

@@ -27,6 +27,7 @@ from mereo.models.capsule import (
 )
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.conversion import convert
+from mereo.models.diffusion_transformer import DiffusionTransformer, diffusion_transformer
 from mereo.models.factory import create_model, list_models
 from mereo.models.feature_maps import FeatureInfo, FeatureMaps
 from mereo.models.plain import PlainNetwork
@@ -45,6 +46,7 @@ __all__ = [
     "CapsuleClassifier",
     "DACapsNet",
     "DeepCaps",
+    "DiffusionTransformer",
     "EfficientCapsNet",
     "FeatureInfo",
     "FeatureMaps",
@@ -69,6 +71,7 @@ __all__ = [
     "VisionModel",
     "convert",
     "create_model",
+    "diffusion_transformer",
     "get_model_entry",
     "get_sequence_entry",
     "is_model",

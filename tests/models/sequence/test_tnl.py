@@ -135,6 +135,8 @@ def test_published_numbers_of_parameters() -> None:
     assert 24 * layer + 50_272 * 1024 == pytest.approx(384.93e6, rel=1e-4)
     assert without("tnl_385m", "head") == pytest.approx(398.98e6, rel=1e-4)
     assert without("tnl_1b", "head") == pytest.approx(1020.3e6, rel=1e-4)
+    small = 6 * (5 * 512**2 + 3 * 512 * 1280) + 50_272 * 512 + 512
+    assert without("tnl_wikitext103") == small == pytest.approx(45.45e6, rel=2e-3)
     assert without("tnl_enwik8") == 12 * layer + 2 * 256 * 1024 + 1024
     assert without("tnl_7b", "head") == pytest.approx(6553.6e6, rel=1e-4)
 

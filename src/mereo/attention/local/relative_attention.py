@@ -5,7 +5,7 @@ Source: Tu et al. 2022, arXiv:2204.01697, section 3.1 and eq. 1.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,8 @@ class RelativeAttention(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
+        if not isinstance(window, Sequence) or len(window) != 2:
+            raise UsageError(f"window is {window!r}; it must be (rows, columns).")
         out_dim = dim if out_dim is None else out_dim
         inner = max(dim, out_dim)
         check_positive(dim=dim, head_dim=head_dim, out_dim=out_dim, window=min(window))

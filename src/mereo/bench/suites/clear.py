@@ -132,6 +132,7 @@ CLEAR = Suite(
     work,
     sweeps={"radius": (4, 8, 16, 32), "tokens": (1024, 4096, 16384, 65536)},
     growth=("tokens",),
+    theory={"dense masked": 2.0, FULL: 2.0, "tiles": 1.0, "compiled": 1.0},
     digest=digest,
     quick={"tokens": 256, "text": 16, "heads": 2, "dim": 16, "radius": 4},
     quick_sweeps={"radius": (2, 8), "tokens": (256, 1024)},

@@ -70,6 +70,7 @@ LIGHTNING = Suite(
     work,
     sweeps={"tokens": LENGTHS},
     growth=("tokens",),
+    theory={"loop over blocks": 1.0, "causal SDPA": 2.0, "parallel": 2.0, "chunked": 1.0, "compiled": 1.0},
     quick={"heads": 2},
     quick_sweeps={"tokens": (512, 2048)},
 )

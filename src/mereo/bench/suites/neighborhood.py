@@ -126,6 +126,7 @@ NEIGHBORHOOD = Suite(
         "tokens": (784, 3136, 12544, 50176),
     },
     growth=("tokens",),
+    theory={"dense masked": 2.0, "gathered": 1.0, "tiles": 1.0, "compiled": 1.0},
     quick={"batch": 1, "tokens": 400, "heads": 2, "window": 5},
     quick_sweeps={"window": (3, 7), "dilation": (1, 2), "axes": (1, 2), "tokens": (400, 1600)},
 )  # fmt: skip

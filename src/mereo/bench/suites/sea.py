@@ -90,6 +90,7 @@ SEA = Suite(
     work,
     sweeps={"tokens": LENGTHS},
     growth=("tokens",),
+    theory={"SEA": 1.0, "SEA, mask over all keys": 2.0, "SDPA": 2.0},
     quick={"heads": 2, "dim": 16, "columns": 32, "top_k": 8},
     quick_sweeps={"tokens": (256, 1024)},
     modes=("forward",),

@@ -11,39 +11,44 @@ from torch import Tensor
 from mereo.core.distributed.plan import Plan, empty_sums, head_groups
 
 
-def _pack(k: Tensor, v: Tensor) -> Tensor:
-    return torch.cat((k.reshape(-1), v.reshape(-1)))
-
-
 class _Buffers:
-    """Flat buffers of keys and values, or of their gradients, of each process."""
+    """A few flat buffers, for the keys and values, and their gradients, that are here and those that come.
 
-    def __init__(self, plan: Plan, k: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> None:
-        self.plan, self.like = plan, k
-        self.key, self.value = k.shape, v.shape
-        self.dtype = k.dtype if dtype is None else dtype
+    They serve one group of heads after the other, and so does each step: what is allocated again and again in other
+    sizes leaves holes in memory.
+    """
 
-    def _shapes(self, sender: int) -> tuple[list[int], list[int]]:
-        tokens = self.plan.columns[sender]
-        return [*self.key[:2], tokens, self.key[3]], [*self.value[:2], tokens, self.value[3]]
+    def __init__(self, plan: Plan, k: Tensor, v: Tensor, groups: list[slice], count: int, dtype: torch.dtype) -> None:
+        self.plan, self.batch, self.dims = plan, k.shape[0], (k.shape[3], v.shape[3])
+        largest = max((group.stop - group.start for group in groups), default=0)
+        size = max(plan.columns) * self.batch * largest * sum(self.dims)
+        self.held = [k.new_empty(size, dtype=dtype) for _ in range(count)]
 
-    def empty(self, sender: int) -> Tensor:
-        """For what comes from that process."""
-        tokens, batch_heads = self.plan.columns[sender], self.key[0] * self.key[1]
-        return self.like.new_empty(tokens * batch_heads * (self.key[3] + self.value[3]), dtype=self.dtype)
+    def of(self, number: int, sender: int, heads: int, dtype: torch.dtype) -> Tensor:
+        """The part of a buffer for what belongs to that process."""
+        size = self.plan.columns[sender] * self.batch * heads * sum(self.dims)
+        return self.held[number].view(dtype)[:size]
 
-    def split(self, buffer: Tensor, sender: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of that process, as views."""
-        key, value = self._shapes(sender)
-        cut = key[0] * key[1] * key[2] * key[3]
-        return buffer[:cut].view(key), buffer[cut:].view(value)
+    def split(self, buffer: Tensor, sender: int, heads: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of that process, or their gradients, as views."""
+        shape = (self.batch, heads, self.plan.columns[sender])
+        cut = self.batch * heads * shape[2] * self.dims[0]
+        return buffer[:cut].view(*shape, self.dims[0]), buffer[cut:].view(*shape, self.dims[1])
+
+    def pack(self, number: int, k: Tensor, v: Tensor) -> Tensor:
+        """This process's own keys and values, to be sent first."""
+        rank, heads = self.plan.ranks.rank, k.shape[1]
+        buffer = self.of(number, rank, heads, k.dtype)
+        for part, x in zip(self.split(buffer, rank, heads), (k, v), strict=True):
+            part.copy_(x)
+        return buffer
 
 
-def _groups(plan: Plan, k: Tensor, v: Tensor) -> Any:
+def _groups(plan: Plan, k: Tensor, v: Tensor) -> list[slice]:
     """Groups of heads, by the longest shard, so that all processes form the same."""
     longest = max(plan.columns)
     bytes_per_head = k.shape[0] * longest * (k.shape[3] + v.shape[3]) * k.element_size()
-    return head_groups(k.shape[1], bytes_per_head)
+    return list(head_groups(k.shape[1], bytes_per_head))
 
 
 class Ring(torch.autograd.Function):
@@ -53,15 +58,17 @@ class Ring(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         out, lse = empty_sums(q, v)
         ranks = plan.ranks
-        for heads in _groups(plan, k, v):
-            key, value = k[:, heads], v[:, heads]
-            buffers, here = _Buffers(plan, key, value), _pack(key, value)
+        groups = _groups(plan, k, v)
+        buffers = _Buffers(plan, k, v, groups, min(ranks.size, 2), k.dtype)
+        for heads in groups:
+            here = buffers.pack(0, k[:, heads], v[:, heads])
+            count = heads.stop - heads.start
             for step in range(ranks.size):
                 sender, following = (ranks.rank - step) % ranks.size, (ranks.rank - step - 1) % ranks.size
                 last = step == ranks.size - 1
-                coming = buffers.empty(following) if not last else here
+                coming = here if last else buffers.of((step + 1) % 2, following, count, k.dtype)
                 requests = [] if last else ranks.start_shift(here, coming)
-                key, value = buffers.split(here, sender)
+                key, value = buffers.split(here, sender, count)
                 plan.attend(sender, q[:, heads], key, value, out[:, heads], lse[:, heads])
                 for request in requests:
                     request.wait()
@@ -80,9 +87,9 @@ class Ring(torch.autograd.Function):
         grad = torch.zeros_like(out) if grad is None else grad
         dq = q.new_zeros(q.shape, dtype=lse.dtype)
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        for heads in _groups(plan, k, v):
-            key, value = k[:, heads], v[:, heads]
-            buffers, sums = _Buffers(plan, key, value), _Buffers(plan, key, value, lse.dtype)
+        groups, wide = _groups(plan, k, v), lse.dtype
+        buffers = _Buffers(plan, k, v, groups, 3 if ranks.size > 1 else 2, wide)
+        for heads in groups:
             given = (
                 grad[:, heads],
                 None if grad_lse is None else grad_lse[:, heads],
@@ -90,21 +97,25 @@ class Ring(torch.autograd.Function):
                 out[:, heads],
                 lse[:, heads],
             )
-            here, total = _pack(key, value), sums.empty(ranks.rank).zero_()
+            # Numbers of buffers: the keys and values that are here, the sums of their gradients, and what comes.
+            count, own, summed, free = heads.stop - heads.start, 0, 1, 2
+            here, total = buffers.pack(own, k[:, heads], v[:, heads]), buffers.of(summed, ranks.rank, count, wide)
+            total.zero_()
             for step in range(ranks.size):
                 sender, following = (ranks.rank - step) % ranks.size, (ranks.rank - step - 1) % ranks.size
                 last = step == ranks.size - 1
-                coming = here if last else buffers.empty(following)
+                coming = here if last else buffers.of(free, following, count, k.dtype)
                 requests = [] if last else ranks.start_shift(here, coming)
-                into = (dq[:, heads], *sums.split(total, sender))
-                plan.gradients(sender, given, *buffers.split(here, sender), into)
+                into = (dq[:, heads], *buffers.split(total, sender, count))
+                plan.gradients(sender, given, *buffers.split(here, sender, count), into)
                 for request in requests:
                     request.wait()
-                # The sums of the keys that come next; after the last step those of this process's own come home.
-                arriving = sums.empty(following)
+                # The sums of the keys that come next, in place of keys that are done with; after the last step those
+                # of this process's own come home.
                 if ranks.size > 1:
+                    arriving = buffers.of(own, following, count, wide)
                     ranks.shift(total, arriving)
-                    total = arriving
-                here = coming
-            dk[:, heads], dv[:, heads] = sums.split(total, ranks.rank)
+                    own, summed, free = free, own, summed
+                    here, total = coming, arriving
+            dk[:, heads], dv[:, heads] = buffers.split(total, ranks.rank, count)
         return dq.to(q.dtype), dk, dv, None

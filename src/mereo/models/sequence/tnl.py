@@ -55,6 +55,7 @@ class TNL(SequenceModel):
         lrpe_layers: how many layers, counted from the first, turn queries and keys by position; one in the paper.
         decay: how fast the heads forget: "alibi", "paper" or "none", see `mereo.scan.decay_slopes`.
         block: tokens that linear attention multiplies as pairs.
+        tied: scores by the embeddings, with no weights of their own.
         context: tokens of the windows that it is trained on; it reads any number.
 
     Shapes: tokens int64 (batch, tokens) -> scores (batch, tokens, vocab_size).
@@ -77,6 +78,7 @@ class TNL(SequenceModel):
         lrpe_layers: int = 1,
         decay: str = "alibi",
         block: int = 64,
+        tied: bool = False,
         context: int = 256,
     ) -> None:
         check_positive(dim=dim, depth=depth, num_heads=num_heads, glu_dim=glu_dim)
@@ -91,7 +93,7 @@ class TNL(SequenceModel):
             )
             for i in range(depth)
         ]
-        super().__init__(vocab_size, dim, context, blocks, SimpleRMSNorm(), scale=dim**0.5)
+        super().__init__(vocab_size, dim, context, blocks, SimpleRMSNorm(), tied=tied, scale=dim**0.5)
 
 
 register_model(
@@ -102,7 +104,7 @@ register_model(
     parameters=213_056,
     recipe="language_demo",
     tiny={"dim": 12, "depth": 3, "num_heads": 3, "glu_dim": 20, "block": 4, "context": 16, "vocab_size": 31},
-    variants={"paper's decay": {"decay": "paper"}, "positions everywhere": {"lrpe_layers": 3}},
+    variants={"paper's decay": {"decay": "paper"}, "positions everywhere": {"lrpe_layers": 3, "tied": True}},
     block=32,
 )
 register_model(
@@ -128,6 +130,20 @@ register_model(
     num_heads=8,
     glu_dim=2816,
     context=12_288,
+)
+register_model(
+    "tnl_wikitext103",
+    TNL,
+    "Six layers of 512 for WikiText-103 in 50,272 pieces of words, 45.40 million parameters; 45.45 are published.",
+    source="arXiv:2405.17381",
+    parameters=45_400_576,
+    vocab_size=50_272,
+    dim=512,
+    depth=6,
+    num_heads=8,
+    glu_dim=1280,
+    tied=True,
+    context=512,
 )
 register_model(
     "tnl_385m",
