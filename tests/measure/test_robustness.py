@@ -10,7 +10,7 @@ from mereo import create_model
 from mereo.data import ImageSet
 from mereo.measure import robustness
 from mereo.measure.corruptions import CORRUPTIONS, corrupt
-from mereo.measure.robustness import familiar_data, measure_robustness
+from mereo.measure.robustness import Robustness, beside_plain, familiar_data, measure_robustness
 from mereo.measure.trained_models import TrainedModel
 
 
@@ -40,7 +40,7 @@ def test_measurements_are_those_counted_by_hand(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(robustness, "ATTACKED", 12)
     said: list[str] = []
 
-    def measure(data: str) -> robustness.Robustness:
+    def measure(data: str) -> Robustness:
         return measure_robustness({"net": tmp_path}, data, say=said.append)["net"]
 
     measured = measure("solids:viewpoints=azimuth")
@@ -65,3 +65,19 @@ def test_measurements_are_those_counted_by_hand(tmp_path: Path, monkeypatch: pyt
     calls = len(loaded)
     assert measure("solids:viewpoints=azimuth").to_dict() == measured.to_dict() and len(loaded) == calls
     assert measure("solids").familiar_viewpoints is None and len(loaded) == calls + 1
+
+
+def test_networks_are_set_beside_the_best_plain_one() -> None:
+    def one(accuracy: float, error: float) -> Robustness:
+        return Robustness(accuracy, None, accuracy, accuracy, accuracy, accuracy, error, None, None, 400, 100)
+
+    measured = {"caps": one(0.95, 0.02), "weak": one(0.5, 0.2), "flat": one(0.9, 0.105), "bad": one(0.4, 0.3)}
+    measured |= {"plain": one(0.89, 0.1), "worst": one(0.3, 0.5)}
+    lines = beside_plain(measured, ["plain", "worst"])
+    assert len(lines) == 6 and not any("viewpoints" in line for line in lines)
+    for line in (lines[0], lines[-1]):
+        assert "caps" in line and "for plain, the best" in line and "1 are clearly better" in line and "2 cl" in line
+    assert "95.0 %" in lines[0] and "2.0 %" in lines[-1]
+    # With a quarter of the images the difference to 0.95 is no longer clear.
+    assert "0 are clearly better" in next(line for line in lines if line.startswith("Apgd"))
+    assert beside_plain(measured, []) == []

@@ -15,6 +15,8 @@ from mereo.models.registry import outline
 from mereo.training import estimate, families
 from mereo.training.compare import parse_variant
 from mereo.training.families import family_networks, plain_networks, smallest_presets, upright_augmentation
+from mereo.training.plan import make_plan
+from mereo.training.recipes import RECIPES, apply_recipe
 
 
 def size_of(text: str, **shape: int) -> int:
@@ -108,3 +110,19 @@ def test_the_command_compares_a_family(tmp_path: Path, monkeypatch: pytest.Monke
     assert main(words) == 0
     again = capsys.readouterr().out
     assert "already finished" in again and "timing a step" not in again
+
+
+@pytest.mark.slow
+def test_every_capsule_network_has_a_recipe_for_digits() -> None:
+    recipes = [name for name, r in RECIPES.items() if "digits" in (r.changes["data"], *r.by_data)]
+    models = {}
+    for name in recipes:
+        config = apply_recipe(name, data="digits")
+        models[config.model] = config
+    for presets in smallest_presets("capsule"):
+        chosen = [models[entry.name] for entry in presets if entry.name in models]
+        assert chosen, presets[0].family
+        for config in chosen:
+            plan = make_plan(config)
+            outline(config.model, **plan.arguments)
+            assert config.epochs <= 40

@@ -64,7 +64,7 @@ def _of_family(
 ) -> tuple[list["Row"], dict[str, "Robustness"], list[str]]:
     """Rows of a family's networks, what was measured of them on changed images, and lines on how."""
     from mereo.export.rows import run_comparison
-    from mereo.measure.robustness import EPSILON, STEPS, measure_robustness
+    from mereo.measure.robustness import EPSILON, STEPS, beside_plain, measure_robustness
     from mereo.training.families import SIDE, family_networks, upright_augmentation
     from mereo.training.option_values import parse_size
 
@@ -83,7 +83,7 @@ def _of_family(
         f" first seed: rotation, translation and occlusion are means over their severities; APGD of {STEPS} steps"
         f" within {EPSILON} on {first.attacked} of them."
     )
-    return rows, measured, [*left_out, how]
+    return rows, measured, [*left_out, *beside_plain(measured, [row.model for row in rows if row.plain]), how]
 
 
 def run(words: list[str], command: str) -> None:

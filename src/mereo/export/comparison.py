@@ -92,7 +92,7 @@ def markdown(
         [
             *lines,
             "",
-            *map(for_markdown, [*verdicts, *notes(rows, protocol)]),
+            *(f"- {for_markdown(line)}" for line in [*verdicts, *notes(rows, protocol)]),
             "",
             "![The comparison as bars](comparison.png)",
             *(["", "![Further measurements as bars](measured.png)"] if measured else []),

@@ -112,7 +112,7 @@ def draw_curves(rows: Sequence[Row], curves: Mapping[str, Curves], path: Path) -
 
     The legend of a panel names the networks of the highest mean accuracy and the plain ones.
     """
-    names = list(next(iter(curves.values())))
+    names, plain = list(next(iter(curves.values()))), [row.model for row in ranked(rows) if row.plain]
     figure = new_figure(5 * len(names), 5.2)
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False).flat, names, strict=True):
         means = {label: sum(value for _, value in each[name][1:]) for label, each in curves.items()}
@@ -121,7 +121,7 @@ def draw_curves(rows: Sequence[Row], curves: Mapping[str, Curves], path: Path) -
             severities, values = zip(*curves[row.model][name], strict=True)
             style: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": "-", "linewidth": 1.2}
             if row.plain:
-                style = {"color": "black", "linestyle": ("--", "-.", ":")[number % 3], "linewidth": 1.8}
+                style = {"color": "black", "linestyle": ("--", "-.", ":")[plain.index(row.model) % 3], "linewidth": 1.8}
             label = row.model if row.plain or row.model in best else None
             axes.plot(severities, [100 * value for value in values], label=label, **style)
         axes.set_title(name, fontsize=10)

@@ -1,8 +1,9 @@
 """Accuracy of several trained networks under changes that they were not trained for, on the same test images."""
 
 import hashlib
+import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mereo.measure.curves import attack_curve, corruption_curve
 from mereo.measure.plan import part_of
 from mereo.measure.trained_models import TrainedModel, load_trained_models
 from mereo.runtime import printing
+from mereo.runtime.text import percent
 from mereo.training.kept import keep
 from mereo.training.run_folder import RunFolder
 
@@ -25,6 +27,9 @@ IMAGES, ATTACKED = 512, 128
 EPSILON, STEPS = 0.02, 10
 """Bound and steps of APGD, of pixels in [0, 1]."""
 CHANGES = ("rotation", "translation", "occlusion")
+COMPARED = ("accuracy", "familiar_viewpoints", *CHANGES, "apgd", "calibration_error")
+CALIBRATION_APART = 0.01
+"""Difference between calibration errors that counts."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,49 @@ class Robustness:
     def to_dict(self) -> dict[str, float | None]:
         """Plain values, without the curves."""
         return {name: value for name, value in vars(self).items() if name != "curves"}
+
+
+def clearly_apart(one: float, two: float, images: int) -> bool:
+    """Whether two shares of so many images differ by more than two standard errors of their difference."""
+    mean = (one + two) / 2
+    return abs(one - two) > 2 * math.sqrt(2 * mean * (1 - mean) / max(images, 1))
+
+
+def beside_plain(measured: Mapping[str, Robustness], plain: Collection[str]) -> list[str]:
+    """A line for each measurement: the best network, the best plain one, and how many differ clearly from the latter.
+
+    Clearly is by more than two standard errors, and for the calibration error by more than CALIBRATION_APART.
+
+    Args:
+        measured: of all networks.
+        plain: names of the plain ones.
+    """
+    others = [name for name in measured if name not in plain]
+    lines = []
+    for what in COMPARED if others and plain else ():
+        values = {name: getattr(each, what) for name, each in measured.items()}
+        if None in values.values():
+            continue
+        sign = -1 if what == "calibration_error" else 1
+        best, known = (max(names, key=lambda name: sign * values[name]) for names in (others, plain))
+        first = measured[known]
+        images = first.attacked if what == "apgd" else first.images
+        gains = [
+            sign * (values[name] - values[known])
+            for name in others
+            if (
+                abs(values[name] - values[known]) > CALIBRATION_APART
+                if sign < 0
+                else clearly_apart(values[name], values[known], images)
+            )
+        ]
+        counts = [sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)]
+        lines.append(
+            f"{what.replace('_', ' ').capitalize()}: {percent(values[best], 1)} for {best}, and"
+            f" {percent(values[known], 1)} for {known}, the best plain network; of the {len(others)} others"
+            f" {counts[0]} are clearly better than it and {counts[1]} clearly worse."
+        )
+    return lines
 
 
 def familiar_data(data: str) -> str | None:

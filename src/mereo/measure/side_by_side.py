@@ -1,6 +1,5 @@
 """A few measurements of several trained networks on the same test images, and which of two is better at what."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.couplings import CouplingEffect, coupling_effect
 from mereo.measure.curves import attack_curve, corruption_curve
 from mereo.measure.plan import part_of
+from mereo.measure.robustness import CALIBRATION_APART, clearly_apart
 from mereo.measure.trained_models import load_trained_models
 from mereo.runtime.text import percent
 
@@ -24,8 +24,8 @@ MILD = {"rotation": 20.0, "translation": 10.0, "occlusion": 20.0, "noise": 0.1, 
 """Severity of each corruption."""
 EPSILON, STEPS = 0.02, 5
 """Bound and steps of PGD, of pixels in [0, 1]."""
-CALIBRATION_APART, RATIO_APART = 0.01, 1.05
-"""Differences that count: of calibration errors, and the ratio of speeds and sizes."""
+RATIO_APART = 1.05
+"""Ratio of speeds and sizes that counts as a difference."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,6 @@ def measure_side_by_side(
     return measured
 
 
-def _clearly(one: float, two: float, images: int) -> bool:
-    """Whether two shares of so many images differ by more than two standard errors of their difference."""
-    mean = (one + two) / 2
-    return abs(one - two) > 2 * math.sqrt(2 * mean * (1 - mean) / max(images, 1))
-
-
 def better_at(
     one: Measured, two: Measured, cost: Mapping[str, tuple[float, float]], least: Sequence[str] = ()
 ) -> tuple[list[str], list[str], list[str]]:
@@ -132,7 +126,7 @@ def better_at(
         shares["accuracy under corruption"] = one.corruption, two.corruption, one.images
         shares["accuracy under attack"] = one.attack, two.attack, one.attacked
     for name, (a, b, images) in shares.items():
-        put(f"{name} ({100 * a:.1f} and {100 * b:.1f} %)", _clearly(a, b, images), a > b)
+        put(f"{name} ({100 * a:.1f} and {100 * b:.1f} %)", clearly_apart(a, b, images), a > b)
     if not guessing:
         a, b = one.calibration_error, two.calibration_error
         put(f"calibration error ({100 * a:.1f} and {100 * b:.1f} %)", abs(a - b) > CALIBRATION_APART, a < b)

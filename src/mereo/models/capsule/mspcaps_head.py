@@ -161,6 +161,7 @@ register_model(
     "Multi-scale patch capsules on a backbone, ours or timm's, for images of any size.",
     source="arXiv:2508.16922",
     parameters=447_440,
+    recipe="mspcaps_head_digits",
     tiny={**_TINY, "pose_dims": (4, 4, 6), "mid_dim": 6, "out_dim": 5},
     variants={
         "linear": {"head": "linear"},

@@ -1,6 +1,6 @@
 """Recipes of the other capsule networks."""
 
-from mereo.training.recipes.recipe import CIFAR10, Recipe
+from mereo.training.recipes.recipe import CIFAR10, DIGITS, Recipe
 
 RECIPES: dict[str, Recipe] = {
     "aa_capsnet": Recipe(
@@ -14,6 +14,7 @@ RECIPES: dict[str, Recipe] = {
         {
             "svhn": {"model": "aa_capsnet_32", "augment": ("crop=4",)},
             "cifar10": {"model": "aa_capsnet_32", "augment": ("crop=4", "flip"), **CIFAR10},
+            "digits": DIGITS,
         },
         {"mnist": 99.34, "svhn": 92.13, "cifar10": 71.60},
     ),
@@ -28,6 +29,7 @@ RECIPES: dict[str, Recipe] = {
         {
             "svhn": {"model": "da_capsnet_32", "augment": ("crop=4",)},
             "cifar10": {"model": "da_capsnet_32", "augment": ("crop=4", "flip")},
+            "digits": DIGITS,
         },
         {"mnist": 99.53, "svhn": 94.82, "cifar10": 85.47},
     ),
@@ -199,6 +201,7 @@ RECIPES: dict[str, Recipe] = {
         {
             "cifar10": {"augment": ("zoom=0.8:1", "flip"), **CIFAR10},
             "fashion_mnist": {"model": "ms_capsnet_fashion"},
+            "digits": {"model": "ms_capsnet_small", **DIGITS, "img_size": 24},
         },
         {"fashion_mnist": 92.7, "cifar10": 75.2},
     ),
@@ -236,6 +239,7 @@ RECIPES: dict[str, Recipe] = {
             "svhn": {"augment": ("crop=4",)},
             "mnist": {"model": "orthcaps_s", "img_size": 32, "augment": ("shift=2",)},
             "fashion_mnist": {"model": "orthcaps_s", "img_size": 32, "augment": ("crop=2", "flip")},
+            "digits": {"model": "orthcaps_s", **DIGITS},
         },
         {"mnist": 99.68, "svhn": 96.26, "cifar10": 86.84},
     ),
