@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mereo.export.card import model_card
 from mereo.export.record import read_record
+from mereo.inference.temperature import KEY
 from mereo.models import load, save_weights
 from mereo.models.pretrained import FOLDER
 from mereo.training.run_folder import RunFolder
@@ -25,6 +26,8 @@ def keep(run: Path, which: str) -> Path:
     path = FOLDER / f"{name}.safetensors"
     model.pretrained_cfg["license"] = LICENSE
     state, extra = model.state_dict(), {"data": record["data"], "results": record["results"]}
+    if KEY in model.metadata:
+        extra[KEY] = model.metadata[KEY]
     if sum(x.numel() * x.element_size() for x in state.values()) > LARGEST:
         state = {key: x.half() if x.is_floating_point() else x for key, x in state.items()}
     save_weights(path, model, class_names=model.class_names, state=state, **extra)

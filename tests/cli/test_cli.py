@@ -204,6 +204,13 @@ def test_resume_needs_a_run_and_names_those_there_are(call, trained):
     assert code == 2 and "elsewhere has no runs" in err
 
 
+def test_images_that_do_not_fit_in_memory_are_refused(call, monkeypatch):
+    monkeypatch.setattr("mereo.training.plan.free_memory", lambda device: 16 * 2**30)
+    code, out, err = call("train", "--img-size", "20000")
+    assert code == 2 and out == "" and err.count("\n") == 1
+    assert "img_size is 20000x20000" in err and "16.00 GiB" in err and "--img-size 10000 would fit" in err
+
+
 def test_resuming_a_finished_run_says_so(call, trained):
     code, out, _ = call("train", "--name", "small", "--resume")
     assert code == 0 and out.startswith("runs/small is already finished") and "runs/small/results.json" in out

@@ -8,8 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+import mereo
 from mereo.data import dataset_info, load_split, load_splits
 from mereo.errors import MereoError, UsageError
+from mereo.inference.predict import find_images, read_good
 from pictures import picture
 
 MakeFolder = Callable[..., Path]
@@ -222,3 +224,37 @@ def test_for_a_trained_network_all_images_of_a_folder_without_splits_count(make_
     # Neither training images nor two classes are needed.
     assert load_split(str(make_folder("test/cat=3", name="few")), "whole", img_size=8).class_names == ("cat",)
     assert len(load_split(str(make_folder("cat=3", name="one")), "whole", img_size=8)) == 3
+
+
+def test_long_names_of_the_splits_are_known(make_folder: MakeFolder) -> None:
+    """Also where both are there, which looked like a folder of data sets."""
+    folder = make_folder("training/cat=6", "training/dog=6", "valid/cat=1", "valid/dog=1", "testing/cat=2")
+    splits = load_splits(str(folder), img_size=8)
+    assert [len(splits.train), len(splits.validation or ()), len(splits.test)] == [12, 2, 2]
+
+
+def test_images_outside_of_folders_of_classes_are_named(tmp_path: Path) -> None:
+    for name in ("one.jpg", "two.png"):
+        picture(1, (8, 8)).save(tmp_path / name)
+    with pytest.raises(UsageError, match=r"2 images, such as 'one.jpg', are in no folder of a class.*\.csv"):
+        load_splits(str(tmp_path), img_size=8)
+
+
+def test_one_image_per_class_names_what_would_do(make_folder: MakeFolder) -> None:
+    with pytest.raises(UsageError, match="add images, or a test folder"):
+        load_splits(str(make_folder("cat=1", "dog=1")), img_size=8)
+
+
+@pytest.mark.parametrize(("brand", "kind"), [(b"heic", "HEIC"), (b"mif1", "HEIC"), (b"avif", "AVIF")])
+def test_pictures_of_telephones_are_listed_with_what_to_do(make_folder: MakeFolder, brand: bytes, kind: str) -> None:
+    """In a folder to train on, and in a folder to predict, where they were passed over in silence."""
+    folder = make_folder("train/cat=3", "train/dog=3", "test/cat=1", "test/dog=1")
+    content = b"\0\0\0\x18ftyp" + brand + bytes(60)
+    (folder / "train" / "cat" / "phone.heic").write_bytes(content)
+    with pytest.warns(UserWarning, match=rf"phone\.heic \({kind}, which is not read; convert it to JPEG"):
+        load_splits(str(folder), img_size=8, validation_fraction=0)
+    found = find_images([folder / "train" / "cat"])
+    assert [path.name for path in found if path.suffix == ".heic"] == ["phone.heic"]
+    model = mereo.create_model("mspcaps_tiny", channels=(4, 8, 8), img_size=16, patch_size=2)
+    _, places, aside = read_good(found, model)
+    assert len(places) == 3 and aside[0][1].startswith(kind)

@@ -75,6 +75,12 @@ def test_wrong_tables_are_refused(pictures: Path, head: str, line: str, error: t
         load_splits(write(pictures, line, head=head), img_size=8)
 
 
+def test_long_names_of_the_splits_are_known(pictures: Path) -> None:
+    rows = [f"{line}{split}" for line, split in zip(listed(pictures), ("training", "Testing") * 99, strict=False)]
+    splits = load_splits(write(pictures, *rows, head="path,label,split"), img_size=8, validation_fraction=0)
+    assert len(splits.train) + len(splits.test) == len(rows) and len(splits.test) == len(rows) // 2
+
+
 def test_a_table_of_other_bytes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_bytes(b"path,label\n\xff.png,cat\n")
     with pytest.raises(MereoError, match="UTF-8"):

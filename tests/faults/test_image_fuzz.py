@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import struct
-import time
 import warnings
 import zlib
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
 from mereo.cli.main import main
 from mereo.data.decode import FORMATS, decode
@@ -116,11 +115,10 @@ def absurd(side: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", ["png", "bmp", "gif", "jpeg", "ppm"])
-def test_a_decompression_bomb_is_refused_by_its_size(network, kind):
-    began = time.process_time()
+def test_a_decompression_bomb_is_refused_by_its_size(network, kind, monkeypatch):
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: pytest.fail("it was unpacked before it was refused"))
     with pytest.raises(MereoError, match=r"bomb\.png \(.*(pixels|decompression bomb)"):
         read_all(network, bomb=absurd(60000)[kind])
-    assert time.process_time() - began < 1, "it was unpacked before it was refused"
 
 
 def test_postscript_runs_no_program(network, monkeypatch):

@@ -119,9 +119,8 @@ def test_a_slow_step_is_timed_on_a_part_of_its_batch(monkeypatch):
 
     monkeypatch.setattr(ClassificationObjective, "forward", slow)
     monkeypatch.setattr(estimating, "TIMING_SECONDS", 1.0)
-    began = time.perf_counter()
     found = estimate(small(batch_size=1024))
-    assert time.perf_counter() - began < 10, "ten seconds for one step"
+    assert sum(counts) < 500, "half of a step of 1024 images was timed"
     assert max(counts) < 200
     assert found.step_seconds == pytest.approx(10.24, rel=0.6)
 

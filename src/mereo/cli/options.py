@@ -222,7 +222,8 @@ class ExportOptions:
     README.md), page (model.html, which runs in a browser without a server)."""
     preprocess: bool = False
     """With --to onnx, write model.pixels.onnx as well, which includes the preprocessing: it takes uint8 pixels (batch,
-    height, width, 3) in RGB of images of any size, turned by their EXIF tag, and gives the scores of mereo predict."""
+    height, width, 3) in RGB of images of any size, turned by their EXIF tag, and gives the scores of mereo predict,
+    and its probabilities where the weights are calibrated."""
     out: Path = Path("exported")
     """Folder to write."""
     license: str | None = None

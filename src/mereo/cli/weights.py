@@ -56,6 +56,7 @@ def load_weights(
         ready: without given weights and without a run, use `READY` instead of raising a UsageError.
         images: raise a UsageError for a network that reads tokens.
     """
+    from mereo.inference.footprint import check_runs
     from mereo.models import SequenceModel, load
     from mereo.runtime.device import choose_device
 
@@ -65,6 +66,8 @@ def load_weights(
     model = load(path, choose_device(device))
     if images and isinstance(model, SequenceModel):
         raise UsageError(f"weights are {str(path)!r}, of a network that reads tokens; this command is for images.")
+    if not isinstance(model, SequenceModel):
+        check_runs(model, path)
     return model, path
 
 

@@ -16,6 +16,9 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """Formats that are read, recognised by content rather than by name. For some others Pillow would run another
 program."""
 
+_TELEPHONES = {
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIC"), b"avif": "AVIF",
+}  # fmt: skip
 _BAND = 2**18
 _BYTES_PER_PIXEL = 20
 """Bytes per pixel of an image and the copies made while decoding it, in the worst mode."""
@@ -62,6 +65,21 @@ def to_mode(image: "Image", mode: str) -> "Image":
     return image if image.mode == mode else image.convert("RGB").convert(mode)
 
 
+def _opened(stream: BinaryIO) -> "Image":
+    """The image of a file, not yet decoded; ValueError with a remedy for the pictures of telephones."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(stream, formats=FORMATS)
+    except UnidentifiedImageError:
+        stream.seek(0)
+        start = stream.read(12)
+        kind = _TELEPHONES.get(start[8:12]) if start[4:8] == b"ftyp" else None
+        if kind is None:
+            raise
+        raise ValueError(f"{kind}, which is not read; convert it to JPEG or PNG") from None
+
+
 def decode(stream: BinaryIO, size: tuple[int, int], channels: int, *, reduce: bool = False) -> npt.NDArray[np.uint8]:
     """Read one image, rotated by its EXIF tag, cut by `fit_box` and resized with antialiasing.
 
@@ -74,7 +92,7 @@ def decode(stream: BinaryIO, size: tuple[int, int], channels: int, *, reduce: bo
     """
     from PIL import Image, ImageOps
 
-    with Image.open(stream, formats=FORMATS) as opened:
+    with _opened(stream) as opened:
         limit = Image.MAX_IMAGE_PIXELS
         pixels = opened.width * opened.height
         if limit is not None and pixels > limit:

@@ -15,7 +15,9 @@ from mereo.errors import UsageError
 
 Layout = tuple[dict[str, FileSplit], tuple[str, ...]]
 """The splits that a folder itself has, and the class names."""
-_FOLDERS = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
+_FOLDERS = {
+    "train": ("train", "training"), "validation": ("val", "validation", "valid"), "test": ("test", "testing")
+}  # fmt: skip
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 _SHOWN = 5
 _LAYOUT = "it must hold train/<class>/<images>, and may hold val/ and test/ of the same form; or <class>/<images>"
@@ -118,6 +120,12 @@ def _named_classes(tree: Tree, place: str, least: int) -> tuple[str, ...]:
     classes = _classes(tree, place)
     where = tree.path / place
     if not any(classes.values()):
+        loose = [file for file in tree.files if "/" not in file and file.lower().endswith(_IMAGES)]
+        if loose:
+            raise UsageError(
+                f"data is {str(tree.path)!r}, whose {len(loose)} images, such as {loose[0]!r}, are in no folder of a"
+                " class; put them into <class>/<images>, or list them in a .csv with path and label."
+            )
         raise UsageError(f"data is {str(tree.path)!r}, which has no images of any class: {_LAYOUT}.")
     empty = [name for name, files in sorted(classes.items()) if not files]
     if empty:

@@ -29,7 +29,10 @@ def with_test(splits: Mapping[str, RawSplit], data: object) -> dict[str, RawSpli
     if not len(held) and "validation" in splits:
         return {"train": train, "test": splits["validation"]}
     if not len(held):
-        raise UsageError(f"data is {str(data)!r}, with one image per class; a test split cannot be taken from that.")
+        raise UsageError(
+            f"data is {str(data)!r}, with one image per class, of which none can be set aside for testing;"
+            " add images, or a test folder."
+        )
     validated = "validation" in splits
     kind, chosen = ("training images", "; the validation split chooses the epoch") if validated else ("images", "")
     warnings.warn(

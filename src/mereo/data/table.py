@@ -12,7 +12,10 @@ from mereo.data.regular import open_regular
 from mereo.data.trees import Tree
 from mereo.errors import MereoError, UsageError
 
-_SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+_SPLITS = {
+    "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
+    "test": "test", "testing": "test",
+}  # fmt: skip
 _COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img"),
     "label": ("label", "class", "target", "category", "class_name", "label_name"),

@@ -11,6 +11,7 @@ from mereo.data.sets import find_dataset, is_dataset
 from mereo.escape import fenced, for_markdown, for_terminal
 from mereo.inference.flops import forward_flops
 from mereo.inference.predict import task_of
+from mereo.inference.temperature import describe_calibration
 from mereo.models import CapsuleClassifier, VisionModel, get_model_entry
 from mereo.runtime.text import duration, percent
 
@@ -174,6 +175,7 @@ images = ((pixels - {mean}) / {std}).transpose(2, 0, 1)[None].astype(np.float32)
 
 def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
     """README.md of a folder called `name`."""
+    calibrated = describe_calibration(model) if task_of(model).scores_classes else None
     cfg, source = model.pretrained_cfg, get_model_entry(model.config["model"]).citation
     matter = yaml.safe_dump(front_matter(model, record, name), sort_keys=False, allow_unicode=True)
     labels = (
@@ -211,6 +213,7 @@ def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
         f"{labels}\n",
         "## Preprocessing\n",
         f"{preprocessing(model)}\n",
+        *([] if calibrated is None else ["## Probabilities\n", f"{calibrated}\n"]),
         "## Licence\n",
         f"{_licence(cfg.get('license'))} The data has its own licence.\n",
         "## Citation\n",

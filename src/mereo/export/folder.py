@@ -13,14 +13,15 @@ from typing import Any
 from mereo.errors import UsageError
 from mereo.escape import cut
 from mereo.files import read_regular, write_atomically
+from mereo.inference.temperature import KEY, check_calibration
 from mereo.models import VisionModel, get_model_entry, load, save_weights
 from mereo.models.arguments import as_tuples
 from mereo.models.metadata import check_preprocessing, check_record
 from mereo.models.weights import LONGEST_HEADER, read_metadata
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-RECORD = ("task", "data", "seed", "epoch", "results", "command")
-"""What is kept of the run that made the weights."""
+RECORD = ("task", "data", "seed", "epoch", "results", "command", KEY)
+"""What is kept of the run that made the weights: its settings, its results, and the temperature of probabilities."""
 
 
 def network_config(model: VisionModel, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def known_record(model: VisionModel, record: Mapping[str, Any] | None) -> dict[s
     source = model.metadata if record is None else {**model.metadata, **record}
     known = {name: source[name] for name in RECORD if source.get(name) is not None}
     check_record(known, "the weights")
+    check_calibration(known.get(KEY))
     return known
 
 

@@ -18,7 +18,7 @@ from mereo.export.programs import EXAMPLES, Scorer
 from mereo.files import write_atomically
 from mereo.models import VisionModel
 
-IMAGES, PIXELS, SCORES = "images", "pixels", "scores"
+IMAGES, PIXELS, SCORES, PROBABILITIES = "images", "pixels", "scores", "probabilities"
 _TRACED = (5, 37, 29)
 """Batch, height and width of the pixels that are traced; a size that none of the checked ones has."""
 
@@ -46,24 +46,35 @@ def write_onnx(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None
 
 
 def write_pixels(model: VisionModel, path: Path, notes: Mapping[str, Any]) -> None:
-    """The same with its preprocessing: uint8 pixels in RGB (batch, height, width, 3) of any size -> scores."""
+    """The same with its preprocessing: uint8 pixels in RGB (batch, height, width, 3) of any size -> scores.
+
+    Weights with a temperature give the output "probabilities" as well.
+    """
     pixels = torch.randint(0, 256, (*_TRACED, 3), dtype=torch.uint8)
     free = {
         0: torch.export.Dim("batch", min=1),
         1: torch.export.Dim("height", min=1),
         2: torch.export.Dim("width", min=1),
     }
-    _write(FromPixels(model).eval(), pixels, free, PIXELS, path, notes)
+    module = FromPixels(model).eval()
+    outputs = (SCORES,) if module.temperature is None else (SCORES, PROBABILITIES)
+    _write(module, pixels, free, PIXELS, path, notes, outputs)
 
 
 def _write(
-    module: nn.Module, example: Tensor, free: Mapping[int, Any], name: str, path: Path, notes: Mapping[str, Any]
+    module: nn.Module,
+    example: Tensor,
+    free: Mapping[int, Any],
+    name: str,
+    path: Path,
+    notes: Mapping[str, Any],
+    outputs: tuple[str, ...] = (SCORES,),
 ) -> None:
     """Trace a module of one input, some of whose axes are free."""
     content = io.BytesIO()
     with _quiet():
         program = torch.onnx.export(
-            module, (example,), dynamo=True, dynamic_shapes=(dict(free),), input_names=[name], output_names=[SCORES],
+            module, (example,), dynamo=True, dynamic_shapes=(dict(free),), input_names=[name], output_names=[*outputs],
             verbose=False,
         )  # fmt: skip
         if program is None:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from mereo.data import load_size
 from mereo.errors import UsageError
+from mereo.inference.predict import task_of
+from mereo.inference.temperature import calibration_of
 from mereo.models import VisionModel
 
 FIXED = 2**22
@@ -88,12 +90,20 @@ class Preprocessing(nn.Module):
 
 
 class FromPixels(nn.Module):
-    """A network behind its preprocessing. Shapes: uint8 (batch, height, width, 3) in RGB -> (batch, classes)."""
+    """A network behind its preprocessing, with the probabilities of `mereo predict` where its weights are calibrated.
+
+    Shapes: uint8 (batch, height, width, 3) in RGB -> (batch, classes), scores or a pair of scores and probabilities.
+    """
 
     def __init__(self, model: VisionModel) -> None:
         super().__init__()
         self.preprocessing, self.model = Preprocessing(model), model
+        fitted = calibration_of(model) if task_of(model).scores_classes else None
+        self.temperature = None if fitted is None else fitted.temperature
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """The scores of images."""
-        return self.model(self.preprocessing(pixels))
+    def forward(self, pixels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """The scores of images, and their probabilities."""
+        scores: Tensor = self.model(self.preprocessing(pixels))
+        if self.temperature is None:
+            return scores
+        return scores, (scores / self.temperature).softmax(1)

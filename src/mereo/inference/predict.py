@@ -25,7 +25,22 @@ from mereo.models import VisionModel
 from mereo.models.folding import folded
 from mereo.tasks import Classification, Task, get_task
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+SUFFIXES = {
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".heic",
+    ".heif",
+    ".avif",
+}
 
 FEW = 16
 """Images up to which the network runs as it is."""

@@ -152,10 +152,35 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 def calibration_of(model: VisionModel) -> Calibration | None:
     """The calibration that is stored with the weights of a model; None where there is none."""
-    table = model.metadata.get(KEY)
+    return check_calibration(model.metadata.get(KEY))
+
+
+def check_calibration(table: Any) -> Calibration | None:
+    """The calibration of plain values, as they are stored; None for None, UsageError for values of other kinds."""
     if table is None:
         return None
     check_kinds(table, _KINDS, f"{KEY} of the weights")
     if not 0 < table["temperature"] < math.inf:
         raise UsageError(f"temperature of the weights is {table['temperature']}; it must be positive.")
     return Calibration(**{name: table[name] for name in _KINDS})
+
+
+def describe_calibration(model: VisionModel, fitted_on: str = "validation images") -> str | None:
+    """How scores become the probabilities of `mereo predict`, for a model card; None without a temperature.
+
+    Args:
+        model: whose weights may hold one.
+        fitted_on: which images fitted it.
+    """
+    fitted = calibration_of(model)
+    if fitted is None:
+        return None
+    measured = fitted.test_images > 0
+    before = fitted.test_ece_before if measured else fitted.ece_before
+    after = fitted.test_ece_after if measured else fitted.ece_after
+    where = f"{fitted.test_images:,} test images" if measured else "the same images"
+    return (
+        f"probabilities = softmax(scores / {fitted.temperature:.6g}), as `mereo predict` gives them. The temperature"
+        f" was fitted to {fitted.images:,} {fitted_on}; the calibration error (15 bins) is {100 * after:.1f} % on"
+        f" {where}, {100 * before:.1f} % without it."
+    )

@@ -14,6 +14,7 @@ from mereo.data.split import stratified
 from mereo.data.stream.hub import PREFIX
 from mereo.errors import UsageError
 from mereo.escape import cut
+from mereo.inference.footprint import check_runs
 from mereo.inference.predict import task_of
 from mereo.models import SequenceModel, VisionModel, load
 from mereo.runtime.device import choose_device
@@ -240,6 +241,8 @@ def load_trained_models(
     for label, source, model, config in zip(short_names(sources), sources, models, configs, strict=True):
         if model.num_classes == 0:
             raise UsageError(f"{source} has no scores (num_classes is 0); there is nothing to evaluate.")
+        if not isinstance(model, SequenceModel):
+            check_runs(model, source)
         held = (
             (config.seed, config.validation_fraction, config.limit) if config is not None and split != "test" else None
         )

@@ -1,17 +1,18 @@
 """The cost of a training before it starts: parameters, FLOPs, memory and the time of an epoch."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
-from torch import Tensor, nn
 
 from mereo.data import Batch, DatasetInfo
 from mereo.data.set_aside import test_fraction
 from mereo.inference.flops import forward_flops
+from mereo.inference.footprint import LARGE, stored_bytes
+from mereo.models import SequenceModel
 from mereo.models.registry import lay_out
 from mereo.runtime.memory import free_memory
 from mereo.runtime.printing import say
@@ -75,24 +76,6 @@ class Estimate:
         return 3 * self.flops * self.images * self.epochs > LONG_FLOPS
 
 
-def stored_bytes(objective: nn.Module, batch: Batch) -> int:
-    """Bytes that a forward pass stores for the backward pass: each storage counted once, parameters excluded."""
-    own = {p.untyped_storage().data_ptr() for p in objective.parameters()}
-    seen: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            seen[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        # Kept alive so that no address is reused.
-        kept.append(objective(batch))
-    return sum(seen.values())
-
-
 def training_images(config: TrainConfig, info: DatasetInfo) -> int:
     """Images per epoch, counted without reading them."""
     count = info.splits.get("train", 0)
@@ -114,7 +97,7 @@ def estimate(
     Args:
         config: of the training.
         measure: time some steps on random images, for a few seconds, and leave unreadable files out of the count; or a
-            function of the estimate so far that decides this.
+            function of the estimate so far that decides this. A step that does not fit in memory is not timed.
         before_timing: called with the estimate before the timing starts.
         operations: count the FLOPs, which takes a second; otherwise they are 0.
     """
@@ -131,9 +114,13 @@ def estimate(
     images = training_images(config, info)
     batch_size = min(config.batch_size, max(images, 1))
     micro = max(batch_size // config.accumulate, 1)
-    small, large = (stored_bytes(objective, task.example(model, n, labels)) for n in (PROBE, 2 * PROBE))
-    each = (large - small) / PROBE
-    activations = round(small + each * (micro - PROBE))
+    if (
+        not isinstance(model, SequenceModel) and math.prod(model.image_shape[1:]) > LARGE
+    ):  # of which several might not fit
+        activations = micro * stored_bytes(objective, task.example(model, 1, labels))
+    else:
+        small, large = (stored_bytes(objective, task.example(model, n, labels)) for n in (PROBE, 2 * PROBE))
+        activations = round(small + (large - small) / PROBE * (micro - PROBE))
     # Beside the weights themselves: gradients and moments of what is trained, and the average of all weights.
     copies = 2 if config.optimizer in ("sgd", "rmsprop") else 3
     averaged = 1 + (config.ema_decay is not None)
@@ -148,7 +135,7 @@ def estimate(
         batch_size=batch_size,
         epochs=config.epochs,
     )
-    if not (measure(estimated) if callable(measure) else measure):
+    if estimated.memory > estimated.available or not (measure(estimated) if callable(measure) else measure):
         return estimated
     before_timing(estimated)
     seconds = _time_step(
@@ -231,8 +218,16 @@ def print_estimate(config: TrainConfig | Plan) -> None:
     freeze(model, plan.config.freeze, layers=plan.config.freeze_layers, until=plan.config.freeze_until)
     for line in describe_trained(model, plan.config.layer_decay, plan.config.lr):
         say(line)
-    estimated = estimate(plan, before_timing=partial(_print_size, unit=plan.task.unit))
-    seconds = estimated.epoch_seconds or 0.0
+
+    def before(estimated: Estimate) -> None:
+        _print_size(estimated, plan.task.unit)
+        say("timing a step ...")
+
+    estimated = estimate(plan, before_timing=before)
+    seconds = estimated.epoch_seconds
+    if seconds is None:
+        _print_size(estimated, plan.task.unit)
+        return
     _print_rows(
         ("an epoch", f"about {duration(seconds)} for {estimated.images:,} {plan.task.unit}"),
         ("the run", f"about {duration(seconds * estimated.epochs)} for {estimated.epochs} epochs, without evaluation"),
@@ -273,7 +268,6 @@ def _print_size(estimated: Estimate, unit: str) -> None:
         ("memory", f"about {memory} for a step of {estimated.batch_size}; {available} are free"),
     )
     warn_of_memory(estimated)
-    say("timing a step ...")
 
 
 def _print_rows(*rows: tuple[str, str]) -> None:

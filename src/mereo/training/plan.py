@@ -14,10 +14,18 @@ from mereo.data import Augmentation, DatasetInfo, dataset_info
 from mereo.data.conversion import check_channels
 from mereo.data.text import in_windows, text_info
 from mereo.errors import UsageError, unknown
-from mereo.models import VisionModel, create_model, get_model_entry, get_sequence_entry, is_sequence_model
+from mereo.inference.footprint import check_fits, step_bytes
+from mereo.models import (
+    SequenceModel,
+    VisionModel,
+    create_model,
+    get_model_entry,
+    get_sequence_entry,
+    is_sequence_model,
+)
 from mereo.models.registry import outline
 from mereo.runtime.device import choose_device
-from mereo.runtime.memory import available_memory
+from mereo.runtime.memory import available_memory, free_memory
 from mereo.tasks import Classification, Language, Task, get_task
 from mereo.training.config import TrainConfig
 from mereo.training.order import derived_seed
@@ -68,12 +76,30 @@ class Plan:
         arguments = dict(self.arguments)
         if num_classes is not None:
             arguments["num_classes"] = self.task().num_outputs(num_classes)
-        _check_memory(config.model, arguments)
+        self._check_memory(arguments)
         torch.manual_seed(derived_seed(config.seed, "weights"))
         model = create_model(config.model, **arguments)
         if config.mean is not None:
             model.pretrained_cfg |= {"mean": config.mean, "std": config.std}
         return model
+
+    def _check_memory(self, arguments: dict[str, Any]) -> None:
+        """UsageError for a network of which weights or a step of one image do not fit in memory, before any is made."""
+        name, free = self.config.model, available_memory()
+        network = outline(name, **arguments)
+        size = sum(p.numel() * p.element_size() for p in network.parameters())
+        if size > free:
+            raise UsageError(
+                f"{name} with these arguments has {size / 2**30:,.1f} GiB of weights, and {free / 2**30:.1f} GiB of"
+                " memory are free; give a smaller --img-size or other --model-args."
+            )
+        if not isinstance(network, SequenceModel):
+            check_fits(name, arguments, network.image_shape[1:], self.least_memory, free_memory(self.device))
+
+    def least_memory(self, model: VisionModel, count: int = 1) -> int:
+        """Bytes that a training step of so many images takes at least, of a network on the meta device."""
+        task, labels = self.task(), self.info.labels_per_image
+        return step_bytes(model, lambda m: task.objective(m, self.config), lambda m: task.example(m, count, labels))
 
 
 def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
@@ -177,13 +203,3 @@ def _check_arguments(config: TrainConfig, known: Mapping[str, Any]) -> None:
             raise UsageError(f"model_args has {name}, which follows from the data; leave it out.")
         if name not in known:
             raise unknown(f"argument of {config.model}", name, known)
-
-
-def _check_memory(name: str, arguments: Mapping[str, Any]) -> None:
-    """UsageError for a network whose weights do not fit in memory, before any is allocated."""
-    size = sum(p.numel() * p.element_size() for p in outline(name, **arguments).parameters())
-    if size > (free := available_memory()):
-        raise UsageError(
-            f"{name} with these arguments has {size / 2**30:,.1f} GiB of weights, and {free / 2**30:.1f} GiB of memory"
-            " are free; give a smaller --img-size or other --model-args."
-        )

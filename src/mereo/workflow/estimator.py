@@ -14,7 +14,8 @@ from torch import Tensor
 from mereo.cli.options import TrainOptions
 from mereo.errors import UsageError, unknown
 from mereo.inference.answers import collect_answers
-from mereo.inference.calibration import confidences
+from mereo.inference.calibration import confidences, ways_of
+from mereo.inference.temperature import calibration_of, probabilities
 from mereo.training.config import TrainConfig
 from mereo.training.engine import train
 from mereo.training.plan import make_plan
@@ -257,10 +258,19 @@ class ImageClassifier(_Estimator):
         return chosen
 
     def predict_proba(self, X: Any) -> Array:
-        """A probability for each class, (n, classes): the softmax of logits, or the share of a capsule's length."""
+        """A probability for each class, (n, classes).
+
+        By the temperature that `fit` finds on the images that it holds out, as `mereo predict` does; without held-out
+        images the softmax of logits, or the share of a capsule's length.
+        """
         scores, kind = self._scores(X)
-        shares: Array = confidences(scores.double(), "softmax" if kind == "logits" else "normalised").numpy()
-        return shares / shares.sum(1, keepdims=True)
+        fitted = calibration_of(self.model_)
+        if fitted is None:
+            shares = confidences(scores.double(), ways_of(kind)[0])
+        else:
+            shares = probabilities(scores, fitted.temperature)
+        rows: Array = shares.numpy()
+        return rows / rows.sum(1, keepdims=True)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of images that are predicted correctly, weighted where weights are given."""
