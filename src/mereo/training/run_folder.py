@@ -58,6 +58,18 @@ class RunFolder:
             for leftover in path.parent.glob(f".{path.name}.*"):
                 leftover.unlink(missing_ok=True)
 
+    def remove(self) -> None:
+        """Remove the files of the run, and the folder if nothing else is in it."""
+        self.remove_leftovers()
+        for path in (
+            self.config, self.state, self.best, self.last, self.history, self.results, self.curves,
+            self.train_samples, self.test_samples, self.seen, self.set_aside, *self.tensorboard.glob("events.*"),
+        ):  # fmt: skip
+            path.unlink(missing_ok=True)
+        for folder in (self.best.parent, self.tensorboard, self.path):
+            with suppress(OSError):
+                folder.rmdir()
+
     def write_json(self, path: Path, content: dict[str, Any]) -> None:
         """Write one JSON document atomically."""
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
