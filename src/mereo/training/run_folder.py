@@ -15,8 +15,8 @@ from mereo.training.config import TrainConfig
 from mereo.training.run_lock import LockedError, RunLock, check_unlocked
 
 IDENTITY = {
-    "device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root", "sync_batchnorm",
-    "stream", "find_lr", "minutes",
+    "device", "output", "name", "resume", "tensorboard", "track", "dry_run", "checkpoint_seconds", "data_root",
+    "sync_batchnorm", "stream", "find_lr", "minutes",
 }  # fmt: skip
 """Fields that may differ when a run is resumed, because results in one process do not depend on them."""
 
