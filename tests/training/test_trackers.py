@@ -90,7 +90,7 @@ def test_nothing_leaves_the_machine_unless_the_environment_says_so(tmp_path, mon
     for name in ("wandb", "mlflow"):
         trackers._arguments(name, RunFolder(tmp_path / "runs" / "one"))
     assert os.environ["WANDB_MODE"] == "offline"
-    assert os.environ["MLFLOW_TRACKING_URI"] == (tmp_path / "runs" / "mlruns").as_uri()
+    assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}"
     monkeypatch.setenv("WANDB_MODE", "online")
     trackers._arguments("wandb", RunFolder(tmp_path))
     assert os.environ["WANDB_MODE"] == "online"

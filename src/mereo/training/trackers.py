@@ -1,7 +1,7 @@
 """Metrics of a run for other programs: Weights & Biases, MLflow and what else Accelerate knows by name.
 
 Nothing leaves the machine unless the environment says so: Weights & Biases writes offline into the run folder, and
-MLflow into a folder beside it. TensorBoard events are written by `events.py`.
+MLflow into a database beside it. TensorBoard events are written by `events.py`.
 """
 
 import os
@@ -43,8 +43,9 @@ def _arguments(name: str, folder: RunFolder) -> dict[str, Any]:
         os.environ.setdefault("WANDB_MODE", "offline")
         return {"name": folder.path.name, "dir": str(folder.path)}
     if name == "mlflow":
-        os.environ.setdefault("MLFLOW_TRACKING_URI", (folder.path.parent / "mlruns").resolve().as_uri())
-        return {"run_name": folder.path.name}
+        runs = folder.path.parent.resolve()
+        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{runs / 'mlflow.db'}")
+        return {"run_name": folder.path.name, "logging_dir": (runs / "mlflow").as_uri()}
     return {}
 
 
