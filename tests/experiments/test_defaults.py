@@ -41,6 +41,7 @@ def test_a_row_has_the_chosen_settings_and_the_best_of_the_grid(tmp_path, monkey
     monkeypatch.setattr(defaults, "BATCHES", (128,))
     monkeypatch.setattr(defaults, "RATES", (1e-3,))
     monkeypatch.setattr(defaults, "SIDES", ())
+    monkeypatch.setattr(defaults, "NETWORKS", ())
     settings = Settings(tmp_path, variants=("digits",), epochs=1, limit=64, device="cpu", say=lambda line: None)
     results = EXPERIMENTS["defaults"].run(settings)
     (row,) = next(iter(results["tables"].values()))

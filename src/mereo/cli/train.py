@@ -148,9 +148,9 @@ def trained(
         else:
             _find_rate(plan)
         return None
-    from mereo.training.engine import train
     from mereo.training.estimate import announce
     from mereo.training.run_folder import check_resumable, folder_to_resume, resumed
+    from mereo.training.second_network import train_default
 
     shown = report is None or not report.silent
     if config.resume and os.environ.get("RANK", "0") == "0":
@@ -159,9 +159,13 @@ def trained(
         line = resumed(folder)
         if line is not None and shown:
             say(line)
+
+    def show(chosen: "Defaults") -> None:
+        if shown and os.environ.get("RANK", "0") == "0":
+            show_defaults(chosen)
+            plan = make_plan(chosen.config, chosen.info)
+            announce(plan, measure=chosen.choice is None or chosen.choice.seconds is None)
+
     defaults = _defaults(config, given, from_file)
-    plan = make_plan(defaults.config, defaults.info)
-    if shown and os.environ.get("RANK", "0") == "0":
-        show_defaults(defaults)
-        announce(plan, measure=defaults.choice is None or defaults.choice.seconds is None)
-    return train(plan, report)
+    show(defaults)
+    return train_default(config, given, defaults, report, show)

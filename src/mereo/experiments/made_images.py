@@ -1,4 +1,4 @@
-"""Folders of images made on the spot: shapes, textures and scenes, drawn from a seed."""
+"""Folders of images made on the spot: shapes, textures, scenes and numbers of things, drawn from a seed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +15,7 @@ Draw = Callable[[np.random.Generator, int, int], Values]
 SHAPES = ("circle", "triangle", "square", "pentagon", "hexagon", "star")
 TEXTURES = ("stripes", "checks", "waves", "fine", "clouds", "rings", "bricks", "dots", "zigzag", "speckles")
 SCENES = ("forest", "lake", "sunset", "night", "street", "beach", "snow", "village", "field", "desert")
+COUNTS = ("one", "two", "three", "four", "five")
 _SKY = ["96bef0", "96bef0", "f0965a", "19193c", "aaafb4", "96bef0", "c8cdd7", "96bef0", "96bef0", "e6d2aa"]
 _GROUND = ["508c3c", "1e5aa0", "3c2d28", "232328", "6e6e73", "d7be82", "ebeef0", "5a8c46", "c8af3c", "c89650"]
 
@@ -95,10 +96,26 @@ def draw_scene(rng: np.random.Generator, label: int, side: int) -> Values:
     return pixels + rng.normal(0, 6, pixels.shape)
 
 
+def draw_count(rng: np.random.Generator, label: int, side: int) -> Values:
+    """One to five discs of any colours and sizes on smooth noise; the class is how many."""
+    large = 3 * side
+    image = Image.fromarray((60 + 140 * _clouds(rng, large, large // 2)).astype(np.uint8))
+    pen = ImageDraw.Draw(image)
+    # Places of a grid of nine, so that no disc hides another.
+    for place in rng.permutation(9)[: label + 1]:
+        radius = rng.uniform(0.06, 0.13) * large
+        x, y = (np.array([place % 3, place // 3]) + 0.5) * large / 3 + rng.uniform(-0.03, 0.03, 2) * large
+        colour = tuple(int(v) for v in rng.integers(0, 256, 3))
+        pen.ellipse([x - radius, y - radius, x + radius, y + radius], fill=colour)
+    small = np.asarray(image.resize((side, side), Image.Resampling.LANCZOS), dtype=np.float64)
+    return small + rng.normal(0, 6, small.shape)
+
+
 KINDS: dict[str, tuple[Draw, tuple[str, ...], int, int]] = {
     "shapes": (draw_shape, SHAPES, 250, 64),
     "textures": (draw_texture, TEXTURES, 200, 100),
     "scenes": (draw_scene, SCENES, 200, 100),
+    "counts": (draw_count, COUNTS, 300, 80),
 }
 """Name -> how one is drawn, its classes, images of each, and their side."""
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mereo.errors import UsageError, unknown
+from mereo.training.learning import Learning
 
 
 class Callback(Protocol):
@@ -27,7 +28,7 @@ class Callback(Protocol):
         """Continue from a saved state."""
 
 
-CALLBACKS: dict[str, Callable[[], Callback]] = {}
+CALLBACKS: dict[str, Callable[[], Callback]] = {"learning": Learning}
 
 
 def register_callback(name: str, make: Callable[[], Callback]) -> None:

@@ -172,6 +172,9 @@ class TrainConfig:
     """Save a checkpoint after every epoch, and during an epoch whenever this many seconds have passed."""
     tensorboard: bool = True
     """Write TensorBoard events if TensorBoard is installed."""
+    track: tuple[str, ...] = ()
+    """Other programs that get the metrics of every epoch: wandb, mlflow, tensorboard and others that Accelerate knows.
+    They write on this machine, unless WANDB_MODE or MLFLOW_TRACKING_URI says otherwise."""
     dry_run: bool = False
     """Print parameters, FLOPs, memory and time per epoch, without training."""
 

@@ -55,6 +55,7 @@ from mereo.training.seen import keep_seen, training_looks
 from mereo.training.set_aside import write_set_aside
 from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
 from mereo.training.step import descend
+from mereo.training.trackers import TENSORBOARD, Trackers, check_trackers
 
 FEW_STEPS = 100
 """Fewest steps of a useful training; with fewer a network hardly changes."""
@@ -209,16 +210,18 @@ class Trainer:
     def fit(self) -> None:
         """Train all remaining epochs."""
         epoch, first = self._resume()
-        wanted = self.config.tensorboard and self.main
+        wanted = (self.config.tensorboard or TENSORBOARD in self.config.track) and self.main
         events = open_events(self.folder, wanted, epoch + 1, self.report, self.task.columns)
+        trackers = Trackers(self.config, self.folder, main=self.main)
         self.report.start(self.config.epochs * self.steps, epoch * self.steps + first, self.task.unit)
         try:
             if not self.stopped_early:
-                run_epochs(Epochs(self, events), self.config.epochs, self.steps, (epoch, first))
+                run_epochs(Epochs(self, events, trackers), self.config.epochs, self.steps, (epoch, first))
         finally:
             self.report.stop()
             if events is not None:
                 events.close()
+            trackers.close()
         if self.stopped_early:
             best = self.best["epoch"] if self.best else 0
             self.report.say(f"stopped: no better epoch than {best} in {self.config.patience} epochs")
@@ -363,6 +366,7 @@ def train(config: TrainConfig | Plan, report: Report | None = None, *, pictures:
 
 
 def _train_in(folder: RunFolder, plan: Plan, report: Report, pictures: bool) -> RunResult:
+    check_trackers(plan.config.track)
     resumed = plan.config.resume and folder.state.exists()
     setup = prepare(plan, progress=reading_progress(report), cache=folder.path, resumed=resumed)
     for line in describe_setup(setup):

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mereo.training.trackers import Trackers
+
 if TYPE_CHECKING:
     from mereo.training.engine import Trainer
 
@@ -16,8 +18,8 @@ FINITE_CHECK_STEPS = {"cpu": 1}
 class Epochs:
     """The epochs of a run as the loop of all fits takes them: sums, checks of the loss, checkpoints and reports."""
 
-    def __init__(self, trainer: "Trainer", events: Any) -> None:
-        self.trainer, self.events = trainer, events
+    def __init__(self, trainer: "Trainer", events: Any, trackers: Trackers) -> None:
+        self.trainer, self.events, self.trackers = trainer, events, trackers
         self.check_steps = FINITE_CHECK_STEPS.get(trainer.device.type, 20)
 
     def begin_epoch(self, epoch: int, first: int) -> None:
@@ -71,6 +73,7 @@ class Epochs:
         rate = (trainer.steps - self.first) * trainer.batch_size / max(elapsed, 1e-9)
         trainer.partial = [0.0, 0.0]
         row = trainer.finish_epoch(epoch, self.sums, rate, elapsed, self.loading)
+        self.trackers.epoch(row)
         if self.events is not None:
             self.events.epoch(row)
             if epoch == 0 and trainer.folder.train_samples.exists():

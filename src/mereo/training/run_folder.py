@@ -15,8 +15,8 @@ from mereo.training.config import TrainConfig
 from mereo.training.run_lock import LockedError, RunLock, check_unlocked
 
 IDENTITY = {
-    "device", "output", "name", "resume", "tensorboard", "dry_run", "checkpoint_seconds", "data_root", "sync_batchnorm",
-    "stream", "find_lr", "minutes",
+    "device", "output", "name", "resume", "tensorboard", "track", "dry_run", "checkpoint_seconds", "data_root",
+    "sync_batchnorm", "stream", "find_lr", "minutes",
 }  # fmt: skip
 """Fields that may differ when a run is resumed, because results in one process do not depend on them."""
 
@@ -57,6 +57,18 @@ class RunFolder:
         ):  # fmt: skip
             for leftover in path.parent.glob(f".{path.name}.*"):
                 leftover.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove the files of the run, and the folder if nothing else is in it."""
+        self.remove_leftovers()
+        for path in (
+            self.config, self.state, self.best, self.last, self.history, self.results, self.curves,
+            self.train_samples, self.test_samples, self.seen, self.set_aside, *self.tensorboard.glob("events.*"),
+        ):  # fmt: skip
+            path.unlink(missing_ok=True)
+        for folder in (self.best.parent, self.tensorboard, self.path):
+            with suppress(OSError):
+                folder.rmdir()
 
     def write_json(self, path: Path, content: dict[str, Any]) -> None:
         """Write one JSON document atomically."""
