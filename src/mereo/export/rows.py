@@ -132,7 +132,7 @@ def run_comparison(
     memory = {label: each.memory for label, each in estimated.items()}
     results = finish_runs(plans, say)
     say("timing inference")
-    rates, macs = _look_at({label: plans[label, 0].config for label in results})
+    rates, macs = _measure_inference({label: plans[label, 0].config for label in results})
     rows = []
     for label, runs in results.items():
         task = plans[label, 0].task
@@ -162,7 +162,7 @@ def run_path(config: TrainConfig) -> Path:
     return Path(config.output) / str(config.name)
 
 
-def _look_at(configs: Mapping[str, TrainConfig]) -> tuple[dict[str, float], dict[str, int]]:
+def _measure_inference(configs: Mapping[str, TrainConfig]) -> tuple[dict[str, float], dict[str, int]]:
     """Inference speed and multiply-adds of trained networks."""
     device = choose_device(next(iter(configs.values())).device)
     models = {label: load(run_path(config), device) for label, config in configs.items()}

@@ -55,7 +55,7 @@ from mereo.training.results import RunResult, draw_test_samples, run_results
 from mereo.training.rising import still_rising
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import learning_rate
-from mereo.training.seen import keep_seen, training_looks
+from mereo.training.seen import keep_seen, training_statistics
 from mereo.training.set_aside import write_set_aside
 from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
 from mereo.training.step import descend
@@ -86,7 +86,7 @@ class Trainer:
                 f"patience is {self.config.patience}, and no images are held out to choose the epoch by; leave it out."
             )
         self.chosen_by = choosing_metric(self.task, uneven=uneven_classes(setup) is not None)
-        self.looks = training_looks(self.plan, self.splits.train)
+        self.statistics = training_statistics(self.plan, self.splits.train)
         self.callbacks = make_callbacks(self.config.callbacks)
         self._prepare_model()
         self.history: list[dict[str, Any]] = []
@@ -290,7 +290,7 @@ class Trainer:
         save_weights(
             path, self.model, class_names=self.task.output_names, state=state,
             data=self.config.data, seed=self.config.seed, epoch=len(self.history),
-            looks=self.looks.to_dict(), **kind,
+            image_statistics=self.statistics.to_dict(), **kind,
         )  # fmt: skip
 
     def save_state(self, epoch: int, step: int, partial: list[float], began: float | None) -> None:
