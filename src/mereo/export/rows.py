@@ -105,7 +105,7 @@ def run_comparison(
     Args:
         texts: networks and recipes, see `parse_variant`.
         overrides: fields of the configuration that are the same for all; `data` must be among them.
-        plain: a plain network to put beside them, "auto" for one of about the same size, or "none".
+        plain: a plain baseline network, "auto" for one of about the same size, or "none".
         timed: time a step of each network first, and say how long all trainings take.
     """
     check_positive(seeds=seeds)
@@ -113,10 +113,10 @@ def run_comparison(
     plans = make_plans(plan_runs(study, "compare", seeds, output, overrides))
     chosen = choose_plain([plans[label, 0] for label in study.variants], list(study.variants), plain)
     if chosen is not None:
-        beside = Study("", "", study.recipe, dict([chosen]))
+        baseline = Study("", "", study.recipe, dict([chosen]))
         # A plain network has its own size of images, and so its own place in `overrides`.
         kept = {name: value for name, value in overrides.items() if name != "img_size"}
-        planned = plans | make_plans(plan_runs(beside, "compare", seeds, output, kept))
+        planned = plans | make_plans(plan_runs(baseline, "compare", seeds, output, kept))
         study = replace(study, variants={**study.variants, chosen[0]: chosen[1]})
         # Each round of seeds is a complete comparison.
         plans = {(label, seed): planned[label, seed] for seed in range(seeds) for label in study.variants}

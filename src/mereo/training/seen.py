@@ -35,12 +35,12 @@ def _batches(images: Images) -> Iterator[Tensor]:
 
 def fingerprints(images: Images) -> Tensor:
     """64 bits of each image, equal for equal pixels: int64 (images,)."""
-    found = [
+    prints = [
         np.frombuffer(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest(), dtype=np.int64)
         for batch in _batches(images)
         for pixels in (batch * 255).round().to(torch.uint8).numpy()
     ]
-    return torch.from_numpy(np.concatenate(found)) if found else torch.zeros(0, dtype=torch.int64)
+    return torch.from_numpy(np.concatenate(prints)) if prints else torch.zeros(0, dtype=torch.int64)
 
 
 def _comparable(images: Images | None) -> bool:

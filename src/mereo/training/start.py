@@ -15,7 +15,7 @@ from mereo.models.weights import is_described, load_state, load_tensors, read_me
 from mereo.training.config import TrainConfig, parse_size
 
 PUBLISHED = ("timm", "torchvision")
-"""Libraries that have published weights: a name alone, or with a tag after a dot."""
+"""Libraries that have published weights: a name, or a name and a tag after a dot."""
 IMAGES = ("in_chans", "img_size")
 """Arguments that follow from the images."""
 
