@@ -105,13 +105,15 @@ class Page:
             time.sleep(0.02)
 
     def place(self, selector: str) -> tuple[float, float, float, float]:
-        """Left, top, width and height of an element, scrolled into view."""
-        chosen = json.dumps(selector)
-        self.run(f"document.querySelector({chosen}).scrollIntoView({{block: 'center'}})")
-        box = self.run(
-            f"(r => [r.left, r.top, r.width, r.height])(document.querySelector({chosen}).getBoundingClientRect())"
+        """Left, top, width and height of an element, scrolled into view and at rest for two frames."""
+        script = (
+            "(async (element) => { element.scrollIntoView({block: 'center'}); let last = '';"
+            " for (let frame = 0; frame < 100; frame += 1) {"
+            " await new Promise(requestAnimationFrame);"
+            " const r = element.getBoundingClientRect(), box = [r.left, r.top, r.width, r.height];"
+            " if (String(box) === last) return box; last = String(box); } })"
         )
-        return tuple(box)  # type: ignore[return-value]
+        return tuple(self.run(f"{script}(document.querySelector({json.dumps(selector)}))"))
 
     def _mouse(self, kind: str, x: float, y: float) -> None:
         held = {"button": "left", "buttons": 0 if kind == "mouseReleased" else 1, "clickCount": 1}

@@ -15,7 +15,7 @@ from mereo.errors import UsageError
 from mereo.training.choice import EPOCHS, batch_for, choose, default_minutes, epoch_seconds, rate_for
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.defaults import choose_defaults
-from mereo.training.facts import GREY, PHOTOGRAPHS, TEXT, DataFacts, kind_of_images, look_at, lost_detail
+from mereo.training.facts import GREY, PHOTOGRAPHS, TEXT, DataFacts, data_facts, kind_of_images, lost_detail
 from mereo.training.rising import gain_at_the_end
 
 CHOSEN = {"batch_size", "lr", "epochs", "minutes", "img_size", "warmup_epochs", "augment"}
@@ -173,16 +173,16 @@ def colours(label, number):
 
 def test_facts_of_a_folder(tmp_path):
     info = dataset_info(folder(tmp_path / "photos", 3, 5, colours))
-    about = look_at(info, 12)
+    about = data_facts(info, 12)
     assert about.classes == {"kind0": 5, "kind1": 5, "kind2": 5} and about.kind == PHOTOGRAPHS
     assert about.smallest == about.largest == (20, 24) and about.images == 12
     (tmp_path / "photos" / "kind0" / "0.png").write_text("no image")
-    assert look_at(info, 12).kind == PHOTOGRAPHS
+    assert data_facts(info, 12).kind == PHOTOGRAPHS
 
 
 def test_very_large_images_are_sampled_sparingly(tmp_path):
     info = dataset_info(folder(tmp_path / "photos", 2, 2, lambda c, n: Image.new("RGB", (4000, 4000), (90 * c, 5, 9))))
-    about = look_at(info, 4)
+    about = data_facts(info, 4)
     assert about.largest == (4000, 4000) and about.kind == PHOTOGRAPHS
 
 

@@ -90,17 +90,18 @@ async function choose(image) {
   await predict();
 }
 
-// Test images and errors can be far from the prediction.
-function showPrediction() {
+// The controls can be far from the prediction.
+async function chooseAndShow(image) {
+  await choose(image);
   const { top } = at("predictions-title").getBoundingClientRect();
   if (top < 0 || top > 0.8 * innerHeight) at("predictions-title").scrollIntoView();
 }
 
-async function upload(blob, name) {
+async function upload(blob, name, choice) {
   showStatus(`Reading ${name} ...`);
   try {
     const { image } = await fetchJson("/api/images", { method: "POST", body: blob });
-    await choose({ image });
+    await choice({ image });
   } catch (error) {
     showStatus(`${name}: ${error.message}`, true);
   }
@@ -302,15 +303,16 @@ at("reset").addEventListener("click", () => {
 
 // Giving images
 
-watchFiles((file) => upload(file, file.name).then(showPrediction));
-watchPad((pad) => pad.toBlob((blob) => upload(blob, "drawing"), "image/png"));
+watchFiles((file) => upload(file, file.name, chooseAndShow));
+// While the reader draws, the page must not scroll.
+watchPad((pad) => pad.toBlob((blob) => upload(blob, "drawing", choose), "image/png"));
 
 // Test images
 
 function thumbnail(each, owner, label) {
   const button = make("button", { type: "button" }, make("img", { src: each.image, alt: "" }), label);
   button.title = button.ariaLabel = `Test image ${each.index}, ${label}`;
-  button.addEventListener("click", () => choose({ owner, index: each.index }).then(showPrediction));
+  button.addEventListener("click", () => chooseAndShow({ owner, index: each.index }));
   return button;
 }
 

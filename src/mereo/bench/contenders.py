@@ -39,22 +39,22 @@ def load_object(path: str, what: str) -> Any:
     except Exception as error:  # an error of the other module is the caller's to fix
         reason = " ".join(str(error).split())
         raise UsageError(f"{what} is {path!r}; importing {module_name!r} failed: {reason}.") from error
-    found: Any = module
+    target: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            close = nearest(part, [n for n in dir(found) if not n.startswith("_")])
+        if not hasattr(target, part):
+            close = nearest(part, [n for n in dir(target) if not n.startswith("_")])
             hint = " Did you mean " + " or ".join(map(repr, close)) + "?" if close else ""
             raise UsageError(f"{what} is {path!r}; {module_name!r} has no {part!r}.{hint}")
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def load_callable(path: str) -> Callable[..., Any]:
     """The callable that `module:callable` names."""
-    found = load_object(path, "contender")
-    if not callable(found):
-        raise UsageError(f"contender is {path!r}, a {type(found).__name__}; it must be callable.")
-    return found
+    target = load_object(path, "contender")
+    if not callable(target):
+        raise UsageError(f"contender is {path!r}, a {type(target).__name__}; it must be callable.")
+    return target
 
 
 def from_outside(path: str, suite: Suite, setting: Setting) -> Contender:

@@ -83,5 +83,5 @@ def measure_peak(case: Case, contender: str, mode: Mode, request: Request, limit
         return Peak(**json.loads(lines[-1]))
     if done.returncode == -9:
         return Peak(failure="does not fit: the system ended the process")
-    said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-    return Peak(failure=f"the process ended with {done.returncode}: {said}")
+    message = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+    return Peak(failure=f"the process ended with {done.returncode}: {message}")

@@ -45,7 +45,7 @@ class PatchifyCapsules(nn.Module):
         dim: pose of a capsule.
         patch_size: kernel and stride of the pooling; None divides a map of any size into the patches of the grid, which
             then overlap by a cell where they do not divide it.
-        grid: (rows, columns) of patches; what lies beyond the last whole patch of `patch_size` is left out.
+        grid: (rows, columns) of patches; pixels beyond the last whole patch of `patch_size` are ignored.
 
     Shapes: (batch, channels, height, width) -> (batch, rows * columns, dim), row by row.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mereo.cli.options import ExplainOptions
 from mereo.cli.parse import parse
-from mereo.cli.weights import load_weights, warn_of_unlike
+from mereo.cli.weights import load_weights, warn_if_out_of_distribution
 from mereo.errors import MereoError, UsageError, check_positive
 from mereo.files import check_outputs, reading
 from mereo.runtime.printing import say
@@ -125,7 +125,7 @@ def run(words: list[str], command: str) -> None:
     model, source = load_weights(options.weights, options.device, ready=True)
     if options.weights is None:
         say(f"using {source}", file=sys.stderr)
-    warn_of_unlike(model, source, paths, chosen=options.weights is None)
+    warn_if_out_of_distribution(model, source, paths, chosen=options.weights is None)
     for kind, files in write(options, model, paths, source, Reporter()).items():
         if len(files) > BATCH:
             say(f"{kind}: {files[0].parent}/ ({len(files)} files)")

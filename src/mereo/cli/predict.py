@@ -12,7 +12,7 @@ from mereo.cli.answers import note_duplicates, print_summary
 from mereo.cli.options import PredictOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
-from mereo.cli.weights import load_weights, warn_of_unlike
+from mereo.cli.weights import load_weights, warn_if_out_of_distribution
 from mereo.errors import UsageError, check_positive
 from mereo.runtime.printing import say
 
@@ -36,7 +36,7 @@ def run(words: list[str], command: str) -> None:
     if isinstance(model, SequenceModel):
         _continue(model, options, paths, source)
         return
-    warn_of_unlike(model, source, paths, chosen=options.weights is None)
+    warn_if_out_of_distribution(model, source, paths, chosen=options.weights is None)
     if options.prompt is not None:
         raise UsageError(f"prompt is {options.prompt!r}, and {source} classifies images; give images.")
     if not task_of(model).scores_classes:

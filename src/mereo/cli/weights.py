@@ -71,23 +71,23 @@ def load_weights(
     return model, path
 
 
-def warn_of_unlike(model: "VisionModel", source: Path, paths: Sequence[Path], *, chosen: bool) -> None:
-    """Print a warning where images do not look like those that a network was trained on.
+def warn_if_out_of_distribution(model: "VisionModel", source: Path, paths: Sequence[Path], *, chosen: bool) -> None:
+    """Warn of images that are unlike the training images of a network.
 
     Args:
-        model: that is used for the images.
-        source: its weights.
+        model: the network.
+        source: of its weights.
         paths: of the images.
-        chosen: whether the weights were not given, but taken because they are the newest. They are refused where every
-            image differs from their data in two ways; the bundled ones, which are of no data of the user's, are not.
+        chosen: whether the newest run was used because no weights were given. It is refused if every image differs from
+            its data in two ways; bundled weights are not.
     """
-    from mereo.inference.unlike import describe_unlike, looked_at, unlike
+    from mereo.inference.out_of_distribution import describe_out_of_distribution, out_of_distribution, sampled
 
-    line = describe_unlike(model, paths)
+    line = describe_out_of_distribution(model, paths)
     if line is None:
         return
-    others = [path for path, reasons in unlike(model, paths).items() if len(reasons) > 1]
-    if chosen and str(source) != READY and len(others) == len(looked_at(paths)):
+    others = [path for path, reasons in out_of_distribution(model, paths).items() if len(reasons) > 1]
+    if chosen and str(source) != READY and len(others) == len(sampled(paths)):
         raise UsageError(
             f"weights is not given, and with the newest run, {source}, {line}; to use it give --weights {source}."
         )

@@ -5,7 +5,7 @@ Whether couplings sum to one over the senders (attention: each receiver divides 
 here and uses them unchanged, `mereo.core.record` sees what acts and `mereo.core.intervene` changes it.
 
 The one exception: the posterior shares of densities in `mereo.generative` (a mixture's responsibilities, Sinkhorn's
-assignments) are derived from a joint density together with its bound. Replacing them alone would leave a bound that
+assignments) are derived from a joint density together with its bound. Replacing only them would leave a bound that
 belongs to other shares, so they are not couplings.
 """
 

@@ -25,7 +25,7 @@ def look_up(table: Tensor, window: Window) -> Tensor:
 
 
 def resize_relative_table(table: Tensor, window: Window) -> Tensor:
-    """A table for windows of another size, interpolated linearly between offsets that lie denser near zero, as timm.
+    """A table for windows of another size, interpolated linearly between offsets that are denser near zero, as timm.
 
     The offsets of the old table are placed at 0, 1, 1 + q, 1 + q + q^2, ... of the new one, with the ratio q that puts
     the outermost ones at the border: small offsets, on which most depends, keep their values.

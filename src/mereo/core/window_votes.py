@@ -142,8 +142,8 @@ class WindowVotes(MatrixVotes):
         method = {"auto": "auto" if self._stored is None else "stored"}.get(self.method, self.method)
         if method == "stored":
             votes = self.dense().squeeze(1)
-            found = fit_gaussians(votes, couplings, floor)
-            return found.mean, found.variance, log_density(votes, found) if with_fit else None
+            moments = fit_gaussians(votes, couplings, floor)
+            return moments.mean, moments.variance, log_density(votes, moments) if with_fit else None
         return fitted(bounded(self.poses), self.weight, couplings, floor, with_fit=with_fit, method=method)
 
     def sum(self) -> Tensor:

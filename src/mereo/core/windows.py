@@ -122,9 +122,9 @@ class Windows:
             return sums
         cells, covers = self.cells(sums.device), self.covers(sums.device)
         apart = sums.unflatten(0, (-1, self.count)).unflatten(2, (self.offsets, -1)).flatten(1, 2)
-        found = apart.index_select(1, covers.clamp(min=0).flatten()).unflatten(1, covers.shape)
-        found = found.masked_fill((covers < 0)[..., None], torch.finfo(sums.dtype).min)
-        whole = found.logsumexp(2).index_select(1, cells.clamp(min=0).flatten())
+        gathered = apart.index_select(1, covers.clamp(min=0).flatten()).unflatten(1, covers.shape)
+        gathered = gathered.masked_fill((covers < 0)[..., None], torch.finfo(sums.dtype).min)
+        whole = gathered.logsumexp(2).index_select(1, cells.clamp(min=0).flatten())
         if self.padded:
             whole = torch.where((cells < 0).flatten().unsqueeze(-1), apart, whole)
         return whole.unflatten(1, cells.shape).flatten(0, 1).flatten(1)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 class Budget:
     """Lets work start only while the bytes of all work in progress stay within a limit.
 
-    Work that exceeds the limit by itself waits until nothing else runs, and then runs alone.
+    Work that exceeds the limit by itself waits until nothing else runs, and then runs without other work.
     """
 
     def __init__(self, limit: int) -> None:

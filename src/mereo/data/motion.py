@@ -17,7 +17,7 @@ from mereo.data.geometric import take_window, transform
 IGNORED = -1
 """In masks, the class of a pixel outside the image; in box labels, no box."""
 _EMPTY = 1e-3
-"""Smallest side of a box in pixels; below it lies only rounding error."""
+"""Smallest side of a box in pixels; below it there is only rounding error."""
 
 
 def clip_boxes(boxes: Tensor, labels: Tensor | None, size: tuple[int, int]) -> tuple[Tensor, Tensor | None]:

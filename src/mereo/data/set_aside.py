@@ -8,7 +8,7 @@ from mereo.data.split import hold_out
 from mereo.errors import UsageError
 
 TEST_FRACTION, VALIDATED_FRACTION, TEST_SEED = 0.2, 0.1, 0
-"""Share of the training images that becomes the test split: without any other split, and beside a validation split."""
+"""Share of the training images that becomes the test split: without another split, and next to a validation split."""
 
 
 def test_fraction(splits: Mapping[str, object]) -> float:

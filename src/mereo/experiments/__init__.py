@@ -1,7 +1,7 @@
 """Experiments that answer a question of a paper: a file each with `run(settings)`, run by `mereo reproduce NAME`.
 
 `run` draws its pictures into `settings.folder` and returns plain numbers, strings, lists and dicts; they are written to
-`results.json` beside the pictures. The command prints three entries of that dict:
+`results.json` next to the pictures. The command prints three entries of that dict:
 
     tables    title -> rows, each a dict column -> value
     notes     lines below the tables

@@ -176,7 +176,7 @@ def _speed(networks: Mapping[str, VisionModel], test: Images, device: torch.devi
 
 
 def _spread(count: int) -> str:
-    """How far chance alone moves an accuracy near one half."""
+    """How far an accuracy near one half varies by chance."""
     return (
         f"One seed. With {count:,} test images an accuracy near 50 % has a 95 % interval of about"
         f" {196 * (0.25 / max(count, 1)) ** 0.5:.1f} points to both sides; smaller differences mean nothing."

@@ -1,4 +1,4 @@
-"""The settings that `mereo train` chooses, beside a grid of batch sizes, rates, sizes and networks.
+"""The settings chosen by `mereo train`, compared with a grid of batch sizes, rates, sizes and networks.
 
 Every set is trained once with the chosen settings and once with each of the grid, the numbers of epochs such that all
 train for as many pixels. The best of the grid is chosen on the test images, which favours the grid.
@@ -37,9 +37,9 @@ NOTES = [
 
 
 def grid(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """The settings beside the chosen ones, by their label: batches and rates at the chosen size, then other sizes.
+    """The settings to compare with the chosen ones, by label: batches and rates at the chosen size, then other sizes.
 
-    The chosen ones are a point of the grid themselves, or lie between its points.
+    The chosen ones are a point of the grid or between its points.
     """
     side = config.img_size
     rows: dict[str, dict[str, Any]] = {}

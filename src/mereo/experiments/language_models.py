@@ -1,4 +1,4 @@
-"""Gated linear attention with decay beside softmax attention of equal size: bits per byte, and tokens a second.
+"""Gated linear attention with decay compared with softmax attention of equal size: bits per byte, and tokens a second.
 
 Both networks read the same windows in the same order and differ in their mixer of tokens only.
 """

@@ -1,4 +1,4 @@
-"""Which residual branches make depth trainable: LayerScale beside plain pre-norm, ReZero, Fixup and T-Fixup.
+"""Which residual branches make depth trainable: LayerScale compared with plain pre-norm, ReZero, Fixup and T-Fixup.
 
 Networks of 24 and 36 layers are trained for a few hundred steps without a warm-up, with the same images in the same
 order.

@@ -1,4 +1,4 @@
-"""What the product in NiNformer's gates adds: beside a sum in its place, and beside an MLP-Mixer of the same size.
+"""What the product in NiNformer's gates adds, compared with a sum and with an MLP-Mixer of the same size.
 
 Blocks, channels and parameters agree; all are trained with the same images in the same order.
 """

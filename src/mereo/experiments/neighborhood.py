@@ -1,6 +1,6 @@
 """How much faster is neighbourhood attention by products of tiles, and fused, than by copying every window?
 
-The operator alone, forward, in one and two dimensions; the ways take turns, and the medians are compared.
+Only the operator, forward, in one and two dimensions; the ways take turns, and the medians are compared.
 """
 
 import time
@@ -36,7 +36,7 @@ def seconds(grid: tuple[int, ...], window: int, ways: tuple[str, ...], rounds: i
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """A table of times, and one of the mean gains beside the paper's."""
+    """A table of times, and one of the mean gains compared with the paper's."""
     ways = (NAIVE, *(way for way in WAYS if way != "compiled" or library.missing is None))
     rows: list[dict[str, Any]] = []
     gains: dict[tuple[str, int], list[float]] = {}

@@ -89,8 +89,8 @@ def _learned(seed: int, steps: int, settings: Settings) -> ProbabilisticCapsules
 
 def _scores(explained: PoseExplanation, data: Corners) -> Tensor:
     """The bound of each image, and the share of its corners with the right object or none: (images, 2)."""
-    found = explained.routing.argmax(-1)
-    accuracy = segmentation_accuracy(found, data.labels, data.mask)
+    assigned = explained.routing.argmax(-1)
+    accuracy = segmentation_accuracy(assigned, data.labels, data.mask)
     return torch.stack((explained.elbo.double(), accuracy), -1)
 
 

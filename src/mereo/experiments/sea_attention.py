@@ -1,4 +1,4 @@
-"""Whether SEA can take the place of a trained network's attention, beside linear attention without keys of its own.
+"""Whether SEA can replace a trained network's attention, compared with linear attention without selected keys.
 
 A dense transformer is trained first. Its attention is then replaced, in all layers, and the copy is distilled from it.
 """

@@ -65,7 +65,7 @@ def _train(name: str, train: TokenWindows, test: TokenWindows, settings: Setting
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """A table of bits per byte, beside compressors, and the curves."""
+    """A table of bits per byte, compared with compressors, and the curves."""
     for name in settings.variants:
         if name not in MIXERS:
             raise unknown("variant", name, MIXERS)

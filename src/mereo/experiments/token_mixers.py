@@ -1,4 +1,4 @@
-"""Token mixers as one template: matrices of its instances beside those extracted from the library's own mechanisms."""
+"""Token mixers as one template: matrices of its instances compared with those of the library's mechanisms."""
 
 import torch
 from torch import Tensor, nn

@@ -75,7 +75,7 @@ def _draw(curves: dict[tuple[str, str], ToyRouting], path: Path) -> None:
 
 
 def _label_ends(axes: Any, descent: ToyRouting) -> None:
-    """The last value of each unit beside its line; labels that would overlap are moved apart."""
+    """The last value of each unit next to its line; labels that would overlap are moved apart."""
     last, ends = len(descent.trace) - 1, descent.trace[-1].tolist()
     points = 72 / axes.figure.dpi
     heights = [float(axes.transData.transform((last, end))[1]) * points for end in ends]

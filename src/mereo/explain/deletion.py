@@ -1,4 +1,4 @@
-"""Deletion test: what hiding each part of the image really does to a class, beside what the explanation claims of it.
+"""Deletion test: the effect on a class of hiding each part of the image, compared with what the explanation claims.
 
     fall_s = score_class(image) - score_class(image with part s in the image's mean colour)
 

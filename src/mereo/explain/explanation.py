@@ -67,8 +67,8 @@ class Explanation:
         rebuilt: the reconstruction from the explained class capsule, (batch, channels, height, width); None without
             a decoder.
         sides: height and width of the images.
-        deletion: what hiding each part does, beside what the votes claim of it, or where there are none the attention
-            or the couplings; None without such a map, and for fewer than 3 parts.
+        deletion: the effect of hiding each part, compared with its contribution by votes, attention
+            or couplings; None without such a map, and for fewer than 3 parts.
         trace_shapes: (batch, heads, receivers, senders) of the couplings, by name, and the shapes of signals.
     """
 

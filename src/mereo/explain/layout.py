@@ -83,7 +83,7 @@ def make_sheet(
         pictures: pictures in a row.
         maps: whether scales stand below the columns.
         titled: whether each image has a line above it.
-        letters: in the longest name beside the bars.
+        letters: in the longest name next to the bars.
         caption: sentences at the foot, each on a line of its own, or on several where the sheet is narrow.
     """
     tall = min(max(image_size[0] / image_size[1], 1 / 3), 3.0)

@@ -125,7 +125,7 @@ def run_comparison(
     Args:
         texts: networks and recipes, see `parse_variant`.
         overrides: fields of the configuration that are the same for all; `data` must be among them.
-        plain: a plain network to put beside them, "auto" for one of about the same size, or "none".
+        plain: a plain baseline network, "auto" for one of about the same size, or "none".
         timed: time a step of each network that is not finished first, print how long all trainings take, and measure
             the memory of a step.
     """
@@ -134,10 +134,10 @@ def run_comparison(
     plans = make_plans(plan_runs(study, "compare", seeds, output, overrides))
     chosen = choose_plain([plans[label, 0] for label in study.variants], list(study.variants), plain)
     if chosen is not None:
-        beside = Study("", "", study.recipe, dict([chosen]))
+        baseline = Study("", "", study.recipe, dict([chosen]))
         # A plain network has its own size of images, and so its own place in `overrides`.
         kept = {name: value for name, value in overrides.items() if name != "img_size"}
-        planned = plans | make_plans(plan_runs(beside, "compare", seeds, output, kept))
+        planned = plans | make_plans(plan_runs(baseline, "compare", seeds, output, kept))
         study = replace(study, variants={**study.variants, chosen[0]: chosen[1]})
         # Each round of seeds is a complete comparison.
         plans = {(label, seed): planned[label, seed] for seed in range(seeds) for label in study.variants}
@@ -152,7 +152,7 @@ def run_comparison(
         say(f"about {duration(seconds)} for {len(left)} trainings, without evaluation")
     results = finish_runs(plans, say)
     say("timing inference")
-    rates, macs = _look_at({label: plans[label, 0].config for label in results})
+    rates, macs = _measure_inference({label: plans[label, 0].config for label in results})
     peaks: dict[str, int | None] = {}
     for number, label in enumerate(results if timed else (), start=1):
         say(f"{number}/{len(results)} {label}: memory of a step")
@@ -195,7 +195,7 @@ def run_path(config: TrainConfig) -> Path:
     return Path(config.output) / str(config.name)
 
 
-def _look_at(configs: Mapping[str, TrainConfig]) -> tuple[dict[str, float], dict[str, int]]:
+def _measure_inference(configs: Mapping[str, TrainConfig]) -> tuple[dict[str, float], dict[str, int]]:
     """Inference speed and multiply-adds of trained networks."""
     device = choose_device(next(iter(configs.values())).device)
     models = {label: load(run_path(config), device) for label, config in configs.items()}

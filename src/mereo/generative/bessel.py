@@ -355,7 +355,7 @@ def concentration(dimension: int, length: Tensor, *, largest: float = 1e5) -> Te
     left = (1 - r.square()).clamp(min=torch.finfo(r.dtype).tiny)
     if dimension == 1:
         return torch.atanh(r).clamp(max=largest).to(length.dtype)
-    least = (dimension - 1) * r / left  # A lies below k / (w + s), which reaches r here
+    least = (dimension - 1) * r / left  # A is below k / (w + s), which reaches r here
     kappa = (r * (dimension - r.square()) / left).clamp(max=largest)
     order = dimension / 2 - 1
     for _ in range(6):

@@ -50,7 +50,7 @@ class ConstellationCapsNet:
     z_i ~ uniform over the parts,   y_k ~ N(0, I),   x_i | z_i = n ~ N(F(p_n) y_owner(n), sigma^2 I)
 
     Attributes:
-        templates (parts, 2): p_n, where a part lies in its object.
+        templates (parts, 2): p_n, the position of a part in its object.
         owner (parts,): the object of each part.
         sigma: standard deviation of a coordinate around its place.
         transform: what a pose is, "similarity" or "affine".
@@ -98,7 +98,7 @@ class ConstellationCapsNet:
         """
         basis, owner, spread = self.basis, self.owner, self.templates.new_full(self.owner.shape, sigma)
         if self.clutter:
-            # An object whose only part lies in the middle whatever its pose is.
+            # An object whose only part is in the middle whatever its pose.
             basis = torch.cat((basis, torch.zeros_like(basis[:1])))
             owner = torch.cat((owner, owner.new_tensor([self.objects])))
             spread = torch.cat((spread, spread.new_tensor([CLUTTER_SIGMA])))

@@ -143,17 +143,17 @@ def learn_constellations(
     check_positive(objects=objects, parts=parts, candidates=candidates)
     if epochs < 4:
         raise UsageError(f"epochs is {epochs}; it must be at least 4.")
-    tell = say or (lambda line: None)
+    report = say or (lambda line: None)
     early = max(epochs // 8, 1)
     best: Learned | None = None
     for number in range(candidates):
         network = _start(points, mask, generator, objects, parts, transform, clutter)
         explanation = _epochs(network, points, mask, generator, None, early, learn_sigma=False)
-        tell(f"candidate {number + 1} of {candidates}: bound {explanation.elbo[-1]:.3f} after {early} epochs")
+        report(f"candidate {number + 1} of {candidates}: bound {explanation.elbo[-1]:.3f} after {early} epochs")
         best = explanation if best is None or explanation.elbo[-1] > best.elbo[-1] else best
     assert best is not None
     for count, learn_sigma in ((epochs // 2 - early, False), (epochs - epochs // 2, True)):
         more = _epochs(best.network, points, mask, generator, best.explanation, count, learn_sigma)
         best = Learned(more.network, torch.cat((best.elbo, more.elbo)), more.explanation)
-        tell(f"bound {best.elbo[-1]:.3f} after {len(best.elbo)} epochs, sigma {best.network.sigma:.3f}")
+        report(f"bound {best.elbo[-1]:.3f} after {len(best.elbo)} epochs, sigma {best.network.sigma:.3f}")
     return best

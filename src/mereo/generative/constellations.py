@@ -26,7 +26,7 @@ class Templates(NamedTuple):
     """Parts of all objects, one after the other.
 
     Attributes:
-        points (parts, 2): where a part lies in its object.
+        points (parts, 2): position of a part in its object.
         owner (parts,): the object it belongs to.
     """
 
@@ -64,7 +64,7 @@ def make_templates(shapes: Sequence[str] = CLASSIC) -> Templates:
 
 
 def similarity_basis(points: Tensor) -> Tensor:
-    """F_n with x = F_n y: where the part lies when its object has the pose y = (t_x, t_y, s cos a, s sin a).
+    """F_n with x = F_n y: the position of the part when its object has the pose y = (t_x, t_y, s cos a, s sin a).
 
     F_n = [[1, 0, p_x, p_y], [0, 1, p_y, -p_x]]:  moved by t, scaled by s, turned by -a.
 

@@ -15,7 +15,7 @@ MOST_LABELS = 12
 
 
 def contingency(predicted: Tensor, true: Tensor, mask: Tensor | None = None) -> Tensor:
-    """n_ij: how many points lie in group i of one partition and in group j of the other.
+    """n_ij: number of points in group i of one partition and in group j of the other.
 
     Args:
         predicted, true: the group of every point, a whole number of at least 0.

@@ -154,7 +154,7 @@ def _descents(
     together = max(1, CHUNK // several)
     done, total = 0, -(-len(images) // together) * how.steps
 
-    def tell() -> None:
+    def after() -> None:
         nonlocal done
         done += 1
         if progress is not None:
@@ -166,11 +166,11 @@ def _descents(
                 # The same in every step, because the image is clamped.
                 hidden = network.conv(part)
                 hidden = (hidden.relu() if how.rectify else hidden).repeat_interleave(several, 0)
-            yield _descend(network, hidden, clamped.flatten().to(hidden.device), how, tell)
+            yield _descend(network, hidden, clamped.flatten().to(hidden.device), how, after)
 
 
-def _descend(network: CapsNet, hidden: Tensor, labels: Tensor, how: Descent, tell: Callable[[], None]) -> Inference:
-    """The descents of one part: hidden is f1(x), labels are those clamped, and `tell` is called after each step."""
+def _descend(network: CapsNet, hidden: Tensor, labels: Tensor, how: Descent, after: Callable[[], None]) -> Inference:
+    """The descents of one part: hidden is f1(x), labels are those clamped, and `after` is called after each step."""
     with torch.no_grad():
         primary = network.primary(hidden)
         classes = network.head(primary)
@@ -202,14 +202,14 @@ def _descend(network: CapsNet, hidden: Tensor, labels: Tensor, how: Descent, tel
             moved = [a - how.lr * g for a, g in zip(state[first_free:], gradients, strict=True)]
             if how.method == "prox":
                 moved[-1] = _shorten(moved[-1], how.lr * how.penalty)
-        tell()
+        after()
         return [*state[:first_free], *moved]
 
     state = settle(descend, [hidden, primary, classes], steps=how.steps)
     with torch.no_grad():
         energies(state)
     course = torch.stack(trace, 1)
-    # Capsules that sgd cannot bring to rest may raise the energy a little; that alone is no divergence.
+    # Capsules that sgd cannot bring to rest may raise the energy a little; that does not count as divergence.
     if not course.isfinite().all() or (course[:, -1] > course[:, 0] + 1).any():
         raise MereoError(f"the descent diverged with lr {how.lr}; try a smaller one.")
     a1, a2, a3 = (a.detach() for a in state)

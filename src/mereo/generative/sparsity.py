@@ -1,6 +1,6 @@
 """How sparse capsules and couplings are: three numbers between 0 and 1.
 
-Used to ask whether routing makes the parse tree that it is meant to make; see arXiv:2209.02567, section 2.
+Used to test whether routing forms the intended parse tree; see arXiv:2209.02567, section 2.
 """
 
 import math

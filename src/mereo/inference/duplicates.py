@@ -14,7 +14,7 @@ SIDE = 16
 NEAR = 0.025
 """Root mean square difference of two fingerprints, of values in [0, 1], up to which they are of one picture."""
 LEAST_CONTRAST = 0.05
-"""Standard deviation of a fingerprint below which it is too plain to tell pictures apart."""
+"""Standard deviation of a fingerprint below which it is too uniform to distinguish images."""
 MOST = 30_000
 """Images that are compared in pairs; of more, only equal files are grouped."""
 _CHUNK = 2048

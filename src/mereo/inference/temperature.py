@@ -3,7 +3,7 @@
     p_j = exp(s_j / T) / sum_k exp(s_k / T)
 
 The order of the classes, and so the accuracy, does not change. The scores may be logits or lengths of capsules: of
-lengths, which lie below 1, T is small.
+lengths, which are below 1, T is small.
 
 Source: Guo, Pleiss, Sun, Weinberger 2017, arXiv:1706.04599, section 4.2.
 """

@@ -43,7 +43,7 @@ class InvertedBottleneck(nn.Module):
     Shapes: (batch, inputs, height, width) -> (batch, outputs, height / stride, width / stride), both in channels-last
         memory.
 
-    Deviates: in evaluation the norms are folded into the layers beside them, which gives the same to rounding.
+    Deviates: in evaluation the norms are folded into the adjacent layers, which is equal up to rounding.
 
     Reference: arXiv:2204.01697, section 3.3.
     """

@@ -10,7 +10,7 @@ from mereo.scan.lightning import simple_rms_norm
 class ChannelNorm(nn.LayerNorm):
     """Layer normalisation over the channels of each cell of a map, by itself.
 
-    Maps in channels-last memory are normalised where they lie; others are copied twice.
+    Maps in channels-last memory are normalised without a copy; others are copied twice.
 
     Shapes: (batch, channels, height, width) -> the same.
     """

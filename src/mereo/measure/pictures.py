@@ -44,7 +44,7 @@ def draw_confusion(confusion: Tensor, names: tuple[str, ...], title: str, path: 
     axes = figure.subplots()
     shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
     colours = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#d0e4f7", "#74b9f0", "#1971c2", "#0b3d73"])
-    # The square root lets rare confusions be seen beside a strong diagonal.
+    # The square root keeps rare confusions visible next to a strong diagonal.
     drawn = axes.imshow(shares.sqrt().numpy(), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
     quiet(axes, title, "predicted class", "true class", grid="")
     step = max(1, -(-count // MOST_NAMED))

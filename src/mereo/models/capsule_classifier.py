@@ -47,8 +47,7 @@ class CapsuleClassifier(VisionModel):
         return lengths(poses)
 
     def penalty(self, capsules: Capsules, labels: Tensor) -> Tensor | None:
-        """What is added to the loss in training, beside the error of the scores and of the reconstruction; None for
-        nothing.
+        """A further term of the training loss, besides scores and reconstruction; None for none.
 
         Args:
             capsules: the class capsules of the batch.

@@ -1,6 +1,6 @@
 """Weights of other libraries: `convert` between their networks and mereo's, in both directions.
 
-A network that another library has too registers a `Layout` beside its presets: how that library names the same
+A network that another library has too registers a `Layout` with its presets: how that library names the same
 tensors. The rest (finding the layout, comparing names and shapes, copying) is done here once.
 """
 

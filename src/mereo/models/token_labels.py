@@ -1,4 +1,4 @@
-"""Token labelling: a network learns a label for every token of an image, beside the label of the image.
+"""Token labelling: a network learns a label for every token of an image, in addition to the label of the image.
 
 Source: Jiang et al. 2021, arXiv:2104.10858.
 """

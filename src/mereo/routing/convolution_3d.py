@@ -83,16 +83,16 @@ class Convolution3DRouting(nn.Module):
         votes, wide = self.votes_of(maps), accumulation_type(maps)
         receivers, dim, rows, columns = votes.shape[2:]
         # (batch, receivers, dim, positions, types): sums over types, and over dimensions, are along one axis each.
-        said = votes.to(wide).flatten(4).movedim(1, -1)
+        flat = votes.to(wide).flatten(4).movedim(1, -1)
         bias = self.bias.to(wide).unsqueeze(-1)
 
         def exchange(agreed: Tensor | None) -> Tensor:
             if agreed is None:
-                scores = said.new_zeros(1).expand(said.shape[0], receivers * rows * columns, said.shape[-1])
+                scores = flat.new_zeros(1).expand(flat.shape[0], receivers * rows * columns, flat.shape[-1])
             else:
-                scores = (said * agreed.unflatten(2, (dim, -1)).unsqueeze(-1)).sum(2).flatten(1, 2)
+                scores = (flat * agreed.unflatten(2, (dim, -1)).unsqueeze(-1)).sum(2).flatten(1, 2)
             couplings = self.coupling(scores.unsqueeze(1)).squeeze(1).unflatten(1, (receivers, 1, -1))
-            return ((said * couplings).sum(-1) + bias).flatten(2)
+            return ((flat * couplings).sum(-1) + bias).flatten(2)
 
         parents = iterate_agreement(exchange, squash, self.steps)
         return parents.unflatten(2, (dim, rows, columns)).to(maps.dtype)

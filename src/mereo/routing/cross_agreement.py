@@ -140,7 +140,7 @@ class CrossAgreementRouting(nn.Module):
     def best_members(self, fine: Tensor, coarse: Tensor, samples: Tensor, receivers: Tensor) -> tuple[Tensor, Tensor]:
         """Which fine capsule agreed best with each coarse capsule's vote, and its score: for one parent a sample.
 
-        That fine capsule alone sets the score, and so the coupling, of the coarse one.
+        Only that fine capsule determines the score, and so the coupling, of the coarse one.
 
         Shapes: fine and coarse as in the call, samples and receivers int64 (pairs,) -> numbers of fine capsules int64
             (pairs, coarse), scores (pairs, coarse).

@@ -16,7 +16,7 @@ from mereo.runtime.text import duration
 from mereo.training.choice import Choice, choose
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate, image_seconds, training_images
-from mereo.training.facts import DataFacts, look_at
+from mereo.training.facts import DataFacts, data_facts
 from mereo.training.option_values import show_size
 from mereo.training.plan import Plan, make_plan
 
@@ -70,7 +70,7 @@ def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
     info = dataset_info(config.data, config.data_root)
     if info.text is not None:
         return Defaults(config)
-    facts = look_at(info, training_images(config, info))
+    facts = data_facts(info, training_images(config, info))
     # Before anything is measured, so that an invalid setting is reported at once.
     make_plan(config, info)
 

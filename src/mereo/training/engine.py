@@ -51,7 +51,7 @@ from mereo.training.report import Report, reading_progress, write_history
 from mereo.training.results import RunResult
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import learning_rate
-from mereo.training.seen import keep_seen, training_looks
+from mereo.training.seen import keep_seen, training_statistics
 from mereo.training.set_aside import write_set_aside
 from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
 from mereo.training.step import descend
@@ -83,7 +83,7 @@ class Trainer:
                 f"patience is {self.config.patience}, and no images are held out to choose the epoch by; leave it out."
             )
         self.chosen_by = choosing_metric(self.task, uneven=uneven_classes(setup) is not None)
-        self.looks = training_looks(self.plan, self.splits.train)
+        self.statistics = training_statistics(self.plan, self.splits.train)
         self.callbacks = make_callbacks(self.config.callbacks)
         self._prepare_model()
         self.history: list[dict[str, Any]] = []
@@ -301,7 +301,7 @@ class Trainer:
         save_weights(
             path, self.model, class_names=self.task.output_names, state=state,
             data=self.config.data, seed=self.config.seed, epoch=len(self.history),
-            looks=self.looks.to_dict(), **kind,
+            image_statistics=self.statistics.to_dict(), **kind,
         )  # fmt: skip
 
     def save_state(self, epoch: int, step: int, partial: list[float], began: float | None) -> None:

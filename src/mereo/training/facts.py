@@ -115,7 +115,7 @@ def _sample(info: DatasetInfo) -> tuple[list[tuple[int, int]], list[Pixels]]:
     return sizes, images
 
 
-def look_at(info: DatasetInfo, images: int) -> DataFacts:
+def data_facts(info: DatasetInfo, images: int) -> DataFacts:
     """The facts about a data set; of a folder, a few images are decoded.
 
     Args:

@@ -1,4 +1,4 @@
-"""The plain network that a comparison puts beside others: residual or convolutional, of about the same size."""
+"""The plain baseline network of a comparison: residual or convolutional, of about the same size."""
 
 import math
 from collections.abc import Sequence

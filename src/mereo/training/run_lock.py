@@ -17,7 +17,7 @@ from mereo.errors import UsageError
 from mereo.files import cannot_write
 
 LOCK_NAME = "run.lock"
-_FAR = 2**30  # on Windows a locked byte cannot be read, so it lies beyond the content
+_FAR = 2**30  # on Windows a locked byte cannot be read, so it is beyond the content
 _held: set[int] = set()
 
 

@@ -66,9 +66,9 @@ def second_choice(config: TrainConfig, given: Collection[str], first: TrainConfi
 def largest_side(config: TrainConfig) -> int | None:
     """The larger side of the largest of the sampled images; None where it is not known."""
     from mereo.data import dataset_info
-    from mereo.training.facts import look_at
+    from mereo.training.facts import data_facts
 
-    facts = look_at(dataset_info(config.data, config.data_root), 1)
+    facts = data_facts(dataset_info(config.data, config.data_root), 1)
     return None if facts.largest is None else max(facts.largest)
 
 

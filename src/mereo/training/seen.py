@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mereo.data import Images, ImageSet, Splits, TokenWindows
 from mereo.data.files import sniff_sizes
+from mereo.data.image_statistics import SAMPLED, StatisticsRanges, ranges_of
 from mereo.data.images import crop_corners
-from mereo.data.looks import SAMPLED, Looks, looks_of
 from mereo.data.stream import StreamedSet
 from mereo.errors import MereoError, UsageError
 from mereo.models.weights import read_tensors, save_tensors
@@ -141,18 +141,18 @@ def trained_on(source: Path) -> Callable[[Tensor], Tensor]:
     return seen
 
 
-def training_looks(plan: Plan, train: Images) -> Looks:
-    """What the training images look like."""
+def training_statistics(plan: Plan, train: Images) -> StatisticsRanges:
+    """The ranges of image statistics over the training images."""
     if isinstance(train, TokenWindows) or not len(train):
-        return Looks()
+        return StatisticsRanges()
     places = torch.arange(0, len(train), max(len(train) // SAMPLED, 1))
     try:
         images = train.batch(places, device="cpu").images
     except MereoError:  # an image of a stream that cannot be read
-        return Looks()
+        return StatisticsRanges()
     info = plan.info
     sizes = [] if info.size is None else [info.size]
     if info.layout is not None:
         split = info.layout[0]["train"]
         sizes = sniff_sizes(split.tree, split.files)
-    return looks_of(images, sizes, colour=info.in_chans == images.shape[1])
+    return ranges_of(images, sizes, colour=info.in_chans == images.shape[1])

@@ -15,7 +15,7 @@ from mereo.training.config import TrainConfig
 from mereo.training.option_values import parse_size
 
 PUBLISHED = ("timm", "torchvision")
-"""Libraries that have published weights: a name alone, or with a tag after a dot."""
+"""Libraries that have published weights: a name, or a name and a tag after a dot."""
 IMAGES = ("in_chans", "img_size")
 """Arguments that follow from the images."""
 

@@ -228,7 +228,7 @@ class ImageClassifier(_Estimator):
         return (low, high) if low < high else (low, low + 1)
 
     def _pixels(self, values: Array) -> Array:
-        """Values as bytes: those of `value_range_` become 0 to 255, and what lies outside is cut off."""
+        """Values as bytes: those of `value_range_` become 0 to 255, and values outside are clipped."""
         if values.dtype == np.uint8 and self.value_range_ == _BYTES:
             return values[..., :3]
         low, high = self.value_range_

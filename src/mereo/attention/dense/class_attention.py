@@ -33,7 +33,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     example=_example,
 )
 class ClassAttention(nn.Module):
-    """Update a class token by attention of it alone to all tokens, itself included.
+    """Update only a class token, by its attention to all tokens, itself included.
 
     q = W_q u_0 + b_q,  k = W_k u + b_k,  v = W_v u + b_v   for each head
 

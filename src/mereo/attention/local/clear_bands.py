@@ -94,7 +94,7 @@ def clear_attention_bands(
     method: str = "auto",
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """`clear_attention` over an image whose rows lie on several processes, exactly; without gradients.
+    """`clear_attention` over an image whose rows are distributed over several processes, exactly; without gradients.
 
     Every process of the group calls it, with the text tokens, which all of them have, and the rows of its band: those
     of `band_of(rows, rank, processes)`.

@@ -45,7 +45,7 @@ class OutlookAttention(nn.Module):
 
     A_ij = softmax((W_a mean(x_ij) + b_a) / sqrt(C / heads))   K^2 x K^2 for window (i, j), from the cells of its stride
 
-    out[y, x] = W_o sum over windows (i, j) and places p that lie on (y, x) of sum_m A_ij[p, m] W_v x_ij[m] + b_o
+    out[y, x] = W_o sum over windows (i, j) and places p that coincide with (y, x) of sum_m A_ij[p, m] W_v x_ij[m] + b_o
 
     Window (i, j) covers the rows s i - padding to s i - padding + K - 1, and columns likewise. There are no products of
     queries and keys. The sum over windows is not divided by their number.

@@ -1,4 +1,4 @@
-"""Routing attention: tokens attend inside clusters of their queries and keys, beside heads that attend nearby.
+"""Routing attention: tokens attend inside clusters of their queries and keys, next to heads that attend locally.
 
 Source: Roy, Saffar, Vaswani, Grangier 2021, arXiv:2003.05997, section 4.
 Cost: N k D multiplications a head for the distances of N tokens of D from k centroids, and 2 k w^2 D for the attention

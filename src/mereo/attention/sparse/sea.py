@@ -90,7 +90,7 @@ class SeaAttention(nn.Module):
 
     z = GELU(LN(W [kernel attention(q, k, [position ; v]) ; v])),   P = softmax over K columns of decoder(z)
 
-    keep the largest entries of P, k keys a query on average;   key j of n lies in column floor((j + 1/2) K / n - 1e-4)
+    keep the largest entries of P, k keys a query on average;   key j of n is in column floor((j + 1/2) K / n - 1e-4)
 
     out = s2 s1 softmax_j(q k_j^T / sqrt(D)) v_j + (1 - s2) mean of v,   j in kept columns,   (s1, s2) = sigmoid(W z)
 

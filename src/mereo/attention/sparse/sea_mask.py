@@ -1,6 +1,6 @@
 """Which keys each query of SEA keeps: the largest entries of a compressed map, stretched to all keys.
 
-A query that sees n keys reads them in K columns: key j, counted from 0 among those it sees, lies in column
+A query that sees n keys reads them in K columns: key j, counted from 0 among those it sees, is in column
 
     m(j) = floor((j + 1/2) K / n - 1e-4)                                                         arXiv:2310.01777
 """
@@ -129,14 +129,14 @@ def stretch(maps: Tensor, lengths: Tensor, places: Tensor, causal: bool, valid: 
 
 
 def keys_of_columns(lengths: Tensor, places: Tensor, columns: int, valid: Tensor | None) -> Tensor:
-    """How many keys lie in each column, of queries that all see the same: float (batch or 1, columns)."""
+    """Number of keys in each column, for queries that all see the same keys: float (batch or 1, columns)."""
     index = column_of(places, lengths[:, :1].clamp(min=1), columns)
     ones = torch.ones_like(index) if valid is None else valid.long()
     return F.one_hot(index, columns).mul(ones.unsqueeze(-1)).sum(1)
 
 
 def _first_of(column: Tensor, count: Tensor, columns: int) -> Tensor:
-    """The first of `count` keys that lies in a column or behind it, by a guess and then the rule itself."""
+    """The first of `count` keys that is in a column or after it, by an estimate and then the rule itself."""
     first = ((column.double() + SHIFT) * count / columns - 0.5).ceil().long().clamp(min=0)
     first = torch.where((first > 0) & (column_of(first - 1, count, columns) >= column), first - 1, first)
     first = torch.where((first < count) & (column_of(first, count, columns) < column), first + 1, first)

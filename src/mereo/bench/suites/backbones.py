@@ -1,4 +1,4 @@
-"""Vision backbones beside timm's classes of the same presets, with the same weights.
+"""Vision backbones compared with timm's classes of the same presets, with the same weights.
 
 Weights are random, and so are scales and statistics that start as constants, so that every part of a network counts in
 the comparison of outputs. Ours are converted from timm's by `mereo.convert`. A preset that timm does not have, or any
@@ -138,10 +138,10 @@ def _same(name: str) -> dict[str, str]:
 def contenders(setting: Setting) -> tuple[Contender, ...]:
     """Timm eager, channels-last and compiled, then ours eager, fused and compiled; ours first where timm has none."""
     name, device = setting.word("model"), setting.device
-    alone = why_not_timm(name) is not None
+    ours_only = why_not_timm(name) is not None
 
     def our_names() -> list[str]:
-        return [key for key, _ in outline(name).named_parameters()] if alone else list(_same(name))
+        return [key for key, _ in outline(name).named_parameters()] if ours_only else list(_same(name))
 
     def ours(mode: Mode) -> Workload:
         return _workload(make_ours(name).to(device), mode, None, our_names)
@@ -162,7 +162,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
         Contender(TIMM, theirs(None)), Contender(TIMM_LAST, theirs(torch.channels_last)),
         _compiled(TIMM_COMPILED, theirs(None)),
     )  # fmt: skip
-    return (*own, *timm) if alone else (*timm, *own)
+    return (*own, *timm) if ours_only else (*timm, *own)
 
 
 def _compiled(name: str, build: Callable[[Mode], Workload]) -> Contender:

@@ -1,4 +1,4 @@
-"""CLEAR by each of its executions, over radii and sizes of the image, beside full attention."""
+"""CLEAR by each of its executions, over radii and sizes of the image, compared with full attention."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Attention inside clusters of queries, beside causal attention and the gathers and scatters as they are written."""
+"""Attention in clusters, compared with causal attention and the gathers and scatters as they are written."""
 
 from typing import Any
 

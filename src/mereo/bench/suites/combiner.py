@@ -1,4 +1,4 @@
-"""Combiner by each of its plans, beside causal attention and fixed blocks as they are usually written."""
+"""Combiner by each of its plans, compared with causal attention and fixed blocks as they are usually written."""
 
 from typing import Any
 

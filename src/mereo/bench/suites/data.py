@@ -226,10 +226,10 @@ def _step_batches(folder: Path, setting: Setting) -> dict[str, Iterator[tuple[Te
         while True:
             yield from loader
 
-    found = {"memory": ours(False), "folder": ours(True)}
+    contenders = {"memory": ours(False), "folder": ours(True)}
     with contextlib.suppress(UnavailableError):
-        found["timm"] = timms(timm_loader(folder, STEP_SIDE, STEP_SIDE, STEP_BATCH))
-    return found
+        contenders["timm"] = timms(timm_loader(folder, STEP_SIDE, STEP_SIDE, STEP_BATCH))
+    return contenders
 
 
 DATA = Suite(

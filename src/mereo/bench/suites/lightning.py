@@ -1,4 +1,4 @@
-"""Lightning attention by each of its forms, beside causal attention and a loop over blocks as it is usually written."""
+"""Lightning attention by its forms, compared with causal attention and a loop over blocks as it is usually written."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Neighbourhood attention by each of its executions, beside dense attention with a mask and FlexAttention."""
+"""Neighbourhood attention by each of its executions, compared with dense attention with a mask and FlexAttention."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
 
 
 def work(setting: Setting, mode: Mode) -> Work:
-    """Two products forward and five backward, where the scores are made anew, for the pairs of the windows alone."""
+    """Two products forward and five backward, where the scores are made anew, only for the pairs of the windows."""
     topology = topology_of(setting)
     entries = setting.size("batch") * topology.tokens * setting.size("heads") * setting.size("dim")
     products, tensors = (2, 4) if mode == "forward" else (7, 12)

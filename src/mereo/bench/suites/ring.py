@@ -1,4 +1,4 @@
-"""Ring attention on 2 and 4 processes: memory a process, and time beside one process with as many threads."""
+"""Ring attention on 2 and 4 processes: memory per process, and time compared with one process with as many threads."""
 
 from typing import Any
 
@@ -52,19 +52,19 @@ def processes(setting: Setting, quick: bool) -> list[Table]:
     rows = []
     for causal, layout in WAYS:
         for count in PROCESSES[1:]:
-            alone = slowest(1, count, sizes, causal, "contiguous", 1 if quick else 5)
-            found = slowest(count, 1, sizes, causal, layout, 1 if quick else 5)
+            single = slowest(1, count, sizes, causal, "contiguous", 1 if quick else 5)
+            result = slowest(count, 1, sizes, causal, layout, 1 if quick else 5)
             passes = [expected_traffic("ring", sizes["tokens"], width, count, backward) for backward in (False, True)]
             rows.append(
                 (
                     str(count),
                     f"causal, {layout}" if causal else "all pairs",
-                    f"{found['forward']:.3f}",
-                    f"{found['backward']:.3f}",
-                    f"{(alone['forward'] + alone['backward']) / (found['forward'] + found['backward']):.2f}",
-                    f"{found['bytes'] / 2**20:.1f}",
-                    f"{found['bytes'] * count / max(alone['bytes'], 1):.2f}",
-                    f"{int(found['elements']):,}",
+                    f"{result['forward']:.3f}",
+                    f"{result['backward']:.3f}",
+                    f"{(single['forward'] + single['backward']) / (result['forward'] + result['backward']):.2f}",
+                    f"{result['bytes'] / 2**20:.1f}",
+                    f"{result['bytes'] * count / max(single['bytes'], 1):.2f}",
+                    f"{int(result['elements']):,}",
                     f"{sum(passes):,}",
                 )
             )

@@ -1,4 +1,4 @@
-"""SEA over lengths, beside dense attention: its compiled pass, and the mask over all keys that it stands for."""
+"""SEA over lengths, compared with dense attention: its compiled pass, and the mask over all keys that it stands for."""
 
 from typing import Any
 

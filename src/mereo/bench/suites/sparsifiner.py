@@ -1,4 +1,4 @@
-"""Sparsifiner beside the dense attention layer whose weights it has: where predicting the kept keys pays."""
+"""Sparsifiner compared with the dense attention layer whose weights it has: where predicting the kept keys pays."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Attention over tokens that lie on several processes (`torch.distributed`): exact, forward and backward."""
+"""Attention over tokens distributed over several processes (`torch.distributed`): exact, forward and backward."""
 
 from mereo.core.distributed.attention import MODES, distributed_attention
 from mereo.core.distributed.heads import shared, summed

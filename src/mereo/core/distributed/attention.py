@@ -1,4 +1,4 @@
-"""Exact attention over a sequence whose tokens lie on several processes.
+"""Exact attention over a sequence whose tokens are distributed over several processes.
 
 Source: arXiv:2302.06218 for the setting; the modes are those of arXiv:2310.01889 (ring), 2105.13120 (gathering),
 2309.14509 (trading heads for sequence) and 1909.08053 (heads).
@@ -170,9 +170,9 @@ def _traded(q: Tensor, k: Tensor, v: Tensor, plan: Plan, call: _Call) -> tuple[T
         back = order.argsort()
         q, k, v = (x[:, :, order] for x in (q, k, v))
     out, lse = _alone(q, k, v, call)
-    found = [out] if lse is None else [out, lse.unsqueeze(-1)]
-    found = [x if back is None else x[:, :, back] for x in found]
-    out, *rest = (Trade.apply(x, plan.rows, ranks, True) for x in found)
+    outputs = [out] if lse is None else [out, lse.unsqueeze(-1)]
+    outputs = [x if back is None else x[:, :, back] for x in outputs]
+    out, *rest = (Trade.apply(x, plan.rows, ranks, True) for x in outputs)
     return out, rest[0].squeeze(-1) if rest else None
 
 

@@ -58,11 +58,11 @@ class Gathered(torch.autograd.Function):
         grad, grad_lse = grads
         grad = torch.zeros_like(out) if grad is None else grad
         dq = q.new_zeros(q.shape, dtype=lse.dtype)
-        found = [torch.zeros_like(x, dtype=lse.dtype) for x in gathered]
+        sums = [torch.zeros_like(x, dtype=lse.dtype) for x in gathered]
         size = plan.ranks.size
         for sender in range(size):
-            into = (dq, found[sender], found[size + sender])
+            into = (dq, sums[sender], sums[size + sender])
             plan.gradients(sender, (grad, grad_lse, q, out, lse), gathered[sender], gathered[size + sender], into)
         own = plan.ranks.rank
-        dk, dv = (scatter_sum(x, x[own], plan.ranks) for x in (found[:size], found[size:]))
+        dk, dv = (scatter_sum(x, x[own], plan.ranks) for x in (sums[:size], sums[size:]))
         return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None

@@ -80,15 +80,15 @@ def pieces(
     """
     n, m, ranks = rows[receiver], columns[sender], len(rows)
     if not causal:
-        found = Piece((0, n), (0, m))
+        piece = Piece((0, n), (0, m))
     elif receiver == sender:
-        found = Piece((0, n), (0, n), causal=True)  # positions rise within a process in every layout
+        piece = Piece((0, n), (0, n), causal=True)  # positions rise within a process in every layout
     elif layout == "striped":
         # Key s + j P is not behind query r + i P where j <= i, or j < i if s > r.
-        found = Piece((0, n), (0, n), True) if sender < receiver else Piece((1, n), (0, n - 1), True)
+        piece = Piece((0, n), (0, n), True) if sender < receiver else Piece((1, n), (0, n - 1), True)
     elif layout == "zigzag":
         sizes = _chunk_sizes(sum(rows), 2 * ranks)
-        found = Piece((0, n), (0, sizes[sender])) if sender < receiver else Piece((sizes[receiver], n), (0, m))
+        piece = Piece((0, n), (0, sizes[sender])) if sender < receiver else Piece((sizes[receiver], n), (0, m))
     else:
-        found = Piece((0, n), (0, m if sender < receiver else 0))
-    return [] if found.empty else [found]
+        piece = Piece((0, n), (0, m if sender < receiver else 0))
+    return [] if piece.empty else [piece]

@@ -69,10 +69,10 @@ class Kernel:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of q, k, v through one piece, given the output and normaliser over all pieces."""
         if self._fused(q, v) and grad_lse is None:
-            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad, q, k, v, out, lse, 0.0, causal, scale=self.scale
             )
-            return found[0], found[1], found[2]
+            return gradients[0], gradients[1], gradients[2]
         wide = accumulation_type(q)
         delta = (grad.to(wide) * out.to(wide)).sum(-1)
         if grad_lse is not None:

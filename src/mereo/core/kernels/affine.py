@@ -1,7 +1,7 @@
 """Linear layers and convolutions executed, with the activation after them.
 
 oneDNN computes a product and its activation in one pass over the outputs, and on processors for which PyTorch's own
-matrix products (MKL) are not written, the product alone takes about half as long. The plain operations remain for
+matrix products (MKL) are not written, the product by itself takes about half as long. The plain operations remain for
 everything that this does not cover: other devices and types, exporters, transforms of `torch.func`. A compiler that
 needs gradients knows oneDNN's convolutions and not its linear layers: for it, on a processor with AVX-512 that is not
 Intel's, a linear layer is a convolution of size one on maps in channels-last memory, the same sum without a copy.

@@ -36,7 +36,7 @@ class Expansion(NamedTuple):
 
 
 def runs(k: Tensor) -> bool:
-    """Whether the library is there, and takes values of this type from where they lie."""
+    """Whether the library is there, and reads values of this type in place."""
     return _ENTRIES.get(k.dtype) is not None and k.device.type == "cpu"
 
 

@@ -1,7 +1,7 @@
 """Attention to circles in compiled C++, `circle.cpp`, as one operator of PyTorch with its gradient.
 
 Cost: 2 N P (D + E) FLOPs a head for N image tokens that attend to P each, times the senders of a tile's union over
-those of a circle, about 1.5 at a radius of 8. Live at once, beside arguments and results: the scores of one tile on
+those of a circle, about 1.5 at a radius of 8. Extra memory at any time: the scores of one tile on
 each thread. Saved for the backward pass: the arguments, the output and the log of each sum, N numbers a head.
 """
 
@@ -41,7 +41,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, circle: Circle, scale: float) -> tup
     batch, heads, _, dim = q.shape
     widths = circle.widths
     numbers = (*circle.grid, circle.text, k.shape[2], circle.reach)
-    # Heads lie before tokens, as images of one head each.
+    # Heads precede tokens, as images of one head each.
     sizes = (batch * heads, 1, dim, v.shape[3], torch.get_num_threads(), scale)
     return (c_int64 * 5)(*numbers), (c_int64 * len(widths))(*widths), *sizes
 

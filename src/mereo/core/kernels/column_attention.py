@@ -1,6 +1,6 @@
 """Attention to the keys of chosen columns in compiled C++, `column_attention.cpp`: forward, in float32, on a CPU.
 
-Cost: 2 P (D + E) FLOPs for P pairs of a query and a key that it keeps. Live at once, beside arguments and results: the
+Cost: 2 P (D + E) FLOPs for P pairs of a query and a key that it keeps. Extra memory at any time: the
 scores of one query on each thread.
 """
 

@@ -53,8 +53,8 @@ def fitted(
             method = "compiled" if _compiled_cannot(poses, weight) is None else "streamed"
     if method == "stored":
         votes = torch.einsum("nsak,rskc->nrsac", poses, weight).flatten(3)
-        found = fit_gaussians(votes, weights, floor)
-        return found.mean, found.variance, log_density(votes, found) if with_fit else None
+        moments = fit_gaussians(votes, weights, floor)
+        return moments.mean, moments.variance, log_density(votes, moments) if with_fit else None
     mean, variance, fit = direct(_pass, poses, weight, weights, floor.least, floor.clamps, with_fit, method)
     return mean, variance, fit if with_fit else None
 
@@ -162,7 +162,7 @@ def _pass_gradients(
         d_poses[first:last] = (flat @ transforms.mT).transpose(0, 1).unflatten(2, (rows, inner))
         d_transforms.baddbmm_(back.mT, flat)
     blocks = d_transforms.unflatten(2, (-1, rows, columns)).unflatten(1, (rows, inner))
-    # The blocks beside the diagonal are no parameters.
+    # The off-diagonal blocks are not parameters.
     d_weight.copy_(torch.einsum("sakrac->rskc", blocks))
     return d_poses, d_weight, d_weights
 
@@ -218,8 +218,8 @@ def _gradients(ctx: Any, d_mean: Tensor, d_variance: Tensor, d_fit: Tensor) -> t
         mean, variance, fit = fitted(poses, weight, weights, floor, with_fit=ctx.with_fit, method="stored")
         pairs = [(mean, d_mean), (variance, d_variance), (fit, d_fit)][: 3 if ctx.with_fit else 2]
         outputs, grads = zip(*pairs, strict=True)
-        found = torch.autograd.grad(outputs, inputs, grads, create_graph=True)
-    return *found, None, None, None, None
+        input_grads = torch.autograd.grad(outputs, inputs, grads, create_graph=True)
+    return *input_grads, None, None, None, None
 
 
 _pass.register_autograd(_gradients, setup_context=_save)

@@ -69,5 +69,5 @@ def entry(name: str, *arguments: type) -> Entry | None:
 
 
 def at(x: Tensor | None) -> int | None:
-    """Where the entries of a tensor lie, for an argument that is a pointer."""
+    """The address of the entries of a tensor, for an argument that is a pointer."""
     return None if x is None else x.data_ptr()

@@ -121,12 +121,12 @@ def _plain_gradients(grad: Tensor | None, grad_last: Tensor | None, tensors: tup
         results = chunked(q, k, v, slopes, state, BLOCK)
         pairs = [(x, g) for x, g in zip(results, (grad, grad_last), strict=True) if g is not None and x.requires_grad]
         asking = [x for x in tensors if x is not None and x.requires_grad]
-        found = iter(
+        gradients = iter(
             torch.autograd.grad(
                 [x for x, _ in pairs], asking, [g for _, g in pairs], create_graph=True, allow_unused=True
             )
         )
-    return tuple(next(found) if x is not None and x.requires_grad else None for x in tensors)
+    return tuple(next(gradients) if x is not None and x.requires_grad else None for x in tensors)
 
 
 scan_compiled.register_autograd(_rule, setup_context=_save)

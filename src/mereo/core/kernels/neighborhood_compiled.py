@@ -1,9 +1,9 @@
 """Neighbourhood attention in compiled C++, `neighborhood.cpp`, as one operator of PyTorch with its gradient.
 
 Cost: 2 N W (D + E) FLOPs a head for N tokens with windows of W, times the keys of a tile's box over the window, about
-2 for 7 x 7. Live at once, beside arguments and results: the scores of one tile on each thread, and a vector of biases
-for each head and place of a key beside a tile. Saved for the backward pass: the arguments, the output and the log of
-each sum, N numbers a head.
+2 for 7 x 7. Extra memory at any time: the scores of one tile on each thread, and a vector of biases for each head and
+place of a key next to a tile. Saved for the backward pass: the arguments, the output and the log of each sum, N numbers
+a head.
 """
 
 from collections.abc import Sequence
@@ -138,8 +138,8 @@ def _plain_gradients(
         results = tiled(q, k, v, _topology(numbers), scale, bias=bias, with_lse=True)
         pairs = [(x, g) for x, g in zip(results, (grad, grad_lse), strict=True) if x is not None and g is not None]
         asking = [x for x in tensors if x is not None and x.requires_grad]
-        found = iter(torch.autograd.grad([x for x, _ in pairs], asking, [g for _, g in pairs], create_graph=True))
-    return [next(found) if x is not None and x.requires_grad else None for x in tensors]
+        gradients = iter(torch.autograd.grad([x for x, _ in pairs], asking, [g for _, g in pairs], create_graph=True))
+    return [next(gradients) if x is not None and x.requires_grad else None for x in tensors]
 
 
 attend_compiled.register_autograd(_rule, setup_context=_save)

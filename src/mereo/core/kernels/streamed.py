@@ -6,7 +6,7 @@ couplings go onto the child before its transform:
     <W^T u, V> = <u, W V>            sum_s c_s W_s^T u_s = sum_s W_s^T (c_s u_s)
 
 so all of the arithmetic is batched matrix products over the parents, with the batch of images as the innermost axis.
-Every sum over parents or children then runs along vectors of images, and the transforms are used as they lie in memory.
+Every sum over parents or children then runs along vectors of images, and the transforms are read in place.
 
 Cost of a pass: 4 S R d D FLOPs an image forward, 10 S R d D backward. Live at once: the children and their gradients
 (batch S d), the parents (batch R D), and a few tensors of a tile, (R, tile d, batch) each.
@@ -103,7 +103,7 @@ class StreamedPasses:
         """Gradient of `forward` at `agreed`: adds to those of children, weight and prior, returns that of `agreed`.
 
         The gradient of a vote is couplings * grad + change * agreed, where `change` is the gradient of the scores. The
-        two products lie side by side along the batch, so that both go through each matrix product together.
+        two products are concatenated along the batch, so that both go through each matrix product together.
 
         Shapes: agreed and grad (batch, receivers, d_out) -> (batch, receivers, d_out), None where `agreed` is.
         """

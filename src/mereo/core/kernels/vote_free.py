@@ -36,7 +36,7 @@ class Passes(Protocol):
 
 def _length(s: Tensor) -> tuple[Tensor, Tensor]:
     """Length of the poses as `lengths` has it, and 1 + its square."""
-    # Not by sqrt, which PyTorch shares out to its threads even for a few numbers: they would spin for a while beside
+    # Not by sqrt, which PyTorch shares out to its threads even for a few numbers: they would spin for a while next to
     # the threads of the compiled passes.
     square = s.square().sum(-1, keepdim=True) + EPS
     return square * square.rsqrt(), 1 + square
@@ -155,10 +155,10 @@ def _gradients(ctx: Any, grad: Tensor | None, grad_states: None) -> tuple[Any, .
     if grad is None:
         return (None,) * 8
     if torch.is_grad_enabled() or forward_mode():
-        found = _plain_gradients(grad, tensors, ctx.steps, ctx.options[0])
+        grads = _plain_gradients(grad, tensors, ctx.steps, ctx.options[0])
     else:
-        found = _route_backward(grad, states, *tensors, *ctx.options)
-    return *(None if x is None else g for x, g in zip(tensors, found, strict=True)), *(None,) * 4
+        grads = _route_backward(grad, states, *tensors, *ctx.options)
+    return *(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *(None,) * 4
 
 
 def _plain_gradients(grad: Tensor, tensors: list[Tensor | None], steps: int, normaliser: str) -> list[Tensor | None]:
@@ -168,8 +168,8 @@ def _plain_gradients(grad: Tensor, tensors: list[Tensor | None], steps: int, nor
     with torch.enable_grad():
         out = plain(Routing(DenseVotes(children, weight), Coupling("receivers", normaliser), steps, prior, bias))
     asking = [x for x in tensors if x is not None and x.requires_grad]
-    found = iter(torch.autograd.grad(out, asking, grad, create_graph=True))
-    return [next(found) if x is not None and x.requires_grad else None for x in tensors]
+    grads = iter(torch.autograd.grad(out, asking, grad, create_graph=True))
+    return [next(grads) if x is not None and x.requires_grad else None for x in tensors]
 
 
 route_without_votes.register_autograd(_gradients, setup_context=_save)

@@ -11,9 +11,9 @@ from mereo.errors import UsageError
 
 
 def grid_groups(fine: tuple[int, int], coarse: tuple[int, int]) -> Tensor:
-    """Which cells of a fine grid lie under each cell of a coarse one, both numbered row by row.
+    """Which cells of a fine grid are under each cell of a coarse one, both numbered row by row.
 
-    Fine cell (r, c) lies under coarse cell (r // q, c // p), where q and p are the whole ratios of the sides; fine
+    Fine cell (r, c) is under coarse cell (r // q, c // p), where q and p are the whole ratios of the sides; fine
     cells of a border beyond the coarse grid are left out.
 
     Args:

@@ -1,4 +1,4 @@
-"""Circles: each token of an image and those nearer than a radius, beside tokens that everyone attends to.
+"""Circles: each token of an image and those nearer than a radius, and tokens that all others attend to.
 
 Source: arXiv:2412.16112.
 """

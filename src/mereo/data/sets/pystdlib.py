@@ -26,14 +26,14 @@ LARGEST = 2**20
 def find_files() -> tuple[tuple[str, Path, int], ...]:
     """Name, path and size of each file, in order."""
     home = Path(sysconfig.get_path("stdlib"))
-    found = []
+    modules = []
     for folder, folders, files in os.walk(home):
         folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith(("config-", "."))]
         for file in files:
             path = Path(folder) / file
             if file.endswith(".py") and not file.startswith(GENERATED) and (size := path.stat().st_size) <= LARGEST:
-                found.append((path.relative_to(home).as_posix(), path, size))
-    return tuple(sorted(found))
+                modules.append((path.relative_to(home).as_posix(), path, size))
+    return tuple(sorted(modules))
 
 
 class _Counts(Mapping[str, int]):

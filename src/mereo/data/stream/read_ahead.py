@@ -24,8 +24,8 @@ Decode = Callable[[int, Pixels], bool]
 def default_workers() -> int:
     """This process's share of the cores of its machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    beside = os.environ.get("LOCAL_WORLD_SIZE", "1")  # set by torchrun and by accelerate
-    return max(cores // max(int(beside) if beside.isdecimal() else 1, 1), 1)
+    local_processes = os.environ.get("LOCAL_WORLD_SIZE", "1")  # set by torchrun and by accelerate
+    return max(cores // max(int(local_processes) if local_processes.isdecimal() else 1, 1), 1)
 
 
 class _Block(NamedTuple):

@@ -28,7 +28,7 @@ def write_shards(
     repeated and writes the same files.
 
     Args:
-        folder: {train, val, test}/<class>/*, or <class>/* alone.
+        folder: {train, val, test}/<class>/*, or only <class>/*.
         target: folder of the shards.
         shard_bytes: a shard is closed before it would grow beyond this.
         seed: of the order.

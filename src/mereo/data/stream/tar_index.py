@@ -114,7 +114,7 @@ def _unpack(path: Path, size: int) -> TarIndex | None:
 
 
 def read_index(tar: Path) -> TarIndex:
-    """The index beside a tar file or in the user's cache, else made from the file's headers and kept."""
+    """The index next to a tar file or in the user's cache, or else made from the file's headers and saved."""
     size = tar.stat().st_size
     cached = _cache_path(tar)
     for path in (index_path(tar), cached):

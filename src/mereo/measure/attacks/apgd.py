@@ -28,7 +28,7 @@ def checkpoints(steps: int) -> list[int]:
     """
     steps_of_checks, before, share = [], 0.0, 0.22
     while share <= 1:
-        # A sum such as 0.22 + 0.19 + ... may lie a rounding error above a whole number of steps.
+        # A sum such as 0.22 + 0.19 + ... may be a rounding error above a whole number of steps.
         steps_of_checks.append(ceil(round(share * steps, 9)))
         before, share = share, share + max(share - before - 0.03, 0.06)
     return sorted(set(steps_of_checks))

@@ -38,7 +38,7 @@ def margin(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy with the scores as logits. Of lengths, which lie in [0, 1), it never saturates.
+    """Cross entropy with the scores as logits. With lengths, which are in [0, 1), it never saturates.
 
     L = log sum_j exp s_j - s_y
 

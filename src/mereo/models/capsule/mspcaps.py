@@ -161,7 +161,7 @@ class MSPCaps(MultiScaleCapsules):
 
     @staticmethod
     def _members(grids: Sequence[tuple[int, int]]) -> list[int]:
-        """How many capsules lie under a cell, in each routing."""
+        """Number of capsules under a cell, in each routing."""
         if len(grids) == 1:
             return [1]
         under = grid_groups(grids[0], grids[1]).shape[1]

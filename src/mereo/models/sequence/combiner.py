@@ -15,7 +15,7 @@ from mereo.models.sequence_model import SequenceModel
 
 
 class CombinerBlock(DecoderBlock):
-    """Combiner and a feed-forward network. Padding lies behind every token and changes none of them."""
+    """Combiner and a feed-forward network. Padding follows the tokens and changes none of them."""
 
 
 class CombinerTransformer(SequenceModel):

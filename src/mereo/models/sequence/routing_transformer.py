@@ -33,7 +33,7 @@ class RoutingBlock(DecoderBlock):
 
 
 class RoutingTransformer(SequenceModel):
-    """Predict the next token by local heads beside heads that attend inside clusters.
+    """Predict the next token by local heads and heads that attend inside clusters.
 
     x_0 = sqrt(C) embedding,  y = x + RA(LN(x)),  x' = y + FF(LN(y)),  scores = W LN(x_L)
 

@@ -54,7 +54,7 @@ class BiFormerBlock(nn.Module):
         dim: channels.
         attention: maps -> maps.
         mlp_ratio: hidden size of the FFN as a multiple of `dim`.
-        positions: whether there is the first line, which tells cells their places.
+        positions: whether the first line is used, which encodes positions.
         drop_path: rate of stochastic depth.
 
     Shapes: maps (batch, rows, columns, dim) -> the same.

@@ -40,7 +40,7 @@ class PositionConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype in (torch.float16, torch.bfloat16) or autocasts(x):
-            return x + super().forward(x)  # a small weight beside a one would lose its digits
+            return x + super().forward(x)  # a small weight added to a one would lose digits
         return self._conv_forward(x, self.weight + self.centre, self.bias)
 
     def for_inference(self) -> nn.Module:

@@ -1,7 +1,7 @@
-"""What images look like, in three numbers: their shorter side, how colourful and how bright they are.
+"""Image statistics (size, colourfulness, brightness) for detecting images unlike the training data.
 
-A network that was trained on grey drawings of 28 pixels gives some class to a photograph too. Comparing these numbers
-with those of the training images shows when a network is used on other data than it knows.
+A network that was trained on grey drawings of 28 pixels predicts some class for a photograph too. Comparing these
+statistics with their ranges over the training images detects such inputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 SAMPLED = 64
-"""Training images that are looked at, evenly spread."""
+"""Number of training images that the ranges are computed from, evenly spaced."""
 TIMES = 4
-"""How many times as large, or as small, an image has to be to look unlike others."""
+"""Factor by which the shorter side may lie outside the range."""
 _GREY, _COLOUR, _BRIGHTNESS = 0.02, 0.1, 0.3
 _THUMBNAIL = 32
 
 
-class Look(NamedTuple):
-    """One image: height and width of its file, colour (mean of the largest less the smallest channel) and mean, both in
-    [0, 1]."""
+class ImageStatistics(NamedTuple):
+    """Statistics of one image: height and width of its file, colour (mean over pixels of the largest minus the smallest
+    channel) and brightness (mean), both in [0, 1]."""
 
     height: int
     width: int
@@ -30,8 +30,8 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Looks:
-    """Ranges (lowest, highest) over training images; None where they are not known."""
+class StatisticsRanges:
+    """Ranges (minimum, maximum) of the statistics over training images; None where unknown."""
 
     sides: tuple[float, float] | None = None
     colour: tuple[float, float] | None = None
@@ -42,8 +42,8 @@ class Looks:
         return {name: list(value) for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_dict(cls, values: object) -> "Looks":
-        """The ranges that a file of weights states; unknown ones for values of a wrong form."""
+    def from_dict(cls, values: object) -> "StatisticsRanges":
+        """The ranges in the metadata of a weight file; invalid values count as unknown."""
         ranges = {}
         for name in cls.__dataclass_fields__ if isinstance(values, Mapping) else ():
             value = values.get(name) if isinstance(values, Mapping) else None
@@ -51,28 +51,28 @@ class Looks:
                 ranges[name] = (float(value[0]), float(value[1]))
         return cls(**ranges)
 
-    def unlike(self, look: Look) -> list[str]:
-        """Why an image does not look like the training images; empty for one that does."""
+    def differences(self, statistics: ImageStatistics) -> list[str]:
+        """In what an image differs from the training images; empty if in nothing."""
         reasons = []
-        side = min(look.height, look.width)
+        side = min(statistics.height, statistics.width)
         if self.sides is not None and not self.sides[0] / TIMES <= side <= self.sides[1] * TIMES:
             low, high = self.sides
             known = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-            reasons.append(f"{look.height} x {look.width} pixels, not {known}")
+            reasons.append(f"{statistics.height} x {statistics.width} pixels, not {known}")
         if self.colour is not None:
-            if self.colour[1] < _GREY and look.colour > _COLOUR:
+            if self.colour[1] < _GREY and statistics.colour > _COLOUR:
                 reasons.append("in colour, not grey")
-            elif self.colour[0] > 2 * _GREY and look.colour < _GREY / 4:
+            elif self.colour[0] > 2 * _GREY and statistics.colour < _GREY / 4:
                 reasons.append("grey, not in colour")
         if self.brightness is not None:
-            if look.brightness > self.brightness[1] + _BRIGHTNESS:
+            if statistics.brightness > self.brightness[1] + _BRIGHTNESS:
                 reasons.append("much brighter")
-            elif look.brightness < self.brightness[0] - _BRIGHTNESS:
+            elif statistics.brightness < self.brightness[0] - _BRIGHTNESS:
                 reasons.append("much darker")
         return reasons
 
 
-def pixel_looks(images: Tensor) -> tuple[Tensor, Tensor]:
+def colour_and_brightness(images: Tensor) -> tuple[Tensor, Tensor]:
     """Colour and brightness. Shapes: images (n, channels, height, width) in [0, 1] -> (n,), (n,)."""
     spread = (images.amax(1) - images.amin(1)).flatten(1).mean(1)
     colour = spread if images.shape[1] == 3 else torch.zeros_like(spread)
@@ -83,27 +83,27 @@ def _range(values: Tensor) -> tuple[float, float]:
     return round(values.min().item(), 4), round(values.max().item(), 4)
 
 
-def looks_of(images: Tensor, sides: Sequence[tuple[int, int]] = (), *, colour: bool = True) -> Looks:
-    """The ranges of some training images.
+def ranges_of(images: Tensor, sides: Sequence[tuple[int, int]] = (), *, colour: bool = True) -> StatisticsRanges:
+    """The ranges of the statistics over images.
 
     Args:
-        images: as the network gets them, before normalisation.
-        sides: heights and widths of their files, where known.
-        colour: whether the colour is that of the files, which it is not where they were made grey.
+        images: inputs of the network before normalisation.
+        sides: heights and widths of the files, where known.
+        colour: False if colour files were converted to grey, so that the colour of the files is unknown.
 
     Shapes: images (n, channels, height, width) in [0, 1].
     """
-    of_colour, brightness = pixel_looks(images)
+    of_colour, brightness = colour_and_brightness(images)
     shorter = [min(size) for size in sides]
-    return Looks(
+    return StatisticsRanges(
         sides=(min(shorter), max(shorter)) if shorter else None,
         colour=_range(of_colour) if colour and len(images) else None,
         brightness=_range(brightness) if len(images) else None,
     )
 
 
-def look_at(stream: BinaryIO) -> Look:
-    """The look of an image file, from a thumbnail of it."""
+def file_statistics(stream: BinaryIO) -> ImageStatistics:
+    """The statistics of an image file, computed on a thumbnail."""
     import numpy as np
     from PIL import Image
 
@@ -114,5 +114,5 @@ def look_at(stream: BinaryIO) -> Look:
         image.draft(None, (_THUMBNAIL, _THUMBNAIL))
         small = to_mode(image, "RGB").resize((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BOX)
     pixels = torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1).unsqueeze(0) / 255
-    colour, brightness = pixel_looks(pixels)
-    return Look(height, width, colour.item(), brightness.item())
+    colour, brightness = colour_and_brightness(pixels)
+    return ImageStatistics(height, width, colour.item(), brightness.item())
