@@ -49,7 +49,7 @@ class ReconstructionObjective(Objective):
                 f"model is a {type(model).__name__}, and the task reconstruction trains latent capsules; take a model"
                 f" such as {Reconstruction.example_model}."
             )
-        self.supervised, self.reconstruction_weight = model.latent.mask == "label", reconstruction_weight
+        self.supervised, self.reconstruction_weight = self.model.latent.mask == "label", reconstruction_weight
 
     def at_step(self, step: int, steps: int) -> None:
         if step and step % BOOST_EVERY == 0:
