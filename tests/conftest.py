@@ -41,3 +41,19 @@ def frozen():
 @pytest.fixture
 def python() -> str:
     return sys.executable
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory) -> Path:
+    """The folder of a short run on the digits, for tests that only read it."""
+    from mereo.training.config import TrainConfig
+    from mereo.training.engine import train
+    from mereo.training.report import Report
+
+    torch.set_num_threads(1)
+    config = TrainConfig().replace(
+        model="mspcaps_tiny", data="digits", model_args={"channels": [4, 8, 8], "patch_size": 2}, img_size=16,
+        limit=300, batch_size=32, epochs=3, lr=5e-3, warmup_epochs=0.0, augment=("none",), tensorboard=False,
+        device="cpu", seed=3, output=str(tmp_path_factory.mktemp("runs")), name="small",
+    )  # fmt: skip
+    return train(config, Report(silent=True)).folder.path

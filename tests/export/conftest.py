@@ -1,4 +1,4 @@
-"""A finished run of about a second, and narrow networks."""
+"""Narrow networks, and a short run on the digits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +10,6 @@ from torch import Tensor
 
 import mereo
 from mereo.models import CapsuleClassifier
-from mereo.training.config import TrainConfig
-from mereo.training.engine import train
-from mereo.training.report import Report
 
 NARROW: dict[str, dict[str, Any]] = {
     "mspcaps_tiny": {"channels": (4, 8, 8), "in_chans": 1, "img_size": 16, "patch_size": 2},
@@ -48,14 +45,9 @@ def make() -> Callable[..., CapsuleClassifier]:
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory) -> Path:
+def run(digits_run) -> Path:
     """The folder of a run on the digits."""
-    config = TrainConfig().replace(
-        model="mspcaps_tiny", data="digits", model_args={"channels": [4, 8, 8], "patch_size": 2}, img_size=16,
-        limit=300, batch_size=32, epochs=3, lr=5e-3, warmup_epochs=0.0, augment=("none",), tensorboard=False,
-        device="cpu", seed=3, output=str(tmp_path_factory.mktemp("runs")), name="small",
-    )  # fmt: skip
-    return train(config, Report(silent=True)).folder.path
+    return digits_run
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from mereo.explain.places import spread
 from mereo.explain.pose_sweeps import pose_sweeps, why_no_sweep
 from mereo.explain.sweep_pictures import draw_pose_sweep
 from mereo.explain.trees.growth import parse_trees, why_no_tree
-from mereo.explain.trees.page import AddCase, Hidden, explanation_page
+from mereo.explain.trees.page import Hidden, PageWriter, explanation_page
 from mereo.explain.trees.pictures import draw_parse_tree
 from mereo.explain.trees.tree import ParseTree
 from mereo.explain.wording import bars_of, kind_of
@@ -114,7 +114,7 @@ def _trees(observation: Observation, batch: Shown, keep: int) -> list[ParseTree]
     return parse_trees(observation, keep=keep, true_labels=batch.labels, images=batch.images)
 
 
-def _add_cases(add: AddCase, observation: Observation, batch: Shown, trees: Sequence[ParseTree]) -> None:
+def _add_cases(add: PageWriter, observation: Observation, batch: Shown, trees: Sequence[ParseTree]) -> None:
     """Add a batch to a page: its parse trees, or where there are none what hiding each place costs."""
     names, images = batch.names, batch.images
     model, classes = observation.model, class_names(observation.model)
@@ -201,7 +201,7 @@ def _write_each(
     files: Sequence[str],
     folder: Path,
     keep: int,
-    add: AddCase | None,
+    add: PageWriter | None,
     written: dict[str, list[Path]],
 ) -> None:
     """The files of a single image."""

@@ -12,6 +12,14 @@ from mereo.runtime.text import percent
 FEW = 30
 """Images below which predictions at the level of chance are a matter of too few images."""
 SHOWN_ERRORS = 5
+CALIBRATION_APART = 0.01
+"""Difference between calibration errors that counts."""
+
+
+def clearly_apart(one: float, two: float, images: int) -> bool:
+    """Whether two shares of so many images differ by more than two standard errors of their difference."""
+    mean = (one + two) / 2
+    return abs(one - two) > 2 * math.sqrt(2 * mean * (1 - mean) / max(images, 1))
 
 
 def is_at_chance(model: Mapping[str, Any]) -> bool:

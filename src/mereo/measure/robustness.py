@@ -1,7 +1,6 @@
 """Accuracy of several trained networks under changes that they were not trained for, on the same test images."""
 
 import hashlib
-import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from mereo.data.sets import find_dataset
 from mereo.inference.answers import collect_answers
 from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.measure.attacks.attack import check_attack
+from mereo.measure.conclusions import CALIBRATION_APART, clearly_apart
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.couplings import coupling_effect
 from mereo.measure.curves import attack_curve, corruption_curve
@@ -28,8 +28,6 @@ EPSILON, STEPS = 0.02, 10
 """Bound and steps of APGD, of pixels in [0, 1]."""
 CHANGES = ("rotation", "translation", "occlusion")
 COMPARED = ("accuracy", "familiar_viewpoints", *CHANGES, "apgd", "calibration_error")
-CALIBRATION_APART = 0.01
-"""Difference between calibration errors that counts."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,6 @@ class Robustness:
     def to_dict(self) -> dict[str, float | None]:
         """Plain values, without the curves."""
         return {name: value for name, value in vars(self).items() if name != "curves"}
-
-
-def clearly_apart(one: float, two: float, images: int) -> bool:
-    """Whether two shares of so many images differ by more than two standard errors of their difference."""
-    mean = (one + two) / 2
-    return abs(one - two) > 2 * math.sqrt(2 * mean * (1 - mean) / max(images, 1))
 
 
 def beside_plain(measured: Mapping[str, Robustness], plain: Collection[str]) -> list[str]:

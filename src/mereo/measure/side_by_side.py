@@ -9,12 +9,11 @@ from mereo.inference.answers import collect_answers
 from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.inference.metrics import chance_accuracy, confusion_matrix, wilson_interval
 from mereo.measure.attacks.attack import check_attack
-from mereo.measure.conclusions import coupling_words
+from mereo.measure.conclusions import CALIBRATION_APART, clearly_apart, coupling_words
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.couplings import CouplingEffect, coupling_effect
 from mereo.measure.curves import attack_curve, corruption_curve
 from mereo.measure.plan import part_of
-from mereo.measure.robustness import CALIBRATION_APART, clearly_apart
 from mereo.measure.trained_models import load_trained_models
 from mereo.runtime.text import percent
 

@@ -6,12 +6,12 @@ Names of files and classes are not trusted and always escaped.
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,32 +32,17 @@ votes for each capsule are drawn, and beside it stands their share of all its vo
 
 
 class Hidden(NamedTuple):
-    """What stands on the page for a network without parse trees.
+    """What the page shows of a network without parse trees.
 
     Attributes:
         explained: the class.
-        heat: how much its score falls when a place is hidden, (height, width).
+        heat: drop in its score when a position is hidden, (height, width).
         reason: why there is no parse tree.
     """
 
     explained: int
     heat: Tensor
     reason: str
-
-
-class AddCase(Protocol):
-    """Adds one image to a page."""
-
-    def __call__(
-        self,
-        title: str,
-        image: Tensor,
-        tree: ParseTree | Hidden,
-        scores: Tensor,
-        names: tuple[str, ...],
-        true: int | None = None,
-        shown: Tensor | None = None,
-    ) -> None: ...
 
 
 def image_data(image: Tensor) -> str:
@@ -68,49 +53,6 @@ def image_data(image: Tensor) -> str:
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
-
-
-@contextmanager
-def explanation_page(path: str | Path, title: str) -> Iterator[AddCase]:
-    """A page of parse trees, written as images are added; the file appears at its path when it is complete.
-
-    with explanation_page("trees.html", "My network") as add:
-        for name, image, tree, lengths in explained:
-            add(name, image, tree, lengths, class_names)
-
-    Args:
-        path: of the file.
-        title: of the page.
-
-    What it yields takes a title, an image in [0, 1], not normalised, its parse tree (or `Hidden` where there is none),
-    the scores between 0 and 1, the names of the classes, maybe the true class, and the image at a multiple of its size
-    to show in its place.
-
-    Shapes: image (channels, height, width), scores (classes,).
-    """
-    path, count = Path(path), 0
-    with writing(path) as write_bytes:
-
-        def write(text: str) -> None:
-            # Names of files may hold bytes that are not text.
-            write_bytes(text.encode(errors="replace"))
-
-        def add(
-            title: str,
-            image: Tensor,
-            tree: ParseTree | Hidden,
-            scores: Tensor,
-            names: tuple[str, ...],
-            true: int | None = None,
-            shown: Tensor | None = None,
-        ) -> None:
-            nonlocal count
-            write(_case(f"i{count}", title, image, tree, scores, names, true, shown))
-            count += 1
-
-        write(_opening(title))
-        yield add
-        write(_closing())
 
 
 def _part(name: str) -> str:
@@ -135,45 +77,96 @@ def _closing() -> str:
 
 
 def _brightness(heat: Tensor) -> Tensor:
-    """Falls of a score (height, width) as a grey image (1, height, width): black where hiding does not lower it."""
+    """Drops in a score (height, width) as a grey image (1, height, width): black where hiding does not lower it."""
     falls = heat.clamp(min=0)
     return (falls / falls.amax().clamp(min=1e-12)).unsqueeze(0)
 
 
-def _case(
-    prefix: str,
-    title: str,
-    image: Tensor,
-    tree: ParseTree | Hidden,
-    scores: Tensor,
-    names: tuple[str, ...],
-    true: int | None,
-    shown: Tensor | None,
-) -> str:
-    high, wide = image.shape[-2:]
-    explained = tree.explained if isinstance(tree, Hidden) else tree.nodes[0].number
-    kinds = {c: "explained" if c == explained else "true" for c in (true, explained) if c is not None}
-    mark = {true: " (true class)"}
-    bars = "".join(
-        f'<li{f" class={kinds[c]}" if c in kinds else ""}><span class="name">{escape(names[c])}{mark.get(c, "")}</span>'
-        f'<span class="bar" style="width:{100 * min(max(float(scores[c]), 0.0), 1.0):.1f}%"></span>'
-        f"<span>{float(scores[c]):.2f}</span></li>"
-        for c in shown_classes(scores, set(kinds))
-    )
-    if isinstance(tree, Hidden):
-        boxes, words = "", f"{tree.reason}. The second picture is brighter where hiding a place lowers the score more"
-        drawn = f'<img alt="occlusion" width="{8 * wide}" src="{image_data(_brightness(tree.heat))}">'
-    else:
-        words = " ".join(part for part in (describe(tree, 0), agreement(tree)) if part)
-        boxes, drawn = patch_boxes(tree, prefix), tree_svg(tree, (high, wide), prefix)
-    picture = image_data(image if shown is None else shown)
-    return (
-        f'<section class="case" aria-labelledby="{prefix}-title">\n<h2 id="{prefix}-title">{escape(title)}</h2>\n'
-        f'<div class="seen">\n'
-        f'<svg class="image" viewBox="0 0 {wide} {high}" role="img" aria-labelledby="{prefix}-title">'
-        f'<image id="{prefix}-image" width="{wide}" height="{high}" href="{picture}"/>'
-        f"{boxes}</svg>\n"
-        f'<p class="words" id="{prefix}-words">{escape(words)}</p>\n'
-        f'<ol class="lengths">{bars}</ol>\n</div>\n'
-        f'<div class="scroll">{drawn}</div>\n</section>\n'
-    )
+class PageWriter:
+    """Writes a page of parse trees, one image at a time.
+
+    Args:
+        write: writes text to the file.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._count = 0
+
+    def __call__(
+        self,
+        title: str,
+        image: Tensor,
+        tree: ParseTree | Hidden,
+        scores: Tensor,
+        names: tuple[str, ...],
+        true: int | None = None,
+        shown: Tensor | None = None,
+    ) -> None:
+        """Add one image.
+
+        Args:
+            title: of the image.
+            image: in [0, 1], not normalised.
+            tree: its parse tree, or `Hidden` for a network without parse trees.
+            scores: between 0 and 1.
+            names: of the classes.
+            true: the true class, if known.
+            shown: the image at a multiple of its size, displayed in its place.
+
+        Shapes: image (channels, height, width), scores (classes,).
+        """
+        prefix = f"i{self._count}"
+        self._count += 1
+        high, wide = image.shape[-2:]
+        explained = tree.explained if isinstance(tree, Hidden) else tree.nodes[0].number
+        kinds = {c: "explained" if c == explained else "true" for c in (true, explained) if c is not None}
+        mark = {true: " (true class)"}
+        bars = "".join(
+            f"<li{f' class={kinds[c]}' if c in kinds else ''}>"
+            f'<span class="name">{escape(names[c])}{mark.get(c, "")}</span>'
+            f'<span class="bar" style="width:{100 * min(max(float(scores[c]), 0.0), 1.0):.1f}%"></span>'
+            f"<span>{float(scores[c]):.2f}</span></li>"
+            for c in shown_classes(scores, set(kinds))
+        )
+        if isinstance(tree, Hidden):
+            words = f"{tree.reason}. The second picture is brighter where hiding a place lowers the score more"
+            boxes = ""
+            drawn = f'<img alt="occlusion" width="{8 * wide}" src="{image_data(_brightness(tree.heat))}">'
+        else:
+            words = " ".join(part for part in (describe(tree, 0), agreement(tree)) if part)
+            boxes, drawn = patch_boxes(tree, prefix), tree_svg(tree, (high, wide), prefix)
+        picture = image_data(image if shown is None else shown)
+        self._write(
+            f'<section class="case" aria-labelledby="{prefix}-title">\n<h2 id="{prefix}-title">{escape(title)}</h2>\n'
+            f'<div class="seen">\n'
+            f'<svg class="image" viewBox="0 0 {wide} {high}" role="img" aria-labelledby="{prefix}-title">'
+            f'<image id="{prefix}-image" width="{wide}" height="{high}" href="{picture}"/>'
+            f"{boxes}</svg>\n"
+            f'<p class="words" id="{prefix}-words">{escape(words)}</p>\n'
+            f'<ol class="lengths">{bars}</ol>\n</div>\n'
+            f'<div class="scroll">{drawn}</div>\n</section>\n'
+        )
+
+
+@contextmanager
+def explanation_page(path: str | Path, title: str) -> Iterator[PageWriter]:
+    """A page of parse trees, written as images are added; the file appears at its path when it is complete.
+
+    with explanation_page("trees.html", "My network") as add:
+        for name, image, tree, lengths in explained:
+            add(name, image, tree, lengths, class_names)
+
+    Args:
+        path: of the file.
+        title: of the page.
+    """
+    with writing(Path(path)) as write_bytes:
+
+        def write(text: str) -> None:
+            # Names of files may hold bytes that are not text.
+            write_bytes(text.encode(errors="replace"))
+
+        write(_opening(title))
+        yield PageWriter(write)
+        write(_closing())
