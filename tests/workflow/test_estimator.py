@@ -235,3 +235,26 @@ def test_parameters_are_plain():
     assert not any(
         p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in inspect.signature(ImageClassifier).parameters.values()
     )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"validation_fraction": "x"}, {"validation_fraction": 2}, {"value_range": 3}, {"value_range": "ab"},
+     {"image_shape": "x"}, {"options": 3}],
+    ids=str,
+)  # fmt: skip
+def test_arguments_of_a_wrong_kind_are_refused_by_fit(wrong):
+    (name,) = wrong
+    with pytest.raises(mereo.errors.UsageError, match=f"{name} is "):
+        mereo.ImageClassifier(**wrong).fit(np.zeros((4, 8, 8), np.uint8), [0, 1, 0, 1])
+
+
+def test_pictures_of_any_mode_and_tensors_of_any_precision_become_their_pixels():
+    from mereo.workflow.estimator import _numbers
+
+    red = Image.new("RGB", (4, 4), (255, 0, 0))
+    for mode in ("P", "CMYK", "RGBA"):
+        given = _numbers([red.convert(mode)] * 2)
+        assert given.shape == (2, 4, 4, 3) and np.abs(given[0, 0, 0].astype(int) - [255, 0, 0]).max() <= 1
+    assert _numbers([Image.new("1", (4, 4), 1)]).max() == 255
+    np.testing.assert_array_equal(_numbers(torch.ones(2, 1, 4, 4, dtype=torch.bfloat16)), np.ones((2, 4, 4, 1)))

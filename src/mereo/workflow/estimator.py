@@ -139,6 +139,7 @@ class ImageClassifier(_Estimator):
         Raises:
             UsageError: for images or labels of another form, fewer than two classes, and wrong options.
         """
+        self._check_settings()
         array = _numbers(X)
         values = self._images(array)
         classes, numbers = _labels(y)
@@ -174,6 +175,23 @@ class ImageClassifier(_Estimator):
         options = fit_all(TrainOptions, "ImageClassifier", given, {})
         options |= fit_all(TrainOptions, "ImageClassifier", {"tensorboard": False, **(self.options or {})}, fixed)
         return TrainConfig().replace(**options, data="arrays", seed=seed, validation_fraction=0.0)
+
+    def _check_settings(self) -> None:
+        """UsageError for arguments of the constructor of a wrong kind; scikit-learn wants none before `fit`."""
+        wanted: dict[str, tuple[bool, str]] = {
+            "validation_fraction": (
+                isinstance(self.validation_fraction, int | float) and 0 <= self.validation_fraction < 1,
+                "a number from 0 to below 1",
+            ),
+            "value_range": (_are_numbers(self.value_range, float, (2,)), "two numbers, black and white, or None"),
+            "image_shape": (
+                _are_numbers(self.image_shape, int, (2, 3)), "(height, width), (height, width, channels) or None"
+            ),
+            "options": (self.options is None or isinstance(self.options, Mapping), "a dict of options, or None"),
+        }  # fmt: skip
+        for name, (fits, kind) in wanted.items():
+            if not fits:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be {kind}.")
 
     def _seed(self) -> int:
         state = self.random_state
@@ -283,6 +301,23 @@ class ImageClassifier(_Estimator):
         return tags
 
 
+def _are_numbers(value: Any, kind: type, counts: tuple[int, ...]) -> bool:
+    """Whether a value is None or a sequence of so many numbers, which are whole for the kind int."""
+    if value is None:
+        return True
+    known = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
+    return isinstance(value, tuple | list) and len(value) in counts and all(isinstance(each, known) for each in value)
+
+
+def _pixels_of(image: Any) -> Any:
+    """An image of Pillow in grey or in colour, whatever its mode; anything else as it is."""
+    if getattr(image, "mode", None) is None or not hasattr(image, "convert"):
+        return np.asarray(image)
+    from mereo.data.decode import is_grey, to_mode
+
+    return np.asarray(to_mode(image, "L" if is_grey(image.mode) else "RGB"))
+
+
 def _numbers(X: Any) -> Array:
     """Images as one array of numbers, samples first and channels last; UsageError for what is none."""
     if hasattr(X, "toarray"):
@@ -290,11 +325,12 @@ def _numbers(X: Any) -> Array:
     if isinstance(X, Tensor):
         if X.dim() != 4 or X.shape[1] not in COLOURS:
             raise UsageError(f"X is a tensor {tuple(X.shape)}; it must be (n, channels, height, width).")
-        return X.detach().cpu().movedim(1, -1).numpy()
+        moved = X.detach().cpu().movedim(1, -1)
+        return (moved.float() if moved.dtype is torch.bfloat16 else moved).numpy()
     if isinstance(X, Mapping | str):
         raise UsageError(f"X is a {type(X).__name__}; give images as an array, a tensor or a list of PIL images.")
     try:
-        values = np.stack([np.asarray(image) for image in X]) if isinstance(X, list | tuple) and X else np.asarray(X)
+        values = np.stack([_pixels_of(image) for image in X]) if isinstance(X, list | tuple) and X else np.asarray(X)
     except ValueError as error:
         raise UsageError("X has images of several sizes; give images of one size.") from error
     if values.dtype.kind == "c":
