@@ -43,7 +43,7 @@ FROZEN: dict[str, Any] = {"backbone": "shvit_cifar", "backbone_args": {"stem_str
 NETWORKS = ("linear, trained", "capsules, trained", "linear, frozen", "capsules, frozen")
 NOTES = [
     "Trained: each head with a ResNet-20 of its own, from the same start. Frozen: on the maps of the bundled backbone"
-    f" {BUNDLED}, which was trained on the 50,000 training images of CIFAR-10 with a linear head.",
+    f" {BUNDLED}, which was trained on 48,000 training images of CIFAR-10 with a linear head.",
     "ECE: mean distance of confidence and accuracy in 15 bins. Logits become confidences by a softmax, lengths of"
     " capsules by division by their sum. The linear heads have cross-entropy as their loss, the capsules the margin"
     " loss.",
