@@ -60,6 +60,7 @@ class SparseCapsNet(VisionModel):
 
     first_conv = "conv"
     channels_last = False
+    unscored_parts = ("decoder",)
 
     def __init__(
         self,
