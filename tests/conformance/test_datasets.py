@@ -13,6 +13,15 @@ from mereo.errors import MereoError
 every_dataset = pytest.mark.parametrize("info", [pytest.param(info, id=name) for name, info in DATASETS.items()])
 
 
+MANY = 2000
+"""Images that take seconds to make."""
+
+
+def is_rendered(info: DatasetInfo) -> bool:
+    """Whether many images are made on the spot."""
+    return not info.files and info.text is None and sum(info.splits.values()) > MANY
+
+
 @every_dataset
 def test_its_facts_are_valid(info: DatasetInfo) -> None:
     assert (info.read is None) != (info.text is None) and info.path is None and info.summary and info.source
@@ -32,8 +41,7 @@ def test_it_is_read_from_a_file_of_its_own(info: DatasetInfo) -> None:
 
 @pytest.mark.parametrize(
     "info",
-    # Rendering all pictures takes some seconds.
-    [pytest.param(info, id=name, marks=[pytest.mark.slow] * (name == "solids")) for name, info in DATASETS.items()],
+    [pytest.param(info, id=name, marks=[pytest.mark.slow] * is_rendered(info)) for name, info in DATASETS.items()],
 )
 def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: DatasetInfo, tmp_path: Path) -> None:
     size = info.size or (8, 8)

@@ -7,6 +7,7 @@ from typing import BinaryIO
 import torch
 
 from mereo.data.files import FileSplit, sniff
+from mereo.data.names import IMAGE_SUFFIXES, SPLITS
 from mereo.data.raw import RawDataset
 from mereo.data.set_aside import with_test
 from mereo.data.table import read_table
@@ -15,10 +16,6 @@ from mereo.errors import UsageError
 
 Layout = tuple[dict[str, FileSplit], tuple[str, ...]]
 """The splits that a folder itself has, and the class names."""
-_FOLDERS = {
-    "train": ("train", "training"), "validation": ("val", "validation", "valid"), "test": ("test", "testing")
-}  # fmt: skip
-_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 _SHOWN = 5
 _LAYOUT = "it must hold train/<class>/<images>, and may hold val/ and test/ of the same form; or <class>/<images>"
 
@@ -26,11 +23,10 @@ _LAYOUT = "it must hold train/<class>/<images>, and may hold val/ and test/ of t
 def _split_folders(tree: Tree) -> dict[str, str]:
     """The folder of each split: those with a known name that contain folders."""
     parents = {folder.rpartition("/")[0] for folder in tree.folders}
-    places = {}
-    for split, names in _FOLDERS.items():
-        present = [name for name in names if name in parents]
-        if present:
-            places[split] = present[0]
+    places: dict[str, str] = {}
+    for name, split in SPLITS.items():
+        if name in parents:
+            places.setdefault(split, name)
     return places
 
 
@@ -92,10 +88,10 @@ def _only_folder(tree: Tree) -> str:
         prefix = f"{place}/" if place else ""
         below = {f.removeprefix(prefix).partition("/")[0] for f in tree.folders if f.startswith(prefix)}
         images = [f for f in tree.files if f.startswith(prefix) and "/" not in f.removeprefix(prefix)]
-        if len(below) != 1 or any(Path(f).suffix.lower() in _IMAGES for f in images):
+        if len(below) != 1 or any(Path(f).suffix.lower() in IMAGE_SUFFIXES for f in images):
             return place
         (only,) = below
-        if only in {name for names in _FOLDERS.values() for name in names}:
+        if only in SPLITS:
             return place
         if not any(f.startswith(f"{prefix}{only}/") for f in tree.folders):
             return place  # one class, whose images it holds
@@ -120,7 +116,7 @@ def _named_classes(tree: Tree, place: str, least: int) -> tuple[str, ...]:
     classes = _classes(tree, place)
     where = tree.path / place
     if not any(classes.values()):
-        loose = [file for file in tree.files if "/" not in file and file.lower().endswith(_IMAGES)]
+        loose = [file for file in tree.files if "/" not in file and file.lower().endswith(IMAGE_SUFFIXES)]
         if loose:
             raise UsageError(
                 f"data is {str(tree.path)!r}, whose {len(loose)} images, such as {loose[0]!r}, are in no folder of a"

@@ -8,14 +8,11 @@ from typing import BinaryIO
 import torch
 
 from mereo.data.files import FileSplit
+from mereo.data.names import SPLITS
 from mereo.data.regular import open_regular
 from mereo.data.trees import Tree
 from mereo.errors import MereoError, UsageError
 
-_SPLITS = {
-    "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
-    "test": "test", "testing": "test",
-}  # fmt: skip
 _COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img"),
     "label": ("label", "class", "target", "category", "class_name", "label_name"),
@@ -64,7 +61,7 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
         for row in reader:
             image, label = row[columns["path"]], row[columns["label"]]
             split = row.get(columns.get("split", "")) or "train"
-            if split.strip().lower() not in _SPLITS:
+            if split.strip().lower() not in SPLITS:
                 raise UsageError(
                     f"{path}, line {reader.line_num}: split is {split[:80]!r}; it must be train, val or test."
                 )
@@ -72,7 +69,7 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
                 raise UsageError(
                     f"{path}, line {reader.line_num}: it must have one path, one label and optionally a split."
                 )
-            rows.append((_SPLITS[split.strip().lower()], image, label))
+            rows.append((SPLITS[split.strip().lower()], image, label))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise MereoError(f"the table {path} cannot be read ({error}); it must be a .csv file in UTF-8.") from error
     return rows

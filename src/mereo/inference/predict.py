@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mereo.data import Batch, ImageSet, load_size
 from mereo.data.decode import decode
+from mereo.data.names import IMAGE_SUFFIXES, OTHER_SUFFIXES
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import prepare_batch
 from mereo.inference.mode import evaluating
@@ -24,23 +25,6 @@ from mereo.inference.views import Views
 from mereo.models import VisionModel
 from mereo.models.folding import folded
 from mereo.tasks import Classification, Task, get_task
-
-SUFFIXES = {
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".bmp",
-    ".gif",
-    ".webp",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-    ".pbm",
-    ".heic",
-    ".heif",
-    ".avif",
-}
 
 FEW = 16
 """Images up to which the network runs as it is."""
@@ -82,12 +66,13 @@ class Prediction:
 def find_images(patterns: Sequence[str | Path]) -> list[Path]:
     """The files of paths, folders (searched at any depth for image suffixes) and globs, each once, in order."""
     listed: dict[Path, None] = {}
+    suffixes = (*IMAGE_SUFFIXES, *OTHER_SUFFIXES)
     for pattern in patterns:
         path = Path(pattern)
         if path.is_dir():
-            files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+            files = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())
             if not files:
-                raise UsageError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}).")
+                raise UsageError(f"{path} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}).")
         elif path.is_file():
             files = [path]
         else:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.attention.sparse import BALANCE_WEIGHT, HeadRouter, balance_loss
+from mereo.attention.sparse import BALANCE_WEIGHT, Balanced, balance_loss
 from mereo.core import Capsules
 from mereo.data import Batch
 from mereo.errors import UsageError
@@ -74,7 +74,7 @@ class ClassificationObjective(Objective):
         if label_smoothing > 0 and loss != "cross_entropy":
             raise UsageError(f"label_smoothing is {label_smoothing} and loss is {loss!r}; it needs 'cross_entropy'.")
         self.kind, self.reconstruction_weight, self.label_smoothing = loss, reconstruction_weight, label_smoothing
-        self.has_mixtures = any(isinstance(module, HeadRouter) for module in model.modules())
+        self.is_balanced = any(isinstance(module, Balanced) for module in model.modules())
         self.register_buffer("margin", torch.tensor(SPREAD_MARGINS[0]), persistent=False)
 
     def at_step(self, step: int, steps: int) -> None:
@@ -99,7 +99,7 @@ class ClassificationObjective(Objective):
         if self.training and capsules is not None:
             penalty = self.model.penalty(capsules, batch.labels)
             loss = loss if penalty is None else loss + penalty
-        if self.training and self.has_mixtures:
+        if self.training and self.is_balanced:
             loss = loss + BALANCE_WEIGHT * balance_loss(self.model)
         return loss, scores
 

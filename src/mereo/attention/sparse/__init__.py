@@ -2,7 +2,7 @@
 
 from mereo.attention.sparse.bi_level_routing import BiLevelRoutingAttention
 from mereo.attention.sparse.combiner import CombinerAttention, combiner_attention
-from mereo.attention.sparse.head_router import BALANCE_WEIGHT, HeadRouter, balance_loss
+from mereo.attention.sparse.head_router import BALANCE_WEIGHT, Balanced, HeadRouter, balance_loss
 from mereo.attention.sparse.mixture_of_head import MoHAttention
 from mereo.attention.sparse.routing_attention import RoutingAttention, routing_attention
 from mereo.attention.sparse.sea import SeaAttention, map_losses
@@ -12,6 +12,7 @@ from mereo.attention.sparse.sparsifiner_model import keep_tokens, set_phase
 
 __all__ = [
     "BALANCE_WEIGHT",
+    "Balanced",
     "BiLevelRoutingAttention",
     "CombinerAttention",
     "HeadRouter",

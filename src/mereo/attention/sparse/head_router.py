@@ -3,7 +3,7 @@
 Source: arXiv:2410.11842.
 """
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -159,9 +159,20 @@ class HeadRouter(nn.Module):
         return f"heads={self.num_heads}, shared={self.shared}, active={self.active} of {self.routed}"
 
 
+@runtime_checkable
+class Balanced(Protocol):
+    """A module that chooses among parts, such as `HeadRouter`, and records how evenly it did so in training.
+
+    Attributes:
+        balance: (), least where all parts are chosen alike; None outside of training.
+    """
+
+    balance: Tensor | None
+
+
 def balance_loss(model: nn.Module) -> Tensor:
     """The mean balance of the routers of a model in the last training step; add `BALANCE_WEIGHT` of it to the loss."""
-    recorded = [m.balance for m in model.modules() if isinstance(m, HeadRouter) and m.balance is not None]
+    recorded = [m.balance for m in model.modules() if isinstance(m, Balanced) and m.balance is not None]
     if not recorded:
         raise UsageError("no router recorded a balance; call the model in training mode first.")
     return torch.stack([each.float() for each in recorded]).mean()

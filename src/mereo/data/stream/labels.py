@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mereo.data.files import sniff
+from mereo.data.names import SPLITS
 from mereo.data.raw import RawDataset, RawSplit
 from mereo.data.set_aside import with_test
 from mereo.data.stream.source import Source, Store
@@ -19,10 +20,6 @@ from mereo.errors import UsageError
 
 Labels = npt.NDArray[Any]
 """int64 or str (n,)."""
-_SPLITS = {
-    "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
-    "dev": "validation", "test": "test", "testing": "test",
-}  # fmt: skip
 _SNIFFED = 32
 LONGEST_LABEL = 256
 """Characters: an array of texts takes as much memory for each of them as for the longest."""
@@ -38,13 +35,13 @@ class Part(NamedTuple):
 
 def split_name(path: Path) -> str:
     """The split of a file, from a word in its name or from its folder; "train" if neither names one."""
-    words = [word for word in re.split(r"[^a-z]+", path.name.lower()) if word in _SPLITS]
-    return _SPLITS.get((words or [path.parent.name.lower()])[0], "train")
+    words = [word for word in re.split(r"[^a-z]+", path.name.lower()) if word in SPLITS]
+    return SPLITS.get((words or [path.parent.name.lower()])[0], "train")
 
 
 def split_of_word(word: str) -> str | None:
     """The split that a name such as "val" means."""
-    return _SPLITS.get(word.lower())
+    return SPLITS.get(word.lower())
 
 
 def join_labels(labels: Sequence[Labels]) -> Labels:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from mereo.data.names import SPLITS
 from mereo.data.raw import RawDataset
 from mereo.data.regular import kind_of, user_path
 from mereo.data.stream.hub import PREFIX, open_hub
@@ -24,7 +25,7 @@ TAR, TABLES = (".tar",), (".parquet", ".arrow")
 CLASS_FILES = ("classes.txt", "classnames.txt")
 _PATTERN, _BRACES = re.compile(r"[*?\[{]"), re.compile(r"\{([^{}]*)\}")
 _MOST_FILES, _LONGEST, _LARGEST_LIST = 100_000, 4096, 2**24
-_FOLDERS = ("train", "val", "valid", "validation", "test", "data")
+_FOLDERS = (*SPLITS, "data")
 
 
 def expand(pattern: str) -> list[str]:
