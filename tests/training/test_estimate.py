@@ -1,19 +1,19 @@
 """The figures of a dry run, against counts by hand."""
 
-import time
 from dataclasses import replace
 
 import pytest
 from PIL import Image
 
-from mereo.data import Batch, DatasetInfo
+from mereo.data import DatasetInfo
 from mereo.errors import UsageError
 from mereo.models import create_model, save_weights
-from mereo.tasks.classification import ClassificationObjective
-from mereo.training import estimate as estimating
 from mereo.training import unread
 from mereo.training.config import TrainConfig
-from mereo.training.estimate import announce, estimate, print_estimate, training_images, warn_of_memory
+from mereo.training.estimate import estimate
+from mereo.training.plan import training_images
+from mereo.training.show_estimate import announce, print_estimate, warn_of_memory
+from mereo.training.trial_step import TrialStep
 
 
 def small(**changes):
@@ -91,7 +91,7 @@ def test_the_figures_are_printed_before_the_timing(monkeypatch, capsys):
     def stop(*args: object) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(estimating, "_time_step", stop)
+    monkeypatch.setattr(TrialStep, "image_seconds", stop)
     with pytest.raises(KeyboardInterrupt):
         print_estimate(small())
     out = capsys.readouterr().out
@@ -103,26 +103,6 @@ def test_weights_that_do_not_fit_are_refused_before_the_timing(tmp_path, capsys)
     with pytest.raises(UsageError, match="resnet20"):
         announce(small(weights=str(tmp_path / "other.safetensors"), epochs=100_000))
     assert "timing" not in capsys.readouterr().out
-
-
-def test_a_slow_step_is_timed_on_a_part_of_its_batch(monkeypatch):
-    """A network of 10 ms an image, and a batch of minutes."""
-    counts: list[int] = []
-    forward = ClassificationObjective.forward
-
-    def slow(self, batch):
-        count = len(batch.images)
-        if self.training and count != estimating.PROBE:
-            counts.append(count)
-            time.sleep(0.01 * count)
-        return forward(self, Batch(*(None if field is None else field[:2] for field in batch)))
-
-    monkeypatch.setattr(ClassificationObjective, "forward", slow)
-    monkeypatch.setattr(estimating, "TIMING_SECONDS", 1.0)
-    found = estimate(small(batch_size=1024))
-    assert sum(counts) < 500, "half of a step of 1024 images was timed"
-    assert max(counts) < 200
-    assert found.step_seconds == pytest.approx(10.24, rel=0.6)
 
 
 def test_wrong_augmentation_does_not_pass_a_dry_run(capsys):

@@ -8,9 +8,10 @@ from mereo.cli.main import main
 from mereo.models import create_model
 from mereo.models.weights import load_tensors
 from mereo.training.engine import train
-from mereo.training.estimate import estimate, print_estimate
+from mereo.training.estimate import estimate
 from mereo.training.freezing import describe_trained, freeze
 from mereo.training.plan import make_plan
+from mereo.training.show_estimate import print_estimate
 from plain_cnn import registered
 
 

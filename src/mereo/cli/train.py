@@ -138,7 +138,7 @@ def trained(
     from mereo.training.plan import make_plan
 
     if config.dry_run or config.find_lr:
-        from mereo.training.estimate import print_estimate
+        from mereo.training.show_estimate import print_estimate
 
         defaults = _defaults(config, given, from_file)
         show_defaults(defaults)
@@ -148,9 +148,9 @@ def trained(
         else:
             _find_rate(plan)
         return None
-    from mereo.training.estimate import announce
     from mereo.training.run_folder import check_resumable, folder_to_resume, resumed
     from mereo.training.second_network import train_default
+    from mereo.training.show_estimate import announce
 
     shown = report is None or not report.silent
     if config.resume and os.environ.get("RANK", "0") == "0":

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mereo.models import VisionModel
 from mereo.training.config import TrainConfig
 
 
@@ -18,6 +19,12 @@ def make_optimizer(config: TrainConfig, parameters: Iterable[Any]) -> torch.opti
         return torch.optim.RMSprop(parameters, lr=config.lr, weight_decay=config.weight_decay, alpha=0.9)
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     return kind(parameters, lr=config.lr, weight_decay=config.weight_decay)
+
+
+def memory_format(config: TrainConfig, model: VisionModel) -> torch.memory_format:
+    """The memory layout of images and convolutions: that of the configuration, by default that of the network."""
+    channels_last = model.channels_last if config.channels_last is None else config.channels_last
+    return torch.channels_last if channels_last else torch.contiguous_format
 
 
 def make_accelerator(config: TrainConfig, device: torch.device) -> Any:

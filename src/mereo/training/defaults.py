@@ -15,10 +15,11 @@ from mereo.runtime.printing import say
 from mereo.runtime.text import duration
 from mereo.training.choice import Choice, choose
 from mereo.training.config import TrainConfig
-from mereo.training.estimate import estimate, image_seconds, training_images
+from mereo.training.estimate import estimate
 from mereo.training.facts import DataFacts, data_facts
 from mereo.training.option_values import show_size
-from mereo.training.plan import Plan, make_plan
+from mereo.training.plan import Plan, make_plan, training_images
+from mereo.training.trial_step import TrialStep
 
 TIMED_SECONDS = 0.6
 """Seconds spent on timing a step."""
@@ -78,7 +79,7 @@ def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
         return make_plan(config if chosen is None else config.replace(img_size=chosen), info)
 
     def seconds(chosen: int | None) -> float:
-        return image_seconds(plan_at(chosen), TIMED_SECONDS)
+        return TrialStep(plan_at(chosen)).image_seconds(TIMED_SECONDS)
 
     own = side if isinstance(side, int) and config.weights is None else None
     # What does not fit into memory is not timed; a warning follows before the training.

@@ -25,7 +25,7 @@ from mereo.models.registry import lay_out
 from mereo.models.weights import check_finite, load_tensors, save_tensors
 from mereo.training.adversarial import adversarial_training
 from mereo.training.averaging import WeightAverage
-from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer
+from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer, memory_format
 from mereo.training.batch_norm import share_batch_statistics, statistics_note
 from mereo.training.callbacks import make_callbacks
 from mereo.training.checkpoint import (
@@ -40,7 +40,7 @@ from mereo.training.epochs import Epochs
 from mereo.training.evaluation import choosing_metric, evaluate_run, is_better
 from mereo.training.events import open_events
 from mereo.training.finish import finish
-from mereo.training.freezing import describe_trained, freeze
+from mereo.training.freezing import describe_trained, freeze_as_configured, start_training
 from mereo.training.groups import parameter_groups
 from mereo.training.loop import run_epochs
 from mereo.training.mixing import mix_step
@@ -96,16 +96,12 @@ class Trainer:
         self.partial = [0.0, 0.0]
 
     def _prepare_model(self) -> None:
-        wanted = self.config.channels_last
-        channels_last = self.model.channels_last if wanted is None else wanted
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         model = self.model
+        self.memory_format = memory_format(self.config, model)
         lay_out(model, self.memory_format)
         if self.config.sync_batchnorm and self.processes > 1:
             share_batch_statistics(model, self.device)
-        self.frozen = freeze(
-            model, self.config.freeze, layers=self.config.freeze_layers, until=self.config.freeze_until
-        )
+        self.frozen = freeze_as_configured(model, self.config)
         self.plain_objective = self.task.objective(model, self.config)
         optimizer = make_optimizer(self.config, parameter_groups(self.config, self.plain_objective, model))
         self.objective, self.optimizer = self.accelerator.prepare(self.plain_objective, optimizer)
@@ -120,12 +116,16 @@ class Trainer:
         """The order in which an epoch visits the images: int64 (images,)."""
         return sample_epoch(self.config.sampler, self.config.seed, epoch, self.splits.train)
 
+    @property
+    def part_size(self) -> int:
+        """Images that this process takes of each part of a batch."""
+        return self.batch_size // (self.processes * self.config.accumulate)
+
     def _share(self, part: int) -> slice:
         """The images of a batch that this process takes in one of its parts."""
-        size = self.batch_size // (self.processes * self.config.accumulate)
         # The processes share a part, so that its batch statistics do not depend on how many they are.
-        start = (part * self.processes + self.rank) * size
-        return slice(start, start + size)
+        start = (part * self.processes + self.rank) * self.part_size
+        return slice(start, start + self.part_size)
 
     def batch(self, epoch: int, step: int, order: Tensor, part: int) -> Batch:
         """This process's share of one part of a batch: a pure function of (seed, epoch, step)."""
@@ -234,11 +234,14 @@ class Trainer:
             return False
         return len(self.history) - int(best["epoch"]) >= patience
 
-    def announce(self, order: Tensor, first: int) -> None:
-        """Let a set that decodes its images while they are used know which of them this process takes, and when."""
-        size = self.batch_size // (self.processes * self.config.accumulate)
+    def start_training(self) -> None:
+        """Put the network in training mode, except for its frozen modules."""
+        start_training(self.objective, self.frozen)
+
+    def prefetch(self, order: Tensor, first: int) -> None:
+        """Announce the images that this process takes of the remaining steps, in order, to a set that decodes them."""
         rest = order[first * self.batch_size : self.steps * self.batch_size]
-        self.splits.train.prefetch(rest.view(-1, self.processes, size)[:, self.rank].flatten())
+        self.splits.train.prefetch(rest.view(-1, self.processes, self.part_size)[:, self.rank].flatten())
 
     def finish_epoch(self, epoch: int, sums: Tensor, rate: float, elapsed: float, loading: float) -> dict[str, Any]:
         """Evaluate, keep the row of results, save and report; `sums` are those of the losses and metrics of steps."""

@@ -29,15 +29,13 @@ class Epochs:
             for callback in trainer.callbacks.values():
                 callback.on_epoch_start(trainer, epoch)
         self.order = trainer.sampler(epoch)
-        trainer.announce(self.order, first)
+        trainer.prefetch(self.order, first)
         precise = torch.float64 if trainer.device.type != "mps" else torch.float32
         self.sums = torch.tensor(trainer.partial, device=trainer.device, dtype=precise)
         self.first, self.loading = first, 0.0
         self.pending: list[Tensor] = []
         self.began = self.saved = time.monotonic()
-        trainer.objective.train()
-        for module in trainer.frozen:
-            module.eval()
+        trainer.start_training()
 
     def step(self, epoch: int, step: int) -> None:
         """One optimiser step, its loss checked and shown, and a checkpoint where one is due."""

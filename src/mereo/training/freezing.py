@@ -1,12 +1,13 @@
 """Parts of a network that keep the weights they start with, for fine-tuning and linear probing."""
 
 import fnmatch
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from torch import nn
 
 from mereo.errors import UsageError, unknown
 from mereo.models import SequenceModel, VisionModel
+from mereo.training.config import TrainConfig
 
 BACKBONE = "backbone"
 """What `freeze` calls everything but the classifier, in a network without a module of that name."""
@@ -75,6 +76,18 @@ def freeze(
     if chosen and not any(parameter.requires_grad for parameter in named.values()):
         raise UsageError(f"freeze is {', '.join(patterns)}, which matches every parameter; leave some to train.")
     return outermost(model) if chosen else []
+
+
+def freeze_as_configured(model: nn.Module, config: TrainConfig) -> list[nn.Module]:
+    """`freeze`, with the options of a configuration."""
+    return freeze(model, config.freeze, layers=config.freeze_layers, until=config.freeze_until)
+
+
+def start_training(objective: nn.Module, frozen: Iterable[nn.Module]) -> None:
+    """Put an objective in training mode, except for the modules that `freeze` returned."""
+    objective.train()
+    for module in frozen:
+        module.eval()
 
 
 def outermost(module: nn.Module) -> list[nn.Module]:

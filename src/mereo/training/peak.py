@@ -13,12 +13,10 @@ import torch
 from mereo.data import Batch
 from mereo.runtime.memory import resident_peak
 from mereo.runtime.printing import say
-from mereo.training.backend import make_optimizer
 from mereo.training.config import TrainConfig
-from mereo.training.estimate import training_images
-from mereo.training.groups import parameter_groups
 from mereo.training.plan import Plan, make_plan
 from mereo.training.step import descend
+from mereo.training.trial_step import TrialStep
 
 TIMEOUT = 900.0
 STEPS = 2
@@ -47,23 +45,20 @@ def peak_memory(plan: Plan) -> int | None:
 
 
 def _train(plan: Plan, batch: Batch) -> None:
-    """Some steps on a batch of random images."""
-    config, device = plan.config, plan.device
-    objective = plan.task().objective(plan.build_model().to(device), config).train()
-    optimizer = make_optimizer(config, parameter_groups(config, objective, objective.model))
+    """Some steps of a new network on a batch of random images."""
+    trial = TrialStep(plan)
+    optimizer = trial.make_optimizer()
     for _ in range(STEPS):
-        descend(optimizer, config.lr, [objective(batch)[0]])
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        descend(optimizer, plan.config.lr, [trial.loss(batch)])
+    trial.synchronise()
 
 
 def measure(plan: Plan) -> int | None:
     """The peak in this process."""
-    device, labels = plan.device, plan.info.labels_per_image
-    size = min(plan.config.batch_size, max(training_images(plan.config, plan.info), 1)) // plan.config.accumulate
-    model = plan.build_model().to(device)
-    few, batch = (plan.task().example(model, max(count, 1), labels) for count in (FEW, size))
-    del model
+    device, trial = plan.device, TrialStep(plan)
+    few, batch = trial.example(FEW), trial.example(trial.part_size)
+    # The network of the measurement is made within it.
+    del trial
     _train(plan, few)
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)

@@ -12,6 +12,7 @@ import torch
 
 from mereo.data import Augmentation, DatasetInfo, dataset_info
 from mereo.data.conversion import check_channels
+from mereo.data.set_aside import test_fraction
 from mereo.data.text import in_windows, text_info
 from mereo.errors import UsageError, unknown
 from mereo.inference.footprint import check_fits, step_bytes
@@ -185,6 +186,15 @@ def _plan_of_tokens(config: TrainConfig) -> Plan:
     loss = task().resolve_loss(config.loss, entry.module)
     config = config.replace(task=task.name, augment=("none",), loss=loss)
     return Plan(config, task, info, None, arguments)
+
+
+def training_images(config: TrainConfig, info: DatasetInfo) -> int:
+    """Images per epoch, counted without reading them."""
+    count = info.splits.get("train", 0)
+    count -= round(test_fraction(info.splits) * count)
+    if "validation" not in info.splits:
+        count -= round(config.validation_fraction * count)
+    return count if config.limit is None else min(count, config.limit)
 
 
 def as_plan(config: TrainConfig | Plan) -> Plan:

@@ -67,9 +67,7 @@ class _Rising:
 
     def begin_epoch(self, epoch: int, first: int) -> None:
         """Put the network in training mode."""
-        self.trainer.objective.train()
-        for module in self.trainer.frozen:
-            module.eval()
+        self.trainer.start_training()
 
     def step(self, epoch: int, step: int) -> None:
         """One step, if the loss has not grown yet."""

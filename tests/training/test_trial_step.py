@@ -1,0 +1,91 @@
+"""A step on random images is the step of the training: its batch, its frozen parameters, its adversarial images."""
+
+import time
+
+import pytest
+import torch
+
+from mereo.data import Batch
+from mereo.tasks.classification import ClassificationObjective
+from mereo.training.peak import measure
+from mereo.training.plan import make_plan
+from mereo.training.trial_step import TrialStep
+from plain_cnn import registered
+
+
+@pytest.fixture(autouse=True)
+def _plain():
+    with registered():
+        yield
+
+
+@pytest.fixture
+def plan(small_config):
+    def make(**changes):
+        return make_plan(small_config(model="plain_cnn", model_args={}, img_size=16, **changes))
+
+    return make
+
+
+def test_a_step_has_the_batch_of_the_training(plan):
+    trial = TrialStep(plan(limit=50, batch_size=64, accumulate=4))
+    assert (trial.images, trial.batch_size, trial.part_size) == (50, 50, 12)
+    assert trial.example(3).images.shape == (3, 1, 16, 16)
+    assert TrialStep(plan(limit=2, batch_size=64, accumulate=4)).part_size == 1
+
+
+def test_frozen_parameters_are_neither_optimised_nor_in_training_mode(plan):
+    whole, probe = TrialStep(plan()), TrialStep(plan(freeze=("backbone",)))
+    assert whole.model.stages.training and not probe.model.stages.training and probe.model.head.training
+    trained = [p for group in probe.make_optimizer().param_groups for p in group["params"]]
+    assert {id(p) for p in trained} == {id(p) for p in probe.model.head.parameters()}
+    probe.loss(probe.example(2)).backward()
+    assert all(p.grad is None for p in probe.model.stages.parameters())
+
+
+def test_the_peak_is_that_of_a_step_with_frozen_parameters(plan, monkeypatch):
+    """What is measured: the parameters that get gradients, and the sizes of the batches."""
+    seen = []
+    loss = TrialStep.loss
+
+    def watched(self, batch):
+        seen.append((len(batch.images), {n for n, p in self.model.named_parameters() if p.requires_grad}))
+        return loss(self, batch)
+
+    monkeypatch.setattr(TrialStep, "loss", watched)
+    measure(plan(freeze=("backbone",), batch_size=16, accumulate=2))
+    assert {count for count, _ in seen} == {2, 8}
+    assert all(names == {"head.weight", "head.bias"} for _, names in seen)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_images_and_convolutions_have_the_memory_layout_of_the_training(plan, channels_last):
+    # Images of one channel are contiguous in both layouts.
+    trial = TrialStep(plan(channels_last=channels_last, in_chans=3))
+    for tensor in (trial.example(2).images, trial.model.stages[1][0].weight):
+        assert tensor.is_contiguous(memory_format=torch.channels_last) == channels_last
+
+
+def test_the_loss_is_that_of_adversarial_images_where_the_plan_asks_for_them(plan):
+    clean, attacked = (TrialStep(plan(adversarial=adversarial)) for adversarial in (0.0, 0.3))
+    attacked.model.load_state_dict(clean.model.state_dict())
+    batch = clean.example(8)
+    assert attacked.loss(batch) > clean.loss(batch)
+
+
+def test_a_slow_step_is_timed_on_a_part_of_its_batch(plan, monkeypatch):
+    """A network of 10 ms an image, and a batch of minutes."""
+    counts: list[int] = []
+    forward = ClassificationObjective.forward
+
+    def slow(self, batch):
+        count = len(batch.images)
+        counts.append(count)
+        time.sleep(0.01 * count)
+        return forward(self, Batch(*(None if field is None else field[:2] for field in batch)))
+
+    monkeypatch.setattr(ClassificationObjective, "forward", slow)
+    seconds = TrialStep(plan(limit=None, batch_size=1024)).image_seconds(1.0)
+    assert sum(counts) < 500, "half of a step of 1024 images was timed"
+    assert max(counts) < 200
+    assert seconds == pytest.approx(0.01, rel=0.6)
