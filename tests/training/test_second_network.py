@@ -1,5 +1,7 @@
 """The default network gives way to a plain one where it learns nothing, and only there."""
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,17 +10,19 @@ import torch
 from PIL import Image
 
 import mereo
-import mereo.training.report
+from mereo.cli.train import trained
 from mereo.errors import UsageError
 from mereo.training.config import TrainConfig
 from mereo.training.defaults import Defaults
 from mereo.training.learning import FEWEST_IMAGES, Learning, NotLearningError, checked_after, least_accuracy
-from mereo.training.second_network import SECOND, WATCH, watched
+from mereo.training.recipes import apply_recipe
+from mereo.training.report import Report
+from mereo.training.run_folder import RunFolder
+from mereo.training.second_network import SECOND, WATCH, second_choice, watched
 
 
 def trainer(accuracies, *, epochs=10, images=FEWEST_IMAGES, classes=5):
-    held = SimpleNamespace(strata=torch.arange(images) % classes, __len__=None)
-    held = type("Held", (), {"strata": held.strata, "__len__": lambda self: images})()
+    held = type("Held", (), {"strata": torch.arange(images) % classes, "__len__": lambda self: images})()
     history = [{"val_accuracy": accuracy} for accuracy in accuracies]
     return SimpleNamespace(
         splits=SimpleNamespace(validation=held), config=SimpleNamespace(epochs=epochs), history=history, seconds=1.0,
@@ -55,10 +59,58 @@ def test_the_bound_lies_between_guessing_and_no_error():
 
 @pytest.mark.parametrize("name", ["model", "model_args", "weights", "callbacks"])
 def test_a_network_that_is_given_is_kept(name):
-    chosen = Defaults(TrainConfig(), choice=object())  # type: ignore[arg-type]
-    assert watched(chosen, {"data"}).callbacks == (WATCH,)
-    assert watched(chosen, {"data", name}).callbacks == ()
-    assert watched(Defaults(TrainConfig()), {"data"}).callbacks == ()
+    chosen = Defaults(TrainConfig(), given={"data": "digits"})
+    assert watched(chosen) == replace(chosen, config=TrainConfig(callbacks=(WATCH,)))
+    given = replace(chosen, given={"data": "digits", name: None})
+    assert watched(given) == replace(given, given=None)
+    assert watched(Defaults(TrainConfig())) == Defaults(TrainConfig())
+
+
+@pytest.mark.parametrize("words", [{"recipe": "capsnet_paper"}, {"config": "saved.yaml"}])
+def test_a_recipe_or_a_file_with_a_time_names_its_network(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "saved.yaml").write_text(TrainConfig(limit=64).to_yaml())
+    seen = []
+    monkeypatch.setattr("mereo.training.second_network.train", lambda plan, report: seen.append(plan))
+    options = {name: value for name, value in words.items() if name != "config"}
+    config = TrainConfig() if "config" in words else apply_recipe(words["recipe"])
+    given = {*options, "minutes"}
+    trained(config.replace(minutes=0.1, **options), given, from_file="config" in words, report=Report(silent=True))
+    assert seen[0].config.callbacks == () and seen[0].given is None
+
+
+@pytest.mark.parametrize("state", [{"given": ["lr"]}, {"given": {"rate": 1}}, {"given": {"lr": "high"}},
+                                   {"given": {"lr": -1.0}}, {"given": 3}, None, []])  # fmt: skip
+def test_a_broken_state_is_refused(state, tmp_path):
+    run = SimpleNamespace(folder=RunFolder(tmp_path))
+    with pytest.raises(UsageError, match=r"state\.safetensors has no valid state of the callback learning"):
+        Learning().restore(run, state)
+
+
+def test_the_state_keeps_what_was_given(tmp_path):
+    run = SimpleNamespace(folder=RunFolder(tmp_path), plan=SimpleNamespace(given={"lr": 0.1, "augment": ("flip",)}))
+    first, again = Learning(), Learning()
+    first.on_epoch_start(run, 0)
+    again.restore(run, json.loads(json.dumps(first.state())))
+    run.plan.given = None
+    again.on_epoch_start(run, 1)
+    assert again.state() == {"given": {"lr": 0.1, "augment": ["flip"]}}
+    old = Learning()
+    old.restore(run, {})
+    assert old.state() == {"given": None}
+
+
+def test_the_second_network_keeps_what_was_given_and_where_it_runs():
+    first = TrainConfig(
+        model="mspcaps_tiny", batch_size=32, lr=0.1, epochs=3, img_size=24, callbacks=(WATCH,), resume=True,
+        device="cpu", output="elsewhere", name="mspcaps_tiny-digits", augment=("crop=2",), limit=64, warmup_epochs=0.5,
+    )  # fmt: skip
+    given = {"lr": 0.1, "epochs": 3, "img_size": 24, "limit": 64, "output": "runs", "augment": ["crop=2"]}
+    second = second_choice(first, given, 1.0).config
+    assert (second.model, second.callbacks, second.resume, second.name) == (SECOND, (), False, None)
+    assert (second.lr, second.epochs, second.img_size, second.augment) == (0.1, 3, 24, ("crop=2",))
+    assert (second.device, second.output) == ("cpu", "elsewhere")
+    assert second.batch_size == 16, "chosen anew"
 
 
 @pytest.fixture
@@ -93,14 +145,16 @@ def test_noise_ends_with_the_second_network_and_is_resumed_by_its_folder(noise, 
 def test_a_resumed_run_is_watched_as_an_uninterrupted_one(noise, capsys):
     stop = {"after": 2}
 
-    class Stopping(mereo.training.report.Report):
+    class Stopping(Report):
         def epoch(self, row, *more):
             super().epoch(row, *more)
             if row["epoch"] == stop["after"]:
                 raise KeyboardInterrupt
 
-    options = {"data": str(noise), "epochs": 4, "img_size": 16, "tensorboard": False}
+    options = {"data": str(noise), "epochs": 4, "img_size": 16, "lr": 0.004, "tensorboard": False}
     with pytest.raises(KeyboardInterrupt):
         mereo.train(**options, report=Stopping())
-    run = mereo.train(data=str(noise), resume=True)
+    run = mereo.train("runs/mspcaps_tiny-noise", resume=True)
     assert run.folder.path.name == f"{SECOND}-noise" and f"{SECOND} takes its place" in capsys.readouterr().out
+    config = TrainConfig.from_yaml(run.folder.config)
+    assert (config.epochs, config.img_size, config.lr, config.tensorboard) == (4, 16, 0.004, False)

@@ -135,21 +135,20 @@ def trained(
         report: shows the progress.
     """
     from mereo.training.defaults import show_defaults
-    from mereo.training.plan import make_plan
 
     if config.dry_run or config.find_lr:
         from mereo.training.show_estimate import print_estimate
 
         defaults = _defaults(config, given, from_file)
         show_defaults(defaults)
-        plan = make_plan(defaults.config, defaults.info)
+        plan = defaults.plan()
         if config.dry_run:
             print_estimate(plan)
         else:
             _find_rate(plan)
         return None
     from mereo.training.run_folder import check_resumable, folder_to_resume, resumed
-    from mereo.training.second_network import train_default
+    from mereo.training.second_network import train_watched, watched
     from mereo.training.show_estimate import announce
 
     shown = report is None or not report.silent
@@ -163,9 +162,8 @@ def trained(
     def show(chosen: "Defaults") -> None:
         if shown and os.environ.get("RANK", "0") == "0":
             show_defaults(chosen)
-            plan = make_plan(chosen.config, chosen.info)
-            announce(plan, measure=chosen.choice is None or chosen.choice.seconds is None)
+            announce(chosen.plan(), measure=chosen.choice is None or chosen.choice.seconds is None)
 
     defaults = _defaults(config, given, from_file)
     show(defaults)
-    return train_default(config, given, defaults, report, show)
+    return train_watched(watched(defaults).plan(), report, show)

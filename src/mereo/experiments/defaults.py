@@ -4,6 +4,7 @@ Every set is trained once with the chosen settings and once with each of the gri
 train for as many pixels. The best of the grid is chosen on the test images, which favours the grid.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from mereo.files import write_atomically
 from mereo.pictures import new_figure, save_figure
 from mereo.training.choice import rate_for
 from mereo.training.config import TrainConfig
-from mereo.training.defaults import Defaults, choose_defaults
+from mereo.training.defaults import choose_defaults
+from mereo.training.plan import make_plan
 from mereo.training.run_folder import RunFolder
-from mereo.training.second_network import train_default, watched
+from mereo.training.second_network import train_watched, watched
 from mereo.training.studies import finish_runs
 
 EMBEDDED, MADE, PUBLISHED = ("digits", "solids"), tuple(KINDS), ("mnist", "fashion_mnist")
@@ -57,35 +59,39 @@ def grid(config: TrainConfig) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def _first(data: str, settings: Settings, folder: Path) -> TrainConfig:
+def _given(data: str, settings: Settings) -> dict[str, Any]:
+    """The settings that are not chosen."""
+    given: dict[str, Any] = {"data": data, "data_root": settings.data_root, "tensorboard": False}
+    given |= {"limit": settings.limit or LIMIT, "device": settings.device or "auto"}
+    return given if settings.epochs is None else {**given, "epochs": settings.epochs}
+
+
+def _first(given: dict[str, Any], folder: Path) -> TrainConfig:
     """The settings chosen at the beginning; those of an earlier start, if there was one, because times differ."""
     path = folder / "first.yaml"
     if path.exists():
         return TrainConfig.from_yaml(path)
-    known: dict[str, Any] = {"data": data, "data_root": settings.data_root, "tensorboard": False}
-    known |= {"limit": settings.limit or LIMIT, "device": settings.device or "auto"}
-    if settings.epochs is not None:
-        known["epochs"] = settings.epochs
-    first = watched(choose_defaults(TrainConfig().replace(**known), known.keys()), known.keys())
+    first = watched(choose_defaults(TrainConfig().replace(**given), given)).config
     write_atomically(path, first.to_yaml().encode())
     return first
 
 
-def _trained(first: TrainConfig, seed: int, folder: Path) -> TrainConfig:
+def _trained(first: TrainConfig, given: dict[str, Any], seed: int, folder: Path) -> TrainConfig:
     """The settings of a finished run: the chosen ones, or those of the second network where the default one failed."""
     run = RunFolder(folder / f"chosen-seed{seed}")
     named = {"seed": seed, "name": run.path.name, "output": str(folder), "resume": True}
     config = (TrainConfig.from_yaml(run.config) if run.config.exists() else first).replace(**named)
     if not run.results.exists():
-        train_default(config, (), Defaults(config))
+        train_watched(replace(make_plan(config), given={**given, **named}))
     return TrainConfig.from_yaml(run.config).replace(**named)
 
 
 def _run(data: str, settings: Settings, folder: Path) -> dict[str, Any]:
     """One row: the chosen settings, their accuracy, and the best of the grid."""
-    first = _first(data, settings, folder)
+    given = _given(data, settings)
+    first = _first(given, folder)
     others = first.replace(output=str(folder), resume=True, callbacks=())
-    planned = {("chosen", seed): _trained(first, seed, folder) for seed in range(settings.seeds)}
+    planned = {("chosen", seed): _trained(first, given, seed, folder) for seed in range(settings.seeds)}
     config = planned["chosen", 0]
     for number, (label, changes) in enumerate(grid(others).items(), start=1):
         for seed in range(settings.seeds):

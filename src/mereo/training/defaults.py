@@ -4,8 +4,8 @@ They are resolved once, to plain numbers that the run folder keeps, so that a ru
 """
 
 import os
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mereo.data import DatasetInfo, dataset_info
@@ -14,7 +14,7 @@ from mereo.models import get_model_entry, is_sequence_model
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration
 from mereo.training.choice import Choice, choose
-from mereo.training.config import TrainConfig
+from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.estimate import estimate
 from mereo.training.facts import DataFacts, data_facts
 from mereo.training.option_values import show_size
@@ -35,12 +35,18 @@ class Defaults:
         config: all of it explicit but what a plan resolves.
         info: of the data, so that it need not be scanned again; None where nothing was chosen.
         facts, choice: what was known, and what was chosen; None where nothing was.
+        given: the fields that were given, by name; None where nothing was chosen.
     """
 
     config: TrainConfig
     info: DatasetInfo | None = None
     facts: DataFacts | None = None
     choice: Choice | None = None
+    given: Mapping[str, Any] | None = None
+
+    def plan(self) -> Plan:
+        """The plan of the training."""
+        return replace(make_plan(self.config, self.info), given=self.given)
 
     def lines(self) -> list[str]:
         """What is printed before the start: classes, sizes and every setting with its reason."""
@@ -86,7 +92,8 @@ def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
     estimated = estimate(plan_at(None), measure=False, operations=False)
     timed = estimated.memory <= estimated.available and processes == 1
     choice = choose(config, given, facts, own, seconds if timed else None, parts=config.accumulate * processes)
-    return Defaults(config.replace(**choice.values), info, facts, choice)
+    kept = {name: getattr(config, name) for name in FIELDS if name in given}
+    return Defaults(config.replace(**choice.values), info, facts, choice, kept)
 
 
 def show_defaults(defaults: Defaults) -> None:

@@ -1,11 +1,13 @@
 """Ends a training that learns nothing, so that another network gets the time that is left."""
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mereo.errors import MereoError
+from mereo.errors import MereoError, UsageError
+from mereo.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from mereo.training.run_folder import RunFolder
@@ -23,15 +25,29 @@ class NotLearningError(MereoError):
 
     Attributes:
         folder: of the run.
+        epochs: that were trained.
+        accuracy: mean of the last epochs, on the validation images.
+        largest: fraction of the validation images that are of the largest class.
         seconds: spent.
+        given: the fields that the user gave, by name; None where they are unknown.
     """
 
-    def __init__(self, folder: "RunFolder", epochs: int, accuracy: float, largest: float, seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        folder: "RunFolder",
+        epochs: int,
+        accuracy: float,
+        largest: float,
+        seconds: float,
+        given: Mapping[str, Any] | None,
+    ) -> None:
         super().__init__(
             f"hardly anything is learned: {accuracy:.1%} of the validation images are right after {epochs} epochs, and"
             f" {largest:.1%} of them are of one class; try another --model, a larger --img-size or more --epochs"
         )
-        self.folder, self.epochs, self.accuracy, self.largest, self.seconds = folder, epochs, accuracy, largest, seconds
+        self.folder, self.epochs, self.accuracy, self.largest = folder, epochs, accuracy, largest
+        self.seconds, self.given = seconds, given
 
 
 def least_accuracy(largest: float) -> float:
@@ -50,11 +66,16 @@ class Learning:
     It looks at the validation images only, and changes nothing of a training that learns.
     """
 
+    given: Mapping[str, Any] | None = None
+    """The fields that the user gave at the start of the run, which a network in its place keeps."""
+
     def on_epoch_start(self, trainer: Any, epoch: int) -> None:
-        """Nothing."""
+        """Keep what was given; the plan of a resumed run does not know it."""
+        if epoch == 0:
+            self.given = trainer.plan.given
 
     def on_epoch_end(self, trainer: Any, epoch: int, row: dict[str, Any]) -> None:
-        """Check the last epochs, where it is time: their mean, because a single one is right by chance more often."""
+        """Check the mean of the last epochs, where it is time: a single epoch is more often good by chance."""
         held = trainer.splits.validation
         if epoch + 1 != checked_after(trainer.config.epochs) or epoch + 1 == trainer.config.epochs:
             return
@@ -64,11 +85,23 @@ class Learning:
         accuracy = sum(last) / len(last)
         largest = torch.bincount(held.strata).max().item() / len(held)
         if accuracy < least_accuracy(largest):
-            raise NotLearningError(trainer.folder, epoch + 1, accuracy, largest, trainer.seconds)
+            raise NotLearningError(
+                folder=trainer.folder, epochs=epoch + 1, accuracy=accuracy, largest=largest, seconds=trainer.seconds,
+                given=self.given,
+            )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
-        """Nothing to keep."""
-        return {}
+        """What was given."""
+        return {"given": self.given}
 
     def restore(self, trainer: Any, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """Continue with what was given at the start; unknown for a checkpoint of a version that did not keep it."""
+        try:
+            given = state.get("given")
+            self.given = None if given is None else {**given}
+            TrainConfig().replace(**(self.given or {})).check()
+        except (AttributeError, TypeError, UsageError) as error:
+            raise UsageError(
+                f"{trainer.folder.state} has no valid state of the callback learning ({str(error).rstrip('.')}); remove"
+                " it to start from the beginning."
+            ) from error

@@ -1,16 +1,18 @@
 """The default network, and a plain one in its place where it learns nothing."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from mereo.training.config import FIELDS, TrainConfig
+from mereo.training.config import TrainConfig
 from mereo.training.defaults import Defaults, choose_defaults
 from mereo.training.engine import train
 from mereo.training.learning import NotLearningError
-from mereo.training.plan import make_plan
+from mereo.training.plan import Plan
 from mereo.training.report import Report
 from mereo.training.results import RunResult
+from mereo.training.run_folder import IDENTITY
 
 WATCH = "learning"
 """The callback that ends a training which learns nothing."""
@@ -21,40 +23,36 @@ OWN_SIDE, SIDE, STRIDE = 32, 64, 2
 with which both take as long."""
 LEAST_SHARE = 1 / 3
 """Of the time that the second network has at least."""
-OPEN = frozenset(
-    {"model", "model_args", "batch_size", "lr", "img_size", "warmup_epochs", "augment", "callbacks", "loss", "mean",
-     "std", "resume", "in_chans"}
-)  # fmt: skip
-"""Fields that are chosen anew where it is not known which of them were given: of a run that was resumed."""
+OF_THE_MACHINE = IDENTITY - {"name", "resume", "minutes"}
+"""Fields that say where and how a run is computed; the command that resumes it may have changed them."""
 
 
-def watched(defaults: Defaults, given: Collection[str]) -> TrainConfig:
-    """The configuration with the callback that ends a training which learns nothing.
+def watched(defaults: Defaults) -> Defaults:
+    """The settings with the callback `learning`, which ends a training that learns nothing.
 
-    Only where the network was not given and its settings were chosen, with validation images and in one process;
-    otherwise the configuration as it is.
+    That is only where the network was not given and its settings were chosen, with validation images and in one
+    process. Otherwise the settings stay as they are, without what was given, so that no second network is trained.
     """
-    config = defaults.config
-    is_open = defaults.choice is not None and not {"model", "model_args", "weights", "callbacks"} & {*given}
+    config, given = defaults.config, defaults.given
+    is_open = given is not None and not {"model", "model_args", "weights", "callbacks"} & given.keys()
     if not is_open or config.paper_protocol or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return config
-    return config.replace(callbacks=(WATCH,))
+        return replace(defaults, given=None)
+    return replace(defaults, config=config.replace(callbacks=(WATCH,)))
 
 
-def second_choice(config: TrainConfig, given: Collection[str], first: TrainConfig, seconds: float) -> Defaults:
+def second_choice(first: TrainConfig, given: Mapping[str, Any], seconds: float) -> Defaults:
     """The settings of the second network, in the time that the first left.
 
     Args:
-        config: before anything was chosen.
-        given: names of the fields that were given.
         first: the settings of the first network.
-        seconds: that it took.
+        given: the fields that the user gave, which are kept; the others are chosen anew.
+        seconds: that the first network took.
     """
-    changes: dict[str, Any] = {"model": SECOND, "callbacks": ()}
+    kept = {**given, **{name: getattr(first, name) for name in OF_THE_MACHINE}}
+    kept |= {"model": SECOND, "callbacks": (), "resume": False}
     if "epochs" not in given and first.minutes is not None:
-        changes["minutes"] = round(max(first.minutes - seconds / 60, LEAST_SHARE * first.minutes), 2)
-    config = config.replace(**changes)
-    kept = {*given, *changes}
+        kept["minutes"] = round(max(first.minutes - seconds / 60, LEAST_SHARE * first.minutes), 2)
+    config = TrainConfig().replace(**kept)
     if "img_size" in given:
         return choose_defaults(config, kept)
     # The facts about the images decide their size, and the size the time of a step.
@@ -72,39 +70,30 @@ def largest_side(config: TrainConfig) -> int | None:
     return None if facts.largest is None else max(facts.largest)
 
 
-def train_default(
-    config: TrainConfig,
-    given: Collection[str],
-    defaults: Defaults,
-    report: Report | None = None,
-    show: Callable[[Defaults], None] = lambda second: None,
+def train_watched(
+    plan: Plan, report: Report | None = None, show: Callable[[Defaults], None] = lambda second: None
 ) -> RunResult:
-    """Train with the chosen settings, and with a second network where the default one learns nothing.
+    """Train, and train a second network where the first learns nothing and was not given.
 
-    A resumed run does the same: whether it watches is part of its configuration.
+    A resumed run does the same, because its checkpoint keeps what was given.
 
     Args:
-        config: before anything was chosen.
-        given: names of the fields that were given.
-        defaults: the chosen settings.
+        plan: of `watched` settings, or of a run to resume.
         report: shows the progress.
         show: prints the settings of the second network.
     """
-    first = watched(defaults, given)
     try:
-        return train(make_plan(first, defaults.info), report)
+        return train(plan, report)
     except NotLearningError as stop:
-        if WATCH not in first.callbacks or (defaults.choice is None and not config.resume):
+        if stop.given is None:
             raise
+        first = plan.config
         (report or Report()).say(
             f"{first.model} learns hardly anything here: after {stop.epochs} of {first.epochs} epochs"
             f" {stop.accuracy:.1%} of the validation images are right, and {stop.largest:.1%} are of one class;"
             f" {SECOND} takes its place"
         )
         stop.folder.remove()
-        if defaults.choice is None:
-            given = FIELDS.keys() - OPEN - ({"epochs"} if config.minutes is not None else set())
-            config = TrainConfig().replace(**{name: getattr(config, name) for name in given})
-        second = second_choice(config, given, first, stop.seconds)
+        second = second_choice(first, stop.given, stop.seconds)
         show(second)
-        return train(make_plan(second.config, second.info), report)
+        return train(second.plan(), report)
