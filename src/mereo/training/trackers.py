@@ -5,7 +5,7 @@ MLflow into a database beside it. TensorBoard events are written by `events.py`.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,6 +18,8 @@ PROJECT = "mereo"
 """Name of the project or experiment that runs are listed under."""
 EXTRAS = ("mlflow", TENSORBOARD, "wandb")
 """Extras of the package of the same name."""
+_PLAIN = (bool, int, float, str)
+"""Types of values that every tracker takes; others are stored as text."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -49,6 +51,14 @@ def _arguments(name: str, folder: RunFolder) -> dict[str, Any]:
     return {}
 
 
+def _try(tracker: str, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
+    """The result of a call into a tracker; MereoError with its name for whatever it raises."""
+    try:
+        return call(*arguments, **options)
+    except Exception as error:
+        raise MereoError(f"{tracker} failed ({' '.join(str(error).split())}); leave it out of --track.") from error
+
+
 class Trackers:
     """The trackers of one run; in other processes than the first none.
 
@@ -68,26 +78,18 @@ class Trackers:
         for name in names:
             kind = LOGGER_TYPE_TO_CLASS[name]
             place = [str(folder.path)] if kind.requires_logging_directory else []
-            self.trackers.append(self._try(name, lambda: kind(PROJECT, *place, **_arguments(name, folder))))  # noqa: B023
-            self._try(name, self.trackers[-1].start)
-            self._try(name, lambda: self.trackers[-1].store_init_configuration(plain))
-
-    def _try(self, name: str, call: Any) -> Any:
-        try:
-            return call()
-        except Exception as error:  # whatever the other program raises
-            raise MereoError(f"{name} failed ({' '.join(str(error).split())}); leave it out of --track.") from error
+            tracker = _try(name, kind, PROJECT, *place, **_arguments(name, folder))
+            _try(name, tracker.start)
+            _try(name, tracker.store_init_configuration, plain)
+            self.trackers.append(tracker)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """Log the metrics of an epoch."""
         values = {name: value for name, value in row.items() if name != "epoch" and value is not None}
         for tracker in self.trackers:
-            self._try(tracker.name, lambda: tracker.log(values, step=row["epoch"]))  # noqa: B023
+            _try(tracker.name, tracker.log, values, step=row["epoch"])
 
     def close(self) -> None:
         """Finish all of them."""
         for tracker in self.trackers:
-            self._try(tracker.name, tracker.finish)
-
-
-_PLAIN = (bool, int, float, str)
+            _try(tracker.name, tracker.finish)
