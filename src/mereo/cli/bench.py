@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mereo.cli.comparison_options import BenchOptions
+from mereo.cli.list_cache import cached_list
 from mereo.cli.parse import parse
-from mereo.cli.remembered import remembered
 from mereo.cli.show import print_table
 from mereo.errors import MereoError, UsageError
 from mereo.files import check_outputs
@@ -21,7 +21,7 @@ SECONDS, SECONDS_QUICK = 5.0, 0.5
 
 def list_suites() -> None:
     """One line per suite."""
-    print_table(("suite", "sizes", "what"), remembered("suites", _suites, "mereo.bench"))
+    print_table(("suite", "sizes", "what"), cached_list("suites", _suites, "mereo.bench"))
 
 
 def _suites() -> list[tuple[str, str, str]]:

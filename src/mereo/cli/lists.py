@@ -5,9 +5,9 @@ import inspect
 import json
 from collections.abc import Callable
 
+from mereo.cli.list_cache import cached_list
 from mereo.cli.options import ListOptions
 from mereo.cli.parse import parse
-from mereo.cli.remembered import remembered
 from mereo.cli.show import print_table
 from mereo.errors import unknown
 from mereo.runtime.printing import say
@@ -141,7 +141,7 @@ REGISTERS = {"models": "mereo.models", "mechanisms": "mereo.mechanisms", "tasks"
 def _rows(command: str) -> Rows:
     if command not in REGISTERS:
         return LISTS[command]()
-    return remembered(command, LISTS[command], REGISTERS[command])
+    return cached_list(command, LISTS[command], REGISTERS[command])
 
 
 def matching(rows: Rows, pattern: str) -> Rows:
@@ -170,11 +170,11 @@ def run(words: list[str], command: str) -> None:
     if command == "models" and options.pattern in {row["name"] for row in chosen}:
         say(f"\narguments of {options.pattern}, set by create_model(..., NAME=VALUE) or --model-args NAME=VALUE\n")
         name = options.pattern
-        print_table(("argument", "default"), remembered(f"models {name}", lambda: _arguments(name), "mereo.models"))
+        print_table(("argument", "default"), cached_list(f"models {name}", lambda: _arguments(name), "mereo.models"))
     if command == "mechanisms" and options.pattern in {row["name"] for row in chosen}:
         say()
         name = options.pattern
-        rows_of = remembered(f"mechanisms {name}", lambda: _details(name), "mereo.mechanisms")
+        rows_of = cached_list(f"mechanisms {name}", lambda: _details(name), "mereo.mechanisms")
         print_table(("fact", "value"), rows_of)
 
 

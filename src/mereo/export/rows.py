@@ -23,7 +23,7 @@ from mereo.tasks import Classification, get_task
 from mereo.training.compare import images_per_second, make_study
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
-from mereo.training.kept import keep
+from mereo.training.measurement_cache import cached_measurement
 from mereo.training.peak import peak_memory
 from mereo.training.plain import choose_plain, is_plain
 from mereo.training.plan import Plan
@@ -186,7 +186,7 @@ def _peak(plan: Plan) -> int | None:
     """The peak memory of a step, kept in the folder of the run."""
     settings = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": str(plan.device)}
     path = run_path(plan.config) / "memory.json"
-    peak: int | None = keep(path, settings, lambda: {"peak": peak_memory(plan)})["peak"]
+    peak: int | None = cached_measurement(path, settings, lambda: {"peak": peak_memory(plan)})["peak"]
     return peak
 
 

@@ -19,7 +19,7 @@ from mereo.measure.plan import part_of
 from mereo.measure.trained_models import TrainedModel, load_trained_models
 from mereo.runtime import printing
 from mereo.runtime.text import percent
-from mereo.training.kept import keep
+from mereo.training.measurement_cache import cached_measurement
 from mereo.training.run_folder import RunFolder
 
 IMAGES, ATTACKED = 512, 128
@@ -136,7 +136,9 @@ def measure_robustness(
         say(f"{number}/{len(runs)} {label}: changed images")
         results = RunFolder(folder).results
         trained = hashlib.sha256(results.read_bytes()).hexdigest() if results.exists() else ""
-        measured[label] = Robustness(**keep(folder / "robustness.json", settings | {"results": trained}, measure))
+        measured[label] = Robustness(
+            **cached_measurement(folder / "robustness.json", settings | {"results": trained}, measure)
+        )
     return measured
 
 

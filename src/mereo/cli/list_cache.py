@@ -1,7 +1,7 @@
-"""Lists that take seconds to make, kept until a source of the package changes.
+"""A cache of lists that take seconds to make, valid until a source of the package changes.
 
 The networks, mechanisms, tasks and suites register themselves when they are imported, and importing them imports
-PyTorch. So their lists are kept in the user's cache under a digest of every source file and the names of the bundled
+PyTorch. So their lists are cached in the user's folder under a digest of every source file and the names of the bundled
 weights: a list is read only by the very sources that made it. A process that has imported the register already, and may
 have added to it, makes its list itself.
 """
@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def cache_file() -> Path:
-    """Where the lists are kept."""
+    """The file of the cache."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "mereo" / "lists.json"
 
@@ -41,13 +41,13 @@ def digest(package: Path = PACKAGE) -> str:
     return known.hexdigest()
 
 
-def remembered(key: str, make: Callable[[], T], register: str) -> T:
-    """make(), or what it returned when these sources last made it.
+def cached_list(key: str, make: Callable[[], T], register: str) -> T:
+    """make(), or its cached result if the sources of the package are the same.
 
     Args:
         key: names the list.
         make: returns plain values: lists, dicts and texts.
-        register: the module that fills the register; where it is imported already, nothing is read or kept.
+        register: the module that fills the register; where it is imported already, the cache is not used.
     """
     if register in sys.modules:
         return make()
@@ -57,9 +57,9 @@ def remembered(key: str, make: Callable[[], T], register: str) -> T:
         return make()
     lists: dict[str, T] = {}
     try:
-        kept = json.loads(path.read_text())
-        if kept["sources"] == sources:
-            lists = dict(kept["lists"])
+        content = json.loads(path.read_text())
+        if content["sources"] == sources:
+            lists = dict(content["lists"])
     except (OSError, ValueError, TypeError, KeyError):
         pass
     if key in lists:

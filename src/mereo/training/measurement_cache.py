@@ -1,4 +1,4 @@
-"""Measurements that are kept beside what was measured, and made anew where their settings differ."""
+"""Measurements cached in a file beside what was measured, and repeated where their settings differ."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,8 +10,10 @@ from mereo.files import read_regular, write_atomically
 _LONGEST_FILE = 2**20
 
 
-def keep(path: Path, settings: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a file holds if it was measured with these settings; otherwise measure it and write the file.
+def cached_measurement(
+    path: Path, settings: Mapping[str, Any], measure: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """The measurement in a file, if it was made with these settings; otherwise measure and write the file.
 
     Args:
         path: of a JSON document.

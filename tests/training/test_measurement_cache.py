@@ -7,7 +7,7 @@ import pytest
 
 from mereo.runtime.memory import status
 from mereo.training.config import TrainConfig
-from mereo.training.kept import keep
+from mereo.training.measurement_cache import cached_measurement
 from mereo.training.peak import peak_memory
 from mereo.training.plan import make_plan
 
@@ -21,12 +21,13 @@ def test_a_measurement_is_repeated_only_where_its_settings_differ(tmp_path: Path
         calls.append(1)
         return {"value": len(calls), "curve": [(0, 0.5)]}
 
-    first = keep(path, {"seed": 0, "changes": (1, 2)}, measure)
-    assert first == {"value": 1, "curve": [[0, 0.5]]} == keep(path, {"seed": 0, "changes": (1, 2)}, measure)
-    assert keep(path, {"seed": 1}, measure)["value"] == 2
+    for _ in range(2):
+        measured = cached_measurement(path, {"seed": 0, "changes": (1, 2)}, measure)
+        assert measured == {"value": 1, "curve": [[0, 0.5]]}
+    assert cached_measurement(path, {"seed": 1}, measure)["value"] == 2
     for content in ("no JSON", "[1]", '{"settings": {"seed": 1}}', '{"settings": {"seed": 1}, "measured": 3}'):
         path.write_text(content)
-        assert keep(path, {"seed": 1}, measure)["value"] == len(calls)
+        assert cached_measurement(path, {"seed": 1}, measure)["value"] == len(calls)
     assert len(calls) == 6
 
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from mereo.cli.list_cache import cache_file, cached_list, digest
 from mereo.cli.lists import LISTS
-from mereo.cli.remembered import cache_file, digest, remembered
 
 
 @pytest.fixture(autouse=True)
@@ -24,16 +24,16 @@ def made(calls):
 def test_a_list_is_made_once_for_the_same_sources():
     calls = []
     for _ in range(3):
-        assert remembered("things", lambda: made(calls), "no.such.module") == [{"name": "a"}]
+        assert cached_list("things", lambda: made(calls), "no.such.module") == [{"name": "a"}]
     assert len(calls) == 1
 
 
 def test_a_list_of_other_sources_is_not_used():
     calls = []
-    remembered("things", lambda: made(calls), "no.such.module")
+    cached_list("things", lambda: made(calls), "no.such.module")
     kept = json.loads(cache_file().read_text())
     cache_file().write_text(json.dumps(kept | {"sources": "others"}))
-    remembered("things", lambda: made(calls), "no.such.module")
+    cached_list("things", lambda: made(calls), "no.such.module")
     assert len(calls) == 2
 
 
@@ -41,13 +41,13 @@ def test_a_list_of_other_sources_is_not_used():
 def test_a_broken_cache_is_made_anew(content):
     cache_file().parent.mkdir(parents=True)
     cache_file().write_text(content)
-    assert remembered("things", lambda: made([]), "no.such.module") == [{"name": "a"}]
+    assert cached_list("things", lambda: made([]), "no.such.module") == [{"name": "a"}]
 
 
 def test_a_process_with_a_register_makes_its_own_list():
     calls = []
     for _ in range(2):
-        remembered("things", lambda: made(calls), "mereo.cli.lists")
+        cached_list("things", lambda: made(calls), "mereo.cli.lists")
     assert len(calls) == 2 and not cache_file().exists()
 
 
