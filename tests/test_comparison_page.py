@@ -12,7 +12,7 @@ def test_sections_are_replaced_and_pictures_copied(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(comparison_page, "IMAGES", tmp_path / "images")
     folder, page = tmp_path / "compare-toys:viewpoints=azimuth", tmp_path / "family.md"
     folder.mkdir()
-    mark = "<!-- compare-toys:viewpoints=azimuth -->"
+    mark = "<!-- compare toys:viewpoints=azimuth -->"
     page.write_text(f"# Page\n\n{mark}\nold\n<!-- end -->\n\nrest <!-- end -->\n")
     Image.new("RGB", (2000, 1000), "red").save(folder / "curves.png")
     for value in (1, 2):

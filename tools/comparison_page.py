@@ -1,7 +1,7 @@
 """Put finished comparisons into a page of the documentation: python tools/comparison_page.py PAGE FOLDER ...
 
-Each folder is one that `mereo compare` wrote, compare-<data>. Its tables and notes take the place of what is between
-`<!-- compare-<data> -->` and `<!-- end -->` in the page; its pictures go to docs/images/<page>/.
+Each folder is one that `mereo compare` wrote, compare-<data>. Its tables and notes replace what stands below the mark
+`<!-- compare <data> -->` of the page; its pictures go to docs/images/<page>/.
 """
 
 import re
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 from PIL import Image
+
+import document_marks
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 WIDTH, COLOURS = 1400, 64
@@ -30,27 +32,20 @@ def section(folder: Path, name: str) -> str:
     lines = (folder / "comparison.md").read_text().splitlines()[1:]
 
     def moved(line: str) -> str:
-        found = re.fullmatch(r"!\[(.*)\]\((\w+)\.png\)", line)
-        if not found:
+        match = re.fullmatch(r"!\[(.*)\]\((\w+)\.png\)", line)
+        if not match:
             return line
-        picture = f"{folder.name.removeprefix('compare-').partition(':')[0]}_{found[2]}.png"
-        copy_picture(folder / f"{found[2]}.png", IMAGES / name / picture)
-        return f"![{found[1]}](images/{name}/{picture})"
+        picture = f"{folder.name.removeprefix('compare-').partition(':')[0]}_{match[2]}.png"
+        copy_picture(folder / f"{match[2]}.png", IMAGES / name / picture)
+        return f"![{match[1]}](images/{name}/{picture})"
 
     return "\n".join(map(moved, lines)).strip()
 
 
 def fill(page: Path, folders: list[Path]) -> None:
     """Replace the sections of these comparisons."""
-    text = page.read_text()
-    for folder in folders:
-        mark = f"<!-- {folder.name} -->"
-        if mark not in text:
-            raise SystemExit(f"{page} has no line {mark}")
-        before, _, rest = text.partition(mark)
-        _, end, after = rest.partition("<!-- end -->")
-        text = f"{before}{mark}\n\n{section(folder, page.stem)}\n\n{end}{after}"
-    page.write_text(text)
+    of = {folder.name.removeprefix("compare-"): folder for folder in folders}
+    document_marks.fill(page, "compare", of, lambda data: section(of[data], page.stem))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,20 @@
 """Put the results of `mereo bench SUITE --report FOLDER` into a page of the documentation.
 
-Run as `python tools/fill_figures.py FOLDER docs/attention.md`; `make figures` measures as well. Whatever stands between
-the lines `<!-- figures: SUITE ... -->` and `<!-- end of figures -->` is replaced by the command, the machine, tables
-that the suite made of its cases (or one of times where it makes none) and the picture of each suite that was measured.
+Run as `python tools/fill_figures.py FOLDER docs/attention.md`; `make figures` measures as well. Below the mark
+`<!-- figures SUITE ... -->` it writes the command, the machine, the tables that the suite made of its cases (or one of
+times where it makes none) and the picture of each suite that was measured.
 """
 
-import re
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import document_marks
 from mereo.bench import Run, read_run
 from mereo.bench.report import milliseconds, three_digits
-from mereo.files import write_atomically
 
 MIB = 2**20
-_PLACE = re.compile(r"(<!-- figures: ([a-z_ ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
 def command_of(run: Run) -> str:
@@ -68,9 +66,9 @@ def fill(page: Path, folder: Path) -> list[str]:
     """Replace the figures of a page; the suites that were in the folder."""
     filled: list[str] = []
 
-    def new(place: re.Match[str]) -> str:
+    def block(suites: str) -> str:
         parts = []
-        for suite in place[2].split():
+        for suite in suites.split():
             if not (folder / f"{suite}.json").is_file():
                 continue
             picture, drawn = page.parent / "images" / "bench" / f"{suite}.png", folder / f"{suite}.png"
@@ -80,9 +78,9 @@ def fill(page: Path, folder: Path) -> list[str]:
             shown = f"images/bench/{suite}.png" if drawn.is_file() else None
             parts.append(section(read_run(folder / f"{suite}.json"), shown))
             filled.append(suite)
-        return place[1] + "\n" + "".join(f"{part}\n\n" for part in parts) + place[3]
+        return "\n\n".join(parts)
 
-    write_atomically(page, _PLACE.sub(new, page.read_text(encoding="utf-8")).encode())
+    document_marks.fill(page, "figures", document_marks.arguments(page, "figures"), block)
     return filled
 
 

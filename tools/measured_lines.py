@@ -1,22 +1,20 @@
 """Write what `mereo bench backbones` measured into docs/backbones.md: python tools/measured_lines.py RUN.json ...
 
-Each network's section has a comment such as `<!-- measured davit_tiny -->`, below which its line stands, and
-`<!-- measured conditions -->` stands above the line about the machine; both lines begin with "Measured". Where several
-runs measured the same, the first file counts, so that times of a quiet machine go before a run made for its peaks of
-memory.
+The line of a network goes below its mark, such as `<!-- measured davit_tiny -->`, and the line about the machine below
+`<!-- measured conditions -->`; networks that were not measured keep their lines. If several files have a measurement,
+that of the first is used, so name a run with the times of a quiet machine before a run made for its peaks of memory.
 """
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import document_marks
 from mereo.bench.report import milliseconds
 from mereo.bench.results import Measurement, Run, read_run
 from mereo.bench.suites.backbones import COMPILED, FUSED, OURS, TIMM, TIMM_COMPILED
 
 PAGE = Path(__file__).parent.parent / "docs" / "backbones.md"
-MARK = re.compile(r"(<!-- measured ([\w.]+) -->\n)(?:\nMeasured[^\n]*\n(?:[^\n]+\n)*)?")
 WIDTH = 120
 
 
@@ -39,8 +37,8 @@ def _against(runs: Sequence[Run], model: str, batch: int, mode: str, pairs: Sequ
         return ""
     shown = [f"{milliseconds(ours)} ms"]
     ratios = []
-    for title, contender, beside in pairs:
-        one, other = _time(runs, model, batch, mode, contender), _time(runs, model, batch, mode, beside)
+    for title, contender, reference in pairs:
+        one, other = _time(runs, model, batch, mode, contender), _time(runs, model, batch, mode, reference)
         if one is None:
             continue
         if contender != OURS:
@@ -59,8 +57,8 @@ def _peaks(runs: Sequence[Run], model: str, batch: int) -> str:
         ours, theirs = (_find(runs, model, batch, mode, name, "resident") for name in (OURS, TIMM))
         if ours is None or ours.resident is None:
             continue
-        beside = f" ({ours.resident / theirs.resident:.2f} of timm's)" if theirs and theirs.resident else ""
-        parts.append(f"{title} {ours.resident / 2**20:,.0f} MiB{beside}")
+        ratio = f" ({ours.resident / theirs.resident:.2f} of timm's)" if theirs and theirs.resident else ""
+        parts.append(f"{title} {ours.resident / 2**20:,.0f} MiB{ratio}")
     return ", ".join(parts)
 
 
@@ -72,10 +70,10 @@ def line(runs: Sequence[Run], model: str) -> str:
         images = "1 image" if batch == 1 else f"{batch} images"
         eager = [("", OURS, TIMM), ("fused", FUSED, TIMM)]
         compiled = [("compiled", COMPILED, TIMM_COMPILED)]
-        said = _against(runs, model, batch, "forward", eager if batch == 1 else [*eager, *compiled])
-        sentences += [f"{images} {said}"] if said else []
-        said = _against(runs, model, batch, "training", [("", OURS, TIMM), *compiled])
-        sentences += [f"training step of {images} {said}"] if said else []
+        times = _against(runs, model, batch, "forward", eager if batch == 1 else [*eager, *compiled])
+        sentences += [f"{images} {times}"] if times else []
+        times = _against(runs, model, batch, "training", [("", OURS, TIMM), *compiled])
+        sentences += [f"training step of {images} {times}"] if times else []
         peaks = _peaks(runs, model, batch)
         sentences += [f"peak memory {peaks}"] if peaks else []
     return f"Measured, `{model}`: {'; '.join(sentences)}." if sentences else ""
@@ -85,10 +83,12 @@ def conditions(runs: Sequence[Run]) -> str:
     """The machine of the first run, and how it measured."""
     facts, options = runs[0].machine, runs[0].options
     threads = " and ".join(map(str, sorted({m.threads for m in runs[0].measurements})))
+    peaks = any(m.resident is not None for run in runs for m in run.measurements)
     return (
         f"Measured on {facts['processor']} with {threads} threads, torch {facts['torch']}, float32: medians of rounds"
-        f" in which the networks took turns, {options['seconds']:g} s for each or longer; memory above weights and"
-        " inputs. In brackets: timm's time over ours, of compiled networks timm's compiled one over ours."
+        f" in which the networks took turns, {options['seconds']:g} s for each or longer"
+        f"{'; memory above weights and inputs' if peaks else ''}. In brackets: timm's time over ours, of compiled"
+        " networks timm's compiled one over ours."
     )
 
 
@@ -99,24 +99,19 @@ def _wrapped(text: str) -> str:
         if lines[-1] and len(lines[-1]) + 1 + len(word) > WIDTH:
             lines.append("")
         lines[-1] += f" {word}" if lines[-1] else word
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
-def fill(text: str, runs: Sequence[Run]) -> tuple[str, list[str]]:
-    """The page with the lines of all networks that were measured, and the names of those."""
-    filled: list[str] = []
-
-    def replaced(mark: re.Match[str]) -> str:
-        measured = conditions(runs) if mark[2] == "conditions" else line(runs, mark[2])
-        filled.extend([mark[2]] if measured else [])
-        return f"{mark[1]}\n{_wrapped(measured)}" if measured else mark[0]
-
-    return MARK.sub(replaced, text), filled
+def fill(page: Path, runs: Sequence[Run]) -> list[str]:
+    """Write the lines of all networks that were measured into the page; the arguments of the marks that were filled."""
+    models = sorted({m.sizes["model"] for run in runs for m in run.measurements})
+    lines = {"conditions": conditions(runs), **{model: line(runs, model) for model in models}}
+    blocks = {argument: _wrapped(text) for argument, text in lines.items() if text}
+    document_marks.fill(page, "measured", blocks, blocks.__getitem__)
+    return list(blocks)
 
 
 if __name__ == "__main__":
     if not sys.argv[1:]:
         sys.exit("give the JSON files of mereo bench backbones, the one with the best times first")
-    page, names = fill(PAGE.read_text(), [read_run(Path(name)) for name in sys.argv[1:]])
-    PAGE.write_text(page)
-    print(f"{PAGE}: {', '.join(names)}")
+    print(f"{PAGE}: {', '.join(fill(PAGE, [read_run(Path(name)) for name in sys.argv[1:]]))}")

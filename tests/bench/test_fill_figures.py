@@ -1,14 +1,14 @@
 """Figures of a page of the documentation, from the files of the bench."""
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 
+from document_marks import arguments
 from fill_figures import fill
 from mereo.bench import Request, get_suite
 from mereo.bench.case import Table
 
-PAGE = "Text.\n\n<!-- figures: attention choose -->\nold\n<!-- end of figures -->\n\nMore.\n"
+PAGE = "Text.\n\n<!-- figures attention choose -->\nold\n<!-- end -->\n\nMore.\n"
 
 
 def test_what_stands_between_the_marks_is_replaced(run_of) -> None:
@@ -20,7 +20,7 @@ def test_what_stands_between_the_marks_is_replaced(run_of) -> None:
     Path("page.md").write_text(PAGE)
     assert fill(Path("page.md"), Path("reports")) == ["attention"]
     text = Path("page.md").read_text()
-    assert "old" not in text and text.startswith("Text.") and text.endswith("<!-- end of figures -->\n\nMore.\n")
+    assert "old" not in text and text.startswith("Text.") and text.endswith("<!-- end -->\n\nMore.\n")
     assert "mereo bench attention --threads 2 --sizes tokens=64,256" in text and "| 2.00 |" in text
     assert Path("images/bench/attention.png").read_bytes() == b"picture" and "](images/bench/attention.png)" in text
     run.tables = [asdict(Table("Which", ("a", "b"), (("1", "x|y"),)))]
@@ -32,7 +32,7 @@ def test_what_stands_between_the_marks_is_replaced(run_of) -> None:
 
 def test_the_page_of_attention_names_suites() -> None:
     root = Path(__file__).parents[2]
-    (place,) = re.findall(r"<!-- figures: (.*) -->", (root / "docs" / "attention.md").read_text(encoding="utf-8"))
+    (place,) = arguments(root / "docs" / "attention.md", "figures")
     recipe = (root / "Makefile").read_text(encoding="utf-8")
     for suite in place.split():
         assert get_suite(suite).name == suite and f"bench {suite} " in recipe

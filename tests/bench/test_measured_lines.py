@@ -1,28 +1,18 @@
 """tools/measured_lines.py writes what a run of the suite `backbones` measured into a page."""
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import measured_lines as tool
+from document_marks import arguments
 from mereo.bench.results import Measurement, Run
 from mereo.bench.suites.backbones import PRESETS
 from mereo.bench.timing import Quartiles
 
 ROOT = Path(__file__).parents[2]
-
-
-def _tool() -> Any:
-    spec = importlib.util.spec_from_file_location("measured_lines", ROOT / "tools" / "measured_lines.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = _tool()
 
 
 def measurement(contender: str, seconds: float, batch: int = 8, mode: str = "forward", **more: Any) -> Measurement:
@@ -58,21 +48,25 @@ def test_a_line_has_every_time_and_peak_of_trusted_measurements() -> None:
     assert tool.line([TIMES, PEAKS], "another") == ""
 
 
-def test_only_what_was_measured_is_replaced_and_twice_is_once() -> None:
-    page = "# Title\n\n<!-- measured net -->\n\nMeasured: old\nlines\n\nText.\n\n<!-- measured other -->\n\nMore.\n"
-    filled, names = tool.fill(page, [TIMES])
-    assert names == ["net"] and "old" not in filled
-    assert filled.endswith("\n\nText.\n\n<!-- measured other -->\n\nMore.\n")
+def test_only_what_was_measured_is_replaced_and_twice_is_once(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    text = "<!-- measured conditions -->\n<!-- end -->\n\n<!-- measured net -->\n\nold\n\n<!-- end -->\n\nText.\n"
+    rest = "\n<!-- measured other -->\n\nkept\n\n<!-- end -->\n"
+    page.write_text(text + rest)
+    assert tool.fill(page, [TIMES]) == ["conditions", "net"]
+    filled = page.read_text()
+    assert "old" not in filled and filled.endswith(f"\n\nText.\n{rest}") and "A processor with 2 threads" in filled
     assert all(len(line) <= 120 for line in filled.splitlines())
-    assert tool.fill(filled, [TIMES])[0] == filled
-    conditions, names = tool.fill("<!-- measured conditions -->\n", [TIMES])
-    assert names == ["conditions"] and "A processor with 2 threads" in conditions
+    tool.fill(page, [TIMES])
+    assert page.read_text() == filled
+
+
+def test_memory_is_explained_only_where_it_was_measured() -> None:
+    assert "memory" not in tool.conditions([TIMES]) and "memory above weights" in tool.conditions([TIMES, PEAKS])
 
 
 def test_the_page_has_a_place_for_every_network_that_is_measured() -> None:
-    page = (ROOT / "docs" / "backbones.md").read_text()
-    places = re.findall(r"<!-- measured ([\w.]+) -->\n", page)
-    assert sorted(places) == sorted([*PRESETS, "conditions"])
+    assert sorted(arguments(ROOT / "docs" / "backbones.md", "measured")) == sorted([*PRESETS, "conditions"])
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -104,7 +104,7 @@ def test_the_command_compares_a_family(tmp_path: Path, monkeypatch: pytest.Monke
     assert (folder / "measured.png").exists() and (folder / "curves.png").exists()
     assert set(content["curves"]) == set(names) and len(content["curves"][names[0]]["rotation"]) > 2
     page = (folder / "comparison.md").read_text()
-    assert "apgd %" in page and "curves.png" in page
+    assert "| APGD % |" in page and "curves.png" in page
     assert all(row["memory"] > 0 for row in content["networks"])
     monkeypatch.setattr(robustness, "_measure", None)
     assert main(words) == 0

@@ -12,6 +12,7 @@ from mereo.escape import for_markdown
 from mereo.export.comparison_pictures import Curves, count, draw_comparison, draw_curves, draw_measured
 from mereo.export.rows import Row, ranked
 from mereo.files import write_atomically
+from mereo.runtime.text import heading
 
 COUNTED = ("images", "attacked")
 """Measurements that are numbers of images."""
@@ -46,7 +47,7 @@ def measured_cells(
         return "-" if value is None else f"{100 * value:.1f}"
 
     lines = [(row.model, *(shown(measured[row.model][name]) for name in names)) for row in ranked(rows)]
-    return ("network", *(f"{name.replace('_', ' ')} %" for name in names)), lines
+    return ("network", *(f"{heading(name)} %" for name in names)), lines
 
 
 def notes(rows: Sequence[Row], protocol: str) -> list[str]:

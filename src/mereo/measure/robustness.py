@@ -18,7 +18,7 @@ from mereo.measure.curves import attack_curve, corruption_curve
 from mereo.measure.plan import part_of
 from mereo.measure.trained_models import TrainedModel, load_trained_models
 from mereo.runtime import printing
-from mereo.runtime.text import percent
+from mereo.runtime.text import heading, percent
 from mereo.training.measurement_cache import cached_measurement
 from mereo.training.run_folder import RunFolder
 
@@ -92,8 +92,9 @@ def beside_plain(measured: Mapping[str, Robustness], plain: Collection[str]) -> 
             )
         ]
         counts = [sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)]
+        title = heading(what)
         lines.append(
-            f"{what.replace('_', ' ').capitalize()}: {percent(values[best], 1)} for {best}, and"
+            f"{title[0].upper()}{title[1:]}: {percent(values[best], 1)} for {best}, and"
             f" {percent(values[known], 1)} for {known}, the best plain network; of the {len(others)} others"
             f" {counts[0]} are clearly better than it and {counts[1]} clearly worse."
         )

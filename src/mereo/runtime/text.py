@@ -1,4 +1,12 @@
-"""Numbers formatted for people."""
+"""Numbers and names formatted for people."""
+
+ABBREVIATIONS = {"apgd": "APGD"}
+"""Names that are written in capitals."""
+
+
+def heading(name: str) -> str:
+    """The name of a value in words: calibration_error as "calibration error", apgd as "APGD"."""
+    return ABBREVIATIONS.get(name, name.replace("_", " "))
 
 
 def percent(share: float, digits: int = 2) -> str:
