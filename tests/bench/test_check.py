@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mereo.bench.case import Workload
-from mereo.bench.check import Step, compare, outcome, relative_error
+from mereo.bench.check import EXACT, Outcome, Step, compare, norm_error, outcome, relative_error
 from mereo.bench.suites.routing import einsum_routing
 from mereo.routing import dynamic_routing
 
@@ -52,6 +52,25 @@ def test_relative_error():
     assert relative_error(None, expected) == math.inf
     assert relative_error(torch.zeros(2), torch.zeros(2)) == 0.0
     assert relative_error(None, None) == 0.0
+
+
+def test_the_norm_of_all_gradients_together():
+    expected = (torch.tensor([3.0, 0.0]), torch.tensor([4.0]), None)
+    assert norm_error(expected, expected) == 0.0
+    assert norm_error((torch.tensor([3.0, 1.0]), None, torch.zeros(1)), expected) == pytest.approx(math.sqrt(17) / 5)
+    assert norm_error(expected[:2], expected) == math.inf
+    assert norm_error((torch.zeros(3), *expected[1:]), expected) == math.inf
+    assert norm_error((torch.full((2,), math.nan), *expected[1:]), expected) == math.inf
+    assert norm_error((torch.ones(1),), (torch.zeros(1),)) == math.inf
+
+
+def test_rounding_of_small_gradients_is_allowed_by_norm_but_not_an_error_in_float64():
+    expected = Outcome((), (torch.tensor([1.0]), torch.tensor([0.01])), False)
+    rounded = Outcome((), (torch.tensor([1.0]), torch.tensor([0.02])), False)
+    assert not compare(rounded, expected).within(0.1)
+    assert compare(rounded, expected, by_norm=True, exact=EXACT).within(0.1)
+    assert not compare(rounded, expected, by_norm=True, exact=2 * EXACT).within(0.1)
+    assert not compare(rounded, expected, by_norm=True).within(0.001)
 
 
 def test_the_einsum_baseline_is_dynamic_routing():

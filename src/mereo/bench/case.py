@@ -80,6 +80,7 @@ class Contender:
             the reference and has a share of its time; "unchecked" cannot be compared and has no speed-up.
         needs: bytes it takes beyond its inputs, estimated from the sizes; 0 where unknown.
         work: arithmetic and traffic of this formulation, where they differ from the task's.
+        exact: computes the relative error of its gradients in float64, beside those of the reference.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Contender:
     role: Role = "contender"
     needs: Callable[[Mode], int] = lambda mode: 0
     work: Callable[[Mode], Work] | None = None
+    exact: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ class Suite:
         limit: bytes that a contender may take where memory is measured.
         tolerance: relative error above which a contender is wrong.
         gradient_tolerance: the same for its gradients; by default that of outputs.
+        by_norm: compare the gradients in the type that is timed by the norm of all together, for networks in which the
+            rounding of single gradients is as large as they are; contenders then have `exact`.
         adopt: makes a contender's `build` of a callable from outside.
         adopted: its role.
         tables: further results, measured after the cases.
@@ -170,6 +174,7 @@ class Suite:
     limit: int | None = None
     tolerance: float = 1e-4
     gradient_tolerance: float | None = None
+    by_norm: bool = False
     adopt: Callable[[Callable[..., Any], Setting], Callable[[Mode], Workload]] = as_function
     adopted: Role = "contender"
     tables: Callable[[Setting, bool], list[Table]] = no_tables

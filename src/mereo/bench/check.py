@@ -12,6 +12,8 @@ from mereo.bench.case import Mode, Workload
 
 FAINT = 1e-3
 """A gradient this much smaller than the largest is measured against that floor: its own rounding is not an error."""
+EXACT = 1e-8
+"""The relative error of gradients in float64 up to which two networks compute the same function."""
 
 
 def tensors_of(output: Any) -> tuple[Tensor, ...]:
@@ -107,20 +109,46 @@ def relative_error(actual: Tensor | None, expected: Tensor | None, floor: float 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Largest relative errors; `gradient` is None in the forward mode."""
+    """Largest relative errors; `gradient` is None in the forward mode, `exact` where nothing ran in float64."""
 
     output: float
     gradient: float | None
     altered: bool
+    exact: float | None = None
 
     def within(self, tolerance: float, gradients: float | None = None) -> bool:
         """Whether the contender computes what the reference computes; `gradients` is their own tolerance."""
         allowed = tolerance if gradients is None else gradients
-        return not self.altered and self.output <= tolerance and (self.gradient or 0.0) <= allowed
+        agree = self.output <= tolerance and (self.gradient or 0.0) <= allowed and (self.exact or 0.0) <= EXACT
+        return agree and not self.altered
 
 
-def compare(actual: Outcome, expected: Outcome) -> Agreement:
-    """How far a contender is from the reference."""
+def norm_error(actual: tuple[Tensor | None, ...], expected: tuple[Tensor | None, ...]) -> float:
+    """||actual - expected|| / ||expected|| over all tensors together; infinite where they cannot be compared.
+
+    A missing gradient counts as zeros.
+    """
+    if len(actual) != len(expected):
+        return math.inf
+    error = size = 0.0
+    for a, b in zip(actual, expected, strict=True):
+        if a is not None and b is not None and a.shape != b.shape:
+            return math.inf
+        wide = [torch.zeros(()) if x is None else x.double() for x in (a, b)]
+        error += (wide[0] - wide[1]).square().sum().item()
+        size += wide[1].square().sum().item()
+    if math.isnan(error) or (size == 0 and error > 0):
+        return math.inf
+    return math.sqrt(error / size) if size else 0.0
+
+
+def compare(actual: Outcome, expected: Outcome, *, by_norm: bool = False, exact: float | None = None) -> Agreement:
+    """How far a contender is from the reference.
+
+    Args:
+        by_norm: compare gradients by the norm of all together instead of each by its largest entry.
+        exact: the error of its gradients in float64.
+    """
 
     def worst(some: tuple[Tensor | None, ...], others: tuple[Tensor | None, ...]) -> float:
         if len(some) != len(others):
@@ -128,5 +156,6 @@ def compare(actual: Outcome, expected: Outcome) -> Agreement:
         largest = max((o.abs().max().item() for o in others if o is not None and o.numel()), default=0.0)
         return max((relative_error(a, b, FAINT * largest) for a, b in zip(some, others, strict=True)), default=0.0)
 
-    gradient = worst(actual.gradients, expected.gradients) if expected.gradients else None
-    return Agreement(worst(actual.outputs, expected.outputs), gradient, actual.altered)
+    errors = norm_error if by_norm else worst
+    gradient = errors(actual.gradients, expected.gradients) if expected.gradients else None
+    return Agreement(worst(actual.outputs, expected.outputs), gradient, actual.altered, exact)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mereo.bench.case import Case, Contender, Mode, Suite, UnavailableError, Work
-from mereo.bench.check import Outcome, Step, compare, outcome
+from mereo.bench.check import EXACT, Outcome, Step, compare, outcome
 from mereo.bench.growth import growth_tables
 from mereo.bench.machine import clock_of, machine_facts, probe
 from mereo.bench.memory import Peak, is_out_of_memory, measure_peak
@@ -156,7 +156,7 @@ class Bench:
             if contender is contenders[0]:
                 expected = result
             elif contender.role == "contender":
-                self._check(row, result, expected)
+                self._check(row, contender, result, expected)
             elif contender.role == "unchecked":
                 row.status = "unchecked"
         if self.suite.timed and steps:
@@ -174,15 +174,18 @@ class Bench:
             step()
         return step, outcomes[0]
 
-    def _check(self, row: Measurement, result: Outcome, expected: Outcome | None) -> None:
+    def _check(self, row: Measurement, contender: Contender, result: Outcome, expected: Outcome | None) -> None:
         if expected is None:
             row.status = "unchecked"
             return
-        agreement = compare(result, expected)
+        exact = contender.exact() if row.mode == "training" and contender.exact is not None else None
+        agreement = compare(result, expected, by_norm=self.suite.by_norm, exact=exact)
         row.output_error, row.gradient_error = agreement.output, agreement.gradient
         if not agreement.within(self.suite.tolerance, self.suite.gradient_tolerance):
             row.status = "WRONG"
             row.note = "writes to its inputs" if agreement.altered else ""
+            if exact is not None and exact > EXACT:
+                row.note = f"its gradients in float64 differ by {exact:.1e}"
 
     def _time(self, steps: dict[str, Step], rows: list[Measurement]) -> None:
         least = LEAST_ROUNDS_QUICK if self.request.quick else LEAST_ROUNDS
