@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mereo.core.kernels.largest import exceeds
 from mereo.core.normalisers import NORMALISERS, top_k_softmax
 from mereo.core.observe import Call, Observable
 from mereo.core.squash import accumulation_type
@@ -110,9 +111,12 @@ class Coupling(Observable):
         wide = scores.to(accumulation_type(scores))
         if self.temperature != 1:
             wide = wide / self.temperature
+        limit = torch.finfo(wide.dtype)
         if wide.dtype != scores.dtype:
             # Large activations overflow half precision to infinite scores, and inf - inf is NaN in every normaliser.
-            wide = wide.clamp(torch.finfo(wide.dtype).min, torch.finfo(wide.dtype).max)
+            wide = wide.clamp(limit.min, limit.max)
+        elif exceeds(wide, limit.max):
+            wide = wide.clamp(max=limit.max)
         return wide if mask is None else wide.masked_fill(~mask, torch.finfo(wide.dtype).min)
 
     def normalise_across(self, scores: Tensor, mask: Tensor | None, windows: Windows) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mereo.core import Circle, Coupling
 from mereo.core.kernels.circle import Exchange, exchange
+from mereo.core.kernels.largest import within_range
 from mereo.errors import UsageError
 
 
@@ -26,7 +27,7 @@ def joined(outputs: Tensor, logs: Tensor) -> Tensor:
 
     Shapes: outputs (parts, ..., pose), logs (parts, ...), log sum exp of the scores of each part -> (..., pose).
     """
-    return ((logs - logs.logsumexp(0)).exp().unsqueeze(-1) * outputs).sum(0)
+    return (logs.softmax(0).unsqueeze(-1) * outputs).sum(0)
 
 
 def _agree(q: Tensor, k: Tensor, v: Tensor, circle: Circle, group: dist.ProcessGroup | None) -> None:
@@ -118,6 +119,7 @@ def clear_attention_bands(
         raise UsageError("q, k or v require gradients; bands are for inference, under torch.no_grad().")
     circle = Circle(grid, radius, text_tokens)
     _agree(q, k, v, circle, group)
+    q, k = within_range(q, k)
     scale, text = q.shape[3] ** -0.5 if scale is None else scale, text_tokens
     rank, ranks, columns = dist.get_rank(group), dist.get_world_size(group), circle.grid[1]
     both, before = _with_halo(torch.cat((k, v), 3)[:, :, text:], circle, group)

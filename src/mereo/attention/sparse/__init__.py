@@ -1,6 +1,7 @@
 """Attention to selected senders: blocks, clusters, top-k regions, one file a mechanism."""
 
 from mereo.attention.sparse.bi_level_routing import BiLevelRoutingAttention
+from mereo.attention.sparse.cluster_start import start_clusters
 from mereo.attention.sparse.combiner import CombinerAttention, combiner_attention
 from mereo.attention.sparse.head_router import BALANCE_WEIGHT, Balanced, HeadRouter, balance_loss
 from mereo.attention.sparse.mixture_of_head import MoHAttention
@@ -29,4 +30,5 @@ __all__ = [
     "routing_attention",
     "set_phase",
     "set_top_k",
+    "start_clusters",
 ]

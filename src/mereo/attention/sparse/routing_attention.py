@@ -140,7 +140,8 @@ class RoutingAttention(nn.Module):
     out = W_o [local heads..., mean over the clusters c of a token of softmax(q k_c^T / sqrt(d)) v_c, ...]
 
     Every cluster holds the `window` queries and keys nearest to its centroid, so a token may be in several clusters or
-    in none, where it becomes 0. Centroids follow the tokens in training, by k-means averaged over steps.
+    in none, where it becomes 0. Centroids follow the tokens in training, by k-means averaged over steps; they start at
+    random, or by `start_clusters` from one batch.
 
     Args:
         dim: size of the tokens; a multiple of the number of heads.

@@ -17,6 +17,7 @@ from mereo.attention.sparse.sea_estimate import KernelAttention, MapDecoder, Pos
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.column_attention import cannot_run, column_attention
+from mereo.core.kernels.largest import within_range
 from mereo.core.kernels.methods import cannot_run_here
 from mereo.core.key_lists import KeyLists
 from mereo.core.squash import accumulation_type
@@ -283,6 +284,7 @@ class SeaAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         valid = self._check(q, k, v, key_mask)
+        q, k = within_range(q, k)
         given = self._estimated(q, k, v, valid)
         self._observe(q, k, given)
         return self._mixed(q, k, v, given)
@@ -305,6 +307,7 @@ class SeaAttention(nn.Module):
             * head_dim) -> (batch, tokens, heads * head_dim), scalar or None without a teacher, `SeaMaps`.
         """
         valid = self._check(q, k, v, key_mask)
+        q, k = within_range(q, k)
         given = self._estimated(q, k, v, valid)
         out = self._mixed(q, k, v, given)
         stretched, seen = sea_mask.stretch(given.scores, given.lengths, given.places, self.causal, valid)

@@ -97,8 +97,12 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 
     Shapes: out, part (..., r, pose); lse, part_lse (..., r).
     """
-    total = torch.logaddexp(lse, part_lse)
-    finite = total.masked_fill(total == float("-inf"), 0)
-    out.mul_((lse - finite).exp().unsqueeze(-1))
-    out.addcmul_(part.to(out.dtype), (part_lse - finite).exp().to(out.dtype).unsqueeze(-1))
-    lse.copy_(total)
+    top = torch.maximum(lse, part_lse)
+    top = top.masked_fill(top == float("-inf"), 0)
+    # Weights are divided by their sum: beside a large lse the logarithm of a sum is lost in rounding.
+    old, new = (lse - top).exp(), (part_lse - top).exp()
+    total = old + new
+    divisor = total.masked_fill(total == 0, 1)
+    out.mul_((old / divisor).unsqueeze(-1))
+    out.addcmul_(part.to(out.dtype), (new / divisor).to(out.dtype).unsqueeze(-1))
+    lse.copy_(top + total.log())

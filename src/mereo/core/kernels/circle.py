@@ -1,7 +1,7 @@
 """How attention to circles is executed; a table of predicates chooses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from mereo.core.kernels.circle_compiled import attend_compiled, numbers_of
 from mereo.core.kernels.circle_tiles import tiled
 from mereo.core.kernels.flex import flex, flex_cannot
 from mereo.core.kernels.kept import kept
+from mereo.core.kernels.largest import within_range
 from mereo.core.kernels.methods import compiled_cannot, execute
 from mereo.core.topology import Circle
 
@@ -105,4 +106,5 @@ def exchange(given: Exchange, method: str = "auto") -> Tensor:
     Args:
         method: "auto", or a row of METHODS.
     """
-    return execute(METHODS, given, method, always="tiles")
+    q, k = within_range(given.q, given.k)
+    return execute(METHODS, replace(given, q=q, k=k), method, always="tiles")

@@ -1,7 +1,7 @@
 """How neighbourhood attention is executed; a table of predicates chooses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from mereo.core.coupling import Coupling
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.flex import flex, flex_cannot
 from mereo.core.kernels.kept import kept
+from mereo.core.kernels.largest import within_range
 from mereo.core.kernels.methods import compiled_cannot, execute
 from mereo.core.kernels.neighborhood_compiled import attend_compiled, numbers_of
 from mereo.core.kernels.neighborhood_tiles import tiled
@@ -131,14 +132,14 @@ def _compiled(given: Exchange) -> Result:
     out, lse = attend_compiled(given.q, given.k, given.v, given.bias, numbers_of(given.topology), given.scale)
     if given.extra is None:
         return out, lse if given.with_lse else None
-    # Two softmaxes over different keys are joined by the logs of their sums.
+    # Two softmaxes over different keys are joined by the sums of their weights.
     k, v = (x.float() for x in given.extra)
     scores = torch.einsum("bnhd,bmhd->bnhm", given.q.float() * given.scale, k)
-    theirs = scores.logsumexp(-1)
-    both = torch.logaddexp(lse, theirs)
-    joined = out.float() * (lse - both).exp().unsqueeze(-1)
-    joined = joined + torch.einsum("bnhm,bmhe->bnhe", (scores - both.unsqueeze(-1)).exp(), v)
-    return joined.to(out.dtype), both if given.with_lse else None
+    top = torch.maximum(lse, scores.amax(-1)).detach()
+    ours, theirs = (lse - top).exp(), (scores - top.unsqueeze(-1)).exp()
+    total = ours + theirs.sum(-1)
+    joined = out.float() * ours.unsqueeze(-1) + torch.einsum("bnhm,bmhe->bnhe", theirs, v)
+    return (joined / total.unsqueeze(-1)).to(out.dtype), top + total.log() if given.with_lse else None
 
 
 @kept(16)
@@ -204,4 +205,6 @@ def exchange(given: Exchange, method: str = "auto") -> Result:
     Args:
         method: "auto", or a row of METHODS.
     """
-    return execute(METHODS, given, method, always="gathered")
+    q, k = within_range(given.q, given.k)
+    extra = given.extra and (*within_range(given.extra[0]), given.extra[1])
+    return execute(METHODS, replace(given, q=q, k=k, extra=extra), method, always="gathered")
