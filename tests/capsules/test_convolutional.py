@@ -60,6 +60,17 @@ def test_votes_equal_loops(options: dict[str, Any]) -> None:
         assert not expected
 
 
+def test_coordinates_are_added_to_two_entries_in_full_precision() -> None:
+    layer, poses, _ = some(kernel=None, size=(5, 4), shared=True, coordinates=True)
+    plain, _, _ = some(kernel=None, size=(5, 4), shared=True)
+    added = (layer.votes(poses).dense() - plain.votes(poses).dense()).squeeze(1).unflatten(2, (5, 4, 2))
+    rows = (torch.arange(5, dtype=D) + 0.5).view(5, 1, 1) / 5
+    columns = (torch.arange(4, dtype=D) + 0.5).view(1, 4, 1) / 4
+    zeros = torch.zeros(5, 4, 2, dtype=D)
+    expected = torch.stack((zeros, rows + zeros, zeros, columns + zeros), -1)
+    torch.testing.assert_close(added, expected.expand_as(added), rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("compete", ["positions", "window"])
 @pytest.mark.parametrize("geometry", GEOMETRY)
 def test_em_equals_loops(geometry: str, compete: str) -> None:

@@ -196,8 +196,8 @@ class ConvCapsules(nn.Module):
         more = children.new_zeros(*cells.shape, children.shape[2], 2)
         write = weight.new_zeros(2, width)
         for axis, (index, size, entry) in enumerate(zip(indices, sizes, self.coordinates, strict=True)):
-            place = (index + self.coordinate_offset) * (self.coordinate_scale / size)
-            more[..., entry // width, axis] = place.to(more.dtype) * there
+            place = (index.to(more.dtype) + self.coordinate_offset) * (self.coordinate_scale / size)
+            more[..., entry // width, axis] = place * there
             write[axis, entry % width] = 1
         batch = children.shape[0] // windows.count
         children = torch.cat((children, more.repeat(batch, 1, 1, 1)), -1)

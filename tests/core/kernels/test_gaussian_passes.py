@@ -43,6 +43,17 @@ def test_equals_stored_votes(method: str, sizes: tuple[int, ...], with_fit: bool
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("senders", [1, 7])
+@pytest.mark.parametrize("method", ["stored", *METHODS])
+def test_equal_votes_are_as_exact_as_others(method: str, senders: int) -> None:
+    """No vote is away from its mean, and 1 / floor must not magnify rounding errors: compared with float64."""
+    poses, weight, weights = some((16, senders, 3, 2, 2, 2))
+    inputs = poses[:, :1].expand_as(poses), weight[:, :1].expand_as(weight), weights
+    precise = run("stored", tuple(x.double() for x in inputs), Floor(1e-6), True)
+    for got, expected in zip(run(method, inputs, Floor(1e-6), True), precise, strict=True):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-3)
+
+
 def test_several_tiles_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gaussian_passes, "TILE_BYTES", 1 << 12)
     inputs = some((7, 9, 3, 2, 2, 3), torch.float64)

@@ -88,14 +88,17 @@ def _pass(
         return mean, variance, fit
     transforms = _block_transforms(weight, poses.shape[2])
     for first, last in _tiles(poses, weight):
-        share, _ = _shares(weights[first:last])
+        share, total = _shares(weights[first:last])
         away = _votes(poses[first:last], transforms, mean.shape[2])
         here = (away * share).sum(0)
         away -= here
-        away.square_()
-        spread = Floor(least, clamps)((away * share).sum(0))
-        mean[first:last], variance[first:last] = here, spread
+        parts = away * share
+        rest = torch.where(total.squeeze(0) > EMPTY, parts.sum(0), 0)  # as in `fit_gaussians`
+        spread = parts.mul_(away).sum(0).sub_(rest.square()).clamp_(min=0)
+        spread = Floor(least, clamps)(spread)
+        mean[first:last], variance[first:last] = here + rest, spread
         if with_fit:
+            away.sub_(rest).square_()
             constant = (2 * math.pi * spread).log().sum(-1)
             fits = away.mul_(1 / spread).sum(-1).add_(constant).div_(-2).clamp_(min=LEAST_FIT)
             fit[first:last] = fits.permute(1, 2, 0)

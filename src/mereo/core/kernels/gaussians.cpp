@@ -85,7 +85,8 @@ struct Room {
 template <class D> void fit_window(const Call& call, const D& d, idx n, Room& room) {
     const idx P = d.A * d.C, V = room.V, KC = d.K * d.C, AK = d.A * d.K, S = call.S;
     vec *u = room.children.vecs(), *votes = room.votes.vecs(), *weight = room.row.vecs(), *sums = room.sums.vecs();
-    vec *mu = room.means.vecs(), *scale = room.scales.vecs(), *fits = weight + V;
+    vec *offsets = sums + P + VL, *mu = room.means.vecs(), *scale = room.scales.vecs(), *fits = weight + V;
+    float* offset = room.numbers.at;
     senders_to_lanes(call.poses + n * S * AK, S, AK, u);
     for (idx r = 0; r < call.R; ++r) {
         const idx at = n * call.R + r;
@@ -99,18 +100,26 @@ template <class D> void fit_window(const Call& call, const D& d, idx n, Room& ro
             total += weight[v];
             for (idx h = 0; h < P; ++h) sums[h] += weight[v] * mine[h];
         }
-        const float part = 1.0f / std::max(sum_of(total), EMPTY);
+        const float s = sum_of(total), part = 1.0f / std::max(s, EMPTY);
         sum_lanes(sums, P, part, mean);
         for (idx h = 0; h < P; ++h) mu[h] = splat(mean[h]);
         std::fill(sums, sums + P, vec{});
+        std::fill(offsets, offsets + P, vec{});
         for (idx v = 0; v < V; ++v)
             for (idx h = 0; h < P; ++h) {
-                const vec away = votes[v * P + h] - mu[h];
-                sums[h] += weight[v] * away * away;
+                const vec away = votes[v * P + h] - mu[h], part_away = weight[v] * away;
+                offsets[h] += part_away;
+                sums[h] += part_away * away;
             }
         sum_lanes(sums, P, part, variance);
-        for (idx h = 0; h < P; ++h)
-            variance[h] = call.clamps ? std::max(variance[h], call.least) : variance[h] + call.least;
+        sum_lanes(offsets, P, part, offset);
+        for (idx h = 0; h < P; ++h) {
+            // What rounding left of the mean, which counts against a small floor where all votes are equal.
+            const float rest = s > EMPTY ? offset[h] : 0;
+            mean[h] += rest, mu[h] = splat(mean[h]);
+            const float spread = std::max(variance[h] - rest * rest, 0.0f);
+            variance[h] = call.clamps ? std::max(spread, call.least) : spread + call.least;
+        }
         if (!call.out_fit) continue;
         float constant = 0;
         for (idx h = 0; h < P; ++h) {

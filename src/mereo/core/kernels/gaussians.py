@@ -6,6 +6,7 @@ Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, pr
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 EMPTY = 1e-8
@@ -49,7 +50,10 @@ def fit_gaussians(votes: Tensor, weights: Tensor, floor: Floor) -> Gaussians:
     """
     total = weights.sum(-1, keepdim=True)
     share = (weights / total.clamp(min=EMPTY)).unsqueeze(-2)
-    mean = (share @ votes).squeeze(-2)
+    mean = share @ votes
+    # What rounding left of the mean, which counts against a small floor where all votes are equal. It has no gradient.
+    rest = torch.where(total > EMPTY, (share @ (votes - mean)).squeeze(-2), 0).detach()
+    mean = mean.squeeze(-2) + rest
     variance = (share @ (votes - mean.unsqueeze(-2)).square()).squeeze(-2)
     return Gaussians(mean, floor(variance))
 
