@@ -9,7 +9,7 @@ from mereo.cli.comparison_options import ReproduceOptions
 from mereo.cli.main import main
 from mereo.cli.reproduce import STUDY_OPTIONS, _show_experiment
 from mereo.experiments import EXPERIMENTS, Settings
-from mereo.training.studies import STUDIES
+from mereo.training.published_studies import STUDIES
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from mereo.experiments import EXPERIMENTS, Settings
 from mereo.experiments.images import take_test_images
 from mereo.generative.layer_sparsity import MEASURES, layer_sparsity
 from mereo.models import load
-from mereo.training import studies
+from mereo.training import published_studies
 
 NARROW = {"conv_channels": 8, "primary_types": 2}
 
@@ -18,9 +18,9 @@ NARROW = {"conv_channels": 8, "primary_types": 2}
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
     """Settings for a minute's work, and the lines of progress."""
-    study = studies.STUDIES["kiefer_routing"]
+    study = published_studies.STUDIES["kiefer_routing"]
     variants = {k: replace(v, model_args={**v.model_args, **NARROW}) for k, v in study.variants.items()}
-    monkeypatch.setitem(studies.STUDIES, "kiefer_routing", replace(study, variants=variants))
+    monkeypatch.setitem(published_studies.STUDIES, "kiefer_routing", replace(study, variants=variants))
     lines: list[str] = []
     plan = {"data": "digits", "epochs": 2, "limit": 32, "batch_size": 32, "device": "cpu", "images": 20}
     return Settings(tmp_path / "kiefer_routing-digits", **plan, say=lines.append), lines

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from mereo.experiments import EXPERIMENTS, Settings, sparse_inference
-from mereo.training import studies
-from mereo.training.studies import Study, Variant
+from mereo.training import published_studies
+from mereo.training.studies import Study, Variant, finish_runs
 
 TINY = {"conv_channels": 6, "primary_types": 2, "decoder": False}
 
@@ -20,7 +20,7 @@ def run(tmp_path, monkeypatch):
         "unrouted": Variant(model_args={**TINY, "routing_steps": 0}),
     }
     monkeypatch.setattr(sparse_inference, "NETWORKS", Study("", "", "kiefer", variants))
-    monkeypatch.setitem(studies.STUDIES, "kiefer_routing", Study("", "", "kiefer", variants))
+    monkeypatch.setitem(published_studies.STUDIES, "kiefer_routing", Study("", "", "kiefer", variants))
     for name in ("infer", "label_energies"):
         monkeypatch.setattr(sparse_inference, name, partial(getattr(sparse_inference, name), steps=5))
 
@@ -62,10 +62,10 @@ def test_tables_and_pictures(run, tmp_path):
 @pytest.mark.slow
 def test_finished_runs_of_the_study_are_used(run, tmp_path):
     training = {name: value for name, value in SHORT.items() if name != "images"}
-    configs = studies.configurations(
+    configs = published_studies.configurations(
         "kiefer_routing", 1, str(tmp_path), {"data": "digits", "device": "cpu", **training}
     )
-    studies.finish_runs(configs, run.lines.append)
+    finish_runs(configs, run.lines.append)
     found = run(images=4)
     assert found["networks"]["unrouted"] == str(tmp_path / "kiefer_routing-digits" / "unrouted-seed0")
     assert not (tmp_path / "sparse_inference-digits" / "networks-digits").exists()

@@ -53,7 +53,7 @@ def slow_attack(model, image, label, start, epsilon, steps):
 def test_the_attack_is_gradient_ascent_pixel_by_pixel(classifier, steps):
     images, labels = torch.rand(3, 2, 5, 5).double(), torch.tensor([0, 3, 1])
     start = images + 0.1 * (2 * torch.rand_like(images) - 1)
-    fast = adversarial_images(classifier, images, labels, start, 0.1, steps, same)
+    fast = adversarial_images(classifier, images, labels, start, epsilon=0.1, steps=steps, prepare=same)
     classifier.eval()
     with torch.no_grad():
         slow = [slow_attack(classifier, *each, 0.1, steps) for each in zip(images, labels, start, strict=True)]
@@ -65,7 +65,7 @@ def test_it_raises_the_loss_and_leaves_the_network_as_it_was(classifier):
     classifier[0].weight.requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
     images, labels = torch.rand(32, 2, 5, 5).double(), torch.randint(0, 4, (32,))
-    changed = adversarial_images(classifier, images, labels, images, 0.2, 5, same)
+    changed = adversarial_images(classifier, images, labels, images, epsilon=0.2, steps=5, prepare=same)
     assert classifier.training and not classifier[0].weight.requires_grad and classifier[5].weight.requires_grad
     assert all(torch.equal(before[name], tensor) for name, tensor in classifier.state_dict().items())
     assert all(parameter.grad is None for parameter in classifier.parameters())

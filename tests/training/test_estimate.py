@@ -8,7 +8,7 @@ from PIL import Image
 from mereo.data import DatasetInfo
 from mereo.errors import UsageError
 from mereo.models import create_model, save_weights
-from mereo.training import unread
+from mereo.training import unreadable
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
 from mereo.training.plan import training_images
@@ -83,7 +83,7 @@ def test_files_that_cannot_be_read_are_named_and_not_counted(tmp_path, monkeypat
     config = small(data=str(tmp_path), batch_size=2)
     with pytest.warns(UserWarning, match=r"notes\.png \(not an image\)"):
         assert estimate(config).images == 10
-    monkeypatch.setattr(unread, "SECONDS", 0.0)
+    monkeypatch.setattr(unreadable, "SECONDS", 0.0)
     assert estimate(config).images == 11, "no time to look"
 
 

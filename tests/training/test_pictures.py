@@ -8,8 +8,8 @@ from mereo.inference.evaluate import normalise
 from mereo.models import create_model
 from mereo.tasks import Classification
 from mereo.tasks import pictures as grid
-from mereo.training import pictures, results
-from mereo.training.pictures import draw_curves
+from mereo.training import learning_curves, results
+from mereo.training.learning_curves import draw_curves
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def drawn(monkeypatch):
         figure.draw_without_rendering()
         found.append(figure)
 
-    for module in (pictures, grid):
+    for module in (learning_curves, grid):
         monkeypatch.setattr(module, "save_figure", keep)
     return found
 

@@ -6,7 +6,7 @@ import torch
 from mereo.errors import UsageError
 from mereo.models import create_model
 from mereo.training.losses import reconstruction_loss, score_loss
-from mereo.training.studies import STUDIES, configurations, run_study
+from mereo.training.published_studies import STUDIES, configurations, run_study
 
 REPORTED_COUNTS = {
     "mspcaps_ablation": {
@@ -61,8 +61,8 @@ def test_unknown_names_are_refused():
 def test_a_study_goes_on_where_it_was_stopped(tmp_path):
     overrides = {"data": "digits", "epochs": 1, "limit": 32, "batch_size": 16, "device": "cpu", "warmup_epochs": 0.0}
     said: list[str] = []
-    run_study("coupling_axis", 1, str(tmp_path), overrides, ["senders"], said.append)
-    rows = run_study("coupling_axis", 1, str(tmp_path), overrides, [], said.append)
+    run_study("coupling_axis", 1, str(tmp_path), overrides, ["senders"], say=said.append)
+    rows = run_study("coupling_axis", 1, str(tmp_path), overrides, [], say=said.append)
     assert said == ["1/1 senders, seed 0", "1/2 receivers, seed 0", "2/2 senders, seed 0: already finished"]
     assert [row["variant"] for row in rows] == list(STUDIES["coupling_axis"].variants)
     assert all(0 <= row["last"] <= 100 and row["spread"] is None for row in rows)

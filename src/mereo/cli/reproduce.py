@@ -12,7 +12,8 @@ from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.errors import UsageError, check_positive, unknown
 from mereo.runtime.printing import say
-from mereo.training.studies import STUDIES, Study, run_study
+from mereo.training.published_studies import STUDIES, run_study
+from mereo.training.studies import Study
 
 if TYPE_CHECKING:
     from mereo.experiments import Experiment

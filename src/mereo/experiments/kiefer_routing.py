@@ -18,8 +18,8 @@ from mereo.generative.layer_sparsity import MEASURES, layer_sparsity
 from mereo.models import load
 from mereo.runtime.device import choose_device
 from mereo.training.config import TrainConfig
+from mereo.training.published_studies import configurations, run_study
 from mereo.training.run_folder import RunFolder
-from mereo.training.studies import configurations, run_study
 
 STUDY = "kiefer_routing"
 PICTURE = "kiefer_routing.png"

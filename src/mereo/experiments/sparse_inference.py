@@ -24,8 +24,9 @@ from mereo.models import CapsuleClassifier, load
 from mereo.runtime.device import choose_device
 from mereo.runtime.text import duration
 from mereo.training.config import TrainConfig
+from mereo.training.published_studies import configurations
 from mereo.training.run_folder import RunFolder
-from mereo.training.studies import Study, Variant, configurations, finish_runs, plan_runs
+from mereo.training.studies import Study, Variant, finish_runs, plan_runs
 
 PENALTY = 1.0
 IMAGES, FEW = 64, 8

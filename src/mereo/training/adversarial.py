@@ -39,6 +39,7 @@ def adversarial_images(
     images: Tensor,
     labels: Tensor,
     start: Tensor,
+    *,
     epsilon: float,
     steps: int,
     prepare: Callable[[Tensor], Tensor],
@@ -125,8 +126,9 @@ class AdversarialTraining:
         clean = batch.images[chosen]
         start = clean + self.epsilon * (2 * noise.view_as(clean) - 1)
         changed = adversarial_images(
-            model, clean, batch.labels[chosen], start, self.epsilon, self.steps, self.prepare, self.arithmetic
-        )
+            model, clean, batch.labels[chosen], start,
+            epsilon=self.epsilon, steps=self.steps, prepare=self.prepare, arithmetic=self.arithmetic,
+        )  # fmt: skip
         targets = batch.images if batch.targets is None else batch.targets
         return batch._replace(images=batch.images.index_copy(0, chosen, changed), targets=targets)
 

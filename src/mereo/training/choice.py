@@ -4,7 +4,7 @@ The rules were fitted to small data sets of several kinds: `mereo reproduce defa
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,8 @@ LARGER = (1.0, 1.5, 2.0)
 LARGEST_SMALL_SIDE = 64
 """Networks for larger images are given images of their own size."""
 OVERHEAD, EPOCH_SECONDS, OF_EVALUATION = 1.2, 0.3, 0.35
-"""Of a step beside forward and backward pass, of an epoch beside its steps, and of an evaluated image beside a trained
-one."""
+"""The time of a step in those of its forward and backward pass, the seconds of an epoch that are not of its steps, and
+the time of an evaluated image in those of a trained one."""
 BATCHES = ((12_000, 32), (40_000, 64))
 """Images up to which a batch size is chosen; 128 beyond."""
 STEPS_OF_EPOCH = 4
@@ -41,7 +41,7 @@ RATE, CAPSULE_RATE = 1e-3, 3e-3
 """Peak learning rates of batches of 32 and more: of any network, and of the family mspcaps."""
 CAPSULE_RATE_OF_128 = 2e-3
 FINE_TUNING = 1 / 3
-"""Of the rate, where weights are given."""
+"""Factor of the learning rate where weights are given."""
 WARMUP_STEPS = 20
 
 
@@ -126,12 +126,81 @@ def _how_large(facts: DataFacts, side: int, chosen: int) -> str:
     return f"{text}{kept}" + ("" if chosen == side else f" ({100 * (1 - facts.lost[side]):.0f} % at {side})")
 
 
+@dataclass(frozen=True)
+class _Length:
+    """Epochs on images of a side, None for the size that is given, and the expected seconds, None if not measured."""
+
+    epochs: int
+    side: int | None
+    seconds: float | None = None
+
+
+class _Chooser:
+    """Collects the values of the fields that are not given, each with its reason."""
+
+    def __init__(self, config: TrainConfig, given: Collection[str], facts: DataFacts) -> None:
+        self.config, self.given, self.facts = config, given, facts
+        self.values: dict[str, Any] = {}
+        self.reasons: dict[str, str] = {}
+
+    def put(self, name: str, value: Any, reason: str) -> None:
+        """Choose the value of a field, unless it is given."""
+        if name not in self.given:
+            self.values[name], self.reasons[name] = value, reason
+
+    def batch_and_rate(self, parts: int) -> int:
+        """Choose batch size and learning rate; returns the batch size."""
+        config, images = self.config, self.facts.images
+        self.put("batch_size", batch_for(images, parts), f"{images:,} images to train on")
+        batch = int(self.values.get("batch_size", config.batch_size))
+        tuned = "with these weights to start from" if config.weights is not None else f"for {config.model}"
+        self.put("lr", rate_for(config, batch), f"{tuned} in batches of {batch}")
+        return batch
+
+    def length(self, sides: Sequence[int | None], steps: int, seconds: Seconds) -> _Length:
+        """Choose the time and the epochs in it, on images of the largest side with which enough epochs fit.
+
+        Args:
+            sides: that may be chosen, ascending.
+            steps: of an epoch.
+            seconds: measures the time of an image.
+        """
+        config, given, facts = self.config, self.given, self.facts
+        minutes = config.minutes or default_minutes(facts.images)
+        self.put("minutes", minutes, "by the number of images")
+        held_out = 0.0 if config.paper_protocol else config.validation_fraction
+        most_epochs, most_steps = ENOUGH_STEPS if "minutes" in given else ENOUGH_EPOCHS
+        most = max(most_epochs, math.ceil(most_steps / steps))
+        wanted = config.epochs if "epochs" in given else min(EPOCHS_TO_ENLARGE, most)
+        for side in reversed(sides):
+            each = epoch_seconds(seconds(side), facts.images, held_out)
+            fitting = epochs_in(60 * minutes, each, 1, most)
+            if fitting >= wanted:
+                break
+        # An explicit time is kept; the time by default is extended where a network would hardly learn.
+        least = 1 if "minutes" in given else LEAST_EPOCHS
+        epochs = config.epochs if "epochs" in given else max(fitting, min(least, most))
+        full = epochs * each <= 60 * minutes < 1.5 * epochs * each or epochs < most
+        why = f"what {minutes:g} minutes allow" if full else "more would gain little"
+        if epochs * each > 60 * minutes:
+            why = f"longer than {minutes:g} minutes, because fewer would hardly learn"
+        self.put("epochs", epochs, f"{steps * epochs:,} steps, {why}")
+        return _Length(epochs, side, epochs * each)
+
+    def warmup(self, epochs: int, steps: int) -> None:
+        """Choose the warm-up of a training of so many epochs, each of so many steps."""
+        if self.config.warmup_steps is None:
+            warmup = min(max(min(1.0, epochs / 10), WARMUP_STEPS / steps), max(epochs / 5, 0.1))
+            self.put("warmup_epochs", round(warmup, 2), f"{round(warmup * steps)} steps")
+
+
 def choose(
     config: TrainConfig,
     given: Collection[str],
     facts: DataFacts,
     side: int | None,
     seconds: Seconds | None = None,
+    *,
     parts: int = 1,
 ) -> Choice:
     """The settings of a training that are not given.
@@ -144,53 +213,19 @@ def choose(
         seconds: measures the time of an image; None if no time is to be measured.
         parts: into which a batch is split, over time and over processes.
     """
-    values: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
-
-    def put(name: str, value: Any, reason: str) -> None:
-        if name not in given:
-            values[name], reasons[name] = value, reason
-
-    put("batch_size", batch_for(facts.images, parts), f"{facts.images:,} images to train on")
-    batch = int(values.get("batch_size", config.batch_size))
-    tuned = "with these weights to start from" if config.weights is not None else f"for {config.model}"
-    put("lr", rate_for(config, batch), f"{tuned} in batches of {batch}")
-
-    free_side = side is not None and "img_size" not in given and "img_size" not in config.model_args
-    sides: list[int | None] = [*_sides(facts, side)] if free_side and side is not None else [None]
-    steps = max(facts.images // max(batch, 1), 1)
-    chosen, expected = sides[-1], None
-    if ("epochs" in given and "minutes" not in given) or seconds is None:
-        epochs = config.epochs
+    chooser = _Chooser(config, given, facts)
+    steps = max(facts.images // max(chooser.batch_and_rate(parts), 1), 1)
+    is_free = "img_size" not in given and "img_size" not in config.model_args
+    sides: list[int | None] = [None] if side is None or not is_free else [*_sides(facts, side)]
+    if seconds is None or ("epochs" in given and "minutes" not in given):
+        length = _Length(config.epochs, sides[-1])
     else:
-        minutes = config.minutes or default_minutes(facts.images)
-        put("minutes", minutes, "by the number of images")
-        held = 0.0 if config.paper_protocol else config.validation_fraction
-        most_epochs, most_steps = ENOUGH_STEPS if "minutes" in given else ENOUGH_EPOCHS
-        most = max(most_epochs, math.ceil(most_steps / steps))
-        for chosen in reversed(sides):
-            each = epoch_seconds(seconds(chosen), facts.images, held)
-            fitting = epochs_in(60 * minutes, each, 1, most)
-            wanted = config.epochs if "epochs" in given else min(EPOCHS_TO_ENLARGE, most)
-            if fitting >= wanted or chosen == sides[0]:
-                break
-        # An explicit time is kept; the time by default is extended where a network would hardly learn.
-        least = 1 if "minutes" in given else LEAST_EPOCHS
-        epochs = config.epochs if "epochs" in given else max(fitting, min(least, most))
-        full = epochs * each <= 60 * minutes < 1.5 * epochs * each or epochs < most
-        why = f"what {minutes:g} minutes allow" if full else "more would gain little"
-        if epochs * each > 60 * minutes:
-            why = f"longer than {minutes:g} minutes, because fewer would hardly learn"
-        put("epochs", epochs, f"{steps * epochs:,} steps, {why}")
-        expected = epochs * each
-    if free_side and chosen is not None and side is not None:
-        put("img_size", chosen, _how_large(facts, side, chosen))
-    if "warmup_epochs" not in given and config.warmup_steps is None:
-        warmup = min(max(min(1.0, epochs / 10), WARMUP_STEPS / steps), max(epochs / 5, 0.1))
-        put("warmup_epochs", round(warmup, 2), f"{round(warmup * steps)} steps")
-    if "augment" not in given:
-        own = config.img_size if isinstance(config.img_size, int) else min(config.img_size or (0,))
-        put("augment", *_augmentation(facts, chosen or own or side or 32))
+        length = chooser.length(sides, steps, seconds)
+    if side is not None and length.side is not None:
+        chooser.put("img_size", length.side, _how_large(facts, side, length.side))
+    chooser.warmup(length.epochs, steps)
+    own = config.img_size if isinstance(config.img_size, int) else min(config.img_size or (0,))
+    chooser.put("augment", *_augmentation(facts, length.side or own or side or 32))
     if facts.classes and max(facts.classes.values()) < 2 and not config.paper_protocol:
-        put("validation_fraction", 0.0, "no class has two images")
-    return Choice(values, reasons, expected)
+        chooser.put("validation_fraction", 0.0, "no class has two images")
+    return Choice(chooser.values, chooser.reasons, length.seconds)

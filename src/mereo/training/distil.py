@@ -23,7 +23,7 @@ from mereo.runtime.progress import Reporter
 from mereo.training.backend import deterministic_on, make_optimizer
 from mereo.training.checkpoint import load_state, save_state
 from mereo.training.config import TrainConfig
-from mereo.training.freezing import by_pattern, outermost
+from mereo.training.freezing import by_pattern, outermost, start_training
 from mereo.training.loop import run_epochs
 from mereo.training.matching import Match, Views, check_places, terms, watching
 from mereo.training.order import derived_seed, epoch_order, generator
@@ -103,9 +103,10 @@ class _Distillation:
 
     def __init__(
         self,
+        *,
         run_teacher: Callable[..., Views],
         run_student: Callable[..., Views],
-        objective: _Objective,
+        student: nn.Module,
         data: Data,
         matches: Sequence[Match],
         task: Task | None,
@@ -116,13 +117,13 @@ class _Distillation:
         checkpoint: Path | None,
         reporter: Reporter,
     ) -> None:
-        self.run_teacher, self.run_student, self.objective = run_teacher, run_student, objective
+        self.run_teacher, self.run_student, self.objective = run_teacher, run_student, _Objective(student)
         self.data, self.matches, self.prepare = data, matches, prepare
         self.task, self.task_weight = task, task_weight
         self.config, self.device, self.checkpoint, self.reporter = config, device, checkpoint, reporter
         self.count = _length(data)
         self.steps = -(-self.count // config.batch_size)
-        self.trained = [p for p in objective.parameters() if p.requires_grad]
+        self.trained = [p for p in student.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(config, self.trained)
         self.history: list[dict[str, float]] = []
 
@@ -160,9 +161,7 @@ class _Distillation:
         """Order the samples."""
         self.sums: dict[str, Tensor] = {}
         self.parts = epoch_order(self.config.seed, epoch, self.count).split(self.config.batch_size)
-        self.objective.train()
-        for module in outermost(self.objective.model):
-            module.eval()
+        start_training(self.objective, outermost(self.objective.model))
 
     def step(self, epoch: int, step: int) -> None:
         """One optimiser step on the sum of all terms."""
@@ -313,9 +312,10 @@ def distil(
         _train_only(student, trained)
         teacher.to(where).eval()
         fit = _Distillation(
-            run_teacher, run_student, _Objective(student.to(where)), data, matches,
-            _cross_entropy if isinstance(task, str) else task, task_weight, prepare or _as_they_are, config, where,
-            None if checkpoint is None else Path(checkpoint), Reporter(silent=not progress),
+            run_teacher=run_teacher, run_student=run_student, student=student.to(where), data=data, matches=matches,
+            task=_cross_entropy if isinstance(task, str) else task, task_weight=task_weight,
+            prepare=prepare or _as_they_are, config=config, device=where,
+            checkpoint=None if checkpoint is None else Path(checkpoint), reporter=Reporter(silent=not progress),
         )  # fmt: skip
         try:
             run_epochs(fit, epochs, fit.steps, (fit.resume(), 0))

@@ -28,13 +28,7 @@ from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer, memory_format
 from mereo.training.batch_norm import share_batch_statistics, statistics_note
 from mereo.training.callbacks import make_callbacks
-from mereo.training.checkpoint import (
-    check_progress,
-    full_tensor,
-    load_state,
-    model_state,
-    save_state,
-)
+from mereo.training.checkpoint import check_progress, full_tensor, load_state, model_state, save_state
 from mereo.training.config import TrainConfig
 from mereo.training.epochs import Epochs
 from mereo.training.evaluation import choosing_metric, evaluate_run, is_better
@@ -294,7 +288,10 @@ class Trainer:
 
     def evaluate(self, split: Images) -> Scores:
         """Evaluate those weights on every image of a split, divided among the processes."""
-        return evaluate_run(self.plain_objective, split, self.task, self.average, self.accelerator, self.batch_size)
+        return evaluate_run(
+            self.plain_objective, split, self.task,
+            average=self.average, accelerator=self.accelerator, batch_size=self.batch_size,
+        )  # fmt: skip
 
     def _save_weights(self, path: Path, state: dict[str, Tensor]) -> None:
         # Weights that name no task are those of a classifier, as in earlier versions.

@@ -11,7 +11,7 @@ from mereo.runtime.memory import free_memory
 from mereo.training.config import TrainConfig
 from mereo.training.plan import Plan, as_plan, training_images
 from mereo.training.trial_step import TrialStep
-from mereo.training.unread import without_unread
+from mereo.training.unreadable import without_unreadable
 
 PROBE = 4
 """Images of the small batch from which memory is extrapolated."""
@@ -102,7 +102,7 @@ def estimate(
         return estimated
     before_timing(estimated)
     seconds = trial.image_seconds(TIMING_SECONDS) * trial.batch_size
-    images = training_images(config, without_unread(plan.info, strict=config.strict))
+    images = training_images(config, without_unreadable(plan.info, strict=config.strict))
     return replace(estimated, step_seconds=seconds, images=images)
 
 

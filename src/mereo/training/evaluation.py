@@ -14,6 +14,7 @@ from mereo.training.averaging import WeightAverage
 
 LEAST_BATCH = 256
 """Images evaluated at once, or a training batch where that is more."""
+BALANCED = "balanced_accuracy"
 
 
 @torch.no_grad()
@@ -37,7 +38,13 @@ def averaged(model: nn.Module, average: WeightAverage | None) -> Iterator[None]:
 
 
 def evaluate_run(
-    objective: Objective, split: Images, task: Task, average: WeightAverage | None, accelerator: Any, batch_size: int
+    objective: Objective,
+    split: Images,
+    task: Task,
+    *,
+    average: WeightAverage | None,
+    accelerator: Any,
+    batch_size: int,
 ) -> Scores:
     """Metrics of the averaged weights, if there are any, on every image of a split."""
     processes = accelerator.num_processes
@@ -48,9 +55,6 @@ def evaluate_run(
             reduce=(lambda t: accelerator.reduce(t, "sum")) if processes > 1 else None,
             autocast=accelerator.autocast,
         )  # fmt: skip
-
-
-BALANCED = "balanced_accuracy"
 
 
 def choosing_metric(task: Task, *, uneven: bool) -> str:

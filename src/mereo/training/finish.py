@@ -7,7 +7,7 @@ from mereo.models.weights import load_tensors
 from mereo.training.batch_norm import restore_batch_norms
 from mereo.training.calibrate import calibrate_run, store_calibration
 from mereo.training.checkpoint import fitting, restore_model
-from mereo.training.pictures import draw_curves
+from mereo.training.learning_curves import draw_curves
 from mereo.training.results import RunResult, draw_test_samples, run_results
 from mereo.training.rising import still_rising
 from mereo.training.set_aside import write_set_aside

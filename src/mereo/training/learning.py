@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from mereo.training.run_folder import RunFolder
 
 SHARE, FEWEST_EPOCHS = 0.2, 3
-"""Of the epochs, and epochs, after which a training must have learned something."""
+"""A training is checked after this fraction of its epochs, but not before this many."""
 FEWEST_IMAGES = 50
 """Validation images below which nothing is concluded from the accuracy."""
 LEARNED = 0.15
-"""Share of the way from guessing the largest class to no error that must have been gone by then."""
+"""Least accuracy of a training that learns, on a scale from 0, guessing the largest class, to 1, no error."""
 
 
 class NotLearningError(MereoError):

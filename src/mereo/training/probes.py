@@ -95,7 +95,7 @@ class SupportVectorMachine(nn.Module):
     pairs: Tensor
 
     def __init__(
-        self, samples: Tensor, weights: Tensor, offsets: Tensor, pairs: Tensor, classes: int, gamma: float
+        self, samples: Tensor, weights: Tensor, offsets: Tensor, pairs: Tensor, *, classes: int, gamma: float
     ) -> None:
         super().__init__()
         self.classes, self.gamma = classes, gamma
@@ -150,13 +150,13 @@ def support_vector_machine(
     x = features.double()
     pairs = torch.tensor(both, device=features.device)
     y = torch.where(labels[index] == pairs[:, :1], 1.0, -1.0).to(x)
-    weights, offsets = _solve(x, index, y, there, inverse_penalty, gamma, tolerance, steps)
+    weights, offsets = _solve(x, index, y, there, most=inverse_penalty, gamma=gamma, tolerance=tolerance, steps=steps)
     given = (weights * y).to(features.dtype), offsets.to(features.dtype)
-    return SupportVectorMachine(features[index], *given, pairs, classes, gamma)
+    return SupportVectorMachine(features[index], *given, pairs, classes=classes, gamma=gamma)
 
 
 def _solve(
-    x: Tensor, index: Tensor, y: Tensor, there: Tensor, most: float, gamma: float, tolerance: float, steps: int
+    x: Tensor, index: Tensor, y: Tensor, there: Tensor, *, most: float, gamma: float, tolerance: float, steps: int
 ) -> tuple[Tensor, Tensor]:
     """Weights (pairs, most) and offsets (pairs,) of all machines; `index` are the rows of `x` that are `there`."""
     a, gradient = torch.zeros_like(y), -torch.ones_like(y)  # gradient of the objective: Q a - 1

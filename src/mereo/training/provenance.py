@@ -124,9 +124,8 @@ def compare_with_saved(folder: Path, saved: Mapping[str, Any], now: Mapping[str,
         more = f"; and {len(changes) - 4} more" if len(changes) > 4 else ""
         reader = f" The run started with {changed}." if {"torch", "Pillow"} & differing.keys() else ""
         raise UsageError(
-            f"the data changed since {folder} was started: {'; '.join(changes[:4])}{more}.{reader} Restore them,"
-            " or start a"
-            f" new run from its weights: without --resume, with --weights {folder} and another --name."
+            f"the data changed since {folder} was started: {'; '.join(changes[:4])}{more}.{reader} Restore them, or"
+            f" start a new run from its weights: without --resume, with --weights {folder} and another --name."
         )
     warnings = []
     if rounding:

@@ -19,9 +19,8 @@ IDENTITY = {
     "sync_batchnorm", "stream", "find_lr", "minutes",
 }  # fmt: skip
 """Fields that may differ when a run is resumed, because results in one process do not depend on them."""
-
-
 _LISTED = 3
+"""Runs that a message lists."""
 
 
 class RunFolder:
@@ -48,23 +47,21 @@ class RunFolder:
         self.curves = path / "curves.png"
         self.train_samples, self.test_samples = path / "samples_train.png", path / "samples_test.png"
         self.tensorboard = path / "tensorboard"
+        self.files = (
+            self.config, self.state, self.best, self.last, self.history, self.results, self.curves,
+            self.train_samples, self.test_samples, self.seen, self.set_aside,
+        )  # fmt: skip
 
     def remove_leftovers(self) -> None:
         """Remove the temporary files of writes that a kill interrupted."""
-        for path in (
-            self.config, self.state, self.best, self.last, self.history, self.results, self.curves,
-            self.train_samples, self.test_samples, self.seen, self.set_aside,
-        ):  # fmt: skip
+        for path in self.files:
             for leftover in path.parent.glob(f".{path.name}.*"):
                 leftover.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove the files of the run, and the folder if nothing else is in it."""
         self.remove_leftovers()
-        for path in (
-            self.config, self.state, self.best, self.last, self.history, self.results, self.curves,
-            self.train_samples, self.test_samples, self.seen, self.set_aside, *self.tensorboard.glob("events.*"),
-        ):  # fmt: skip
+        for path in (*self.files, *self.tensorboard.glob("events.*")):
             path.unlink(missing_ok=True)
         for folder in (self.best.parent, self.tensorboard, self.path):
             with suppress(OSError):

@@ -17,12 +17,12 @@ from mereo.training.run_folder import IDENTITY
 WATCH = "learning"
 """The callback that ends a training which learns nothing."""
 SECOND = "resnet20"
-"""The network in the place of one that learns nothing: residual, without capsules, for images of any size."""
+"""The network that replaces one that learns nothing: residual, without capsules, for images of any size."""
 OWN_SIDE, SIDE, STRIDE = 32, 64, 2
-"""Side of the images it is made for, the largest side it gets, and the stride of its first convolution for the latter,
-with which both take as long."""
+"""The side of images that the second network is made for, the largest side that it is given, and the stride of its
+first convolution for images of that side, with which they take no longer than small ones."""
 LEAST_SHARE = 1 / 3
-"""Of the time that the second network has at least."""
+"""Least fraction of the time of the first network that the second one has."""
 OF_THE_MACHINE = IDENTITY - {"name", "resume", "minutes"}
 """Fields that say where and how a run is computed; the command that resumes it may have changed them."""
 

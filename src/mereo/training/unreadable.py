@@ -14,7 +14,7 @@ SECONDS = 3.0
 _PART = 64
 
 
-def without_unread(info: DatasetInfo, *, strict: bool = False) -> DatasetInfo:
+def without_unreadable(info: DatasetInfo, *, strict: bool = False) -> DatasetInfo:
     """The same data without unreadable files, which are named in a warning as in the run itself."""
     if info.path is None or info.text is not None:
         return info
