@@ -101,7 +101,7 @@ def test_ours_beside_timm_with_the_same_weights() -> None:
     assert [(row["mode"], row["batch"]) for row in rows] == [("forward", "2"), ("training", "2"), ("forward", "1")]
     assert all(row["timm / ours"].endswith("x") and row["network"] == "plain_cnn" for row in rows)
     assert rows[1]["timm / fused"] == "-" and rows[0]["timm / fused"] != "-"
-    assert tables_of(run)[-1].title == "ours beside timm"
+    assert tables_of(run)[-1].title == "ours and timm"
 
 
 def test_a_network_that_computes_something_else_has_no_ratio(timm: SimpleNamespace) -> None:

@@ -34,9 +34,9 @@ BAD = Measured(500, 100, accuracy=0.85, calibration_error=0.10, corruption=0.6, 
 
 def test_the_verdict_says_where_nothing_speaks_for_a_network():
     line = verdict(("caps", "resnet20"), BAD, GOOD, {"images/s": (100.0, 300.0)})
-    assert line.startswith("caps beside the plain resnet20: worse at accuracy (85.0 and 95.0 %)")
+    assert line.startswith("caps compared with the plain resnet20: worse at accuracy (85.0 and 95.0 %)")
     assert "use the plain network" in line
-    assert "only its cost speaks for it" in verdict(("caps", "resnet20"), BAD, GOOD, {"images/s": (300.0, 100.0)})
+    assert "only its cost is an advantage" in verdict(("caps", "resnet20"), BAD, GOOD, {"images/s": (300.0, 100.0)})
     assert verdict(("caps", "resnet20"), GOOD, BAD, {}).endswith("calibration error (2.0 and 10.0 %).")
 
 

@@ -131,7 +131,7 @@ def test_a_plain_network_is_put_beside_them(tmp_path, monkeypatch, capsys):
     assert main(["compare", SMALL, *words, "--plain", "torchvision:shufflenet_v2_x0_5"]) == 0
     out = capsys.readouterr().out
     plain = "torchvision:shufflenet_v2_x0_5:img_size=16"
-    assert f"beside the plain {plain}: " in out and "no better than chance" in out
+    assert f"compared with the plain {plain}: " in out and "no better than chance" in out
     assert "couplings uniform %" in out and "couplings shuffled %" in out
     folder = Path("runs/compare-digits")
     document = json.loads((folder / "comparison.json").read_text())
@@ -140,7 +140,7 @@ def test_a_plain_network_is_put_beside_them(tmp_path, monkeypatch, capsys):
     assert measured[plain]["couplings_uniform"] is None
     assert 0 <= measured[parse_variant(SMALL)[0]]["couplings_uniform"] <= 1
     assert {row["model"] for row in document["networks"] if row["plain"]} == {plain}
-    assert "beside the plain" in (folder / "comparison.md").read_text()
+    assert "compared with the plain" in (folder / "comparison.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def optional(module: nn.Module, name: str) -> nn.Module:
 
 
 def is_host(module: nn.Module) -> bool:
-    """Whether a module is self-attention that `split_heads` and `merge_heads` know: ours, or as timm writes it."""
+    """Whether a module is self-attention that `split_heads` and `merge_heads` support: ours, or as timm writes it."""
     if isinstance(module, MultiHeadAttention):
         return module.key.in_features == module.query.in_features
     own = ("qkv", "proj")

@@ -1,4 +1,4 @@
-"""What the suites of attention over long sequences share: the lengths, and causal attention to compare with."""
+"""Shared by the suites of attention over long sequences: the lengths, and causal attention to compare with."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a process of the suite `ring` does: attention over its shard, forward and backward, with its time and memory."""
+"""One process of the suite `ring`: attention over its shard, forward and backward, with its time and memory."""
 
 import time
 from statistics import median

@@ -51,7 +51,7 @@ class CapsuleCell(nn.Module):
         return mixed
 
     def place(self, grid: Grid) -> None:
-        """Let the couplings know where on the image the capsules are."""
+        """Store in the couplings where on the image the capsules are."""
         for module in self.modules():
             if isinstance(module, Coupling) and module.of_places:
                 module.senders = module.receivers = grid

@@ -72,7 +72,7 @@ def print_summary(answers: "FolderAnswers", written: list[Path]) -> None:
 
 
 def note_duplicates(answers: "FolderAnswers") -> None:
-    """One line about duplicates among unlabelled images, beside the answers."""
+    """One line about duplicates among unlabelled images, printed with the predictions."""
     if answers.duplicates:
         first = answers.duplicates[0]
         names = ", ".join(str(answers.paths[n]) for n in first.members[:3])

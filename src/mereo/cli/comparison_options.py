@@ -38,7 +38,7 @@ class CompareOptions:
     recipe: str | None = None
     """Recipe for networks that are not given as recipes themselves; by default the defaults of `mereo train`."""
     plain: str = "auto"
-    """Plain network to put beside them, such as resnet20 or timm:resnet18, with a report on which is better at what;
+    """Plain network to compare them with, such as resnet20 or timm:resnet18, with a report on which is better at what;
     auto chooses one of about the same size unless a plain one is among them, none leaves it out."""
     epochs: int | None = None
     """Passes over the training images; by default the recipe's."""
@@ -102,7 +102,7 @@ class ReproduceOptions:
     precision: str | None = None
     """Arithmetic of the network in training: fp32, bf16 or fp16; by default the recipe's."""
     paper_protocol: bool | None = None
-    """Choose the best epoch on the test images, as the papers do; by default as the recipe says."""
+    """Choose the best epoch on the test images, as the papers do; by default the recipe's choice."""
     output: str = "runs"
     """Folder that holds the run folders and the results of experiments."""
     json: bool = False

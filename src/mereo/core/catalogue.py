@@ -129,7 +129,7 @@ class Mechanism:
         couples = self.records == "couplings"
         return {
             "couplings sum over": str(self.over) if couples else "-",
-            "a sender says": self.says or "-",
+            "a sender contributes": self.says or "-",
             "steps": str(self.steps) if self.records != "nothing" else "-",
             "update": self.update or "-",
             "records": ", ".join((self.records, *self.also_records)),

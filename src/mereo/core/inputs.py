@@ -1,4 +1,4 @@
-"""Inputs that a mechanism cannot take end in a `UsageError` that names them, whatever operation would fail on them."""
+"""Inputs that a mechanism cannot use end in a `UsageError` that names them, whatever operation would fail on them."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from mereo.core.unfilled import unfilled
 from mereo.errors import MereoError, UsageError, first_line
 
 _PASSED_ON = (UsageError, MereoError, torch.OutOfMemoryError, torch.AcceleratorError)
-"""Errors that say enough, or that no other input would prevent."""
+"""Errors that are clear already, or that no other input would prevent."""
 Expected = tuple[tuple[int, bool], ...]
 """Of each positional input, how many axes it has and whether it is floating point."""
 

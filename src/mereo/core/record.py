@@ -271,7 +271,7 @@ def intervene(
     A function with two positional parameters gets the `Call` as well: its number, step, mask, topology, the positions
     of senders and receivers, and the context. Couplings inside tiles are changed over the whole image, as they are
     recorded; where that map would be sparse, or a receiver is in several tiles, as (batch * tiles, heads, receivers of
-    a tile, senders of a tile), and `call.tiles` says which these are.
+    a tile, senders of a tile), and `call.tiles` states which these are.
 
     with mereo.intervene(model, {"head.coupling": torch.zeros_like}):
         model(images)

@@ -228,7 +228,7 @@ class GivenVotes(_StoredVotes):
 
 
 class SameVotes(Votes):
-    """vote[b, h, r, s] = value[b, h, s]: every sender says the same to all.
+    """vote[b, h, r, s] = value[b, h, s]: every sender contributes the same to all.
 
     Shapes: values (batch, heads, senders, pose); the number of receivers is that of the couplings.
     """

@@ -79,7 +79,7 @@ class WindowVotes(MatrixVotes):
     def couple(
         self, coupling: Coupling, scores: Tensor, *, offset: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
-        """Couplings of these children, which compete as `compete` says and are shown over the whole map.
+        """Couplings of these children, which compete according to `compete` and are shown over the whole map.
 
         Shapes: scores (batch * windows, 1, receivers, senders), offset and weight broadcastable to it -> the same.
         """

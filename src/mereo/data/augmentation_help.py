@@ -1,4 +1,4 @@
-"""What `--augment help` prints: every operation with a line on what it does, and the values that it takes."""
+"""What `--augment help` prints: every operation with a line of description, and its valid values."""
 
 from mereo.data.augmentation import OPERATIONS
 
@@ -20,12 +20,12 @@ LINES = {
     ),
     "efficient_mnist": ("the augmentation of Efficient-CapsNet for MNIST", "no value"),
 }
-"""What each operation does, and the range of its values."""
+"""A description of each operation, and the range of its values."""
 OTHERS = (
     ("--mixup 0.2", "mix pairs of images and labels with a weight from Beta(0.2, 0.2)", "0 (off), 0.001 and more"),
     ("--cutmix 1", "paste a rectangle of another image, with an area from Beta(1, 1)", "0 (off), 0.001 and more"),
-    ("--augment auto", "that of the data set: crop=4 flip for photographs, neither for text and digits", "alone"),
-    ("--augment none", "none", "alone"),
+    ("--augment auto", "that of the data set: crop=4 flip for photographs, neither for text and digits", "by itself"),
+    ("--augment none", "none", "by itself"),
 )
 
 

@@ -19,5 +19,5 @@ def is_sign(name: str) -> bool:
 
 
 def are_signs(names: Sequence[str]) -> bool:
-    """Whether nearly all classes are signs. Class numbers such as 17 say nothing; digits of one place do."""
+    """Whether nearly all classes are signs. Class numbers such as 17 decide nothing; single digits do."""
     return len(names) > 1 and sum(map(is_sign, names)) >= 0.9 * len(names)

@@ -52,7 +52,7 @@ class Operation(ABC):
             except UsageError:
                 raise
             except ValueError:
-                pass  # not a number: the message below says how it is written
+                pass  # not a number: the message below explains how it is written
         written = cls.name if text is None else f"{cls.name}={text}"
         raise UsageError(f"augmentation {written!r} is invalid; write it like {cls.usage!r}.")
 

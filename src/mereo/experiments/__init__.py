@@ -164,7 +164,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "token_mixers",
     ),
     "language_models": Experiment(
-        "What does linear attention with decay cost in bits per byte, and how fast is it, beside softmax attention?",
+        "What does linear attention with decay cost in bits per byte, and how fast is it, against softmax attention?",
         "arXiv:2405.17381, tables 1 and 2 and figure 1; networks and text are ours",
         "language_models",
         TRAINING | {"seeds"},

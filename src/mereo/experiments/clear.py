@@ -1,4 +1,4 @@
-"""Can a diffusion transformer keep what it does when its attention is cut to circles?
+"""How close does a diffusion transformer stay to the original when its attention is restricted to circles?
 
 A small transformer with full attention over text and image tokens learns to generate digits by flow matching. Copies of
 it whose image tokens attend to text and a circle of image tokens learn from it for a short time: by the velocity of the

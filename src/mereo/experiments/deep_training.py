@@ -69,7 +69,7 @@ def small_images(
     Args:
         images: for training, where `settings.limit` gives none.
         size: side of the images.
-        usual, name: the data set that the digits may replace, and its name in the line that says so.
+        usual, name: the data set that the digits may replace, and its name in the line that reports this.
     """
 
     def read(data: str, download: bool) -> Splits:

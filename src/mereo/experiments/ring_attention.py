@@ -140,7 +140,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "tables": {
             "exact attention over processes, float64, 256 tokens of 8 heads of 64": exact,
             "causal pairs of the slowest process, as multiples of an equal share": work,
-            "causal forward pass, one thread a process, beside one process that stores the scores": times,
+            "causal forward pass, one thread a process, compared with one process that stores the scores": times,
         },
         "notes": [
             "Storing the scores takes " + ", ".join(f"{t:.3f} s for {n}" for n, t in plain.items()) + " tokens.",

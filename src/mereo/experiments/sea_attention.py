@@ -60,7 +60,7 @@ def run(settings: Settings) -> dict[str, Any]:
     kernel = replace_attention(teacher.model, KernelHosted)
     matches = [*(Match("input", f"{layer}.proj") for layer in layers), Match(loss="kl", weight=LOGITS)]
     teacher.teach(kernel, matches, "linear attention", **how)
-    rows.append({"attention": "linear attention alone", "keys": 0, **teacher.row(kernel)})
+    rows.append({"attention": "linear attention only", "keys": 0, **teacher.row(kernel)})
     steps = -(-len(teacher.splits.train) // (settings.batch_size or BATCH)) * (settings.epochs or EPOCHS)
     return {
         "tables": {f"{steps} steps of distillation on {len(teacher.splits.train):,} images of {teacher.data}": rows},

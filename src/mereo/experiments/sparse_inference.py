@@ -54,8 +54,8 @@ CONDITIONS: dict[str, tuple[dict[str, Any], tuple[float, float] | None]] = {
 """Name -> (arguments of `infer`, the energies the paper's code printed for one digit: first and last)."""
 PICTURES = ("activity.png", "energy.png")
 NOTES = [
-    "The label is clamped, so a longest capsule of the true class says little about inference; the classifier below is"
-    " not given the label.",
+    "The label is clamped, so a longest capsule of the true class proves nothing about inference; the classifier below"
+    " is not given the label.",
     "The paper's code leaves out the ReLU of the first convolution in inference; only then are its class capsules"
     " spread before the descent, and only then are its energies comparable.",
 ]

@@ -81,7 +81,7 @@ def _weighted(couplings: Tensor, weights: Tensor) -> Tensor:
 
 
 def _has_map(observation: Observation, name: str) -> bool:
-    """Whether couplings differ from place to place and from image to image, unless the routing says otherwise."""
+    """Whether couplings differ from place to place and from image to image, unless the routing declares otherwise."""
     exchange = observation.exchanges.get(name)
     return exchange is None or getattr(exchange.module, "has_coupling_map", True)
 
@@ -90,7 +90,7 @@ def coupling_maps(observation: Observation, classes: Tensor | None = None) -> di
     """The map of each routing whose senders have a place, by name, in the order in which the model couples.
 
     Attention of a backbone, whose receivers vote for no class, is left out: see `attention_layers`. So are
-    routings that say `has_coupling_map = False`, such as those whose couplings are the same for all images.
+    routings that declare `has_coupling_map = False`, such as those whose couplings are the same for all images.
 
     Args:
         observation: what the model did, from `observe`.

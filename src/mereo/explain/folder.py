@@ -91,7 +91,7 @@ def index_files(folder: Path, kinds: Sequence[str], batches: int) -> list[Path]:
 def write_page(model: VisionModel, batches: Batches, path: str | Path, *, keep: int = 3) -> Path:
     """Write the parse trees of images as one HTML page that needs no other file.
 
-    For a network without routing to its classes the page says so, and shows what hiding each place costs.
+    For a network without routing to its classes the page states this, and shows what hiding each place costs.
 
     Args:
         model: any classifier.

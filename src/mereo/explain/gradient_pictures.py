@@ -36,7 +36,7 @@ def draw_gradients(
 
     Args:
         model: any classifier.
-        images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the caption says so.
+        images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the caption states this.
         path: of the file.
         titles: a line above each image.
         classes: which class to explain for each image, (batch,); the predicted one when None.

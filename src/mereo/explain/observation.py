@@ -133,7 +133,7 @@ def check_scores(scores: Tensor) -> None:
 def observe(model: VisionModel, images: Tensor) -> Observation:
     """Run the model once on images in [0, 1], in evaluation mode and without gradients, and keep what it did.
 
-    The images are normalised as the model's `pretrained_cfg` says (not at all where it has none) and moved to its
+    The images are normalised by the model's `pretrained_cfg` (not at all where it has none) and moved to its
     device. Its mode, training or evaluation, is as before afterwards.
 
     Shapes: images (batch, channels, height, width).

@@ -115,7 +115,7 @@ def draw_explanation(
 
     Args:
         model: any classifier.
-        images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the caption says so.
+        images: in [0, 1], not normalised; of more than 12 the first 12 are drawn, and the caption states this.
         path: of the file.
         titles: a line above each image.
         true_labels: the class of each image, -1 where it is not known, or several an image: (batch,) or (batch, k).

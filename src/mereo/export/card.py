@@ -141,7 +141,7 @@ def preprocessing(model: VisionModel) -> str:
     top, left = (stored_height - height) // 2, (stored_width - width) // 2
     cropped = cfg["crop_pct"] != 1
     steps = [
-        "turned as its EXIF tag says",
+        "turned by its EXIF tag",
         f"transparent pixels on black, converted to {colours}",
         f"cut to the largest box in its centre with the proportions {stored_height} : {stored_width} (height : width)",
         f"that box resized to {stored_height} x {stored_width} with Pillow's bilinear filter, which antialiases",

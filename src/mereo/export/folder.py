@@ -43,7 +43,7 @@ def network_config(model: VisionModel, record: Mapping[str, Any]) -> dict[str, A
 
 
 def known_record(model: VisionModel, record: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The record given, or what the weight file says of its run; UsageError for values of the wrong kinds."""
+    """The record given, or what the weight file states about its run; UsageError for values of the wrong kinds."""
     source = model.metadata if record is None else {**model.metadata, **record}
     known = {name: source[name] for name in RECORD if source.get(name) is not None}
     check_record(known, "the weights")

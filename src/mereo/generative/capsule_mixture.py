@@ -67,7 +67,7 @@ class CapsuleMixture:
 
     The paper evaluates pi at D = V / |V|. Then p does not integrate to one over V: pi depends on what is generated. It
     does when the direction is given, as `directions` of `log_prob`: a parent emits a pose and, independently, a
-    direction, and p(V | D) is the first given the second. `normalised` says which case it is.
+    direction, and p(V | D) is the first given the second. `normalised` states which case it is.
 
     Deviates: a prediction or pose without length has no direction, and the factor is uniform for it.
 

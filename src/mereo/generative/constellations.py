@@ -78,7 +78,7 @@ def similarity_basis(points: Tensor) -> Tensor:
 def affine_basis(points: Tensor) -> Tensor:
     """F_n with x = F_n y = t + A p_n for the pose y = (t_x, t_y, A_11, A_12, A_21, A_22).
 
-    Any three points are an affine triangle, so that a triangle's own shape says nothing.
+    Any three points are an affine triangle, so that a triangle's own shape carries no information.
 
     Shapes: points (..., 2) -> (..., 2, 6).
     """

@@ -119,7 +119,7 @@ class GenerativeCapsNet(nn.Module):
         inversion = self.capsules.invert(parts, mask)
         predicted = self.capsules.predict(inversion)
         if mask is not None:
-            # An unseen part has no responsibilities; its parents speak for it by how often each does.
+            # An unseen part has no responsibilities; its parents are weighted by the prior of each.
             prior = self.capsules.log_prior.softmax(-1)
             unseen = torch.einsum("mn,mnde,bne->bmd", prior, self.capsules.weight, inversion.mean)
             predicted = torch.where(mask.unsqueeze(-1), predicted, unseen)

@@ -1,4 +1,4 @@
-"""Norms of maps and tokens, and what a batch normalisation does in evaluation."""
+"""Norms of maps and tokens, and batch normalisation in evaluation as a scale and a shift."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -25,8 +25,8 @@ EQUIVARIANCE = """\
 How far the pose of the capsule of the true class, after the image was changed, is explained by a linear rule fitted on
 other images of its class (*linear*), by the pose before (*unmoved*), and by a linear rule when the pairs are shuffled
 (*shuffled*, the control); 1 is all of the variance. High *linear* over low *unmoved* is equivariance, both high is
-invariance, *linear* near *shuffled* is neither. A linear rule alone proves little: an untrained network that is nearly
-linear follows one too. *Length* is after over before, *angle* between the two poses."""
+invariance, *linear* near *shuffled* is neither. A linear rule by itself proves little: an untrained network that is
+nearly linear follows one too. *Length* is after over before, *angle* between the two poses."""
 COUPLINGS = """\
 Do the couplings matter? The same images with every coupling of the network replaced: *uniform*, its mean along the axis
 that is normalised, and *shuffled*, given to other senders at random (arXiv:1908.04626, arXiv:1902.10186). A mask keeps

@@ -139,7 +139,7 @@ def verdict(
     names: tuple[str, str], one: Measured, two: Measured, cost: Mapping[str, tuple[float, float]],
     least: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """A line on what a network is better and worse at than a plain one, and whether anything speaks for it.
+    """A line on what a network is better and worse at than a plain one, and whether to prefer it.
 
     Args:
         names: of the network and of the plain one.
@@ -148,7 +148,7 @@ def verdict(
     differences = better_at(one, two, cost, least)
     kinds = ("better at", "worse at", "no clear difference in")
     parts = [f"{kind} {', '.join(each)}" for kind, each in zip(kinds, differences, strict=True) if each]
-    line = f"{names[0]} beside the plain {names[1]}: {'; '.join(parts)}."
+    line = f"{names[0]} compared with the plain {names[1]}: {'; '.join(parts)}."
     guessing = [name for name, each in zip(names, (one, two), strict=True) if each.at_chance]
     if guessing:
         return f"{line} {' and '.join(guessing)}: no better than chance, so nothing else is compared; train longer."
@@ -156,8 +156,8 @@ def verdict(
     if predictions:
         return line
     if differences[0]:
-        return f"{line} Its predictions are better in nothing that was measured; only its cost speaks for it."
-    return f"{line} Nothing that was measured speaks for it on these images: use the plain network."
+        return f"{line} None of its measured predictions is better; only its cost is an advantage."
+    return f"{line} It is better at nothing that was measured on these images: use the plain network."
 
 
 def coupling_line(name: str, one: Measured) -> str | None:

@@ -185,8 +185,8 @@ def without_seen(
     root: str | None,
     split: str,
 ) -> Images:
-    """The images of a test split without those that the run was trained on, or chose its epoch by; a warning says how
-    many. Of its own data, whose test images the run itself was evaluated on, they are only counted."""
+    """The images of a test split without those that the run was trained on, or chose its epoch by; a warning gives
+    their number. Of its own data, whose test images the run itself was evaluated on, they are only counted."""
     if split != "test" or isinstance(images, TokenWindows):
         return images
     seen = seen_before(source, images, model.image_shape[1:])

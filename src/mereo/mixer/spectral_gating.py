@@ -135,7 +135,7 @@ class SpectralGating(nn.Module):
         maps, gains = wide.unflatten(1, size), self.gains(size)
         kind = tokens.device.type
         with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
-            # Other programs that read an exported model know no complex numbers.
+            # Other programs that read an exported model do not support complex numbers.
             if size[0] * size[1] <= MATRICES_UP_TO or steps_aside():
                 out = _by_matrices(maps, gains, self.tables(size, maps))
             else:

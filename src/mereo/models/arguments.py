@@ -74,7 +74,7 @@ def check_arguments(
 
     Args:
         name: of the network, for messages.
-        constructor: its `__init__`, whose annotations say which tuples have any length.
+        constructor: its `__init__`, whose annotations declare which tuples have any length.
         defaults, arguments: of the constructor, by name.
     """
     hints = get_type_hints(constructor)

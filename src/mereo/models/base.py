@@ -160,7 +160,7 @@ class VisionModel(WeightSources, nn.Module):
         """A new head for `num_classes`, which is above 0."""
 
     def place_couplings(self, height: int, width: int) -> None:
-        """Let the couplings know where on images of this size their senders and receivers are.
+        """Store in the couplings where on images of this size their senders and receivers are.
 
         By default those of a stage are the cells of its map, one for every `reduction` pixels.
         """

@@ -23,7 +23,7 @@ from mereo.models.weights import read_tensors
 
 
 def _matches(model: VisionModel, layout: Layout) -> dict[str, tuple[str, Pair]]:
-    """For each tensor of ours: its name elsewhere and the pair that says so."""
+    """For each tensor of ours: its name elsewhere and the pair that defines it."""
     pairs = list(layout.pairs(model))
     exact = {pair.ours: pair for pair in reversed(pairs)}
     matches = {}

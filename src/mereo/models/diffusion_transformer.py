@@ -40,7 +40,7 @@ def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class DiffusionBlock(nn.Module):
-    """Attention and a feed-forward network, each shifted, scaled and gated by what the time and the class say.
+    """Attention and a feed-forward network, each shifted, scaled and gated by functions of time and class.
 
     x <- x + g attention((1 + s) norm(x) + b),   likewise for the feed-forward network;   b, s, g, ... = W silu(c)
 
@@ -76,7 +76,7 @@ class DiffusionTransformer(nn.Module):
         schedule: mixtures of heads in place of `dim`, `depth` and `num_heads`: a published schedule such as "dit_s_90",
             or a `HeadSchedule`.
         head_dim: size of a head of such a schedule; dim / heads of the first part by default.
-        class_drop: share of the labels that training replaces by no class.
+        class_drop: fraction of the labels that training replaces by no class.
 
     Shapes: images (batch, in_chans, side, side), time (batch,) from 0 to 1000, labels int64 (batch,) -> (batch, 2
         in_chans, side, side).
@@ -138,7 +138,7 @@ class DiffusionTransformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise: Xavier's uniform for linear layers and patches, 0.02 for embeddings, zero for what modulates."""
+        """Initialise: Xavier's uniform for linear layers and patches, 0.02 for embeddings, zero for modulations."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -155,14 +155,14 @@ class DiffusionTransformer(nn.Module):
         nn.init.zeros_(self.head.weight)
 
     def condition(self, time: Tensor, labels: Tensor) -> Tensor:
-        """What the time and the class say. Shapes: (batch,), int64 (batch,) -> (batch, dim)."""
+        """The embedding of time and class. Shapes: (batch,), int64 (batch,) -> (batch, dim)."""
         sines, cosines = _waves(time.to(torch.promote_types(self.positions.dtype, torch.float32)), FREQUENCIES // 2)
         if self.training and self.class_drop:
             dropped = torch.rand(labels.shape, device=labels.device) < self.class_drop
             labels = labels.masked_fill(dropped, self.num_classes)
         waves = torch.cat((cosines, sines), 1).to(self.positions.dtype)
-        said: Tensor = self.time(waves) + self.classes(labels)
-        return said
+        embedded: Tensor = self.time(waves) + self.classes(labels)
+        return embedded
 
     def forward(self, images: Tensor, time: Tensor, labels: Tensor) -> Tensor:
         if images.dim() != 4 or tuple(images.shape[1:]) != self.image_shape:

@@ -1,4 +1,4 @@
-"""What a row of the catalogue of networks says, whatever the network reads: images or tokens."""
+"""What a row of the catalogue of networks states, whatever the network reads: images or tokens."""
 
 import inspect
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How other libraries lay out the weights of a network of mereo's: what `mereo.convert` goes by."""
+"""How other libraries lay out the weights of mereo's networks: the tables that `mereo.convert` uses."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -81,6 +81,6 @@ def register_layout(
     arguments: Callable[[Any], Mapping[str, Any]] | None = None,
     ignored: tuple[str, ...] = (),
 ) -> None:
-    """Let `convert` know how another library lays out the weights of a network: see `Layout`."""
+    """Register how another library lays out the weights of a network, for `convert`: see `Layout`."""
     check_choice("library", library, ("timm", "official"))
     LAYOUTS.append(Layout(library, module, classes, pairs, arguments, ignored))

@@ -122,7 +122,7 @@ def check_description(path: Path, description: Description, model: VisionModel) 
 
 
 def check_preprocessing(path: Path, cfg: Mapping[str, Any], model: VisionModel) -> None:
-    """UsageError unless every image that is prepared as `cfg` says fits a network, and takes little memory.
+    """UsageError unless every image that is prepared according to `cfg` fits a network, and takes little memory.
 
     The statistics are finite, std at least 1e-6; the central crop keeps at least 0.05 of a side, and the image that it
     is taken from has at most 2^24 pixels.

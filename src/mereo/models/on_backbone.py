@@ -1,4 +1,4 @@
-"""A network that reads the maps of another one: a backbone of mereo's or of timm's, and what stands on it."""
+"""A network that reads the maps of another one: a backbone of mereo's or of timm's with layers on top."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Self, cast
@@ -45,7 +45,7 @@ class OnBackbone(VisionModel):
         img_size: int | tuple[int, int],
         frozen: bool,
     ) -> None:
-        """Make the backbone and say what its maps are.
+        """Make the backbone and record what its maps are.
 
         Args:
             name: one of `list_models()`, or "timm:" and a name of timm's.
@@ -93,7 +93,7 @@ class OnBackbone(VisionModel):
         return kept | {key: per_channel(tuple(kept[key]), channels) for key in ("mean", "std") if key in kept}
 
     def load_part(self, weights: str) -> None:
-        """Give the backbone trained weights; what stands on it keeps its own.
+        """Give the backbone trained weights; the layers on top keep their own.
 
         Args:
             weights: "timm" or "timm.TAG" for timm's published ones; or what `mereo.load` takes, of a network of the
@@ -173,7 +173,7 @@ def _own(
 
 
 def _freeze_unused(backbone: FeatureMaps) -> None:
-    """What is registered after the last stage used gets no gradient; processes that train together must know."""
+    """Freeze the layers after the last stage used, which get no gradient; distributed training requires this."""
     model = backbone.model
     last = str(backbone.feature_info.module_name()[-1])
     depths = layer_depths([name for name, _ in model.named_parameters()], [last], ())

@@ -1,4 +1,4 @@
-"""What a network says of trained weights that it can start from, and of timm's way to hold it.
+"""How a network declares the trained weights that it can start from, and how timm lays it out.
 
 `create_model`, `mereo train` and `mereo export` go by these, and know no network. The defaults are those of a network
 of mereo; a network that differs overrides them in its own file.

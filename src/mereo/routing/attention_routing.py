@@ -110,7 +110,7 @@ class AttentionRouting(nn.Module):
         return Windows(rows, columns, self.kernel, strides, (top, left), extra)
 
     def votes_of(self, maps: Tensor) -> Tensor:
-        """What each type of children says: (batch, senders, receivers, receiver_dim, rows', columns')."""
+        """The votes of each type of children: (batch, senders, receivers, receiver_dim, rows', columns')."""
         senders, receivers, dim, sender_dim = self.weight.shape[:4]
         if maps.dim() != 5 or maps.shape[1:3] != (senders, sender_dim):
             raise UsageError(

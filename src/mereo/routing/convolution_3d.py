@@ -72,7 +72,7 @@ class Convolution3DRouting(nn.Module):
         self.coupling = Coupling("receivers")
 
     def votes_of(self, maps: Tensor) -> Tensor:
-        """What each type of children says: (batch, types, receivers, receiver_dim, rows', columns')."""
+        """The votes of each type of children: (batch, types, receivers, receiver_dim, rows', columns')."""
         receivers, dim, sender_dim, kernel, _ = self.weight.shape
         if maps.dim() != 5 or maps.shape[2] != sender_dim:
             raise UsageError(f"maps are {tuple(maps.shape)}; they must be (batch, types, {sender_dim}, rows, columns).")

@@ -1,4 +1,4 @@
-"""Cross-agreement routing: fine capsules say how much the coarse capsule above them counts.
+"""Cross-agreement routing: fine capsules decide how much the coarse capsule above them counts.
 
 Source: Hu, Han, Sun, Ren 2025, arXiv:2508.16922. The authors have not published code, as far as we know.
 Cost: one pass. The agreement uses <W^T u, V> = <u, W V>, so votes of the fine capsules are never made; with shared

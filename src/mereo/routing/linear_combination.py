@@ -65,7 +65,7 @@ class LinearCombinationCaps(nn.Module):
         self.coupling = Coupling("senders", normalise)
 
     def votes(self, capsules: Tensor, mask: Tensor | None = None) -> SameVotes:
-        """What each capsule says, the same to all."""
+        """The contribution of each capsule, the same for every receiver."""
         return SameVotes(capsules.unsqueeze(1))
 
     def forward(self, capsules: Tensor, mask: Tensor | None = None) -> Tensor:

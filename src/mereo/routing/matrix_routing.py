@@ -14,7 +14,7 @@ from mereo.routing.vote_routing import VoteRouting
 
 
 class Clusters(nn.Module):
-    """Fits a cluster of votes for each parent; a subclass says how.
+    """Fits a cluster of votes for each parent; a subclass defines how.
 
     Attributes:
         options: of the routing; they have `steps`.

@@ -158,7 +158,7 @@ class Language(Task):
 
     @torch.inference_mode()
     def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:
-        """The text of some windows, each byte on a colour that says how many bits it needed."""
+        """The text of some windows, each byte on a colour for the number of bits that it needed."""
         inputs, targets = inputs_and_targets(prepared.pick(slice(0, _DRAWN)))
         scores = model(inputs).float()
         bits = F.cross_entropy(scores.transpose(1, 2), targets.clamp(min=0), reduction="none") / math.log(2)

@@ -1,7 +1,7 @@
 """Multi-head attention with tokens or heads distributed over several processes.
 
 Source: arXiv:2302.06218; see `mereo.core.distributed` for the modes.
-Cost: that of multi-head attention divided by the number of processes, and what `expected_traffic` says is sent.
+Cost: that of multi-head attention divided by the number of processes, and what `expected_traffic` counts.
 """
 
 import torch

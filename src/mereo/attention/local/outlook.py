@@ -1,4 +1,4 @@
-"""Outlook attention: each place of a map predicts from its own features who listens to whom in a window around it.
+"""Outlook attention: each place of a map predicts from its own features the couplings in a window around it.
 
 Source: Yuan, Hou, Jiang, Feng, Yan 2021, arXiv:2106.13112, section 3.1.
 Cost: multiply-adds of a map of N cells of C channels, with h heads, kernel K and stride s: values and output 2 N C^2,

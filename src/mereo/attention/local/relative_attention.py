@@ -75,7 +75,7 @@ class RelativeAttention(nn.Module):
         return out
 
     def _watched_tiles(self, rows: int, columns: int) -> Tiles | None:
-        # Nothing but an observer needs to know which cells the windows hold.
+        # Only an observer needs the cells of the windows.
         return self.tiles(rows, columns) if self.coupling.watched else None
 
     def windows(self, cells: Tensor, rows: int, columns: int) -> Tensor:

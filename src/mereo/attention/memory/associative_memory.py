@@ -59,7 +59,7 @@ def retrieve(
     Reads as: weights[b, q, n] is how far stored pattern n is what query q means, at the last step.
 
     Deviates: the authors' code optionally divides scores and weights by their sums, which turns signs where the sum is
-        negative; here a separation that divides says so, and it divides only non-negative weights.
+        negative; here a separation declares that it divides, and it divides only non-negative weights.
 
     Reference: arXiv:2202.04557, the general form z = P sep(sim(M, q)).
     """

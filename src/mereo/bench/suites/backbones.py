@@ -246,13 +246,13 @@ def digest(run: Run) -> list[Table]:
     shown_columns = [i for i in range(len(COLUMNS)) if any(row[i] != "-" for row in rows)]
     columns = tuple(COLUMNS[i] for i in shown_columns)
     notes = ("medians in milliseconds of contenders that agree with the reference; above 1x ours is faster",)
-    table = Table("ours beside timm", columns, tuple(tuple(row[i] for i in shown_columns) for row in rows), notes)
+    table = Table("ours and timm", columns, tuple(tuple(row[i] for i in shown_columns) for row in rows), notes)
     return [table] if rows else []
 
 
 BACKBONES = Suite(
     "backbones",
-    "vision backbones beside timm's with the same weights: inference at batch 8 and 1, and a training step",
+    "vision backbones and timm's with the same weights: inference at batch 8 and 1, and a training step",
     TAKES,
     {"batch": 8, "model": PRESETS[0]},
     inputs,

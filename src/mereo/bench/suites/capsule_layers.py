@@ -135,7 +135,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 CAPSULE_LAYERS = Suite(
     "capsule_layers",
-    "one convolution of matrix capsules with EM routing: without stored votes, with them, and as public code does it",
+    "one convolution of matrix capsules with EM routing: without stored votes, with them, and as in public code",
     "poses (batch, types, 4, 4, side, side), activations -> poses and activations of the parents",
     {"batch": 16, "types": 32, "side": 14, "kernel": 3, "stride": 2},
     inputs,

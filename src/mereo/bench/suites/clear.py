@@ -100,7 +100,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 
 def digest(run: Run) -> list[Table]:
-    """Time beside operations, both as shares of those of full attention, for each radius."""
+    """Time and operations for each radius, as percentages of those of full attention."""
     here = [m for m in run.measurements if m.axis == "radius" and m.wall is not None]
     tables = []
     for mode, threads in dict.fromkeys((m.mode, m.threads) for m in here):
@@ -124,7 +124,7 @@ def digest(run: Run) -> list[Table]:
 
 CLEAR = Suite(
     "clear",
-    "CLEAR, attention to all text and a circle of image tokens: radii and sizes, beside full attention",
+    "CLEAR, attention to all text and a circle of image tokens: radii and sizes, compared with full attention",
     "(q, k, v), each (batch, heads, text + tokens, dim) -> (batch, heads, text + tokens, dim)",
     {"batch": 1, "tokens": 4096, "text": 512, "heads": 4, "dim": 64, "radius": 8},
     inputs,

@@ -69,7 +69,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 CLUSTERED = Suite(
     "clustered",
-    "attention inside sqrt(tokens) clusters from 1k to 64k tokens: exponents, beside causal attention",
+    "attention inside sqrt(tokens) clusters from 1k to 64k tokens: exponents, compared with causal attention",
     "(q, v, centroids): (batch, heads, tokens, dim) twice, (heads, clusters, dim) -> (batch, heads, tokens, dim)",
     {"batch": 1, "heads": 4, "tokens": 16384, "dim": 64},
     inputs,

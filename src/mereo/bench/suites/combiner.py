@@ -63,7 +63,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 COMBINER = Suite(
     "combiner",
-    "Combiner by its plans from 1k to 64k tokens: exponents, beside causal attention",
+    "Combiner by its plans from 1k to 64k tokens: exponents, compared with causal attention",
     "(q, k, v), each (batch, heads, tokens, dim) -> (batch, heads, tokens, dim)",
     {"batch": 1, "heads": 4, "tokens": 16384, "dim": 64},
     inputs,

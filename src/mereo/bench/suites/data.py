@@ -109,7 +109,7 @@ def _ours(setting: Setting, place: Callable[[Path], Path], *, stream: bool = Tru
 
 
 def _in_order_of_folder(images: Images, folder: Path) -> Tensor:
-    """Where the images of the folder lie in the set; shards are shuffled, and tell by the bytes."""
+    """Positions of the folder's images in the set; shards are shuffled, so the bytes are compared."""
     if not isinstance(images, StreamedSet):
         return torch.arange(len(images))
     contents = {}

@@ -62,7 +62,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 LIGHTNING = Suite(
     "lightning",
-    "lightning attention from 1k to 64k tokens: time a token, exponents, beside causal attention",
+    "lightning attention from 1k to 64k tokens: time a token, exponents, compared with causal attention",
     "(q, k, v, slopes), each (batch, heads, tokens, dim) and (heads,) -> (batch, heads, tokens, dim)",
     {"batch": 1, "heads": 4, "tokens": 16384, "dim": 64},
     inputs,

@@ -115,7 +115,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 NEIGHBORHOOD = Suite(
     "neighborhood",
-    "neighbourhood attention: windows, dilation, axes and growth, beside dense masked attention and FlexAttention",
+    "neighbourhood attention: windows, dilation, axes and growth, compared with dense attention and FlexAttention",
     "(q, k, v), each (batch, *grid, heads, dim) -> (batch, *grid, heads, dim)",
     {"batch": 4, "tokens": 3136, "heads": 4, "dim": 32, "window": 7, "dilation": 1, "axes": 2},
     inputs,

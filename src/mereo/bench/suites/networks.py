@@ -103,12 +103,12 @@ def _convolutions(setting: Setting) -> Contender:
         two = two.to(memory_format=torch.channels_last)
         return Workload(lambda images, labels: two(images), tuple(two.parameters()))
 
-    return Contender("its convolutions alone", build, "part")
+    return Contender("only its convolutions", build, "part")
 
 
 CAPSNET = Suite(
     "capsnet",
-    "CapsNet for MNIST at batch 128: the whole step, without Adam, and its convolutions alone; the same for inference",
+    "CapsNet for MNIST at batch 128: the whole step, without Adam, and only its convolutions; the same for inference",
     TAKES,
     {"batch": 128, "model": "capsnet"},
     _inputs,

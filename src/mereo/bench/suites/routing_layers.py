@@ -124,7 +124,7 @@ def contenders(routing: str, plain: Plain, setting: Setting) -> tuple[Contender,
 def _suite(name: str, routing: str, title: str, plain: Plain, sizes: dict[str, int]) -> Suite:
     return Suite(
         name,
-        f"one convolution of capsules with {title}: without stored votes, with them, and as public code does it",
+        f"one convolution of capsules with {title}: without stored votes, with them, and as in public code",
         "poses (batch, types, *pose, side, side), activations -> poses and activations of the parents",
         {**sizes, "kernel": 3, "stride": 2},
         partial(inputs, routing),

@@ -82,7 +82,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 SEA = Suite(
     "sea",
-    "SEA from 1k to 64k tokens: time a token, exponents, beside dense attention",
+    "SEA from 1k to 64k tokens: time a token, exponents, compared with dense attention",
     "(q, k, v), each (batch, heads, tokens, dim) -> (batch, tokens, heads * dim)",
     {"batch": 1, "heads": 4, "tokens": 4096, "dim": 64, "columns": 128, "top_k": 64, "form": "all"},
     inputs,

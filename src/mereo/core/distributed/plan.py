@@ -1,4 +1,4 @@
-"""What all processes know about one call before any of them computes."""
+"""Facts about one call that all processes share before any of them computes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

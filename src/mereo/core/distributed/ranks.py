@@ -1,4 +1,4 @@
-"""The processes of a group, what they send each other, and how they find out that they disagree before they hang."""
+"""The processes of a group, what they send each other, and the check that they agree before any of them waits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

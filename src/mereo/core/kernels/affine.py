@@ -55,7 +55,7 @@ def _can_run(x: Tensor, weight: Tensor) -> bool:
         and torch._C._get_mkldnn_enabled()
         and not torch.is_autocast_enabled("cpu")
         and torch._C._get_tracing_state() is None
-        and torch._C._len_torch_dispatch_stack() == 0  # modes that count or replace operations know the plain ones
+        and torch._C._len_torch_dispatch_stack() == 0  # modes that count or replace operations support the plain ones
         and steps_aside() is None
     )
 

@@ -1,4 +1,4 @@
-"""Tensors that follow from sizes alone, made once and kept for later calls."""
+"""Tensors that depend only on sizes, made once and kept for later calls."""
 
 from collections.abc import Callable
 from functools import lru_cache, wraps

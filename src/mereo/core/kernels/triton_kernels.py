@@ -1,6 +1,6 @@
 """The Triton kernels of `triton_passes`: one pass of routing, forward and backward. Imported only on first use."""
 
-# Kernels are compiled from their source and know no Python types.
+# Kernels are compiled from their source and cannot use Python types.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 import triton

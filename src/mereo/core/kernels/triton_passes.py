@@ -1,9 +1,9 @@
 """Passes of routing as Triton kernels, for CUDA: agree, couple and combine of one pass in one launch.
 
-A program takes a few children; it makes their votes for a block of images on chip, couples them and adds what they
-say to parents of its own, which are summed afterwards: no atomics, so the result is the same every time. The backward
-program goes over all blocks of images, so that the gradient of a child's transforms is written once. Half precision is
-read as it is; sums are float32.
+A program takes a few children; it makes their votes for a block of images on chip, couples them and adds their
+contributions to parents of its own, which are summed afterwards: no atomics, so the result is the same every time. The
+backward program goes over all blocks of images, so that the gradient of a child's transforms is written once.
+Half precision is read as it is; sums are float32.
 """
 
 from importlib.util import find_spec

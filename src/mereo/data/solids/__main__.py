@@ -9,7 +9,7 @@ from mereo.runtime.printing import say
 
 
 def main(words: list[str] | None = None) -> int:
-    """Write the pictures and say how many."""
+    """Write the pictures and print how many."""
     parser = argparse.ArgumentParser(prog="python -m mereo.data.solids", description=__doc__)
     parser.add_argument("folder", help="a new folder")
     parser.add_argument("--images", type=int, default=80, help="of each class (default: 80)")

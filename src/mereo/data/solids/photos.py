@@ -20,7 +20,7 @@ MOST = 10_000
 def make_photos(folder: str | Path, images: int = 80, seed: int = 0) -> int:
     """Write `folder/<class>/*.jpg`: toys of five classes in any colour, from any side and in any light.
 
-    Some pictures are upright and some wide, and some are stored turned with a tag that says so, as cameras do.
+    Some pictures are upright and some wide, and some are stored turned with an EXIF tag, as cameras do.
 
     Args:
         folder: a new or empty folder.

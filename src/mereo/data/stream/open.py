@@ -51,7 +51,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def _choices(braced: str) -> list[str]:
-    """What stands between braces, written out."""
+    """The alternatives between braces, written out."""
     numbers = re.fullmatch(r"([0-9]+)\.\.([0-9]+)", braced)
     if numbers is None:
         return braced.split(",")

@@ -66,13 +66,13 @@ def _log_prior(responsibilities: Tensor, old: Tensor) -> Tensor:
     return torch.where(total > 0, (count / total.clamp(min=1e-30)).log(), old)
 
 
-def _root(weights: Tensor, says: Statistics, mixture: Mixture, largest: float) -> Tensor:
+def _root(weights: Tensor, statistics: Statistics, mixture: Mixture, largest: float) -> Tensor:
     """Where the falling function h(kappa) = sum r (<D, m> - s A(kappa s)) is 0, by bisection on log(1 + kappa).
 
     The result is on the near side of the root, so that the bound never falls.
     """
-    lengths = says.squares.sqrt()
-    seen = _sum_like(weights * says.directions, mixture.kappa)
+    lengths = statistics.squares.sqrt()
+    seen = _sum_like(weights * statistics.directions, mixture.kappa)
 
     def above(kappa: Tensor) -> Tensor:
         expected = weights * lengths * mean_resultant_length(mixture.dimension, kappa * lengths)

@@ -1,4 +1,4 @@
-"""The mixing matrix of any module: its recorded couplings, or what its Jacobian says about pairs of tokens."""
+"""The mixing matrix of any module: its recorded couplings, or its Jacobian, block by block for pairs of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -112,7 +112,7 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
 
     Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes).
 
-    Deviates: windows are gathered as the paper says; the first release of the authors' code scrambles them.
+    Deviates: windows are gathered as in the paper; the first release of the authors' code scrambles them.
 
     Reference: arXiv:2002.04764.
     """
