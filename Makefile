@@ -64,21 +64,29 @@ tutorials: $(VENV)/.dev  ## run the tutorials and keep their output for the docu
 	$(BIN)/python tools/run_tutorials.py
 
 FIGURES := build/figures
+PAGE := docs/attention.md
 LENGTHS := tokens=1024,4096,16384
+OPTIONS_choose := --seconds 1
+OPTIONS_neighborhood := --seconds 0.5 --sizes window=7 dilation=1 axes=2
+OPTIONS_clear := --seconds 0.5 --sizes radius=8,16,32 tokens=1024,4096 --no-memory
+OPTIONS_lightning := --seconds 0.5 --no-memory
+OPTIONS_clustered := --seconds 0.5 --sizes $(LENGTHS) --no-memory
+OPTIONS_combiner := --seconds 0.5 --sizes $(LENGTHS) --no-memory
+OPTIONS_sea := --seconds 0.5 --sizes $(LENGTHS) --no-memory
+OPTIONS_sparsifiner := --seconds 1 --no-memory
+OPTIONS_moh := --seconds 1 --sizes side=224,512 --no-memory
+OPTIONS_evit := --seconds 2 --no-memory
+OPTIONS_ring := --seconds 0.5 --sizes tokens=4096
+SUITES := choose neighborhood clear lightning clustered combiner sea sparsifiner moh evit ring
 
-figures: $(VENV)/.base  ## measure attention for docs/attention.md (some twelve minutes on two quiet cores)
-	$(BIN)/mereo bench choose --threads 2 --seconds 1 --report $(FIGURES)
-	$(BIN)/mereo bench neighborhood --threads 2 --seconds 0.5 --sizes window=7 dilation=1 axes=2 --report $(FIGURES)
-	$(BIN)/mereo bench clear --threads 2 --seconds 0.5 --sizes radius=8,16,32 tokens=1024,4096 --no-memory --report $(FIGURES)
-	$(BIN)/mereo bench lightning --threads 2 --seconds 0.5 --no-memory --report $(FIGURES)
-	$(BIN)/mereo bench clustered --threads 2 --seconds 0.5 --sizes $(LENGTHS) --no-memory --report $(FIGURES)
-	$(BIN)/mereo bench combiner --threads 2 --seconds 0.5 --sizes $(LENGTHS) --no-memory --report $(FIGURES)
-	$(BIN)/mereo bench sea --threads 2 --seconds 0.5 --sizes $(LENGTHS) --no-memory --report $(FIGURES)
-	$(BIN)/mereo bench sparsifiner --threads 2 --seconds 1 --no-memory --report $(FIGURES)
-	$(BIN)/mereo bench moh --threads 2 --seconds 1 --sizes side=224,512 --no-memory --report $(FIGURES)
-	$(BIN)/mereo bench evit --threads 2 --seconds 2 --no-memory --report $(FIGURES)
-	$(BIN)/mereo bench ring --threads 2 --seconds 0.5 --sizes tokens=4096 --report $(FIGURES)
-	$(BIN)/python tools/fill_figures.py $(FIGURES) docs/attention.md
+# A suite that was measured is not measured again: `rm -r build/figures` starts afresh, `make build/figures/ring.json`
+# measures one, and BENCH=--quick tries all of them in small.
+figures: $(SUITES:%=$(FIGURES)/%.json)  ## measure attention for docs/attention.md (some twelve minutes on two quiet cores)
+	$(BIN)/python tools/fill_figures.py $(FIGURES) $(PAGE)
+
+$(FIGURES)/%.json: | $(VENV)/.base
+	$(BIN)/mereo bench $* --threads 2 $(or $(BENCH),$(OPTIONS_$*)) --report $(FIGURES)/unfinished
+	mv $(FIGURES)/unfinished/$*.* $(FIGURES)
 
 format: $(VENV)/.dev  ## format the code with ruff
 	$(BIN)/ruff check --fix .
