@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,11 @@ import mereo
 from mereo.core import Grid
 from mereo.errors import UsageError
 from mereo.explain import draw_explanation, explain, observe, sender_places
+from mereo.explain.explanation import Explanation
 from mereo.explain.layout import make_sheet
 from mereo.explain.panels import colour_scale, draw_map, draw_scores, shown_classes
+from mereo.explain.pictures import SHARE, _about_routings, _caption, _map_columns
+from mereo.explain.wording import WORDINGS
 from mereo.models import CapsuleClassifier
 from mereo.pictures import new_figure
 
@@ -186,3 +190,56 @@ def test_the_scale_of_tiny_numbers_has_no_power_of_ten_on_its_label() -> None:
     labels = [label.get_text() for label in axis.get_ticklabels()]
     assert labels[1] == "0" and all(label.startswith(start) for label, start in zip(labels[2:], "1", strict=True))
     assert all(label.endswith("06") for label in labels[::2])
+
+
+def test_factors_of_any_sign_are_not_drawn_as_shares() -> None:
+    torch.manual_seed(0)
+    model = mereo.create_model(
+        "parsecaps_small", img_size=40, stem=(4, 4, 6), dims=(4, 4, 6, 8), depths=(1, 1, 1), num_heads=(1, 2, 2)
+    ).eval()
+    images = torch.rand(2, *model.image_shape)
+    explanation = explain(model, images)
+    (factors,) = explanation.maps.values()
+    assert factors.over == "none" and bool(factors.cells.min() < 0)
+    columns = _map_columns(explanation)
+    assert columns[0].label == "factor of a part" and columns[0].signed
+    assert columns[1].label == "added to the pose"
+    lines = " ".join(_caption(explanation, columns, WORDINGS[explanation.kind], False, False, 2, voted=True))
+    assert "share" not in lines.split("Part hidden")[0] and "length" not in lines
+    assert _map_columns(replace(explanation, maps={"x": replace(factors, over="receivers")}))[0].label == SHARE
+
+
+def test_the_line_on_couplings_names_what_is_drawn() -> None:
+    torch.manual_seed(0)
+    model = mereo.create_model("matrix_capsnet_310k", img_size=17, channels=4, types=(2, 2, 2), pose=2, padding=2)
+    explanation = explain(model.eval(), torch.rand(1, *model.image_shape))
+    assert len(explanation.maps) == 3
+    assert explanation_line(explanation).startswith("Earlier routings")
+    only = replace(explanation, maps=dict(list(explanation.maps.items())[-1:]))
+    assert explanation_line(only) == "Routing: the share of a part's vote for it."
+    first = replace(explanation, maps=dict(list(explanation.maps.items())[:1]))
+    assert "capsules that voted for it" in explanation_line(first)
+
+
+def explanation_line(explanation: Explanation) -> str:
+    (line,) = _about_routings(explanation, "it")
+    return line
+
+
+@pytest.mark.parametrize(("first", "step"), [(0.5, 16.0), (8.0, 16.0), (2.0, 4.0)])
+def test_numbers_of_a_map_stay_inside_the_image(first: float, step: float) -> None:
+    axes = new_figure(2, 2).add_subplot()
+    cells = torch.tensor([[0.25, 0.5], [0.75, 1.0]])
+    scale = colour_scale(cells, signed=False)
+    draw_map(axes, torch.rand(1, 32, 32), torch.rand(32, 32), cells, Grid(2, 2, 1, first, step), scale, ".2f")
+    places = [text.get_position() for text in axes.texts]
+    assert len(places) == (4 if step > 4 else 0), "small cells have no room for numbers"
+    assert all(2 < x < 30 and 2 < y < 30 for x, y in places)
+
+
+def test_numbers_that_two_decimals_do_not_tell_apart_are_left_out() -> None:
+    axes = new_figure(2, 2).add_subplot()
+    cells = torch.tensor([[0.002, 0.003]])
+    scale = colour_scale(cells, signed=False)
+    draw_map(axes, torch.rand(1, 32, 32), torch.rand(32, 32), cells, Grid(1, 2, 1, 8, 16), scale, ".2f")
+    assert not axes.texts

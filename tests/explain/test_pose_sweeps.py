@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import mereo
 from mereo.errors import MereoError, UsageError
 from mereo.explain import observe, pose_sweeps
+from mereo.explain.pose_sweeps import why_no_sweep
 from mereo.models import CapsuleClassifier
 
 Make = Callable[..., CapsuleClassifier]
@@ -58,3 +60,13 @@ def test_refusals(make: Make, some_images: MakeImages) -> None:
     torch.nn.init.constant_(model.decoder.layers[0].weight, float("nan"))
     with pytest.raises(MereoError, match="decoder"):
         pose_sweeps(observation)
+
+
+def test_a_decoder_without_class_capsules_is_not_swept() -> None:
+    model = mereo.create_model(
+        "sparse_caps_mnist", img_size=19, conv_channels=8, primary_types=2, primary_dim=4, latent_capsules=5
+    )
+    reason = why_no_sweep(model)
+    assert reason is not None and "no class capsules" in reason
+    with pytest.raises(UsageError, match="no class capsules"):
+        pose_sweeps(observe(model, torch.rand(1, *model.image_shape)))

@@ -37,7 +37,8 @@ class CouplingMap:
         heat: the same over the image, (batch, height, width).
         grid: positions of the senders.
         num_receivers: how many capsules the coupling leads to.
-        over: what its couplings sum to one over: "receivers" (each part divides its vote) or "senders".
+        over: what its couplings sum to one over: "receivers" (each part divides its vote), "senders", "both", or
+            "none" for factors of any sign.
     """
 
     name: str

@@ -23,7 +23,7 @@ from mereo.explain.trees.growth import parse_trees, why_no_tree
 from mereo.explain.trees.page import Hidden, PageWriter, explanation_page
 from mereo.explain.trees.pictures import draw_parse_tree
 from mereo.explain.trees.tree import ParseTree
-from mereo.explain.wording import bars_of, kind_of
+from mereo.explain.wording import WORDINGS, bars_of, kind_of
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
 
@@ -218,12 +218,12 @@ def _write_each(
             path = folder / "attention" / f"{files[n]}.png"
             written["attention"].append(draw_attention(observation, images, path, number=n, title=name))
     if "sweeps" in written:
-        sweep = pose_sweeps(observation)
+        sweep, word = pose_sweeps(observation), WORDINGS[kind_of(observation.model)].one
         for n, name in enumerate(names):
             moved = int(sweep.explained[n])
             path = draw_pose_sweep(
                 sweep.images[n], sweep.offsets, images[n], folder / "sweeps" / f"{files[n]}.png", title=name,
-                note=f"capsule of {short(classes[moved])},\nlength {float(scores[n, moved]):.2f}",
+                note=f"capsule of {short(classes[moved])},\n{word} {float(scores[n, moved]):.2f}",
             )  # fmt: skip
             written["sweeps"].append(path)
 

@@ -15,8 +15,10 @@ SHARES = ("#ffffff", "#ffe0b8", "#ffb65c", "#ff8a1f", "#f25c05")
 VOTES = ("#1971c2", "#74b9f0", "#ffffff", "#ff9a8f", "#e03131")
 MOST_BARS = 10
 MOST_NUMBERED = 9
-ROOM_FOR_NUMBER = 0.15
+ROOM_FOR_NUMBER = 0.2
 """Width of the cells that can hold a number, as a share of that of the image."""
+LEAST_NUMBERED = 0.02
+"""Largest value of a map below which two decimals do not tell its numbers apart."""
 MOST_RULED = 32
 """Cells along a side between which lines are drawn; the lines of more would cover the picture."""
 LONGEST_NAME = 12
@@ -150,11 +152,13 @@ def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: Grid, 
         [y for y in downs if 0 < y < height - 1], max(acrosses[0], -0.5), min(acrosses[-1], width - 0.5), **rules
     )
     axes.vlines([x for x in acrosses if 0 < x < width - 1], max(downs[0], -0.5), min(downs[-1], height - 0.5), **rules)
-    if grid.rows * grid.columns > MOST_NUMBERED or grid.step < ROOM_FOR_NUMBER * width:
+    room = ROOM_FOR_NUMBER * (1.4 if numbers.startswith("+") else 1)
+    if grid.rows * grid.columns > MOST_NUMBERED or grid.step < room * width or top < LEAST_NUMBERED:
         return
     for r in range(grid.rows):
         for c in range(grid.columns):
-            x, y = (min(grid.first + n * grid.step, side) - 0.5 for n, side in ((c, width), (r, height)))
+            sides = ((acrosses, c, width), (downs, r, height))
+            x, y = ((max(edges[n], -0.5) + min(edges[n + 1], s - 0.5)) / 2 for edges, n, s in sides)
             axes.text(
                 x, y, format(float(cells[r, c]), numbers), ha="center", va="center", fontsize=7, color="white",
                 fontweight="bold", path_effects=_edge(),

@@ -26,7 +26,14 @@ AGREES, DISAGREES = 0.6, 0.2
 """Mean rank correlations from which on an explanation is called evidence, and up to which it is not."""
 FEW_PARTS = 24
 """Parts, of all images, below which nothing is concluded from a rank correlation."""
-SHARE, HEARD = "share of a part's vote", "share of all messages"
+SHARE, HEARD, FACTOR = "share of a part's vote", "share of all messages", "factor of a part"
+LABELS = {"receivers": SHARE, "senders": HEARD, "both": HEARD, "none": FACTOR}
+"""What a coupling is, by the axis over which couplings sum to one."""
+SENTENCES = {
+    SHARE: "the share of a part's vote for",
+    HEARD: "a part's share of the messages to",
+    FACTOR: "the mean factor, of either sign, by which a part counts for",
+}
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,11 @@ def _map_columns(explanation: Explanation) -> list[_MapColumn]:
         kinds = "" if grid.types == 1 else f" x {grid.types}"
         receivers = f"{coupling_map.num_receivers} {'classes' if last else 'capsules'}"
         note = f"{grid.rows} x {grid.columns}{kinds} parts → {receivers}"
-        label = SHARE if coupling_map.over == "receivers" else HEARD
-        columns.append(_MapColumn(title, note, label, coupling_map.heat, coupling_map.cells, grid))
+        label, cells = LABELS[coupling_map.over], coupling_map.cells
+        signed = coupling_map.over == "none" and bool(cells.min() < 0)
+        columns.append(_MapColumn(title, note, label, coupling_map.heat, cells, grid, signed=signed))
     for votes in explanation.contribution_maps:
-        note, label = "for (red), against (blue)", "added to the length"
+        note, label = "for (red), against (blue)", f"added to the {WORDINGS[explanation.kind].voted}"
         if len(explanation.contribution_maps) > 1:
             note = f"of {votes.grid.rows} x {votes.grid.columns} x {votes.grid.types} parts"
         columns.append(_MapColumn(VOTES, note, label, votes.heat, votes.cells, votes.grid, signed=True))
@@ -192,6 +200,21 @@ def _compared(titles: list[str]) -> str:
     return "shares of attention" if "rollout" in titles or "class attention" in titles else "couplings"
 
 
+def _about_routings(explanation: Explanation, answer: str) -> list[str]:
+    """What the maps of couplings show, in at most one line."""
+    maps = list(explanation.maps.values())
+    if not maps:
+        return []
+    share = SENTENCES[LABELS[maps[-1].over]]
+    last, earlier = maps[-1].grid.feeds is None, sum(m.grid.feeds is not None for m in maps)
+    if not last:
+        return [f"Routing: {share} the capsules that voted for {answer}."]
+    if not earlier:
+        return [f"Routing: {share} {answer}."]
+    title = FIRST if earlier == 1 else "earlier routings"
+    return [f"{title.capitalize()}: {share} the capsules that voted for {answer}; last routing: for {answer} itself."]
+
+
 def _caption(
     explanation: Explanation,
     columns: list[_MapColumn],
@@ -207,23 +230,16 @@ def _caption(
     bar = "the chosen class" if asked else f"{words.best}, the prediction"
     lines = [f"Orange bar: {bar}." + (" Green name: the true class." if true_known else "")]
     titles = [column.title for column in columns]
-    heard = any(column.label == HEARD for column in columns)
-    share = "a part's share of the messages to" if heard else "the share of a part's vote for"
-    if FIRST in titles:
-        lines.append(f"First routing: {share} the capsules that voted for {answer}; last routing: for {answer} itself.")
-    elif HIDDEN in titles:
+    lines += _about_routings(explanation, answer)
+    if HIDDEN in titles:
         lines += [
             "Occlusion: how much that score falls when a square takes the image's mean colour; blue: it rises.",
             "The parts that vote for its classes have no places on the image; parse trees show their votes."
             if voted
             else "This network has no routing to its classes, so there are no votes to draw.",
         ]
-    elif VOTES in titles and any(not column.signed for column in columns):
-        lines.append(f"Routing: {share} {answer}.")
-    elif columns and VOTES not in titles:
-        lines.append(f"Routing: {share} the capsules that voted for {answer}.")
     if VOTES in titles:
-        lines.append("Votes: what each part adds to the length of that capsule before it is squashed below 1.")
+        lines.append(words.votes)
         if titles.count(VOTES) > 1:
             lines.append("Red: for that class; blue: against it. Its parts are of several sizes, one column each.")
     if explanation.deletion is not None:

@@ -10,7 +10,7 @@ from mereo.capsules import mask_poses
 from mereo.errors import MereoError, UsageError, check_positive
 from mereo.explain.observation import Observation, chosen_classes
 from mereo.inference.mode import evaluating
-from mereo.models import VisionModel
+from mereo.models import CapsuleClassifier, VisionModel
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class PoseSweep:
 
 def why_no_sweep(model: VisionModel) -> str | None:
     """Why the poses of a model cannot be swept; None if they can."""
-    return f"{type(model).__name__} has no decoder" if getattr(model, "decoder", None) is None else None
+    if getattr(model, "decoder", None) is None:
+        return f"{type(model).__name__} has no decoder"
+    return None if isinstance(model, CapsuleClassifier) else f"{type(model).__name__} has no class capsules"
 
 
 def pose_sweeps(

@@ -16,6 +16,7 @@ class Wording(NamedTuple):
         one: a single score.
         raises, lowers: what a change of a pixel does.
         best: the highest score.
+        voted: what votes add to: "length" where it is the score but for a squash, or else "pose".
     """
 
     column: tuple[str, str]
@@ -23,11 +24,30 @@ class Wording(NamedTuple):
     raises: str
     lowers: str
     best: str
+    voted: str = "pose"
+
+    @property
+    def votes(self) -> str:
+        """What a map of votes shows, in a sentence."""
+        if self.voted == "length":
+            return "Votes: what each part adds to the length of that capsule before it is squashed below 1."
+        return (
+            f"Votes: what each part adds to the pose of that capsule, along its direction; the {self.one} is computed"
+            " from more than that."
+        )
+
+    @property
+    def edges(self) -> str:
+        """What the number at an edge of a parse tree is, in a sentence."""
+        if self.voted == "length":
+            return "A number is what a vote adds to the length of the capsule above (red) or subtracts from it (blue)."
+        return "A number is what a vote adds to the pose of the capsule above, along its direction (blue: against it)."
 
 
 WORDINGS: dict[str, Wording] = {
     "lengths": Wording(
-        ("class capsules", "their lengths"), "length", "makes its capsule longer", "shorter", "the longest capsule"
+        ("class capsules", "their lengths"), "length", "makes its capsule longer", "shorter", "the longest capsule",
+        "length",
     ),
     "activations": Wording(
         ("class capsules", "their activations"), "activation", "makes its capsule more active", "less",

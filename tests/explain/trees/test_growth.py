@@ -1,5 +1,6 @@
 """Parse trees: every number on them is what loops over senders give, and every part stands where it looks."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +13,8 @@ from mereo.core import Grid, lengths, squash, squash_exponential
 from mereo.errors import MereoError, UsageError
 from mereo.explain import Observation, ParseTree, observe, parse_trees
 from mereo.explain.places import box_of
-from mereo.explain.trees.words import describe
+from mereo.explain.trees.layout import CLASS, arrange
+from mereo.explain.trees.words import caption, carried, describe
 from mereo.models import CapsuleClassifier
 from mereo.routing import CrossAgreementRouting, SelfAttentionRouting
 from routed_children import children_and_transforms
@@ -231,3 +233,43 @@ def test_refusals(make: Make, some_images: MakeImages) -> None:
     nn.init.constant_(broken.head.weight, float("nan"))
     with pytest.raises(MereoError, match="not finite"):
         observe(broken, images)
+
+
+def matrix_network() -> CapsuleClassifier:
+    torch.manual_seed(0)
+    return mereo.create_model("matrix_capsnet_310k", img_size=17, channels=4, types=(2, 2, 2), pose=2, padding=2).eval()
+
+
+def test_a_score_that_is_no_length_is_not_called_one(some_images: MakeImages) -> None:
+    model = matrix_network()
+    tree = parse_trees(observe(model, some_images(model)))[IMAGE]
+    assert tree.kind == model.score_kind == "activations"
+    assert {edge.kind for edge in tree.edges} == {"vote"}
+    assert f"activation {tree.nodes[0].length:.2f}" in describe(tree, 0)
+    words = " ".join([describe(tree, 0), describe(tree, 1), *caption(tree)])
+    assert "length" not in words and "pose" in words
+    assert "length of the capsule above" in " ".join(caption(replace(tree, kind="lengths")))
+
+
+def test_couplings_are_not_called_votes(some_images: MakeImages) -> None:
+    torch.manual_seed(0)
+    model = mereo.create_model("idpa_cifar10_simple", img_size=18, in_chans=1).eval()
+    tree = parse_trees(observe(model, some_images(model)))[IMAGE]
+    assert {edge.kind for edge in tree.edges} == {"coupling"}
+    assert "couplings" in carried(tree, 0) and "votes" not in carried(tree, 0)
+    assert not any("strongest votes" in line for line in caption(tree))
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_the_lines_next_to_classes_have_room(keep: int, some_images: MakeImages) -> None:
+    model = matrix_network()
+    tree = parse_trees(observe(model, some_images(model)), keep=keep, rivals=2)[IMAGE]
+    layout = arrange(tree)
+    middles = [layout.across[root] for root in tree.roots]
+    assert len(middles) == 3 and middles[0] >= CLASS[0]
+    if layout.rows[tree.roots[1]] == 0:
+        assert all(b - a >= sum(CLASS) for a, b in itertools.pairwise(middles))
+    assert layout.width >= max(middles) + CLASS[1]
+    for edge in tree.edges:
+        below = [layout.across[other.child] for other in tree.below(edge.parent)]
+        assert min(below) <= layout.across[edge.parent] <= max(below)

@@ -14,6 +14,7 @@ from mereo.explain.deletion import deletion_test, hidden_scores
 from mereo.explain.observation import Observation, OnMaps, Witnessed, chosen_classes, class_coupling_of
 from mereo.explain.places import box_of, on_grid
 from mereo.explain.trees.tree import Edge, Node, ParseTree
+from mereo.explain.wording import kind_of
 from mereo.inference.predict import class_names
 from mereo.models import CapsuleClassifier, VisionModel
 
@@ -116,7 +117,8 @@ class _Growth:
         for number in (explained, *others[:shown]):
             self.nodes.append(Node("class", names[number], number, 0, length=float(lengths_of[number])))
             self.grow(len(self.nodes) - 1, self.observation.class_coupling, number)
-        return ParseTree(tuple(self.nodes), tuple(self.edges), self.keep, true)
+        kind = kind_of(self.observation.model)
+        return ParseTree(tuple(self.nodes), tuple(self.edges), self.keep, true, kind=kind)
 
     def pair(self, receiver: int) -> tuple[Tensor, Tensor]:
         device = self.observation.scores.device

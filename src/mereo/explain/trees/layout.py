@@ -12,6 +12,8 @@ WIDEST = 9.0
 
 MOST = 14.0
 """Widths of a node up to which a tree is drawn as a picture."""
+CLASS = (0.72, 1.72)
+"""Widths of a node that a class needs to the left and right of its middle: its box, and the line next to it."""
 
 
 class Layout(NamedTuple):
@@ -52,7 +54,11 @@ def arrange(tree: ParseTree) -> Layout:
     for place, root in enumerate(tree.roots):
         starts.append(end)
         settle(root, place)
-        end += APART
+        # A class over few votes is wider than they are.
+        shift = max(0.0, CLASS[0] - (across[root] - starts[-1]))
+        for node in range(root, [*tree.roots, len(across)][place + 1]):
+            across[node] += shift
+        end = max(end + shift, across[root] + CLASS[1]) + APART
         widths.append(end - starts[-1])
     labels, levels = level_labels(tree), [node.level for node in tree.nodes]
     if end <= WIDEST:

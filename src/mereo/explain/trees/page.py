@@ -26,7 +26,7 @@ from mereo.pictures import displayable
 HELP = """\
 <p>Point at a node, tap it, or reach it with Tab and the arrow keys: it highlights its path up to the class, the votes
 for it, and the patches on the image. A click or Enter keeps the highlight, Escape clears it.</p>
-<p>Red: the vote adds to the length of the capsule above, before the squash; blue: it subtracts from it. Dashed: the
+<p>Red: the vote adds to the capsule above along its pose, before any squash; blue: it subtracts from it. Dashed: the
 finer capsule that agreed best with that vote, and its score; only it sets the coupling of the vote. The strongest
 votes for each capsule are drawn, with their share of all its votes next to it, in absolute value.</p>"""
 

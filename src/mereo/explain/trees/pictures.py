@@ -74,7 +74,7 @@ def draw_parse_tree(
     _draw_edges(canvas, tree, centres, [_half_height(node, image) for node in tree.nodes])
     for place, (node, (x, y)) in enumerate(zip(tree.nodes, centres, strict=True)):
         _draw_node(canvas, node, image, x, y, times=times, true=node.kind == "class" and node.number == tree.true)
-        if (share := carried(node, len(tree.below(place)), whole=node.kind == "class")) != "":
+        if (share := carried(tree, place)) != "":
             half = _half_width(node, true=node.number == tree.true)
             canvas.text(x + half + 0.03, y, share, ha="left", va="center", fontsize=8.5, color=FAINT)
     for y, label in zip(rows, layout.labels, strict=True):
@@ -99,7 +99,8 @@ def _half_height(node: Node, image: Tensor) -> float:
 def _half_width(node: Node, *, true: bool) -> float:
     if node.kind != "class":
         return THUMB / 2 if node.box is not None else CIRCLE
-    return max(0.7 if true else BADGE / 2, 0.055 * len(short(node.name)) + 0.12)
+    number = 0.055 * (len(f"{node.length:.2f}") - 4)
+    return max((0.7 if true else BADGE / 2) + number, 0.055 * len(short(node.name)) + 0.12)
 
 
 def _draw_edges(canvas: Any, tree: ParseTree, centres: list[tuple[float, float]], halves: list[float]) -> None:

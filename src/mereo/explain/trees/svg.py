@@ -69,7 +69,7 @@ def _node(tree: ParseTree, place: int, centre: tuple[float, float], size: tuple[
     node, edge = tree.nodes[place], tree.above(place)
     links = f' data-parent="{prefix}-n{edge.parent}" data-edge="{prefix}-e{place}"' if edge is not None else ""
     links += f' data-box="{prefix}-b{place}"' if node.box is not None else ""
-    share = carried(node, len(tree.below(place)), whole=node.kind == "class")
+    share = carried(tree, place)
     true = " true" if node.kind == "class" and node.number == tree.true else ""
     hidden = effect_number(node)
     effect = f'<text class="effect" y="{_half_height(node, size) + 13:g}">{hidden}</text>' if hidden else ""

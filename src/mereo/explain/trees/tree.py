@@ -2,7 +2,7 @@
 
 A tree starts at a class capsule. Below a capsule are the senders of its routing with the strongest votes, by
 
-    strength_s = c_s <vote_s, v> / |v|        coupling times vote along the capsule: what it adds to the length
+    strength_s = c_s <vote_s, v> / |v|        coupling times vote, along the pose v of the capsule
 
 In cross-agreement routing the coupling of a sender is set by another capsule, the fine one that agreed best with its
 vote; this witness is placed below the sender. Capsules made by an earlier routing are expanded further. A sender of
@@ -25,7 +25,7 @@ class Node:
         number: of the class, of the capsule among those that its routing reads, or of the cell row by row.
         level: 0 for a class, and one more for each step away from it.
         box: its place on the image; None unless it is a patch.
-        length: of the capsule; None for a patch at which several types of capsules sit.
+        length: of the capsule, or of a class the score; None for a patch at which several types of capsules sit.
         senders: how many could vote for it; 0 where the tree ends.
         carried: the share of all their strengths, in absolute value, that the edges below it carry; 1 for nothing.
         effect: of a patch, how much the score of the class above it falls when the patch is hidden; None where that was
@@ -53,7 +53,7 @@ class Edge:
             routing whose votes are not known.
         coupling: the share c of the vote, or for an agreement of the vote that it supports; a mean over types that sit
             at one place.
-        strength: of a vote, what it adds to the length of the parent before the squash, summed over types at one
+        strength: of a vote, what it adds to the parent along its pose, before any squash, summed over types at one
             place; of an agreement its score; of a coupling the coupling.
     """
 
@@ -76,6 +76,7 @@ class ParseTree:
         correlation: of the votes of all parts for the first class and the effects of hiding them, see
             `rank_correlation`; None where that was not measured.
         parts: how many these are.
+        kind: of the scores, see `VisionModel.score_kind`; "outputs" where the task is not to choose a class.
     """
 
     nodes: tuple[Node, ...]
@@ -84,6 +85,7 @@ class ParseTree:
     true: int | None = None
     correlation: float | None = None
     parts: int = 0
+    kind: str = "lengths"
 
     @property
     def roots(self) -> list[int]:

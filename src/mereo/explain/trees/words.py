@@ -1,6 +1,7 @@
 """A parse tree in words, for the pictures and the page."""
 
 from mereo.explain.trees.tree import Edge, Node, ParseTree
+from mereo.explain.wording import WORDINGS
 
 ROWS = {
     ("vote", "patch"): "patches\nthat vote",
@@ -29,11 +30,20 @@ def edge_number(edge: Edge) -> str:
     return format(edge.strength, f"+{digits}" if edge.kind == "vote" else digits)
 
 
-def carried(node: Node, kept: int, *, whole: bool) -> str:
-    """The share of the drawn votes in all votes for a node; empty if it has no votes."""
+def carried(tree: ParseTree, place: int) -> str:
+    """The share of the drawn votes in all votes for a node, or of couplings; empty if it has none."""
+    node, below = tree.nodes[place], tree.below(place)
     if not node.senders:
         return ""
-    return f"{kept} of {node.senders} votes, {node.carried:.0%}" if whole else f"{node.carried:.0%}"
+    if node.kind != "class":
+        return f"{node.carried:.0%}"
+    return f"{len(below)} of {node.senders} {_plural(tree, place)}, {node.carried:.0%}"
+
+
+def _plural(tree: ParseTree, place: int) -> str:
+    """What the edges below a node are."""
+    below = tree.below(place)
+    return "couplings" if below and all(edge.kind == "coupling" for edge in below) else "votes"
 
 
 def agreement(tree: ParseTree) -> str:
@@ -53,23 +63,35 @@ def effect_number(node: Node) -> str:
 
 def caption(tree: ParseTree) -> list[str]:
     """How to read a tree, line by line."""
-    lines = [
-        f"The strongest votes for each capsule, at most {tree.keep}; next to it, their share of all its votes.",
-        "A number is what a vote adds to the length of the capsule above (red) or subtracts from it (blue).",
-    ]
+    kinds, lines = {edge.kind for edge in tree.edges}, list[str]()
+    if "vote" in kinds or not kinds:
+        lines.append(
+            f"The strongest votes for each capsule, at most {tree.keep}; next to it, their share of all its votes."
+        )
+        lines.append(WORDINGS[tree.kind].edges)
+        if "coupling" in kinds:
+            lines.append("Where votes are not known, numbers are couplings.")
+    else:
+        lines.append(f"The strongest couplings of each capsule, at most {tree.keep}; next to it, their share of all.")
+        lines.append("The votes of this routing are not known, so the numbers are couplings.")
     if any(node.effect is not None for node in tree.nodes):
         lines.append('"hidden": how the score of the class at the top changes when the patch takes the mean colour.')
     if tree.correlation is not None:
         lines.append(agreement(tree))
-    if any(edge.kind == "agreement" for edge in tree.edges):
+    if "agreement" in kinds:
         lines.append("Dashed: the finer capsule that agreed best with that vote, and how well; it sets the coupling.")
-    if any(edge.kind == "coupling" for edge in tree.edges):
-        lines.append("Where votes are not known, numbers are couplings.")
     return lines
 
 
 def _name(node: Node) -> str:
     return f"class {node.name}" if node.kind == "class" else f"the {node.name}"
+
+
+def _voted(tree: ParseTree, parent: str) -> str:
+    """What a vote adds to: the length that is the score of a class but for a squash, or along a pose."""
+    if WORDINGS[tree.kind].voted == "length":
+        return f"the length of {parent} before the squash"
+    return f"{parent}, along its pose"
 
 
 def describe(tree: ParseTree, place: int) -> str:
@@ -81,15 +103,16 @@ def describe(tree: ParseTree, place: int) -> str:
     if node.kind == "capsule":
         subject += ", without a place on the image"
     if node.length is not None:
-        subject += f", length {node.length:.2f}"
+        word = WORDINGS[tree.kind].one if node.kind == "class" else "length"
+        subject += f", {word} {node.length:.2f}"
     sentences = [subject]
     if edge is not None:
         parent = _name(tree.nodes[edge.parent])
         if edge.kind == "vote":
             verb = "adds" if edge.strength > 0 else "subtracts"
             sentences.append(
-                f"{verb.capitalize()} {abs(edge.strength):.3f} {'to' if edge.strength > 0 else 'from'} the length of"
-                f" {parent} before the squash; coupling {edge.coupling:.3f}"
+                f"{verb.capitalize()} {abs(edge.strength):.3f} {'to' if edge.strength > 0 else 'from'}"
+                f" {_voted(tree, parent)}; coupling {edge.coupling:.3f}"
             )
         elif edge.kind == "agreement":
             sentences.append(
@@ -105,6 +128,7 @@ def describe(tree: ParseTree, place: int) -> str:
         sentences.append("It is the true class" if node.number == tree.true else "It is not the true class")
     if node.senders:
         sentences.append(
-            f"{len(tree.below(place))} of its {node.senders} votes are drawn, with {node.carried:.0%} of the total"
+            f"{len(tree.below(place))} of its {node.senders} {_plural(tree, place)} are drawn, with"
+            f" {node.carried:.0%} of the total"
         )
     return ". ".join(sentences) + "."
