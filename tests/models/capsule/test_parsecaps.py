@@ -119,6 +119,22 @@ def test_evaluation_does_not_depend_on_the_batch() -> None:
 
 
 @torch.no_grad()
+def test_the_numbers_of_a_capsule_share_one_function_of_the_positions() -> None:
+    for stride, positions in ((2, 6), (1, 20)):
+        model = some(img_size=(80, 64), class_stride=stride)
+        assert model.head.routing.first.in_features == positions, "a map of 5 x 4 cells before the last convolution"
+        places = model.head.routing.coupling.senders
+        assert (places.rows * places.columns, places.step) == (positions, 16 * stride)
+        order, maps = torch.randperm(8), torch.randn(3, positions, 8)
+        poses = model.head.routing(maps)
+        torch.testing.assert_close(model.head.routing(maps[..., order]), poses[..., order])
+    images = torch.rand(2, 3, 80, 64)
+    maps = model.forward_features(images)
+    made = F.conv2d(maps, model.head.conv.weight, model.head.conv.bias, padding=1).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(model.capsules(images).pose, model.head.routing(made))
+
+
+@torch.no_grad()
 def test_stochastic_depth_and_dropout_obey_evaluation() -> None:
     model, without, images = some(), some(drop_path=0.0, dropout=0.0), torch.rand(8, 3, 64, 64)
     without.load_state_dict(model.state_dict())
@@ -203,5 +219,7 @@ def test_recipes_name_the_network() -> None:
     assert get_model_entry("parsecaps").recipe == "parsecaps"
     with pytest.raises(UsageError, match="routing is 'dense'"):
         some(routing="dense")
+    with pytest.raises(UsageError, match="class_stride is 3"):
+        some(class_stride=3)
     with pytest.raises(UsageError, match="depths is"):
         some(depths=(-1, 0, 0))
