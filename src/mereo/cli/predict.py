@@ -1,10 +1,8 @@
 """`mereo predict`."""
 
-import gc
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +12,7 @@ from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.cli.weights import load_weights, warn_if_out_of_distribution
 from mereo.errors import UsageError, check_positive
+from mereo.runtime.collection import uncollected
 from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
@@ -25,11 +24,20 @@ def run(words: list[str], command: str) -> None:
     """Print what images show, or how texts go on."""
     options = parse(PredictOptions, words, command)
     check_positive(top=options.top, batch_size=options.batch_size, length=options.length)
-    with uncollected():
-        from mereo.inference.predict import find_images, task_of
-        from mereo.models import SequenceModel
+    with uncollected(forever=True):
+        from mereo.inference.predict import find_images
+        from mereo.runtime.device import one_thread
 
     paths = [] if options.prompt is not None and not options.images else find_images(options.images)
+    with one_thread(len(paths) <= 1):
+        _answer(options, paths)
+
+
+def _answer(options: PredictOptions, paths: list[Path]) -> None:
+    """Load the network and print its answers."""
+    from mereo.inference.predict import task_of
+    from mereo.models import SequenceModel
+
     model, source = load_weights(options.weights, options.device, ready=True, images=False)
     if options.weights is None:
         say(f"using {source}", file=sys.stderr)
@@ -44,18 +52,6 @@ def run(words: list[str], command: str) -> None:
         _plain(model, options, paths, source)
         return
     _classify(model, options, paths, source)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Inside this block Python collects no garbage: it would look for some dozens of times during long imports."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _check_classifier(options: PredictOptions, source: Path) -> None:

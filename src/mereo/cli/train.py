@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mereo.cli.options import TrainOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
+from mereo.runtime.collection import uncollected
 from mereo.runtime.printing import say
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.recipes import apply_recipe
@@ -85,9 +86,15 @@ def options_from(words: list[str], command: str = "train") -> TrainConfig:
 def _parsed(words: list[str], command: str) -> tuple[TrainConfig, TrainOptions]:
     """The configuration of a command line, and the options parsed on top of the defaults."""
     first = parse(TrainOptions, words, command)
+    with uncollected():
+        import accelerate  # noqa: F401
+
+        import mereo.training.engine  # noqa: F401
     base = start_from(first, words)
-    given = {name: getattr(base, name) for name in FIELDS}
-    options = parse(TrainOptions, words, command, TrainOptions(**given, config=first.config))
+    options = first
+    if base != TrainConfig():
+        given = {name: getattr(base, name) for name in FIELDS}
+        options = parse(TrainOptions, words, command, TrainOptions(**given, config=first.config))
     config = TrainConfig(**{name: getattr(options, name) for name in FIELDS})
     if set(options.model_args) != set(base.model_args):
         config = dataclasses.replace(config, model_args={**base.model_args, **options.model_args})

@@ -1,0 +1,56 @@
+"""Long imports are not searched for garbage, and a single image is classified by one thread."""
+
+import gc
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mereo.runtime.collection import uncollected
+from mereo.runtime.device import one_thread
+
+
+@pytest.fixture(autouse=True)
+def thawed():
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+@pytest.mark.parametrize("forever", [True, False])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_what_a_block_makes_is_passed_over_later(enabled, forever):
+    gc.enable() if enabled else gc.disable()
+    before = gc.get_freeze_count()
+    with uncollected(forever=forever):
+        assert not gc.isenabled()
+        made = [[] for _ in range(1000)]
+    assert gc.isenabled() is enabled
+    assert (gc.get_freeze_count() >= before + len(made)) is forever
+
+
+def test_errors_leave_collection_as_it_was():
+    with pytest.raises(ImportError), uncollected():
+        raise ImportError
+    assert gc.isenabled()
+
+
+def test_the_number_of_threads_is_restored():
+    threads = torch.get_num_threads()
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    with one_thread(False):
+        assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == threads
+
+
+def test_a_command_ends_without_searching_what_it_imported(tmp_path):
+    script = (
+        "import gc, sys, mereo.__main__ as m; sys.argv = ['mereo', 'predict', 'none.png']\n"
+        "m.main(); print(gc.get_freeze_count() > len(sys.modules), 'triton' in sys.modules)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path
+    ).stdout
+    assert printed.split() == ["True", "False"]
