@@ -26,6 +26,12 @@ def test_margin_loss_is_the_sum_over_classes_and_the_mean_over_images():
     assert margin_loss(lengths, many_hot(labels, 5)).item() == pytest.approx(expected / 4)
 
 
+def test_hard_margins_are_those_of_the_second_run_of_deepcaps():
+    scores, labels = torch.tensor([[0.8, 0.3, 0.05], [0.95, 0.05, 0.0]]), torch.tensor([0, 0])
+    expected = (0.15**2 + 0.8 * 0.25**2) / 2
+    assert score_loss(scores, labels, "hard_margin").item() == pytest.approx(expected, abs=1e-7)
+
+
 def test_margin_loss_of_two_objects_wants_both_long():
     targets = many_hot(torch.tensor([[1, 3]]), 4)
     assert targets.tolist() == [[0.0, 1.0, 0.0, 1.0]]

@@ -14,7 +14,7 @@ from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier
 from mereo.tasks.base import Metrics, Objective, Settings, Task, precise, register_task
 from mereo.tasks.interval import wilson_interval
-from mereo.tasks.losses import SPREAD_LOSSES, SPREAD_MARGINS, reconstruction_loss, score_loss, spread_margin
+from mereo.tasks.losses import LOSSES, SPREAD_LOSSES, SPREAD_MARGINS, reconstruction_loss, score_loss, spread_margin
 from mereo.tasks.pictures import draw_images
 
 UNEVEN = 0.005
@@ -50,7 +50,7 @@ class ClassificationObjective(Objective):
 
     Args:
         model: scores from images; of a `CapsuleClassifier` the lengths of its class capsules.
-        loss: "margin", "cross_entropy", "spread" or "spread_sigmoid".
+        loss: "margin", "hard_margin", "cross_entropy", "spread" or "spread_sigmoid".
         reconstruction_weight: factor of the reconstruction loss; without a decoder it has no effect.
         label_smoothing: of the cross-entropy in training; held-out data is not smoothed.
 
@@ -162,7 +162,7 @@ class Classification(Task):
     chooses = ("accuracy", "max")
     is_share = True
     scores_classes = True
-    losses = ("margin", "cross_entropy", *SPREAD_LOSSES)
+    losses = LOSSES
 
     @property
     def output_names(self) -> tuple[str, ...]:

@@ -15,8 +15,10 @@ SPREAD_MARGINS = (0.2, 0.9)
 SPREAD_LOSSES = {"spread": "linear", "spread_sigmoid": "sigmoid"}
 """Names of the spread loss, each with the schedule of its margin."""
 
+MARGIN_LOSSES = {"margin": (0.9, 0.1, 0.5), "hard_margin": (0.95, 0.05, 0.8)}
+"""Names of the margin loss, each with its m+, m- and lambda: CapsNet's, and those of the second run of DeepCaps."""
 
-LOSSES = ("margin", "cross_entropy", *SPREAD_LOSSES)
+LOSSES = (*MARGIN_LOSSES, "cross_entropy", *SPREAD_LOSSES)
 """Names of the losses of scores."""
 
 
@@ -131,7 +133,7 @@ def score_loss(
     Args:
         scores: lengths of class capsules, activations or logits.
         labels: classes, or soft labels that sum to one.
-        kind: "margin", "cross_entropy", "spread" or "spread_sigmoid".
+        kind: "margin", "hard_margin", "cross_entropy", "spread" or "spread_sigmoid".
         label_smoothing: of the cross-entropy: the share of the target that is spread evenly over all classes.
         margin: of the spread loss.
 
@@ -139,8 +141,10 @@ def score_loss(
     """
     check_choice("kind", kind, LOSSES)
     check_labels(scores, labels)
-    if kind == "margin":
-        return margin_loss(scores, many_hot(labels, scores.shape[1]))
+    if kind in MARGIN_LOSSES:
+        positive, negative, weight = MARGIN_LOSSES[kind]
+        targets = many_hot(labels, scores.shape[1])
+        return margin_loss(scores, targets, positive=positive, negative=negative, down_weight=weight)
     soft = labels.is_floating_point()
     if labels.dim() > 1 and not soft:
         raise UsageError(f"loss is {kind!r}, which takes one label per image; use 'margin' for several.")

@@ -101,8 +101,9 @@ class TrainConfig:
     average."""
 
     loss: str = "auto"
-    """Training loss. For classification: margin, cross_entropy or spread (with a margin that rises from 0.2 to 0.9);
-    auto chooses that of the network: margin for most capsule networks and cross_entropy for others."""
+    """Training loss. For classification: margin, hard_margin (with stricter margins), cross_entropy or spread (with a
+    margin that rises from 0.2 to 0.9); auto chooses that of the network: margin for most capsule networks and
+    cross_entropy for others."""
     label_smoothing: float = 0.0
     """Label smoothing of the cross-entropy: the fraction of the target spread evenly over all classes."""
     mixup: float = 0.0
