@@ -45,6 +45,7 @@ def test_counts_of_the_authors_code(name: str, routing: str, parameters: int) ->
 
 
 def test_counts_of_the_parts() -> None:
+    assert count(outline("sr_convnet", num_classes=5, capsules=32)) == 814_960
     model = outline("sr_resnet20")
     assert count(model.primary) == 294_912 + 18_432 + 1_088
     assert [p.numel() for p in model.head.parameters()] == [327_680, 20_480]
