@@ -9,6 +9,7 @@ from torch import Tensor
 import capsule_loops as loops
 from mereo.capsules import ConvCapsules
 from mereo.core import Capsules, intervene, record
+from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError
 from mereo.routing import VOTE_ROUTINGS
 
@@ -212,6 +213,25 @@ def test_every_routing_runs_on_every_pose(routing: str, options: dict[str, Any])
     scale = expected.pose.abs().max()
     assert ((half.pose.float() - expected.pose).abs().max() / scale).item() < 0.2
     assert layer.float()(poses[:0], present[:0]).pose.shape[0] == 0
+
+
+@pytest.mark.parametrize("method", ["auto", "streamed", "stored"])
+@pytest.mark.parametrize("routing", sorted(VOTE_ROUTINGS))
+def test_autocast_computes_in_float32(routing: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer = ConvCapsules(2, 3, 3, 2, routing=routing, in_pose=(2, 2))
+    poses, present = torch.randn(2, 2, 2, 2, 5, 5), torch.rand(2, 2, 5, 5)
+    made = layer.votes
+
+    def votes(poses: Tensor) -> WindowVotes:
+        votes = made(poses)
+        votes.method = method
+        return votes
+
+    monkeypatch.setattr(layer, "votes", votes)
+    expected = layer(poses, present)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer(poses, present), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

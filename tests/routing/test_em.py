@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mereo.core import record
 from mereo.errors import UsageError
-from mereo.routing import EMRouting
+from mereo.routing import EMRouting, InvertedDotProductRouting, SelfRouting, VariationalBayesRouting
 from mereo.routing.em import Cluster, fit_clusters, inverse_temperatures, vote_scores
 
 D = torch.float64
@@ -162,6 +162,18 @@ def test_a_parent_without_children_is_zero_and_finite() -> None:
     cluster = fit_clusters(VOTES, torch.zeros(1, 2, 3, dtype=D), *torch.zeros(2, 2, dtype=D), 0.01, 1e-6)
     close(cluster.mean[0], [[0.0, 0.0], [0.0, 0.0]])
     assert all(x.isfinite().all() for x in cluster)
+
+
+@pytest.mark.parametrize("routing", [EMRouting, VariationalBayesRouting, InvertedDotProductRouting, SelfRouting])
+def test_autocast_computes_in_float32(routing: Any) -> None:
+    torch.manual_seed(0)
+    arguments = {InvertedDotProductRouting: (6, 3, 4), SelfRouting: (6, 3, 4, 4)}.get(routing, (6, 3, 2))
+    inputs = (torch.randn(2, 6, 4), torch.rand(2, 6))
+    module = routing(*arguments).eval()
+    inputs = inputs[:1] if routing is InvertedDotProductRouting else inputs
+    expected = module(*inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(module(*inputs), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients() -> None:

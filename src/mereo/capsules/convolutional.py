@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Capsules
+from mereo.core.kernels.affine import unconverted
 from mereo.core.squash import accumulation_type, bounded
 from mereo.core.window_votes import COMPETE, WindowVotes
 from mereo.core.windows import Windows
@@ -204,6 +205,10 @@ class ConvCapsules(nn.Module):
         return children, torch.cat((weight, write.expand(*weight.shape[:2], -1, -1)), -2)
 
     def forward(self, poses: Tensor, activation: Tensor | None = None) -> Capsules:
+        with unconverted(poses):
+            return self._route(poses, activation)
+
+    def _route(self, poses: Tensor, activation: Tensor | None) -> Capsules:
         votes = self.votes(poses)
         assert votes.windows is not None
         present = None

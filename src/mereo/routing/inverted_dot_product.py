@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, bounded, depends, mechanism, settle
+from mereo.core.kernels.affine import unconverted
 from mereo.core.squash import accumulation_type
 from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError, check_choice, check_positive, check_probability, check_steps
@@ -172,15 +173,17 @@ class InvertedDotProductRouting(nn.Module):
     def over_passes(self, children: Sequence[Tensor]) -> Tensor:
         """The parents after all passes, where children change: pass 1 and 2 route the first, pass t those of t - 1."""
         votes = self.votes_of(children[0])
-        parents = self.update(votes, None)
-        for number in range(self.steps - 1):
-            votes = votes if number == 0 else self.votes_of(children[number])
-            parents = self.update(votes, parents)
+        with unconverted(children[0]):
+            parents = self.update(votes, None)
+            for number in range(self.steps - 1):
+                votes = votes if number == 0 else self.votes_of(children[number])
+                parents = self.update(votes, parents)
         return parents.to(children[0].dtype)
 
     def forward(self, children: Tensor, mask: Tensor | None = None) -> Tensor:
         votes, start = self.votes_of(children, mask), None
-        parents = settle(lambda parents: self.update(votes, parents), start, steps=self.steps)
+        with unconverted(children):
+            parents = settle(lambda parents: self.update(votes, parents), start, steps=self.steps)
         return parents.to(children.dtype)  # type: ignore[union-attr]
 
     def extra_repr(self) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, bounded
+from mereo.core.kernels.affine import unconverted
 from mereo.core.squash import accumulation_type
 from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError
@@ -77,7 +78,8 @@ class MatrixRouting(Clusters):
         present = activation.to(wide).clamp(0, 1)
         if mask is not None:
             present = present.masked_fill(~mask, 0)
-        parents = self.fit_parents(WindowVotes(matrices, self.weight.to(wide)), present)
+        with unconverted(poses):
+            parents = self.fit_parents(WindowVotes(matrices, self.weight.to(wide)), present)
         return Capsules(parents.pose.to(poses.dtype), parents.activation.to(poses.dtype))
 
     def forward(self, poses: Tensor, activation: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, DenseVotes, bounded, mechanism
+from mereo.core.kernels.affine import unconverted
 from mereo.core.squash import accumulation_type
 from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError, check_positive
@@ -133,12 +134,14 @@ class SelfRouting(nn.Module):
         wide = accumulation_type(poses)
         children = bounded(poses.to(wide))
         present = shares(activation.to(wide) if mask is None else activation.to(wide).masked_fill(~mask, 0))
-        scores = gate_scores(children, self.gate, self.gate_bias)
+        with unconverted(poses):
+            scores = gate_scores(children, self.gate, self.gate_bias)
         couplings = self.coupling(scores, weight=present[:, None, None])
         total = couplings.sum(-1)
         if self.weight is None:
             return Capsules(poses.new_zeros(*total.squeeze(1).shape, 0), total.squeeze(1).to(poses.dtype))
-        parents = mean_votes(DenseVotes(children, self.weight.to(wide)).combine(couplings), total)
+        with unconverted(poses):
+            parents = mean_votes(DenseVotes(children, self.weight.to(wide)).combine(couplings), total)
         return Capsules(parents.squeeze(1).to(poses.dtype), total.squeeze(1).to(poses.dtype))
 
     def forward(self, poses: Tensor, activation: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -7,6 +7,7 @@ needs gradients knows oneDNN's convolutions and not its linear layers: for it, o
 Intel's, a linear layer is a convolution of size one on maps in channels-last memory, the same sum without a copy.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,11 @@ _FASTER = _convolutions_are_faster()
 def autocasts(x: Tensor) -> bool:
     """Whether layers would convert this tensor under `torch.autocast`."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def unconverted(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which `torch.autocast` converts nothing on the device of this tensor."""
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
 
 
 def _compiles_to_a_convolution(x: Tensor, weight: Tensor) -> bool:
