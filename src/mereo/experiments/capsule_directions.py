@@ -128,12 +128,12 @@ def _shares(differences: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def moved_numbers(model: CapsuleClassifier, images: Tensor, labels: Tensor) -> tuple[float, float, Tensor]:
+def moved_numbers(model: CapsuleClassifier, images: Tensor, labels: Tensor) -> tuple[dict[str, float], Tensor]:
     """What the decoder shows while single numbers of the true class capsule are moved.
 
-    Shapes: -> share of the pixels that moving a number by 0.25 changes, mean over numbers and images, and that of the
-        reconstructions themselves, both in percent; the reconstructions of the first image (dim, moves, channels,
-        height, width).
+    Shapes: -> in percent, means over numbers and images: how much the reconstruction changes if a number is moved by
+        0.25, |after - before| / |before|; over how many pixels, see `spread`; and over how many the reconstruction
+        itself is spread; and the reconstructions of the first image (dim, moves, channels, height, width).
     """
     capsules = model.capsules(images)
     rows = torch.arange(len(images))
@@ -145,9 +145,16 @@ def moved_numbers(model: CapsuleClassifier, images: Tensor, labels: Tensor) -> t
 
     plain = rebuilt(0, 0.0, len(images))
     dim = capsules.pose.shape[2]
-    shares = torch.stack([spread(rebuilt(number, MOVES[-1], len(images)) - plain).mean() for number in range(dim)])
+    differences = [rebuilt(number, MOVES[-1], len(images)) - plain for number in range(dim)]
+    shares = torch.stack([spread(difference).mean() for difference in differences])
+    whole = plain.flatten(1).norm(dim=1).clamp(min=1e-12)
+    sizes = torch.stack([(difference.flatten(1).norm(dim=1) / whole).mean() for difference in differences])
     first = torch.stack([torch.cat([rebuilt(number, by, 1) for by in MOVES]) for number in range(dim)])
-    return 100 * shares.mean().item(), 100 * spread(plain).mean().item(), first
+    means = {
+        "change by a number %": sizes.mean(), "pixels it changes %": shares.mean(),
+        "pixels of the image %": spread(plain).mean(),
+    }  # fmt: skip
+    return {name: 100 * mean.item() for name, mean in means.items()}, first
 
 
 def _trained(title: str, splits: Splits, seed: int, settings: Settings) -> tuple[CapsuleClassifier, CapsuleClassifier]:
@@ -197,10 +204,8 @@ def run(settings: Settings) -> dict[str, Any]:
             shares.setdefault(title, []).append(directions(trained, test.images, test.labels, seed))
             shares.setdefault(f"{title}, untrained", []).append(directions(untrained, test.images, test.labels, seed))
             accuracy = (trained(test.images).argmax(1) == test.labels).double().mean().item()
-            changes, whole, first = moved_numbers(trained, test.images, test.labels)
-            moved.setdefault(title, []).append(
-                {"test %": 100 * accuracy, "pixels that a number changes %": changes, "pixels of the image %": whole}
-            )
+            changes, first = moved_numbers(trained, test.images, test.labels)
+            moved.setdefault(title, []).append({"test %": 100 * accuracy} | changes)
             pictures.setdefault(title, first)
     _draw(pictures, settings.folder / PICTURE)
     count = settings.seeds
