@@ -92,6 +92,13 @@ EXPERIMENTS: dict[str, Experiment] = {
         (TRAINING | {"variants", "seeds"}) - {"images"},
         data="mnist",
     ),
+    "capsule_directions": Experiment(
+        "Does an affine change of the image move the capsule of its class along one direction?",
+        "arXiv:1907.01750, section 4; the measure and the controls are ours",
+        "capsule_directions",
+        TRAINING | {"seeds"},
+        data="digits",
+    ),
     "constellations": Experiment(
         "Which inference assigns points to objects better: variational, or routing?",
         "arXiv:2103.06676, arXiv:2209.02567",
