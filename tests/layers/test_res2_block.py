@@ -1,5 +1,7 @@
 """The Res2Net block with its gate: loops over groups, the ordinary bottleneck, a half-open gate, sizes, refusals."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -65,6 +67,33 @@ def test_equals_its_equations_with_gradients(inputs: int, outputs: int, stride: 
 
 
 @torch.no_grad()
+@torch.no_grad()
+@pytest.mark.parametrize("stride", [1, 2])
+def test_equals_the_block_of_timm(stride: int) -> None:
+    """There the group that passes unchanged, or pooled, is the last one."""
+    res2net = pytest.importorskip("timm.models.res2net")
+    from timm.layers import SEModule
+
+    block, maps = some(8, 8, stride)
+    gate = partial(SEModule, rd_channels=4)
+    short = None if stride == 1 else nn.Sequential(*list(block.shortcut)[:2])
+    arguments = {"stride": stride, "downsample": short, "base_width": 64, "norm_layer": nn.BatchNorm2d}
+    theirs = res2net.Bottle2neck(8, 2, scale=4, attn_layer=gate, **arguments).double().eval()
+    order = torch.arange(8).roll(-2)
+    norms = [(theirs.bn1, block.enter[1], order), (theirs.bn3, block.leave[1], torch.arange(8))]
+    theirs.conv1.weight.copy_(block.enter[0].weight[order])
+    theirs.conv3.weight.copy_(block.leave[0].weight[:, order])
+    for conv, norm, group in zip(theirs.convs, theirs.bns, block.groups, strict=True):
+        conv.weight.copy_(group[0].weight)
+        norms.append((norm, group[1], torch.arange(2)))
+    for norm, ours, channels in norms:
+        norm.load_state_dict({k: v if v.dim() == 0 else v[channels] for k, v in ours.state_dict().items()})
+    for their, own in ((theirs.se.fc1, block.gate.squeeze), (theirs.se.fc2, block.gate.excite)):
+        their.weight.copy_(own.weight.view_as(their.weight))
+        their.bias.copy_(own.bias)
+    torch.testing.assert_close(theirs(maps), block(maps))
+
+
 def test_one_group_is_the_ordinary_bottleneck() -> None:
     block, maps = some(6, 6, scale=1)
     plain = nn.Sequential(block.enter, block.groups[0], block.leave, block.gate)
