@@ -1,6 +1,7 @@
 """A convolution and its batch normalisation, which fold into one convolution for inference."""
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ _CHEAP = 1
 """How many times more outputs than weights there must be for folding the weights to cost less than a norm."""
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Whether a module is a convolution without a bias that `convolve` computes."""
     return (
         type(module) is nn.Conv2d
@@ -62,6 +63,7 @@ class ConvNorm(nn.Sequential):
     def _folds(self, maps: Tensor) -> bool:
         """Whether the factors of the norm should multiply the weights instead of the maps."""
         convolution, norm = self[0], self[1]
+        assert isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
         if norm.training or norm.running_mean is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
         cells = maps.shape[0] * maps.shape[2] * maps.shape[3] / (convolution.stride[0] * convolution.stride[1])
@@ -74,7 +76,9 @@ class ConvNorm(nn.Sequential):
         ):
             plain: Tensor = super().forward(maps)  # folded already, replaced, or watched
             return plain
-        weight, sides = convolution.weight, (convolution.stride[0], convolution.padding[0], convolution.groups)
+        weight, padding = convolution.weight, convolution.padding[0]
+        assert isinstance(padding, int)
+        sides = (convolution.stride[0], padding, convolution.groups)
         if not self._folds(maps):
             out: Tensor = norm(convolve(maps, weight, None, *sides))
         else:
