@@ -112,6 +112,18 @@ def test_a_network_that_computes_something_else_has_no_ratio(timm: SimpleNamespa
     assert "timm" in table["columns"] and not {"ours", "timm / ours"} & set(table["columns"])
 
 
+@pytest.mark.usefixtures("timm")
+def test_code_from_outside_gets_the_weights_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = SimpleNamespace(same=Elsewhere, mistaken=Mistaken, other=lambda: nn.Linear(3, 5))
+    monkeypatch.setitem(sys.modules, "outside", outside)
+    run = measured("plain_cnn", outside=("outside:same", "outside:mistaken", "outside:other")).measure()
+    for mode in ("forward", "training"):
+        shown = statuses(run, mode)
+        assert (shown["outside:same"], shown["outside:mistaken"]) == ("ok", "WRONG")
+        assert shown["outside:other"] == "left out"
+    assert any("missing" in m.note or "unexpected" in m.note for m in run.measurements if m.contender.endswith("other"))
+
+
 def test_gradients_of_something_else_are_noticed(timm: SimpleNamespace) -> None:
     timm.create_model = lambda name: Stopped()
     run = measured("plain_cnn").measure()

@@ -95,7 +95,7 @@ def test_without_gradients_the_norm_is_folded_into_each_call(dtype: torch.dtype,
     layer, maps = layer.eval().to(dtype), maps.to(dtype)
     expected = layer(maps)
     with torch.inference_mode():
-        assert layer._foldable(maps) and not layer._foldable(maps[:, :, :1, :1])
+        assert layer._folds(maps) and not layer._folds(maps[:, :, :1, :1])
         tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5
         torch.testing.assert_close(layer(maps), expected, rtol=tolerance, atol=tolerance)
 
@@ -107,4 +107,18 @@ def test_hooks_on_a_convolution_or_norm_still_run() -> None:
         layer(torch.randn(2, 4, 9, 9))
         assert seen == [1]
         handle.remove()
-        assert layer._foldable(torch.randn(2, 4, 9, 9)) and not layer.train()._foldable(torch.randn(2, 4, 9, 9))
+        layer(torch.randn(2, 4, 9, 9))
+        assert seen == [1]
+        assert layer._folds(torch.randn(2, 4, 9, 9)) and not layer.train()._folds(torch.randn(2, 4, 9, 9))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "changes", [{"bias": True}, {"dilation": 2}, {"padding": (0, 1)}, {"stride": (1, 2)}, {"padding": "same"}]
+)
+def test_a_convolution_of_another_kind_in_its_place_runs_as_it_is(changes: dict[str, Any], training: bool) -> None:
+    torch.manual_seed(0)
+    layer, maps = ConvNorm(4, 8, 3, activation=nn.ReLU).train(training), torch.randn(2, 4, 9, 9)
+    layer[0] = nn.Conv2d(4, 8, 3, **{"bias": False, **changes})
+    with torch.no_grad():
+        torch.testing.assert_close(layer(maps), layer[1](layer[0](maps)).relu())

@@ -1,14 +1,29 @@
 """A convolution and its batch normalisation, which fold into one convolution for inference."""
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from mereo.core.kernels.affine import convolve
 from mereo.layers.norms import norm_factors
 
 _CHEAP = 1
 """How many times more outputs than weights there must be for folding the weights to cost less than a norm."""
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Whether a module is a convolution without a bias that `convolve` computes."""
+    return (
+        type(module) is nn.Conv2d
+        and module.bias is None
+        and module.padding_mode == "zeros"
+        and module.dilation == (1, 1)
+        and not isinstance(module.padding, str)
+        and module.padding[0] == module.padding[1]
+        and module.stride[0] == module.stride[1]
+    )
 
 
 class ConvNorm(nn.Sequential):
@@ -45,27 +60,32 @@ class ConvNorm(nn.Sequential):
         nn.init.constant_(norm.weight, norm_weight)
         super().__init__(convolution, norm, *([] if activation is None else [activation()]))
 
-    def _foldable(self, maps: Tensor) -> tuple[nn.Conv2d, nn.BatchNorm2d] | None:
-        """The convolution and the norm, if its factors should multiply the weights instead of the maps."""
+    def _folds(self, maps: Tensor) -> bool:
+        """Whether the factors of the norm should multiply the weights instead of the maps."""
         convolution, norm = self[0], self[1]
-        if type(norm) is not nn.BatchNorm2d or type(convolution) is not nn.Conv2d:
-            return None  # folded already, or replaced
+        assert isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
         if norm.training or norm.running_mean is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return None
-        if any(module._forward_hooks or module._forward_pre_hooks for module in (convolution, norm)):
-            return None
+            return False
         cells = maps.shape[0] * maps.shape[2] * maps.shape[3] / (convolution.stride[0] * convolution.stride[1])
-        return (convolution, norm) if cells >= _CHEAP * convolution.weight[0].numel() else None
+        return cells >= _CHEAP * convolution.weight[0].numel()
 
     def forward(self, maps: Tensor) -> Tensor:
-        foldable = self._foldable(maps)
-        if foldable is None:
-            plain: Tensor = super().forward(maps)
+        convolution, norm, *after = self
+        if not (type(norm) is nn.BatchNorm2d and _is_plain(convolution)) or any(
+            module._forward_hooks or module._forward_pre_hooks for module in (convolution, norm)
+        ):
+            plain: Tensor = super().forward(maps)  # folded already, replaced, or watched
             return plain
-        convolution, norm = foldable
-        factor, shift = norm_factors(norm)
-        weight = (convolution.weight * factor[:, None, None, None]).to(convolution.weight.dtype)
-        out = convolution._conv_forward(maps, weight, shift.to(weight.dtype))
-        for module in list(self)[2:]:
+        weight, padding = convolution.weight, convolution.padding[0]
+        assert isinstance(padding, int)
+        sides = (convolution.stride[0], padding, convolution.groups)
+        if not self._folds(maps):
+            out: Tensor = norm(convolve(maps, weight, None, *sides))
+        else:
+            factor, shift = norm_factors(norm)
+            weight = (weight * factor[:, None, None, None]).to(weight.dtype)
+            activation = after.pop(0) if after else None
+            out = convolve(maps, weight, shift.to(weight.dtype), *sides, activation)
+        for module in after:
             out = module(out)
         return out

@@ -141,6 +141,13 @@ def _to_timm(model: VisionModel) -> nn.Module:
         theirs = timm.create_model(name, **given)
     except TypeError:  # a network without a table of positions takes no size
         theirs = timm.create_model(name, **arguments)
+    _fill(theirs, model, layout, f"{name} with these arguments does not fit timm's {name}")
+    like = next(model.parameters())
+    return theirs.to(like.device, like.dtype).train(model.training)
+
+
+def _fill(theirs: nn.Module, model: VisionModel, layout: Layout, what: str) -> None:
+    """Copy the weights of `model` into a network of another library; UsageError names what does not fit."""
     tensors, needed = to_layout(model, layout), theirs.state_dict()
     faults = [f"missing {key}" for key in needed if key not in tensors and not key.endswith(layout.ignored)]
     faults += [f"unexpected {key}" for key in tensors if key not in needed]
@@ -149,10 +156,23 @@ def _to_timm(model: VisionModel) -> nn.Module:
         for key in tensors.keys() & needed.keys()
         if tensors[key].shape != needed[key].shape
     ]
-    _refuse(faults, f"{name} with these arguments does not fit timm's {name}")
+    _refuse(faults, what)
     theirs.load_state_dict({**needed, **tensors})
-    like = next(model.parameters())
-    return theirs.to(like.device, like.dtype).train(model.training)
+
+
+def give_weights(model: VisionModel, theirs: nn.Module) -> str:
+    """Copy the weights of a network into the same network of another library or of its authors.
+
+    Returns:
+        The library whose names the other network has.
+    """
+    layouts = [layout for layout in LAYOUTS if layout.module is type(model)]
+    if not layouts:
+        raise UsageError(f"{model.config['model']} has no counterpart in another library whose names mereo knows.")
+    named = theirs.state_dict().keys()
+    layout = max(layouts, key=lambda layout: len({name for name, _ in _matches(model, layout).values()} & named))
+    _fill(theirs, model, layout, f"the weights of {model.config['model']} do not fit {type(theirs).__name__}")
+    return layout.library
 
 
 def _read_sizes(tensors: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any]) -> dict[str, int]:

@@ -43,6 +43,35 @@ def test_outputs_are_those_of_the_plain_operations(activation: nn.Module | None,
 
 
 @needs_onednn
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_pointwise_convolution_is_a_product_where_that_is_faster(count: int, ran: list[tuple[str, str]]) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        maps = torch.randn(2, 4, 6, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+        weight, bias = torch.randn(7, 4, 1, 1, requires_grad=True), torch.randn(7, requires_grad=True)
+        plain = F.conv2d(maps, weight, bias).relu()
+        with torch.no_grad():
+            torch.testing.assert_close(convolve(maps, weight, bias, activation=nn.ReLU()), plain)
+        assert ran == [("relu", "")]
+        out = convolve(maps, weight, bias, activation=nn.ReLU())
+        # With gradients only where PyTorch's convolution is slow: on one thread, with few images.
+        assert len(ran) == (2 if count == 1 else 1)
+        given = (maps, weight, bias)
+        gradients, expected = (torch.autograd.grad(y.square().sum(), given) for y in (out, plain))
+        torch.testing.assert_close((out, *gradients), (plain, *expected))
+        ran.clear()
+        with torch.no_grad():
+            for other in ({"stride": 2}, {"padding": 1}):
+                torch.testing.assert_close(convolve(maps, weight, bias, **other), F.conv2d(maps, weight, bias, **other))
+            contiguous = maps.contiguous()
+            torch.testing.assert_close(convolve(contiguous, weight, bias), F.conv2d(contiguous, weight, bias))
+        assert not ran
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_onednn
 def test_gradients_are_those_of_the_plain_operations(ran: list[tuple[str, str]]) -> None:
     tensors = [torch.randn(2, 3, 5), torch.randn(7, 5), torch.randn(7)]
     for wanted in ((0, 1, 2), (1,), (0,), (2,)):

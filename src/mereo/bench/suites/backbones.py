@@ -22,10 +22,11 @@ from mereo.bench.contenders import compiled
 from mereo.bench.counting import network_work
 from mereo.bench.report import milliseconds, three_digits
 from mereo.bench.results import Measurement, Run
-from mereo.bench.suites.networks import TAKES, adopt, images_and_labels
+from mereo.bench.suites.networks import images_and_labels
+from mereo.errors import UsageError
 from mereo.layers import StochasticDepth
 from mereo.models import VisionModel, convert, create_model, get_model_entry, is_model, list_models
-from mereo.models.conversion import same_tensors
+from mereo.models.conversion import give_weights, same_tensors
 from mereo.models.layout import LAYOUTS
 from mereo.models.registry import outline
 
@@ -34,6 +35,10 @@ PRESETS = ("davit_tiny", "maxvit_tiny_tf_224", "volo_d1_224", "halonet26t", "shv
 """Measured by default."""
 OURS, FUSED, COMPILED = "ours", "ours fused", "ours compiled"
 TIMM, TIMM_LAST, TIMM_COMPILED = "timm", "timm channels-last", "timm compiled"
+TAKES = (
+    "() -> the same network as a torch.nn.Module of timm's or of its authors' code, from images (batch, channels,"
+    " height, width) to scores (batch, classes); it gets the weights of ours"
+)
 NUDGE = 0.02
 """Standard deviation of what is added to every initial weight."""
 
@@ -131,11 +136,29 @@ def _workload(
     )  # fmt: skip
 
 
-def _same(name: str) -> dict[str, str]:
-    """Parameters that are the same tensor in both libraries: our name -> timm's."""
+def compared(name: str, library: str = "mereo") -> list[str]:
+    """Names in a library of the parameters that are the same tensor in every library that has the network."""
     model = outline(name)
-    same = same_tensors(model, "timm")
-    return {ours: same[ours] for ours, _ in model.named_parameters() if ours in same}
+    layouts = [layout.library for layout in LAYOUTS if layout.module is type(model)]
+    same = {each: same_tensors(model, each) for each in layouts}
+    ours = [key for key, _ in model.named_parameters() if all(key in names for names in same.values())]
+    return ours if library == "mereo" else [same[library][key] for key in ours]
+
+
+def adopt(factory: Callable[..., Any], setting: Setting) -> Callable[[Mode], Workload]:
+    """A network from outside, which gets the weights of ours under timm's names or those of its authors."""
+    name = setting.word("model")
+
+    def build(mode: Mode) -> Workload:
+        ours, model = make_ours(name), factory()
+        try:
+            library = give_weights(ours, model)
+        except UsageError as error:
+            raise UnavailableError(str(error)) from error
+        drop_nothing(model)
+        return _workload(model.to(setting.device), mode, None, lambda: compared(name, library))
+
+    return build
 
 
 def contenders(setting: Setting) -> tuple[Contender, ...]:
@@ -143,20 +166,17 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
     name, device = setting.word("model"), setting.device
     ours_only = why_not_timm(name) is not None
 
-    def our_names() -> list[str]:
-        return [key for key, _ in outline(name).named_parameters()] if ours_only else list(_same(name))
-
     def ours(mode: Mode) -> Workload:
-        return _workload(make_ours(name).to(device), mode, None, our_names)
+        return _workload(make_ours(name).to(device), mode, None, partial(compared, name))
 
     def fused(mode: Mode) -> Workload:
         if mode == "training":
             raise UnavailableError("a fused network is for inference")
-        return _workload(make_ours(name).to(device).fuse(), mode, None, our_names)
+        return _workload(make_ours(name).to(device).fuse(), mode, None, partial(compared, name))
 
     def theirs(layout: torch.memory_format | None) -> Callable[[Mode], Workload]:
         def build(mode: Mode) -> Workload:
-            return _workload(make_theirs(name).to(device), mode, layout, lambda: list(_same(name).values()))
+            return _workload(make_theirs(name).to(device), mode, layout, partial(compared, name, "timm"))
 
         return build
 
@@ -175,7 +195,6 @@ def _compiled(name: str, build: Callable[[Mode], Workload], exact: Callable[[], 
 
 def exact_error(name: str, device: str) -> float:
     """The largest relative error of our gradients in float64, at batch 2, beside timm's."""
-    same = _same(name)
     images, labels = images_and_labels(Setting({"batch": 2}, device), *_shape_and_classes(name))
 
     def gradients(make: Callable[[str], nn.Module], names: Iterable[str]) -> Outcome:
@@ -187,7 +206,7 @@ def exact_error(name: str, device: str) -> float:
         return Outcome((loss.detach(),), tuple(parameters[name].grad for name in names), altered=False)
 
     with torch.random.fork_rng():
-        agreement = compare(gradients(make_ours, same), gradients(make_theirs, same.values()))
+        agreement = compare(gradients(make_ours, compared(name)), gradients(make_theirs, compared(name, "timm")))
     return max(agreement.output, agreement.gradient or 0.0)
 
 
@@ -265,7 +284,6 @@ BACKBONES = Suite(
     gradient_tolerance=5e-2,  # of float32 in channels-last memory, where timm's own differ from its contiguous ones
     by_norm=True,
     adopt=adopt,
-    adopted="unchecked",
     digest=digest,
     also=(({"batch": 1}, ("forward",)),),
     skip=_skip,

@@ -168,6 +168,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: nn
     return product(x, weight, bias, name) if name else _activated(product(x, weight, bias), activation)
 
 
+def _pointwise(x: Tensor, weight: Tensor, stride: int, padding: int) -> bool:
+    """Whether a convolution is a product of cells, which lie in memory as rows."""
+    if x.dim() != 4 or weight.shape[1:] != (x.shape[1], 1, 1) or stride != 1 or padding != 0:
+        return False
+    return x.permute(0, 2, 3, 1).is_contiguous()
+
+
+_FEW_IMAGES = 16
+"""On one thread PyTorch computes a 1x1 convolution of fewer images by MKL, image by image."""
+
+
 def convolve(
     x: Tensor,
     weight: Tensor,
@@ -182,14 +193,19 @@ def convolve(
     Shapes: x (batch, inputs, height, width), weight (outputs, inputs / groups, kernel, kernel)
         -> (batch, outputs, ...).
     """
-    name = known_activation(activation)
-    if (
-        name in (None, _PLAIN)
-        or torch.compiler.is_compiling()
-        or not _can_run(x, weight)
-        or _needs_gradient(x, weight, bias)
-    ):
-        return _activated(F.conv2d(x, weight, bias, stride, padding, 1, groups), activation)
+    if not torch.compiler.is_compiling() and _can_run(x, weight):
+        gradient, pointwise = _needs_gradient(x, weight, bias), _pointwise(x, weight, stride, padding)
+        if pointwise and (not gradient or (torch.get_num_threads() == 1 and len(x) < _FEW_IMAGES)):
+            return linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias, activation).permute(0, 3, 1, 2)
+        name = known_activation(activation)
+        if not gradient and name not in (None, _PLAIN):
+            return _activated_convolution(x, weight, bias, stride, padding, groups, name)
+    return _activated(F.conv2d(x, weight, bias, stride, padding, 1, groups), activation)
+
+
+def _activated_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, groups: int, name: tuple[str, str]
+) -> Tensor:
     sides = [[side, side] for side in (padding, stride, 1)]
     out: Tensor = torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *sides, groups, name[0], [], name[1])
     return out

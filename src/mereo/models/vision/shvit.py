@@ -33,7 +33,8 @@ class Residual(nn.Module):
         self.branch = branch
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.branch(x)
+        branch: Tensor = self.branch(x)
+        return branch.add_(x)
 
     @torch.no_grad()
     def for_inference(self) -> nn.Module:
