@@ -258,3 +258,48 @@ def test_pictures_of_telephones_are_listed_with_what_to_do(make_folder: MakeFold
     model = mereo.create_model("mspcaps_tiny", channels=(4, 8, 8), img_size=16, patch_size=2)
     _, places, aside = read_good(found, model)
     assert len(places) == 3 and aside[0][1].startswith(kind)
+
+
+def test_drawings_are_named_and_files_of_systems_passed_over(make_folder: MakeFolder) -> None:
+    folder = make_folder("train/cat=3", "train/dog=3", "test/cat=1", "test/dog=1")
+    (folder / "train" / "cat" / "drawing.svg").write_text('<?xml version="1.0"?><svg/>')
+    for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "Icon\r"):
+        (folder / "train" / "dog" / name).write_bytes(b"x")
+    (folder / "train" / "__MACOSX").mkdir()
+    with pytest.warns(UserWarning) as warned:
+        splits = load_splits(str(folder), img_size=8, validation_fraction=0)
+    lines = [str(each.message) for each in warned]
+    assert splits.class_names == ("cat", "dog") and splits.skipped == 1
+    assert any("drawing.svg (SVG" in line and "PNG" in line for line in lines)
+    assert not any(name in line for line in lines for name in ("Thumbs", "desktop", "DS_Store", "Icon"))
+
+
+def test_classes_that_differ_only_in_capitals_are_named(tmp_path: Path) -> None:
+    for name in ("Cat", "cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            picture(number, (8, 8)).save(tmp_path / name / f"{number}.png")
+    if len(list(tmp_path.iterdir())) < 3:
+        pytest.skip("the file system does not tell capitals apart")
+    with pytest.warns(UserWarning) as warned:
+        assert load_splits(str(tmp_path), img_size=8).class_names == ("Cat", "cat", "dog")
+    assert any("'Cat' and 'cat', which differ only in capitals" in str(each.message) for each in warned)
+
+
+@pytest.mark.parametrize("name", ["photos.tar.gz", "photos.tgz", "photos.7z", "photos.rar"])
+def test_archives_that_are_not_read_are_refused_with_what_would_do(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"unpack it .*\.zip"):
+        load_splits(str(tmp_path / name), img_size=8)
+    with pytest.raises(UsageError, match="unpack it"):
+        find_images([tmp_path / name])
+
+
+def test_names_with_line_breaks_and_symbols_are_read(tmp_path: Path) -> None:
+    for name in ("a cat \U0001f600", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            picture(number, (8, 8)).save(tmp_path / name / f"line\nbreak {number}.png")
+    with pytest.warns(UserWarning, match="no test split"):
+        splits = load_splits(str(tmp_path), img_size=8)
+    assert splits.class_names == ("a cat \U0001f600", "dog") and splits.skipped == 0

@@ -8,6 +8,8 @@ import torch
 
 from mereo.data import dataset_info, load_splits
 from mereo.errors import MereoError, UsageError
+from mereo.inference.labelled import UNKNOWN, folder_labels
+from mereo.inference.predict import find_images
 
 MakeFolder = Callable[..., Path]
 
@@ -99,8 +101,27 @@ def test_a_class_of_the_test_images_alone_is_refused(pictures: Path) -> None:
 def test_usual_names_of_columns_and_delimiters(pictures: Path, head: str, delimiter: str) -> None:
     names = head.split(delimiter)
     rows = [[f"{n}.png", "cat" if n % 2 else "dog", "TRAIN" if n < 6 else "test"][: len(names)] for n in range(8)]
+    for name, *_ in rows:
+        (pictures / name).touch()
     table = pictures / "table.csv"
     table.write_text("\n".join([head, *(delimiter.join(row) for row in rows)]))
     info = dataset_info(str(table))
     assert info.num_classes == 2
     assert dict(info.splits) == ({"train": 8} if len(names) == 2 else {"train": 6, "test": 2})
+
+
+def test_a_table_of_which_no_image_exists_names_the_folder_that_was_looked_in(pictures: Path) -> None:
+    table = write(pictures, "a.png,cat", "b.png,dog", head="path,label")
+    with pytest.raises(UsageError, match=r"lists 2 images, and none .*'a\.png'") as refused:
+        load_splits(table, img_size=8)
+    assert repr(str(pictures.parent)) in str(refused.value)
+    with pytest.raises(UsageError, match="lists 2 images"):
+        find_images([table])
+
+
+def test_a_table_can_be_predicted_with_its_labels(pictures: Path) -> None:
+    table = write(pictures, *(line.removesuffix(",") for line in listed(pictures)), head="path,label")
+    paths = find_images([table])
+    assert [path.parent.name for path in paths] == ["cat"] * 6 + ["dog"] * 5
+    assert folder_labels([table], paths, ("dog", "cat")).tolist() == [1] * 6 + [0] * 5
+    assert folder_labels([table], paths, ("dog", "bird")).tolist() == [UNKNOWN] * 6 + [0] * 5

@@ -47,7 +47,8 @@ class PredictOptions:
     """
 
     images: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Image files, folders or patterns; for a network that reads tokens, text files to continue."""
+    """Image files, folders, patterns, or tables (.csv) of paths and labels; for a network that reads tokens, text
+    files to continue."""
     weights: Path | None = None
     """Weight file, run folder, or bundled weights such as mspcaps_tiny.mnist (listed by `mereo models`). By
     default the newest run, or mspcaps_tiny.mnist if there is no run."""

@@ -19,6 +19,8 @@ program."""
 _TELEPHONES = {
     **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIC"), b"avif": "AVIF",
 }  # fmt: skip
+_SNIFFED = 1024
+"""Bytes of a file of another format that are looked at to name it."""
 _BAND = 2**18
 _BYTES_PER_PIXEL = 20
 """Bytes per pixel of an image and the copies made while decoding it, in the worst mode."""
@@ -73,11 +75,23 @@ def _opened(stream: BinaryIO) -> "Image":
         return Image.open(stream, formats=FORMATS)
     except UnidentifiedImageError:
         stream.seek(0)
-        start = stream.read(12)
+        start = stream.read(_SNIFFED)
+        if b"<svg" in start.lower():
+            raise ValueError("SVG, which has no pixels; export it as PNG") from None
         kind = _TELEPHONES.get(start[8:12]) if start[4:8] == b"ftyp" else None
         if kind is None:
             raise
         raise ValueError(f"{kind}, which is not read; convert it to JPEG or PNG") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file could not be read as an image, in a few words."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        return error.strerror.lower()
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return "not an image" if reason.startswith("cannot identify image file") else reason
 
 
 def decode(stream: BinaryIO, size: tuple[int, int], channels: int, *, reduce: bool = False) -> npt.NDArray[np.uint8]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mereo.data.conversion import check_channels
-from mereo.data.decode import FORMATS, decode, is_grey
+from mereo.data.decode import FORMATS, decode, is_grey, reason_of
 from mereo.data.raw import RawSplit, Read, Request
 from mereo.data.trees import Tree
 from mereo.errors import MereoError
@@ -41,8 +41,7 @@ def _attempts(tree: Tree, size: tuple[int, int], channels: int) -> Callable[[Seq
         except MemoryError:
             raise
         except Exception as error:  # a broken file can make a decoder raise nearly anything
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            return "not an image" if reason.startswith("cannot identify image file") else reason
+            return reason_of(error)
 
     return lambda files: [attempt(file) for file in files]
 

@@ -1,5 +1,6 @@
 """Folders of images: {train, val, test}/<class>/*, or just <class>/*; zip archives of that layout; tables of paths."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -130,7 +131,20 @@ def _named_classes(tree: Tree, place: str, least: int) -> tuple[str, ...]:
         )
     if len(classes) < least:
         raise UsageError(f"{where} has one class only, {next(iter(classes))!r}; a classifier needs at least two.")
-    return tuple(sorted(classes))
+    names = tuple(sorted(classes))
+    _warn_of_case(where, names)
+    return names
+
+
+def _warn_of_case(where: Path, names: Sequence[str]) -> None:
+    """Warn of classes whose names differ only in capitals: usually they are one class."""
+    first: dict[str, str] = {}
+    for name in names:
+        if (other := first.setdefault(name.casefold(), name)) != name:
+            warnings.warn(
+                f"{where} has the classes {other!r} and {name!r}, which differ only in capitals and are trained as two;"
+                " if they are one, move their images into one folder.", UserWarning, stacklevel=2,
+            )  # fmt: skip
 
 
 def read_layout(path: Path, *, evaluation: bool = False) -> Layout:

@@ -9,3 +9,11 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".ti
 """Of files that can be read."""
 OTHER_SUFFIXES = (".heic", ".heif", ".avif")
 """Of images that cannot be read, and are reported with what to do instead of being left out."""
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar", ".parquet", ".arrow")
+"""Of files that hold many images. Not all of them are read; those that are not are named in an error."""
+_OF_PROGRAMS = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir")
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or a folder is of the system rather than of the user, by its name."""
+    return name.startswith(".") or name.lower() in _OF_PROGRAMS

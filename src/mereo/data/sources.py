@@ -9,6 +9,7 @@ from mereo.data.characters import AUGMENT as SIGNS_AUGMENT
 from mereo.data.characters import are_signs
 from mereo.data.files import sniff
 from mereo.data.folder import finish_splits, own_splits, read_layout
+from mereo.data.names import ARCHIVES
 from mereo.data.raw import RawDataset
 from mereo.data.registry import DEFAULT_AUGMENT, DatasetInfo
 from mereo.data.regular import kind_of, user_path
@@ -37,6 +38,11 @@ def _find_path(data: str | Path, root: str | Path | None) -> Path:
             return place
     if kinds[path] is not None:
         kind = "a file" if kinds[path] == "file" else "a pipe, a device or a socket"
+        if kind == "a file" and text.lower().endswith(ARCHIVES):
+            raise UsageError(
+                f"data is {text!r}, an archive that is not read as it is; unpack it and give the folder. Archives that"
+                " are read are .zip and, without compression, .tar."
+            )
         raise UsageError(
             f"data is {text!r}, {kind}; it must be a folder of images, a .zip of one, a .csv of paths and labels, or a "
             "data set's name."

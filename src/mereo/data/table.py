@@ -19,6 +19,8 @@ _COLUMNS = {
     "split": ("split", "set", "subset", "fold"),
 }
 """Names of the columns, by what they hold, in any case."""
+_LOOKED_FOR = 1000
+"""Images of a table of which it is checked at once whether they exist."""
 _DELIMITERS = ",;\t"
 
 
@@ -82,6 +84,27 @@ def _sorted_classes(labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
+def table_images(path: Path) -> dict[Path, str]:
+    """The images of a table with their labels, in order; UsageError if none of them exists."""
+    rows = _rows(path)
+    _check_there(path, [image for _, image, _ in rows])
+    return {path.parent / image: label for _, image, label in rows}
+
+
+def _check_there(path: Path, files: Sequence[str]) -> None:
+    """UsageError for a table whose images do not exist: of a long one, some are looked for, evenly spread.
+
+    Images that only some rows lack are reported when they are read.
+    """
+    looked_for = files[:: max(len(files) // _LOOKED_FOR, 1)]
+    if looked_for and not any((path.parent / file).exists() for file in looked_for):
+        what = "none of its images exists" if len(looked_for) == len(files) else "none of those looked for exists"
+        raise UsageError(
+            f"{path} lists {len(files):,} images, and {what}, such as {files[0]!r}; paths are relative to the folder of"
+            f" the table, {str(path.parent.resolve())!r}."
+        )
+
+
 def read_table(path: Path, *, evaluation: bool = False) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
     """The splits that a table lists, and the class names in the order of their numbers.
 
@@ -100,6 +123,7 @@ def read_table(path: Path, *, evaluation: bool = False) -> tuple[dict[str, FileS
     if foreign is not None:
         raise UsageError(f"{path} has the class {foreign!r}, which the training images do not have.")
     tree = TableTree(path, [image for _, image, _ in rows])
+    _check_there(path, tree.files)
     splits = {}
     for wanted in dict.fromkeys(split for split, _, _ in rows):
         part = [(image, numbers[label]) for split, image, label in rows if split == wanted]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from mereo.data.names import is_hidden
 from mereo.data.regular import open_regular
 from mereo.errors import MereoError, UsageError
 
@@ -71,7 +72,7 @@ class FolderTree(Tree):
                 with os.scandir(real) as entries:
                     for entry in entries:
                         name = f"{inside}/{entry.name}" if inside else entry.name
-                        if entry.name.startswith("."):
+                        if is_hidden(entry.name):
                             continue
                         if entry.is_symlink():
                             links.append(name)
@@ -97,7 +98,7 @@ class FolderTree(Tree):
     def _is_listed(self, target: str) -> bool:
         """Whether a file is listed already. One that does not exist is not, so that its link is reported as broken."""
         folder, name = os.path.split(target)
-        visible = folder in self._seen and not name.startswith(".")
+        visible = folder in self._seen and not is_hidden(name)
         return target in self._seen or (visible and Path(target).exists())
 
     def open(self, file: str) -> BinaryIO:
@@ -145,8 +146,7 @@ class ZipTree(Tree):
 
     @staticmethod
     def _hidden(name: str) -> bool:
-        # "__MACOSX" is what one archiver adds to every file.
-        return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
+        return any(map(is_hidden, name.split("/")))
 
     def open(self, file: str) -> BinaryIO:
         size = self._archive.getinfo(file).file_size

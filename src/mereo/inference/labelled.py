@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mereo.data.table import table_images
 from mereo.inference.answers import Answers
 from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.inference.duplicates import Duplicates, content_hash, find_duplicates, fingerprints
@@ -32,7 +33,8 @@ UNSURE = 0.1
 def folder_labels(given: Iterable[str | Path], paths: Sequence[Path], names: Sequence[str]) -> Tensor:
     """The label of each image by the folder that it is in, as far as that folder has the name of a class.
 
-    Only images of a given folder are labelled; those given by their own path are not.
+    Only images of a given folder are labelled, and those of a table (.csv) by its labels; those given by their own path
+    are not.
 
     Shapes: -> int64 (n,), `UNKNOWN` where there is none.
     """
@@ -41,9 +43,17 @@ def folder_labels(given: Iterable[str | Path], paths: Sequence[Path], names: Seq
         return unicodedata.normalize("NFC", name)
 
     numbers = {plain(name): number for number, name in enumerate(names)}
+    given = list(given)
     folders = [Path(one) for one in given if Path(one).is_dir()]
+    listed: dict[Path, str] = {}
+    for one in given:
+        if Path(one).suffix.lower() == ".csv" and Path(one).is_file():
+            listed |= table_images(Path(one))
     labels = []
     for path in paths:
+        if path in listed:
+            labels.append(numbers.get(plain(listed[path]), UNKNOWN))
+            continue
         inside = next((folder for folder in folders if path.is_relative_to(folder)), None)
         # The nearest folder with the name of a class: classes may have folders inside. Those above the given one say
         # nothing.

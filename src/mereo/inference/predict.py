@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mereo.data import Batch, ImageSet, load_size
-from mereo.data.decode import decode
-from mereo.data.names import IMAGE_SUFFIXES, OTHER_SUFFIXES
+from mereo.data.decode import decode, reason_of
+from mereo.data.names import ARCHIVES, IMAGE_SUFFIXES, OTHER_SUFFIXES
+from mereo.data.table import table_images
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import prepare_batch
 from mereo.inference.mode import evaluating
@@ -63,8 +64,22 @@ class Prediction:
         return {"path": str(self.path), **self.values}
 
 
+def _listed_or_itself(path: Path) -> list[Path]:
+    """The images that a table lists, or the file itself; UsageError for archives and streams."""
+    if path.suffix.lower() == ".csv":
+        return list(table_images(path))
+    if path.name.lower().endswith(ARCHIVES):
+        read = path.suffix.lower() in (".zip", ".tar", ".parquet", ".arrow")
+        instead = f", or measure the network on it with `mereo evaluate RUN --data {path}`" if read else ""
+        raise UsageError(f"{path} is a file of many images; unpack it and give the folder{instead}.")
+    return [path]
+
+
 def find_images(patterns: Sequence[str | Path]) -> list[Path]:
-    """The files of paths, folders (searched at any depth for image suffixes) and globs, each once, in order."""
+    """The files of paths, folders (searched at any depth for image suffixes), tables (.csv) and globs.
+
+    Each is listed once, in order.
+    """
     listed: dict[Path, None] = {}
     suffixes = (*IMAGE_SUFFIXES, *OTHER_SUFFIXES)
     for pattern in patterns:
@@ -74,7 +89,7 @@ def find_images(patterns: Sequence[str | Path]) -> list[Path]:
             if not files:
                 raise UsageError(f"{path} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}).")
         elif path.is_file():
-            files = [path]
+            files = _listed_or_itself(path)
         else:
             files = [Path(p) for p in sorted(glob.glob(str(pattern), recursive=True)) if Path(p).is_file()]  # noqa: PTH207
             if not files:
@@ -106,9 +121,7 @@ def _decoder(model: VisionModel, times: int = 1) -> Callable[[Path], Tensor | st
         except MemoryError:
             raise
         except Exception as error:  # a broken file can make a decoder raise nearly anything
-            if "cannot identify" in str(error):
-                return "not an image"
-            return (str(error).splitlines() or [type(error).__name__])[0]
+            return reason_of(error)
 
     return read
 

@@ -147,6 +147,7 @@ class ImageClassifier(_Estimator):
             raise UsageError(f"X has {len(values)} images and y {len(numbers)} labels; give one label for each image.")
         self.n_features_in_ = int(np.prod(array.shape[1:]))
         self._flat = array.ndim == 2
+        self._one = tuple(values.shape[1:])
         self.value_range_ = self._chosen_range(values)
         seed = self._seed()
         config = self._config(seed)
@@ -260,6 +261,8 @@ class ImageClassifier(_Estimator):
         if not hasattr(self, "model_"):
             raise _not_fitted(type(self).__name__)
         array = _numbers(X)
+        if not self._flat and array.shape in (self._one, self._one[:2]):
+            raise UsageError(f"X is {array.shape}, one image; give several, (n, ...), such as X[None].")
         if self._flat and array.ndim == 2 and array.shape[1] != self.n_features_in_:
             name, wanted = type(self).__name__, self.n_features_in_
             raise UsageError(f"X has {array.shape[1]} features, but {name} is expecting {wanted} features as input.")
@@ -309,13 +312,17 @@ def _are_numbers(value: Any, kind: type, counts: tuple[int, ...]) -> bool:
     return isinstance(value, tuple | list) and len(value) in counts and all(isinstance(each, known) for each in value)
 
 
-def _pixels_of(image: Any) -> Any:
-    """An image of Pillow in grey or in colour, whatever its mode; anything else as it is."""
-    if getattr(image, "mode", None) is None or not hasattr(image, "convert"):
-        return np.asarray(image)
+def _is_picture(value: Any) -> bool:
+    """Whether a value is an image of Pillow."""
+    return getattr(value, "mode", None) is not None and hasattr(value, "convert")
+
+
+def _arrays_of(images: Sequence[Any]) -> list[Array]:
+    """Images of Pillow as arrays, in grey if all of them are, else in colour; anything else as it is."""
     from mereo.data.decode import is_grey, to_mode
 
-    return np.asarray(to_mode(image, "L" if is_grey(image.mode) else "RGB"))
+    mode = "L" if all(is_grey(image.mode) for image in images if _is_picture(image)) else "RGB"
+    return [np.asarray(to_mode(image, mode) if _is_picture(image) else image) for image in images]
 
 
 def _numbers(X: Any) -> Array:
@@ -329,8 +336,10 @@ def _numbers(X: Any) -> Array:
         return (moved.float() if moved.dtype is torch.bfloat16 else moved).numpy()
     if isinstance(X, Mapping | str):
         raise UsageError(f"X is a {type(X).__name__}; give images as an array, a tensor or a list of PIL images.")
+    if _is_picture(X):
+        raise UsageError("X is one image; give a list of images, such as [image].")
     try:
-        values = np.stack([_pixels_of(image) for image in X]) if isinstance(X, list | tuple) and X else np.asarray(X)
+        values = np.stack(_arrays_of(X)) if isinstance(X, list | tuple) and X else np.asarray(X)
     except ValueError as error:
         raise UsageError("X has images of several sizes; give images of one size.") from error
     if values.dtype.kind == "c":

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 COLOURS = (1, 3, 4)
 """Numbers of channels of a picture: grey, colour, colour with transparency."""
+_SAVABLE = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+"""Modes of Pillow that a PNG keeps as they are."""
 _ACCEPTED = "paths, PIL images, arrays (height, width, channels) or tensors (channels, height, width)"
 
 
@@ -100,6 +102,7 @@ def as_files(images: Any) -> "Iterator[tuple[list[Path], dict[Path, Image]]]":
     Raises:
         UsageError: for no images, and for what are no images.
     """
+    from mereo.data.decode import is_grey, to_mode
     from mereo.inference.predict import find_images
 
     listed = list(_each(images))
@@ -113,7 +116,7 @@ def as_files(images: Any) -> "Iterator[tuple[list[Path], dict[Path, Image]]]":
                 paths.update(dict.fromkeys(find_images([each])))
                 continue
             path = Path(folder) / f"image {len(held)}.png"
-            savable = each if each.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else each.convert("RGB")
+            savable = each if each.mode in _SAVABLE else to_mode(each, "L" if is_grey(each.mode) else "RGB")
             savable.save(path, compress_level=1)
             held[path] = each
             paths[path] = None
@@ -155,8 +158,11 @@ def labelled(data: Any) -> tuple[Tensor, list[Any]]:
                 "data has paths, or images of several sizes; give a folder <class>/*, a table of paths and labels"
                 " (.csv), or images of one size."
             )
-        rgb = any(picture.mode not in ("1", "L") for picture in pictures if not isinstance(picture, str | Path))
-        images = np.stack([np.asarray(p.convert("RGB" if rgb else "L")) for p in pictures if not isinstance(p, str)])  # type: ignore[union-attr]
+        from mereo.data.decode import is_grey, to_mode
+
+        held = [picture for picture in pictures if not isinstance(picture, str | Path)]
+        mode = "L" if all(is_grey(picture.mode) for picture in held) else "RGB"
+        images = np.stack([np.asarray(to_mode(picture, mode)) for picture in held])
     stacked = stack_of(images)[..., :3]
     names = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
     if len(names) != len(stacked):
