@@ -79,5 +79,5 @@ def test_networks_are_set_beside_the_best_plain_one() -> None:
         assert "caps" in line and "for plain, the best" in line and "1 are clearly better" in line and "2 cl" in line
     assert "95.0 %" in lines[0] and "2.0 %" in lines[-1]
     # With a quarter of the images the difference to 0.95 is no longer clear.
-    assert "0 are clearly better" in next(line for line in lines if line.startswith("Apgd"))
+    assert "0 are clearly better" in next(line for line in lines if line.startswith("APGD"))
     assert beside_plain(measured, []) == []

@@ -92,8 +92,9 @@ def beside_plain(measured: Mapping[str, Robustness], plain: Collection[str]) -> 
             )
         ]
         counts = [sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)]
+        title = "APGD" if what == "apgd" else what.replace("_", " ").capitalize()
         lines.append(
-            f"{what.replace('_', ' ').capitalize()}: {percent(values[best], 1)} for {best}, and"
+            f"{title}: {percent(values[best], 1)} for {best}, and"
             f" {percent(values[known], 1)} for {known}, the best plain network; of the {len(others)} others"
             f" {counts[0]} are clearly better than it and {counts[1]} clearly worse."
         )
