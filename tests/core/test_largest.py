@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import mereo
 from mereo.attention import SeaAttention, clear_attention
@@ -147,6 +148,7 @@ def test_programs_and_transforms_have_no_test_for_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return run(x)
 
+    torch.testing.assert_close(make_fx(run)(q)(q), run(q))
     exported = torch.export.export(Module(), (q,))
     assert not [n for n in exported.graph.nodes if "norm" in str(n.target) or "item" in str(n.target)]
     torch.testing.assert_close(exported.module()(q), run(q))

@@ -29,8 +29,9 @@ def largest_entry(x: Tensor, dim: int) -> float:
 
 
 def _is_seen() -> bool:
-    """Whether values of tensors may be looked at now."""
-    return not (torch.compiler.is_compiling() or torch.jit.is_tracing()) and steps_aside() is None
+    """Whether values of tensors may be looked at now: nothing traces or replaces operations."""
+    watched = torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack()
+    return not watched and steps_aside() is None
 
 
 def exceeds(x: Tensor, largest: float) -> bool:
