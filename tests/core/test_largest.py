@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import mereo
 from mereo.attention import SeaAttention, clear_attention
@@ -56,7 +57,8 @@ def spoiled(kind: str, dtype: torch.dtype) -> list[Tensor]:
     elif kind == "large":
         q, k = q * 1e4, k * 1e4
     elif kind == "infinite query":
-        q[0, 1, 7, 2] = -INFINITY
+        q[0, 1, 7, 2], k[..., 2] = -INFINITY, k[..., 2].abs() + 0.1  # all scores of the query are -infinity
+        k[:, :, 6, 2] = 0.05
     elif kind == "infinite key":
         k[0, 1, 7, 2], k[0, 1, 9, 3] = INFINITY, -INFINITY
     return [q, k, v]
@@ -69,14 +71,16 @@ KINDS = ["all at the largest number", "large", "infinite query", "infinite key"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("method", "name"), list(executions()))
 def test_huge_and_infinite_scores(method: str, name: str, kind: str, dtype: torch.dtype) -> None:
-    given = [x.requires_grad_(name in ("compiled", "plain")) for x in spoiled(kind, dtype)]
+    # Gradients of large scores overflow in half precision, and in PyTorch's fused attention.
+    differentiable = name in ("compiled", "plain") and dtype != torch.float16
+    given = [x.requires_grad_(differentiable) for x in spoiled(kind, dtype)]
     try:
         out = execution(method, name)(*given)
     except UsageError:
         assert name == "compiled" and dtype == torch.float64
         return
     assert out.isfinite().all()
-    if out.requires_grad:  # PyTorch's fused attention has infinite gradients of large scores
+    if out.requires_grad:
         out.sum().backward()
         assert all(x.grad is not None and x.grad.isfinite().all() for x in given)
     if "all" not in kind and dtype in (torch.float32, torch.float64):  # rounding breaks ties of huge scores elsewhere
@@ -125,10 +129,11 @@ def test_equal_parts_with_a_huge_normaliser_have_half_of_the_weight_each() -> No
 
 def test_what_is_in_range_is_untouched() -> None:
     x = torch.randn(2, 3, 4)
-    assert within_range(x)[0] is x
+    q, k = within_range(x, x)
+    assert q is x and k is x
     most = largest_entry(x, 4)
     assert 4 * most**2 < torch.finfo(torch.float32).max and 4 * (2 * most) ** 2 > torch.finfo(torch.float32).max
-    assert within_range(x * INFINITY)[0].abs().max() == pytest.approx(most)
+    assert within_range(x, x * INFINITY)[1].abs().max() == pytest.approx(most)
     assert exceeds(torch.tensor([NAN]), 1.0) and not exceeds(torch.zeros(0), 1.0)
 
 
@@ -143,6 +148,7 @@ def test_programs_and_transforms_have_no_test_for_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return run(x)
 
+    torch.testing.assert_close(make_fx(run)(q)(q), run(q))
     exported = torch.export.export(Module(), (q,))
     assert not [n for n in exported.graph.nodes if "norm" in str(n.target) or "item" in str(n.target)]
     torch.testing.assert_close(exported.module()(q), run(q))

@@ -1,7 +1,7 @@
 """How attention to circles is executed; a table of predicates chooses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from mereo.core.kernels.circle_compiled import attend_compiled, numbers_of
 from mereo.core.kernels.circle_tiles import tiled
 from mereo.core.kernels.flex import flex, flex_cannot
 from mereo.core.kernels.kept import kept
-from mereo.core.kernels.largest import within_range
+from mereo.core.kernels.largest import LARGEST_SUM, exceeds, within_range
 from mereo.core.kernels.methods import compiled_cannot, execute
 from mereo.core.topology import Circle
 
@@ -52,7 +52,10 @@ def _tiles(given: Exchange) -> Tensor:
 
 def _compiled(given: Exchange) -> Tensor:
     circle = given.circle
-    out: Tensor = attend_compiled(given.q, given.k, given.v, numbers_of(circle), float(circle.radius), given.scale)[0]
+    rest = (given.v, numbers_of(circle), float(circle.radius), given.scale)
+    out, lse = attend_compiled(given.q, given.k, *rest)
+    if exceeds(lse, LARGEST_SUM):  # much less to read than queries and keys
+        out, lse = attend_compiled(*within_range(given.q, given.k), *rest)
     return out
 
 
@@ -72,7 +75,8 @@ def _block_mask(circle: Circle, device: torch.device) -> Any:
 
 
 def _flex(given: Exchange) -> Tensor:
-    return flex(given.q, given.k, given.v, _block_mask(given.circle, given.q.device), given.scale)
+    q, k = within_range(given.q, given.k)
+    return flex(q, k, given.v, _block_mask(given.circle, given.q.device), given.scale)
 
 
 def _plain_cannot(given: Exchange) -> str | None:
@@ -106,5 +110,4 @@ def exchange(given: Exchange, method: str = "auto") -> Tensor:
     Args:
         method: "auto", or a row of METHODS.
     """
-    q, k = within_range(given.q, given.k)
-    return execute(METHODS, replace(given, q=q, k=k), method, always="tiles")
+    return execute(METHODS, given, method, always="tiles")
