@@ -60,6 +60,6 @@ def test_importing_mereo_imports_nothing_heavy(python):
     assert not loaded_by(python, "import mereo") & {"torch", "numpy", "timm", "torchvision", "matplotlib", "rich"}
 
 
-def test_using_the_models_imports_torch_alone(python):
+def test_using_the_models_imports_only_torch(python):
     heavy = {"timm", "torchvision", "matplotlib", "accelerate", "scipy", "pandas", "tensorboard", "onnx"}
     assert not loaded_by(python, "import mereo; mereo.create_model('mspcaps_tiny')") & heavy

@@ -1,4 +1,4 @@
-"""The page that finished comparisons are put into."""
+"""Finished comparisons are written into a page."""
 
 from pathlib import Path
 

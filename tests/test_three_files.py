@@ -1,8 +1,8 @@
-"""What is added takes three files: its own, one import line, its test. Tried in a copy of the sources.
+"""An addition needs three files: its own, one import line, its test. Tried in a copy of the sources.
 
 An `Addition` is one row: a mechanism of each family, a network without capsules, a data set and a task, from
 tests/examples. All of them are put into one copy; then the commands, training, the documentation, recording and
-conformance must know them, and what is tested of the whole package must still hold.
+conformance must include them, and what is tested of the whole package must still hold.
 """
 
 import json
@@ -34,7 +34,7 @@ class Addition:
     Args:
         name: what it is registered as.
         kind: the command that lists it, "mechanisms", "models", "datasets" ...
-        example: the file under tests/examples that it is copied from; its test stands beside it, NAME_tests.py.
+        example: the file under tests/examples that it is copied from; its test is next to it, NAME_tests.py.
         home: where it is copied to.
         imported_in: the file that gets the import line.
         line: that line.
@@ -236,7 +236,7 @@ def test_the_command_lists_it(copy: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted({each.kind for each in ADDITIONS}))
-def test_pages_commands_and_recording_know_it(copy: Path, kind: str) -> None:
+def test_pages_commands_and_recording_include_it(copy: Path, kind: str) -> None:
     done = run(copy, sys.executable, "-c", "\n".join(each.check for each in ADDITIONS if each.kind == kind))
     assert done.returncode == 0, done.stderr
 

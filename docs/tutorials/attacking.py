@@ -39,8 +39,8 @@ def read(batch):
 before, after = read(images), read(attacked)
 print(f"largest change of a pixel: {(attacked - images).abs().max():.4f}")
 for i, label in enumerate(labels.tolist()):
-    said = int(after[i].argmax())
-    print(f"{label}: length {before[i, label]:.3f} -> {after[i, label]:.3f}; now read as {said} ({after[i, said]:.3f})")
+    now = int(after[i].argmax())
+    print(f"{label}: length {before[i, label]:.3f} -> {after[i, label]:.3f}; now read as {now} ({after[i, now]:.3f})")
 
 # %%
 figure, axes = plt.subplots(3, len(images), figsize=(9, 4.8), layout="constrained")

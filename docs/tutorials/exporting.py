@@ -47,7 +47,7 @@ config = json.loads(Path("my_network/config.json").read_text())
 print(config["architecture"], config["label_names"], config["pretrained_cfg"]["mean"])
 
 images = load_splits("digits", img_size=32).test.batch(torch.arange(5)).images
-inputs = 2 * images - 1  # normalised, as the preprocessing says
+inputs = 2 * images - 1  # normalised, as in the preprocessing
 with torch.no_grad():
     lengths = model(inputs)
 print("read as", [model.class_names[i] for i in lengths.argmax(1)])

@@ -62,7 +62,7 @@ for part in range(4):
 explanation = explain(model, images)
 for i, digit in enumerate(explanation.predicted.tolist()):
     votes, length = explanation.contributions[i], explanation.lengths[i, digit]
-    print(f"read as {digit}: votes add up to {votes.sum():.4f}, the length says {(length / (1 - length)) ** 0.5:.4f}")
+    print(f"read as {digit}: votes add up to {votes.sum():.4f}, from the length {(length / (1 - length)) ** 0.5:.4f}")
 
 draw_explanation(model, images, "what_the_network_saw.png", true_labels=labels[chosen])
 

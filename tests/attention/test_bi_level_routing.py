@@ -208,7 +208,7 @@ def test_soft_routing_with_equal_scores_divides_by_k() -> None:
     assert torch.equal(soft.route(cells, cells)[1], torch.full((1, 4, 4), 0.25))
 
 
-def test_auto_takes_the_dense_form_for_a_large_share() -> None:
+def test_auto_uses_the_dense_form_for_a_large_share() -> None:
     assert BiLevelRoutingAttention(8, 2, regions=7, top_k=16)._dense()
     assert not BiLevelRoutingAttention(8, 2, regions=7, top_k=4)._dense()
     assert not BiLevelRoutingAttention(8, 2, regions=7, top_k=16, soft=True)._dense()

@@ -95,7 +95,7 @@ def test_the_three_forms_of_a_mask_agree() -> None:
         torch.testing.assert_close(module(tokens[b : b + 1], kept), by_sender[b : b + 1], rtol=1e-5, atol=1e-5)
 
 
-def test_a_token_that_may_hear_nobody_gets_the_bias_alone() -> None:
+def test_a_fully_masked_token_gets_only_the_bias() -> None:
     torch.manual_seed(0)
     module, tokens = MultiHeadAttention(8, 2), torch.randn(2, 5, 8, requires_grad=True)
     randomise(module)
@@ -124,7 +124,7 @@ def test_normaliser_is_used() -> None:
     torch.testing.assert_close(trace["coupling"].sum(-1), torch.ones(2, 2, 8))
 
 
-def test_dropouts_are_for_training_alone() -> None:
+def test_dropouts_act_only_in_training() -> None:
     torch.manual_seed(0)
     tokens = torch.randn(2, 8, 8)
     for option in ("attn_drop", "proj_drop"):

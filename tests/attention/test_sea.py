@@ -331,7 +331,7 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_takes_the_place_of_dense_attention(causal: bool) -> None:
+def test_it_replaces_dense_attention(causal: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Block(8, causal), Block(8, causal)).eval()
     student = mereo.sea(model, columns=8, top_k=4, layers=[1], max_len=16)
@@ -353,7 +353,7 @@ def test_it_takes_the_place_of_dense_attention(causal: bool) -> None:
     assert torch.allclose(student(changed)[:, :5], student(x)[:, :5]) == causal
 
 
-def test_it_takes_the_place_of_timms_attention() -> None:
+def test_it_replaces_timms_attention() -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     vit = timm.create_model(

@@ -197,7 +197,7 @@ def test_signs_of_the_basis() -> None:
         assert torch.equal(predictor.basis(), predictor.up)
 
 
-def test_it_takes_the_place_of_timms_attention() -> None:
+def test_it_replaces_timms_attention() -> None:
     model, images = vit(), torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(mereo.sparsifiner(model, keep=1.0)(images), model(images), atol=1e-5, rtol=1e-5)
     student = mereo.sparsifiner(model, keep=0.25, layers=[0])
@@ -210,7 +210,7 @@ def test_it_takes_the_place_of_timms_attention() -> None:
     assert set((trace["blocks.0.attn.coupling"] > 0).sum(-1).unique().tolist()) == {5, 17}
 
 
-def test_it_takes_the_place_of_one_layer_of_ours() -> None:
+def test_it_replaces_one_layer_of_ours() -> None:
     torch.manual_seed(0)
     layer, x = MultiHeadAttention(12, 3).eval(), torch.randn(2, 13, 12)
     torch.testing.assert_close(mereo.sparsifiner(layer, 1.0, tokens=13)(x), layer(x), atol=1e-5, rtol=1e-5)

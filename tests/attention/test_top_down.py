@@ -56,16 +56,16 @@ def by_loops(children: Tensor, parents: Tensor, transforms: Tensor, steps: int, 
     out = children.clone()
     for b in range(len(children)):
         for i in range(m):
-            says = [
+            predictions = [
                 [sum(transforms[i, j, x, y] * parents[b, j, y] for y in range(e)) for x in range(d)] for j in range(n)
             ]
             pose, logits = children[b, i].tolist(), [0.0] * n
             for _ in range(steps):
-                fits = [beta * sum(pose[x] * float(says[j][x]) for x in range(d)) for j in range(n)]
+                fits = [beta * sum(pose[x] * float(predictions[j][x]) for x in range(d)) for j in range(n)]
                 logits = [a + f for a, f in zip(logits, fits, strict=True)] if keep else fits
                 shares = [math.exp(x) for x in logits]
                 shares = [x / sum(shares) for x in shares]
-                pose = [sum(shares[j] * float(says[j][x]) for j in range(n)) for x in range(d)]
+                pose = [sum(shares[j] * float(predictions[j][x]) for j in range(n)) for x in range(d)]
             out[b, i] = torch.tensor(pose)
     return out
 
@@ -83,7 +83,7 @@ def test_equals_the_equations_by_loops(accumulate: bool) -> None:
     torch.testing.assert_close(layer(parents, children), expected)
 
 
-def test_one_parent_says_what_a_child_becomes() -> None:
+def test_one_parent_determines_its_child() -> None:
     parents, transforms = torch.randn(2, 1, 5), torch.randn(4, 1, 3, 5)
     found, couplings = top_down_attention(torch.randn(2, 4, 3), parents, transforms)
     torch.testing.assert_close(found, torch.einsum("ide,be->bid", transforms[:, 0], parents[:, 0]))
@@ -118,7 +118,7 @@ def test_children_do_not_interact() -> None:
     torch.testing.assert_close(whole[:, 1:2], alone)
 
 
-def test_an_absent_parent_takes_no_part_and_without_any_nothing_moves() -> None:
+def test_absent_parents_have_no_effect() -> None:
     torch.manual_seed(0)
     children, parents, transforms = torch.randn(2, 4, 3), torch.randn(2, 3, 5), torch.randn(4, 3, 3, 5)
     mask = torch.tensor([[True, False, True], [False, False, False]])
@@ -129,7 +129,7 @@ def test_an_absent_parent_takes_no_part_and_without_any_nothing_moves() -> None:
     torch.testing.assert_close(found[1], children[1])
 
 
-def test_takes_any_batch_axes() -> None:
+def test_any_batch_axes_are_allowed() -> None:
     children, parents, transforms = torch.randn(2, 3, 4, 3), torch.randn(2, 3, 2, 5), torch.randn(4, 2, 3, 5)
     found, couplings = top_down_attention(children, parents, transforms, 2)
     assert found.shape == children.shape and couplings.shape == (2, 3, 4, 2)
@@ -147,7 +147,7 @@ def test_couplings_are_recorded_and_accumulating_sharpens_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"iterations": 0}, "iterations is 0"),
         ({"iterations": 1.5}, "iterations is 1.5"),
@@ -158,11 +158,11 @@ def test_couplings_are_recorded_and_accumulating_sharpens_them() -> None:
         ({"parents": torch.randn(3, 3, 5)}, "must agree"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, object], says: str) -> None:
+def test_wrong_arguments_are_named(change: dict[str, object], message: str) -> None:
     arguments = {
         "children": torch.randn(2, 4, 3),
         "parents": torch.randn(2, 3, 5),
         "transforms": torch.randn(4, 3, 3, 5),
     }
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         top_down_attention(**{**arguments, **change})  # type: ignore[arg-type]

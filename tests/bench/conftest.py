@@ -1,4 +1,4 @@
-"""Small suites, and a clock that stands still unless told."""
+"""Small suites, and a clock that moves only when a test moves it."""
 
 import sys
 
@@ -32,7 +32,7 @@ def _known_machine(monkeypatch):
 
 
 class FakeClock:
-    """Wall time passes as it is told; CPU time twice as fast."""
+    """Wall time passes when a test moves it; CPU time twice as fast."""
 
     def __init__(self):
         self.now = 0.0

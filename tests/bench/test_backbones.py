@@ -1,4 +1,4 @@
-"""The suite of backbones on a network of a few weights, beside a stand-in for timm's class and without timm."""
+"""The suite of backbones on a network of a few weights, with a stand-in for timm's class and without timm."""
 
 import sys
 from collections.abc import Iterator
@@ -88,7 +88,7 @@ def statuses(run: Any, mode: str) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("timm")
-def test_ours_beside_timm_with_the_same_weights() -> None:
+def test_ours_and_timm_with_the_same_weights() -> None:
     run = measured("plain_cnn").measure()
     names = ["timm", "timm channels-last", "ours", "ours fused"]
     assert statuses(run, "forward") == dict.fromkeys(names, "ok")

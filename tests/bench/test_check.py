@@ -1,4 +1,4 @@
-"""What counts as right: outputs and gradients beside the reference's."""
+"""What counts as correct: outputs and gradients compared with the reference's."""
 
 import math
 
@@ -11,7 +11,7 @@ from mereo.bench.suites.routing import einsum_routing
 from mereo.routing import dynamic_routing
 
 
-def judged(function, reference=torch.mul, mode="training"):
+def agreement_of(function, reference=torch.mul, mode="training"):
     inputs = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, -4.0], requires_grad=True)
     found, expected = (outcome(Step(Workload(f), inputs, mode)) for f in (function, reference))
     assert all(x.grad is None for x in inputs)
@@ -19,17 +19,17 @@ def judged(function, reference=torch.mul, mode="training"):
 
 
 def test_the_same_is_exact():
-    agreement = judged(lambda a, b: a * b)
+    agreement = agreement_of(lambda a, b: a * b)
     assert (agreement.output, agreement.gradient) == (0.0, 0.0)
     assert agreement.within(0.0)
 
 
 def test_a_wrong_output_is_measured():
-    assert judged(lambda a, b: a * b + 0.8).output == pytest.approx(0.1)  # the largest output is 8
+    assert agreement_of(lambda a, b: a * b + 0.8).output == pytest.approx(0.1)  # the largest output is 8
 
 
 def test_a_right_output_with_a_wrong_gradient_is_wrong():
-    agreement = judged(lambda a, b: a.detach() * b + 0 * a)
+    agreement = agreement_of(lambda a, b: a.detach() * b + 0 * a)
     assert agreement.output == 0.0
     assert agreement.gradient == pytest.approx(1.0)
     assert not agreement.within(0.5)
@@ -37,11 +37,11 @@ def test_a_right_output_with_a_wrong_gradient_is_wrong():
 
 @pytest.mark.parametrize("function", [lambda a, b: a, lambda a, b: a * b + math.nan, lambda a, b: (a * b)[:1]])
 def test_another_input_unused_nan_or_another_shape_is_wrong(function):
-    assert not judged(function).within(0.1)
+    assert not agreement_of(function).within(0.1)
 
 
 def test_writing_to_an_input_is_wrong():
-    agreement = judged(lambda a, b: a.mul_(2).div_(2) * b, mode="forward")
+    agreement = agreement_of(lambda a, b: a.mul_(2).div_(2) * b, mode="forward")
     assert agreement.gradient is None and agreement.altered and not agreement.within(1.0)
 
 

@@ -100,7 +100,7 @@ def test_an_interrupt_leaves_what_was_measured(call):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["bench", "routin"], "did you mean 'routing'"),
         (["bench", "nowhere:SUITE"], "nowhere"),
@@ -117,10 +117,10 @@ def test_an_interrupt_leaves_what_was_measured(call):
         (["bench", "models", "--sizes", "model=capsnets", "--device", "cpu"], "capsnet"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(call, words, told):
+def test_wrong_use_is_one_line_and_exit_code_2(call, words, message):
     code, _, err = call(*words)
     assert code == 2
-    assert told in err and err.startswith("mereo: error: ") and err.count("\n") == 1
+    assert message in err and err.startswith("mereo: error: ") and err.count("\n") == 1
 
 
 def test_routing_at_sizes_of_ones_own(call):

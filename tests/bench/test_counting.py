@@ -1,4 +1,4 @@
-"""Operations and bytes against numbers reckoned by hand."""
+"""Operations and bytes against numbers computed by hand."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def test_a_network_is_counted_at_the_batch_asked_for():
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias=False))
     images = torch.rand(2, 3, 2, 2)
     assert network_work(model, images, 10, "forward") == Work(2 * 10 * 12 * 5, 4 * (60 + 10 * 12))
-    # Backward: the gradient of the weights alone, for the images need none.
+    # Backward: only the gradient of the weights, because the images need none.
     assert network_work(model, images, 10, "training") == Work(4 * 10 * 12 * 5, 4 * (600 + 2 * 10 * 12))
 
 

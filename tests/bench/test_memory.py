@@ -40,7 +40,7 @@ def peak():
     return measure
 
 
-def test_a_known_amount_is_found(peak):
+def test_a_known_amount_is_measured(peak):
     found = peak()
     assert not found.failure and found.allocator is None
     if found.by == "VmHWM":
@@ -50,12 +50,12 @@ def test_a_known_amount_is_found(peak):
 
 
 @pytest.mark.skipif(status("VmData") is None, reason="the system limits no memory")
-def test_what_does_not_fit_a_limit_says_so(peak):
+def test_exceeding_a_limit_is_reported(peak):
     found = peak(limit=32 * MIB)
     assert found.resident is None and found.failure == "does not fit 32 MiB"
 
 
-def test_a_process_that_fails_says_why(peak):
+def test_a_process_that_fails_reports_the_reason(peak):
     assert "StopIteration" in peak(contender="nobody").failure
 
 

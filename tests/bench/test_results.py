@@ -103,10 +103,10 @@ def test_bars_and_lines_are_drawn(run_of):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [(0.4512, "0.451"), (1.35, "1.35"), (94.04, "94"), (999.6, "1,000"), (12345.6, "12,346")]
+    ("value", "shown"), [(0.4512, "0.451"), (1.35, "1.35"), (94.04, "94"), (999.6, "1,000"), (12345.6, "12,346")]
 )
-def test_three_digits_count(value, told):
-    assert three_digits(value) == told
+def test_three_digits_count(value, shown):
+    assert three_digits(value) == shown
 
 
 def test_nothing_measured_draws_nothing(run_of):

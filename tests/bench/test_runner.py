@@ -36,7 +36,7 @@ def test_right_and_wrong_contenders(suite):
     assert not wrong.trusted and run.find("threads=1", "training", "again").trusted
 
 
-def test_detached_gradients_are_wrong_in_training_alone(suite):
+def test_detached_gradients_are_wrong_only_in_training(suite):
     run = measured(suite(("detached", lambda x, w: x.detach() @ w + 0 * x.sum())))
     assert run.find("threads=1", "forward", "detached").status == "ok"
     assert run.find("threads=1", "training", "detached").status == "WRONG"
@@ -106,39 +106,39 @@ def test_scaling_is_relative_to_the_first_value(suite):
 
 
 @pytest.mark.parametrize(
-    ("texts", "told"),
+    ("texts", "message"),
     [(["batch"], "name=value"), (["batch="], "name=value"), (["bach=1"], "did you mean 'batch'"),
      (["batch=0"], "batch is 0"), (["batch=-3"], "batch is -3"), (["batch=many"], "whole number")],
 )  # fmt: skip
-def test_wrong_sizes(suite, texts, told):
-    with pytest.raises(UsageError, match=told):
+def test_wrong_sizes(suite, texts, message):
+    with pytest.raises(UsageError, match=message):
         make_cases(suite(), Request("small", sizes=parse_sizes(texts)))
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [({"seconds": -1.0}, "seconds is -1"), ({"threads": (-2,)}, "threads is -2"), ({"limit": 0}, "limit")],
 )
-def test_wrong_requests(suite, changes, told):
-    with pytest.raises(UsageError, match=told):
+def test_wrong_requests(suite, changes, message):
+    with pytest.raises(UsageError, match=message):
         Bench(suite(), Request("small", **changes))
 
 
 def test_contenders_from_outside():
     Path("outsider.py").write_text("import torch\nclass Ways:\n    plain = torch.mm\nnumber = 3\n")
     assert load_callable("outsider:Ways.plain") is torch.mm
-    for path, told in [
+    for path, message in [
         ("outsider", "module:name"), ("outsider:Way", "Did you mean 'Ways'"), ("outsider:number", "callable"),
         ("nowhere_at_all:f", "No module named 'nowhere_at_all'"), (":f", "module:name"),
     ]:  # fmt: skip
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             load_callable(path)
     Path("broken_outsider.py").write_text("import torch\nraise ValueError('half done')\n")
     with pytest.raises(UsageError, match="half done"):
         load_callable("broken_outsider:f")
 
 
-def test_a_contender_from_outside_is_measured_beside_ours(suite):
+def test_an_external_contender_is_measured_with_ours(suite):
     Path("my_product.py").write_text("def right(x, w):\n    return x @ w\ndef wrong(x, w):\n    return w.t() @ x.t()\n")
     run = measured(
         suite(), Request("small", quick=True, seconds=1e-6, outside=("my_product:right", "my_product:wrong"))

@@ -127,7 +127,7 @@ def test_gradients(routing: str, compete: str) -> None:
     assert torch.autograd.gradcheck(call, inputs)
 
 
-def test_vector_windows_take_the_passes_without_votes() -> None:
+def test_vector_windows_use_the_passes_without_votes() -> None:
     """The same by compiled passes, by the verbs without votes, and by stored votes."""
     layer, poses, _ = some(pose="vector", in_pose=(3,), kernel=3, compete="window", routing="dynamic")
     votes = layer.votes(poses)

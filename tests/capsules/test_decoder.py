@@ -35,7 +35,7 @@ def test_fully_connected_decoder() -> None:
     ("sides", "start"),
     [((48, 48), (8, 8)), ((28, 28), (6, 6)), ((32, 32), (6, 6)), ((33, 47), (7, 8)), ((1, 1), (3, 3))],
 )
-def test_upsampling_decoder_takes_the_smallest_map_that_covers_the_image(
+def test_upsampling_decoder_uses_the_smallest_map_that_covers_the_image(
     sides: tuple[int, int], start: tuple[int, int]
 ) -> None:
     decoder = UpsamplingDecoder(10, (2, *sides), widths=(3, 4, 5))

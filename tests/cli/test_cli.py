@@ -1,4 +1,4 @@
-"""The command line as a person uses it: what it prints, the exit codes, wrong use told in one line."""
+"""The command line as a person uses it: what it prints, the exit codes, wrong use reported in one line."""
 
 import json
 import os
@@ -131,11 +131,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), WRONG, ids=lambda v: " ".join(v) if isinstance(v, list) else None)
-def test_wrong_use_is_one_line_and_exit_code_2(call, words, told):
+@pytest.mark.parametrize(("words", "message"), WRONG, ids=lambda v: " ".join(v) if isinstance(v, list) else None)
+def test_wrong_use_is_one_line_and_exit_code_2(call, words, message):
     code, out, err = call(*words)
     assert code == 2
-    assert told in err
+    assert message in err
     assert err.startswith("mereo: error: ") and err.count("\n") == 1
     assert "Traceback" not in err + out
 
@@ -155,7 +155,7 @@ def test_broken_weights_are_refused(call, trained):
         assert code == 2 and "safetensors" in err and err.count("\n") == 1
 
 
-def test_a_missing_dataset_says_where_it_was_looked_for(call, monkeypatch):
+def test_a_missing_dataset_is_reported_with_the_searched_folder(call, monkeypatch):
     import torchvision.datasets.utils as downloads
 
     def no_network(*args, **kwargs):
@@ -167,7 +167,7 @@ def test_a_missing_dataset_says_where_it_was_looked_for(call, monkeypatch):
     assert "elsewhere/MNIST/raw" in err and "train-images-idx3-ubyte" in err and err.count("\n") == 1
 
 
-def test_training_says_what_it_did_and_where(call, trained, capsys):
+def test_training_reports_results_and_folder(call, trained, capsys):
     code, out, _ = call("train", *SMALL)
     assert code == 0
     assert "epoch 1/1" in out and "test accuracy" in out and "runs/mspcaps_tiny-digits" in out
@@ -211,7 +211,7 @@ def test_images_that_do_not_fit_in_memory_are_refused(call, monkeypatch):
     assert "img_size is 20000x20000" in err and "16.00 GiB" in err and "--img-size 10000 would fit" in err
 
 
-def test_resuming_a_finished_run_says_so(call, trained):
+def test_resuming_a_finished_run_is_reported(call, trained):
     code, out, _ = call("train", "--name", "small", "--resume")
     assert code == 0 and out.startswith("runs/small is already finished") and "runs/small/results.json" in out
 

@@ -128,7 +128,7 @@ def test_evaluate_measures_what_applies_and_names_the_rest(call, run, monkeypatc
     assert code == 2 and "loss is 'margin'" in err and "logits" in err
 
 
-def test_evaluate_beside_a_capsule_network(call, run):
+def test_evaluate_with_a_capsule_network(call, run):
     torch.manual_seed(0)
     capsules = mereo.create_model("mspcaps_tiny", channels=(4, 8, 8), in_chans=1, img_size=16)
     mereo.save_weights("caps.safetensors", capsules, class_names=mereo.load(run).class_names, data="digits")
@@ -188,7 +188,7 @@ def test_every_form_of_export(call, run):
         torch.testing.assert_close(again(images), model(images))
 
 
-def test_compare_ranks_it_beside_a_capsule_network(call, monkeypatch):
+def test_compare_ranks_it_with_a_capsule_network(call, monkeypatch):
     monkeypatch.setattr("mereo.training.compare.REPEATS", 1)
     monkeypatch.setattr("mereo.export.rows.BATCH", 2)
     small = "mspcaps_tiny:channels=[4,8,8],patch_size=2"
@@ -200,7 +200,7 @@ def test_compare_ranks_it_beside_a_capsule_network(call, monkeypatch):
     assert all(row["macs"] > 0 and 0 <= row["accuracy"] <= 1 for row in rows)
 
 
-def test_the_bench_takes_its_name():
+def test_the_bench_measures_it_by_name():
     sizes = parse_sizes(("model=plain_cnn", "batch=2"))
     request = Request("models", quick=True, seconds=1e-6, threads=(1,), memory=False, sizes=sizes)
     run = Bench(get_suite("models"), request).measure()

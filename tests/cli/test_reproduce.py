@@ -57,7 +57,7 @@ def test_json_is_one_document(call):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["toy_rooting"], "did you mean 'toy_routing'"),
         (["toy_routing", "--data", "mnist"], "data is 'mnist', which toy_routing does not use"),
@@ -70,10 +70,10 @@ def test_json_is_one_document(call):
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else None,
 )
-def test_wrong_use_is_one_line(call, words, told):
+def test_wrong_use_is_one_line(call, words, message):
     code, _, err = call(*words)
     assert code == 2
-    assert told in err and err.count("\n") == 1
+    assert message in err and err.count("\n") == 1
     assert not [path for path in Path().rglob("*") if path.is_file()]
 
 

@@ -42,14 +42,14 @@ def test_nothing_is_cut(lines, width):
 
 
 def test_long_text_is_wrapped(lines):
-    text = "a sentence that is longer than what is left beside the name of the row " * 2
+    text = "a sentence that is longer than the space next to the name of the row " * 2
     drawn = lines(80, ("name", "what"), [("x" * 30, text), ("名前", "short")])
     assert max(map(len, drawn)) <= 80 and any("x" * 30 in line for line in drawn)
-    told = " ".join(line.split("│")[2].strip() for line in drawn if line.startswith("│"))
-    assert " ".join(text.split()) in told
+    shown = " ".join(line.split("│")[2].strip() for line in drawn if line.startswith("│"))
+    assert " ".join(text.split()) in shown
 
 
 def test_a_name_wider_than_the_terminal_is_whole_on_several_lines(lines):
     drawn = lines(40, ("image", "says"), [("/a/long/path/" * 5, "dog 0.9")])
-    told = "".join(line.split("│")[1].strip() for line in drawn if line.startswith("│"))
-    assert told == "/a/long/path/" * 5 and any("dog 0.9" in line for line in drawn)
+    shown = "".join(line.split("│")[1].strip() for line in drawn if line.startswith("│"))
+    assert shown == "/a/long/path/" * 5 and any("dog 0.9" in line for line in drawn)

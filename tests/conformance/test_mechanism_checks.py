@@ -204,7 +204,7 @@ TWINS: dict[str, tuple[str, Callable[[], Mechanism]]] = {
         lambda: broken("top_k_attention", past_the_coupling),
     ),
     "gates not observed": ("recording_shows_what_is_declared", lambda: broken("spatial_gate", gates_unseen)),
-    "couplings said to be none": (
+    "couplings declared as none": (
         "recording_shows_what_is_declared",
         lambda: broken("external_memory", records="nothing"),
     ),
@@ -280,7 +280,7 @@ TWINS: dict[str, tuple[str, Callable[[], Mechanism]]] = {
         lambda: broken("mean_agreement", promises=EXAMPLES["mean_agreement"].promises | {"any length"}),
     ),
     "random in eval": ("eval_is_deterministic", lambda: broken("external_memory", random_in_eval)),
-    "float32 alone": ("half_precision_stays_close", lambda: broken("external_memory", float32_alone)),
+    "only float32": ("half_precision_stays_close", lambda: broken("external_memory", float32_alone)),
     "wrong argument of a fact": (
         "facts_that_depend_on_an_argument_name_it",
         lambda: broken("mean_agreement", steps=depends("passes", 1)),

@@ -1,7 +1,7 @@
 """Every family of networks under one protocol: timm's, files of weights, compilers and exporters.
 
-Families are tested on their tiny preset and on the variants registered beside it, all presets by what costs nothing:
-their outline. What holds for capsule classifiers alone is asked of these alone; a network without capsules and without
+Families are tested on their tiny preset and its registered variants, all presets by checks that cost nothing:
+their outline. Checks for capsule classifiers run only on these; a network without capsules and without
 couplings goes through the same tests.
 """
 

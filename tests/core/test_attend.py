@@ -41,7 +41,7 @@ def test_plain_is_softmax_of_scaled_inner_products() -> None:
     torch.testing.assert_close(attend(q, k, v, Coupling("senders"), method="plain"), expected)
 
 
-def test_auto_takes_the_plain_path_while_watched() -> None:
+def test_auto_uses_the_plain_path_while_watched() -> None:
     q, k, v = qkv()
     coupling = Coupling("senders")
     with record(coupling) as trace:
@@ -52,7 +52,7 @@ def test_auto_takes_the_plain_path_while_watched() -> None:
 
 
 @pytest.mark.parametrize("coupling", [Coupling("receivers"), Coupling("senders", "sparsemax")])
-def test_auto_takes_the_plain_path_for_other_couplings(coupling: Coupling) -> None:
+def test_auto_uses_the_plain_path_for_other_couplings(coupling: Coupling) -> None:
     q, k, v = qkv()
     assert torch.equal(attend(q, k, v, coupling), attend(q, k, v, coupling, method="plain"))
     with pytest.raises(UsageError, match="method is 'sdpa'"):

@@ -84,7 +84,7 @@ def test_temperature_divides_the_scores() -> None:
     torch.testing.assert_close(Coupling("senders", temperature=0.5)(scores), (2 * scores).softmax(-1))
 
 
-def test_dropout_is_for_training_alone() -> None:
+def test_dropout_acts_only_in_training() -> None:
     torch.manual_seed(0)
     scores = torch.randn(2, 1, 16, 16)
     module = Coupling("receivers", dropout=0.5)

@@ -69,7 +69,7 @@ def test_the_example_draws_no_random_numbers_when_it_is_asked_for_its_axes():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_an_error_of_the_callers_own_is_left_alone():
+def test_an_error_of_the_callers_own_is_passed_on():
     attention, inputs = MECHANISMS["multi_head"].example()
 
     def fail(couplings):

@@ -9,7 +9,7 @@ from mereo.core import log_mean_exp, masked_logsumexp
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_masked_logsumexp_is_the_sum_over_those_that_take_part(dim: int) -> None:
+def test_masked_logsumexp_is_the_sum_over_unmasked_entries(dim: int) -> None:
     torch.manual_seed(0)
     x, mask = torch.randn(4, 5, dtype=torch.float64), torch.rand(4, 5) < 0.7
     mask[0] = mask[:, 0] = True
@@ -31,7 +31,7 @@ def test_mask_broadcasts() -> None:
     torch.testing.assert_close(log_mean_exp(x, -1, mask), x[..., mask].logsumexp(-1) - math.log(3))
 
 
-def test_nothing_takes_part() -> None:
+def test_every_entry_is_masked() -> None:
     for function in (masked_logsumexp, log_mean_exp):
         x = torch.randn(2, 3, requires_grad=True)
         out = function(x, 1, torch.tensor([[False], [True]]))

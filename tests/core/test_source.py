@@ -23,7 +23,7 @@ def test_kind_link_and_label(text: str, kind: str, link: str, label: str) -> Non
 
 
 @pytest.mark.parametrize(("text", "kind", "link", "label"), SOURCES)
-def test_a_citation_claims_an_eprint_for_arxiv_alone(text: str, kind: str, link: str, label: str) -> None:
+def test_a_citation_has_an_eprint_only_for_arxiv(text: str, kind: str, link: str, label: str) -> None:
     citation = Source(text).citation
     assert f"url = {{{link}}}" in citation
     assert ("eprint" in citation) == (kind == "arXiv") and ("doi = {10." in citation) == (kind == "DOI")

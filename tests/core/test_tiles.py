@@ -72,7 +72,7 @@ def test_couplings_are_recorded_and_changed_over_the_whole_image() -> None:
     assert torch.equal(whole[:, 0], expected)
     torch.testing.assert_close(whole.sum(-1), torch.ones(2, 1, 24))
 
-    # Receiver 7 hears sender 8 alone.
+    # Receiver 7 has only sender 8.
     def only(couplings: Tensor) -> Tensor:
         assert couplings.shape == (2, 1, 24, 24)
         couplings = couplings.clone()

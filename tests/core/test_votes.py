@@ -88,7 +88,7 @@ def test_shared_votes_are_dense_votes_with_repeated_matrices() -> None:
     torch.testing.assert_close(SharedVotes(senders, weight).dense(), dense.dense())
 
 
-def test_same_votes_say_the_values_to_one_receiver_axis() -> None:
+def test_same_votes_have_one_receiver_axis() -> None:
     values = torch.randn(2, 3, 5, 6)
     dense = SameVotes(values).dense()
     assert dense.shape == (2, 3, 1, 5, 6)

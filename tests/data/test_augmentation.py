@@ -171,7 +171,7 @@ def test_every_operation_keeps_shape_range_and_sense(
 
 
 @pytest.mark.parametrize("text", ALL)
-def test_every_operation_acts_on_each_image_alone_and_repeats(text: str) -> None:
+def test_every_operation_acts_on_each_image_separately_and_repeats(text: str) -> None:
     augmentation = Augmentation.parse([text])
     images = torch.rand(6, 1, 10, 10)
     drawn = augmentation.draw(6, 10, 10, generator(3))
@@ -216,7 +216,7 @@ def test_written_forms_round_trip() -> None:
         ("rand_augment=1e9:9", "write it like"),
     ],
 )
-def test_wrong_forms_say_what_would_do(text: str, message: str) -> None:
+def test_wrong_forms_are_refused_with_a_remedy(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Augmentation.parse([text])
 
@@ -263,7 +263,7 @@ def test_zoom_shows_a_part_and_the_whole_is_the_identity() -> None:
     assert torch.allclose(Zoom(0.1, 1).apply(steps, corner)[0, 0, 4, 2:6], torch.tensor([0.75, 1.25, 1.75, 2.25]) / 8)
 
 
-def test_rand_augment_of_no_magnitude_keeps_most_and_leaves_other_channels_alone() -> None:
+def test_rand_augment_of_no_magnitude_keeps_most_and_leaves_other_channels_unchanged() -> None:
     images = torch.rand(40, 3, 8, 8, generator=generator())
     changed = Augmentation.parse(["rand_augment=1:0"])(images, generator(1))
     same = torch.isclose(changed, images, atol=2e-2).flatten(1).all(1)

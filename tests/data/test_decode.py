@@ -124,7 +124,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
-def test_deep_images_take_little_beyond_themselves() -> None:
+def test_deep_images_use_little_extra_memory() -> None:
     run = subprocess.run([sys.executable, "-c", DEEP], check=True, capture_output=True, text=True)
     assert int(run.stdout) < 260, "MiB; each has 10, and six in double precision at a time take 430"
 
@@ -154,7 +154,7 @@ def test_threads_decode_within_a_common_limit(monkeypatch: pytest.MonkeyPatch) -
         assert (most > 1) == (limit > 1)
 
 
-def test_one_image_above_the_limit_is_decoded_alone() -> None:
+def test_one_image_above_the_limit_is_decoded_by_itself() -> None:
     budget, running, most = Budget(10), 0, 0
     lock = threading.Lock()
 

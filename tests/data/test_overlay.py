@@ -1,4 +1,4 @@
-"""MultiMNIST: the worked check of its account, and the laws of pairs."""
+"""MultiMNIST: the worked check of its counts, and the laws of pairs."""
 
 import pytest
 import torch

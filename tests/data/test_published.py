@@ -159,7 +159,7 @@ def test_cifar_from_a_folder_or_an_archive(
         ("cifar10", "cifar-10-batches-py"),
     ],
 )
-def test_what_is_missing_is_said_in_one_line(tmp_path: Path, name: str, file: str) -> None:
+def test_missing_files_are_reported_in_one_line(tmp_path: Path, name: str, file: str) -> None:
     with pytest.raises(MereoError, match="MEREO_DATA") as caught:
         load_splits(name, root=tmp_path, img_size=36, download=False)
     message = str(caught.value)
@@ -168,7 +168,7 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path, name: str, file: st
     assert "\n" not in message
 
 
-def test_a_failed_download_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object) -> None:
         raise RuntimeError("Error downloading:\nno route to host")
 
@@ -247,7 +247,7 @@ def test_a_download_reads_no_pickled_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert fetched == [str(tmp_path / RAW)]
 
 
-def test_the_root_is_found_in_the_environment(make_mnist: MakeMnist, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_is_read_from_the_environment(make_mnist: MakeMnist, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEREO_DATA", str(make_mnist()))
     assert len(load_splits("mnist", img_size=28).test) == 20
 

@@ -89,7 +89,7 @@ def test_a_table_of_other_bytes_is_refused(tmp_path: Path) -> None:
         load_splits(str(tmp_path / "table.csv"), img_size=8)
 
 
-def test_a_class_of_the_test_images_alone_is_refused(pictures: Path) -> None:
+def test_a_class_that_only_test_images_have_is_refused(pictures: Path) -> None:
     table = write(pictures, *listed(pictures), "pictures/cat/000.png,bird,test")
     with pytest.raises(UsageError, match="class 'bird'"):
         load_splits(table, img_size=8)

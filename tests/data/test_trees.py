@@ -172,7 +172,7 @@ def archive(path: Path, *names: str) -> Path:
     ],
     ids=["deep", "deep folder", "long", "hidden"],
 )
-def test_members_beyond_the_bounds_take_no_memory(tmp_path: Path, name: str, fact: str) -> None:
+def test_members_beyond_the_bounds_use_no_memory(tmp_path: Path, name: str, fact: str) -> None:
     path = archive(tmp_path / "images.zip", "train/cat/0.png", name)
     tracemalloc.start()
     with pytest.raises(MereoError, match=fact):

@@ -40,7 +40,7 @@ class ExternalMemory(nn.Module):
 
     Reads as: couplings[b, 0, r, m] is the share of slot m in token r.
 
-    Deviates: softmax alone, without the paper's second normalisation over the tokens.
+    Deviates: only the softmax, without the paper's second normalisation over the tokens.
     """
 
     def __init__(self, dim: int, slots: int) -> None:

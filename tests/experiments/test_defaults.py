@@ -1,4 +1,4 @@
-"""The chosen settings beside a grid: what the grid holds, and one tiny run."""
+"""The chosen settings compared with a grid: the grid's contents, and one tiny run."""
 
 import pytest
 from PIL import Image

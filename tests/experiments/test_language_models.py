@@ -1,4 +1,4 @@
-"""Linear beside softmax attention on a short text, as a person runs it."""
+"""Linear and softmax attention on a short text, as a person runs it."""
 
 import json
 from pathlib import Path

@@ -38,7 +38,7 @@ def test_gated_networks_have_one_size() -> None:
     assert counts[0] == counts[1] and abs(counts[2] / counts[0] - 1) < 0.001
 
 
-def test_a_sum_takes_the_place_of_the_product() -> None:
+def test_a_sum_replaces_the_product() -> None:
     gate, tokens = MixerGate(4, 3, 8), torch.randn(2, 3, 4)
     added = SumGate(4, 3, 8)
     added.load_state_dict(gate.state_dict())

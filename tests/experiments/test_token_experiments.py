@@ -14,7 +14,7 @@ from mereo.experiments.patch_transformer import PatchTransformer
 from mereo.select import evit
 
 
-def test_the_transformer_takes_fewer_patches() -> None:
+def test_the_transformer_accepts_fewer_patches() -> None:
     model, images = PatchTransformer((1, 16, 16), 3, dim=16, heads=2, depth=4).eval(), torch.randn(2, 1, 16, 16)
     assert model(images).shape == (2, 3) and torch.equal(evit(model, 1.0)(images), model(images))
     assert not torch.allclose(evit(model, 0.5)(images), model(images))

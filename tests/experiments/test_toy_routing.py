@@ -6,7 +6,7 @@ from mereo.experiments.toy_routing import apart
 
 
 @pytest.mark.parametrize(
-    ("heights", "told"),
+    ("heights", "expected"),
     [
         ((0, 50, 20), [0, 50, 20]),
         ((5, 5, 50), [0, 10, 50]),
@@ -16,5 +16,5 @@ from mereo.experiments.toy_routing import apart
         ((0, 0, 12), [-6, 4, 14]),
     ],
 )
-def test_labels_are_apart(heights, told):
-    assert apart(heights, 10) == pytest.approx(told)
+def test_labels_are_apart(heights, expected):
+    assert apart(heights, 10) == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""`mereo explain` as a person uses it: what stands in the folder, what is told, and wrong use in one line."""
+"""`mereo explain` as a person uses it: the files of the folder, the printed lines, and wrong use in one line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ HOSTILE = "<script>alert(1)<&'.png"
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Make) -> Call:
-    """call(*words): `mereo explain` beside capsnet and mspcaps with their weights, and three photos."""
+    """call(*words): `mereo explain` with capsnet, mspcaps and their weights, and three photos."""
     monkeypatch.chdir(tmp_path)
     for name, kind in (("capsnet", "capsnet"), ("mspcaps", "three scales")):
         save_weights(f"{name}.safetensors", make(kind), class_names=tuple("abcdefghij"))
@@ -74,7 +74,7 @@ def test_a_file_holds_one_kind(call: Call) -> None:
     assert call("photos", "--weights", "capsnet.safetensors", "--out", "a.html")[1] == "page: a.html\n"
     assert Path("a.html").read_text().count('class="case"') == 3
     assert call("photos", "--weights", "capsnet.safetensors", "--out", "b/a.png")[1] == "picture: b/a.png\n"
-    for words, told in (
+    for words, message in (
         (("--out", "a.html", "--only", "trees"), "trees"),
         (("--out", "capsnet.safetensors"), ".png or .html"),
         (("--out", "foo.JPG"), ".png or .html"),
@@ -83,7 +83,7 @@ def test_a_file_holds_one_kind(call: Call) -> None:
         (("--only", "sweep"), "sweeps"),
     ):
         code, _, err = call("photos", "--weights", "capsnet.safetensors", *words)
-        assert code == 2 and told in err and err.count("\n") == 1
+        assert code == 2 and message in err and err.count("\n") == 1
     assert not list(Path().glob("foo*"))
 
 

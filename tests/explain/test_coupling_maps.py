@@ -1,4 +1,4 @@
-"""Coupling maps: the shape of the image, the place of the sender that is heard, and the sums that define them."""
+"""Coupling maps: the shape of the image, the place of the sender with the coupling, and the sums that define them."""
 
 from collections.abc import Callable
 

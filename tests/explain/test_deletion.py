@@ -1,4 +1,4 @@
-"""The deletion test: rank correlation by hand, falls against hiding one part after another, what pictures say."""
+"""The deletion test: rank correlation by hand, falls against hiding one part after another, the text of pictures."""
 
 from collections.abc import Callable
 

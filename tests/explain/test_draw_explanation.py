@@ -126,12 +126,12 @@ def test_the_scale_of_shares_far_above_zero_starts_at_the_smallest() -> None:
     assert colour_scale(same, signed=False).get_clim() == pytest.approx((0.245, 0.25))
 
 
-@pytest.mark.parametrize(("lengths", "told"), [([0.2, 0.8, 0.5], ["0.80", "0.50"]), ([0.4], ["0.40"])])
-def test_the_two_longest_bars_have_numbers(lengths: list[float], told: list[str]) -> None:
+@pytest.mark.parametrize(("lengths", "numbers"), [([0.2, 0.8, 0.5], ["0.80", "0.50"]), ([0.4], ["0.40"])])
+def test_the_two_longest_bars_have_numbers(lengths: list[float], numbers: list[str]) -> None:
     axes = new_figure(2, 2).subplots()
     values = torch.tensor(lengths)
     draw_scores(axes, values, int(values.argmax()), set(), ["a", "b", "c"])
-    assert sorted(text.get_text() for text in axes.texts) == sorted(told)
+    assert sorted(text.get_text() for text in axes.texts) == sorted(numbers)
 
 
 @pytest.mark.parametrize(("step", "numbers"), [(8.0, ["0.25"] * 4), (2.0, [])])

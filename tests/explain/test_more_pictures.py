@@ -136,7 +136,7 @@ def test_sweep_picture(make: Make, tmp_path: Path, some_images: MakeImages) -> N
 
 
 def test_sweep_cells_stand_in_their_row_and_column(tmp_path: Path) -> None:
-    """A sweep that is black but for one image shows that image alone, in its cell."""
+    """A sweep that is black but for one image shows only that image, in its cell."""
     images = torch.zeros(4, 5, 1, 16, 16)
     images[1, 3] = 1
     offsets = torch.linspace(-0.2, 0.2, 5)

@@ -1,4 +1,4 @@
-"""The card holds the numbers of the run, and the command it tells repeats the run."""
+"""The card holds the numbers of the run, and its command repeats the run."""
 
 import json
 import shlex
@@ -57,7 +57,7 @@ def test_a_licence_is_stated_where_one_was_named(make):
     assert "The weights are under cc-by-4.0." in card and yaml.safe_load(card.split("---")[1])["license"] == "cc-by-4.0"
 
 
-def test_a_card_says_in_what_a_network_differs_from_the_published_one():
+def test_a_card_states_differences_from_the_published_network():
     published = model_card(mereo.create_model("mspcaps_tiny"), {}, "net")
     assert "344 thousand parameters. `mspcaps_tiny` of mereo, arXiv:2508.16922." in published
     variant = model_card(mereo.create_model("mspcaps_tiny", num_classes=3, patch_size=2), {}, "net")
@@ -70,7 +70,7 @@ def test_a_card_without_a_run_claims_nothing(make):
     assert "model-index" not in yaml.safe_load(card.split("---")[1])
 
 
-def test_weights_alone_have_no_record(run, tmp_path):
+def test_weights_outside_a_run_have_no_record(run, tmp_path):
     alone = tmp_path / "weights.safetensors"
     alone.write_bytes((run / "weights" / "best.safetensors").read_bytes())
     assert read_record(alone) == {}

@@ -63,12 +63,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "told"), WRONG, ids=lambda v: " ".join(v) if isinstance(v, list) else None)
-def test_wrong_use_is_one_line(call, run, words, code, told):
+@pytest.mark.parametrize(
+    ("words", "code", "message"), WRONG, ids=lambda v: " ".join(v) if isinstance(v, list) else None
+)
+def test_wrong_use_is_one_line(call, run, words, code, message):
     Path("taken").write_text("a file")
     done, out, err = call("export", run, *words)
     *_, last = err.splitlines()
-    assert done == code and last.startswith("mereo: error: ") and told in last
+    assert done == code and last.startswith("mereo: error: ") and message in last
     assert "Traceback" not in out + err
 
 

@@ -107,13 +107,13 @@ TAMPERED = [
 ]
 
 
-@pytest.mark.parametrize(("change", "told"), TAMPERED, ids=[told for _, told in TAMPERED])
-def test_a_changed_configuration_is_refused(make, tmp_path, change, told):
+@pytest.mark.parametrize(("change", "message"), TAMPERED, ids=[message for _, message in TAMPERED])
+def test_a_changed_configuration_is_refused(make, tmp_path, change, message):
     mereo.save_pretrained(make("capsnet"), tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     change(content)
     (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         mereo.from_pretrained(tmp_path)
 
 
@@ -144,6 +144,6 @@ def test_broken_files_are_refused(make, tmp_path):
         mereo.from_pretrained(tmp_path)
 
 
-def test_a_network_that_does_not_know_its_arguments_is_refused(tmp_path):
+def test_a_network_without_a_record_of_its_arguments_is_refused(tmp_path):
     with pytest.raises(UsageError, match="create_model"):
         mereo.save_pretrained(CapsNet(), tmp_path)

@@ -1,4 +1,4 @@
-"""ONNX and torch programs: equal to the network, alone in a process of their own too; nothing unequal is left."""
+"""ONNX and torch programs: equal to the network, also in a process of their own; nothing unequal is left."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_every_form_is_written_and_equal(make, tmp_path, name):
     assert {p.name for p in tmp_path.iterdir() if p.stat().st_mode & 0o077 != 0o044} == set()
 
 
-def test_onnx_runs_without_torch_and_says_what_it_is(make, tmp_path, python):
+def test_onnx_runs_without_torch_and_has_metadata(make, tmp_path, python):
     model = make("mspcaps_tiny")
     export_model(model, ["onnx"], tmp_path, record={"data": "digits", "seed": 2}, **silent)
     images = torch.rand(5, *model.image_shape)
@@ -115,7 +115,7 @@ def test_a_missing_library_is_named(make, tmp_path, monkeypatch, form, library):
 
 
 def test_wrong_forms_are_refused(make, tmp_path):
-    for forms, precision, told in (
+    for forms, precision, message in (
         ([], "fp32", "to is empty"),
         (["onx"], "fp32", "Did you mean 'onnx'"),
         (["hub"], "bf16", "available for torch"),
@@ -123,5 +123,5 @@ def test_wrong_forms_are_refused(make, tmp_path):
         (["timm"], "int8", "available for onnx, torch"),
         (["onnx"], "int8", "give data"),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             export_model(make("capsnet"), forms, tmp_path, precision=precision, **silent)

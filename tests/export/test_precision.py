@@ -21,7 +21,7 @@ def test_an_integer_weight_by_hand():
 
 @pytest.mark.parametrize("name", ["mspcaps_tiny", "capsnet", "efficient_capsnet"])
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_lowering_is_close_and_leaves_the_network_alone(make, images, name, precision):
+def test_lowering_is_close_and_leaves_the_network_unchanged(make, images, name, precision):
     model = make(name)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     lowered = lower(model, precision)
@@ -67,5 +67,5 @@ def test_integer_files_are_smaller_and_still_right(run, tmp_path):
     costs = measure(runners, images.test, model.pretrained_cfg, 40)
     assert [c.runner for c in costs] == ["before", "onnx int8", "torch int8", "torch bf16"]
     before = costs[0].scores.accuracy
-    assert before > 0.5, "or the comparison says nothing"
+    assert before > 0.5, "or the comparison proves nothing"
     assert all(c.scores.count == 120 and c.rate > 0 and abs(c.scores.accuracy - before) < 0.1 for c in costs)

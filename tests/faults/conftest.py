@@ -28,12 +28,12 @@ class Done(NamedTuple):
 
     def check(self, what: object = None) -> "Done":
         """Fail unless it ended as a command must, whatever it was asked."""
-        told = f"{what}\n{self.out}\n{self.err}"
-        assert self.code in (0, 1, 2), told
-        assert "Traceback" not in self.out + self.err, told
+        report = f"{what}\n{self.out}\n{self.err}"
+        assert self.code in (0, 1, 2), report
+        assert "Traceback" not in self.out + self.err, report
         if self.code:
             *_, last = self.err.rstrip("\n").split("\n")
-            assert last.startswith("mereo: error: ") and 20 < len(last) < 3000 and "-----" not in last, told
+            assert last.startswith("mereo: error: ") and 20 < len(last) < 3000 and "-----" not in last, report
         return self
 
     def document(self) -> object:

@@ -36,10 +36,10 @@ def packed(files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes
 
 def read(content: bytes, **options):
     Path("images.zip").write_bytes(content)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         splits = load_splits("images.zip", img_size=8, validation_fraction=0, **options)
-    return splits, " ".join(str(w.message) for w in told)
+    return splits, " ".join(str(w.message) for w in message)
 
 
 def claim(content: bytes, member: str, size: int) -> bytes:
@@ -49,17 +49,17 @@ def claim(content: bytes, member: str, size: int) -> bytes:
     return content[: start + 24] + size.to_bytes(4, "little") + content[start + 28 :]
 
 
-def test_a_member_that_says_it_is_huge_is_refused_by_its_size():
+def test_a_member_of_a_huge_stated_size_is_refused():
     bomb = claim(packed({**IMAGES, "train/cat/bomb.png": png(9)}), "train/cat/bomb.png", 2**31 - 1)
-    splits, told = read(bomb)
-    assert "train/cat/bomb.png (it unpacks to 2147483647 bytes, more than the limit" in told
+    splits, message = read(bomb)
+    assert "train/cat/bomb.png (it unpacks to 2147483647 bytes, more than the limit" in message
     assert splits.skipped == 1
 
 
 def test_a_member_that_hides_its_size_is_cut_there():
     bomb = claim(packed({**IMAGES, "train/cat/bomb.png": bytes(1 << 24)}), "train/cat/bomb.png", 60)
-    splits, told = read(bomb)
-    assert "train/cat/bomb.png (" in told and splits.skipped == 1
+    splits, message = read(bomb)
+    assert "train/cat/bomb.png (" in message and splits.skipped == 1
 
 
 def test_a_bomb_of_permitted_size_is_not_unpacked(monkeypatch):
@@ -75,10 +75,10 @@ def test_a_bomb_of_permitted_size_is_not_unpacked(monkeypatch):
 
     monkeypatch.setattr(zipfile.ZipExtFile, "_read1", counted)
     tracemalloc.start()
-    splits, told = read(bomb)
+    splits, message = read(bomb)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert splits.skipped == 4 and "bomb3.png (not an image)" in told
+    assert splits.skipped == 4 and "bomb3.png (not an image)" in message
     assert peak < 1 << 24 and 0 < sum(unpacked) < 1 << 24, "zeros were unpacked to see that they are no image"
 
 
@@ -93,8 +93,10 @@ def test_names_that_lead_elsewhere_write_nothing(tmp_path, name):
 
 
 def test_an_archive_in_an_archive_is_no_image():
-    splits, told = read(packed({**IMAGES, "train/dog/more.zip": packed(IMAGES), "train/dog/more.png": packed(IMAGES)}))
-    assert "more.zip (not an image)" in told and "more.png (not an image)" in told and splits.skipped == 2
+    splits, message = read(
+        packed({**IMAGES, "train/dog/more.zip": packed(IMAGES), "train/dog/more.png": packed(IMAGES)})
+    )
+    assert "more.zip (not an image)" in message and "more.png (not an image)" in message and splits.skipped == 2
 
 
 def test_an_encrypted_member_is_named():
@@ -102,8 +104,8 @@ def test_an_encrypted_member_is_named():
     start = content.index(b"train/dog/0.png") - 30
     for flags in (start + 6, content.rindex(b"train/dog/0.png") - 46 + 8):
         content[flags] |= 1
-    splits, told = read(bytes(content))
-    assert "train/dog/0.png (" in told and "password" in told and splits.skipped == 1
+    splits, message = read(bytes(content))
+    assert "train/dog/0.png (" in message and "password" in message and splits.skipped == 1
 
 
 def test_an_archive_of_other_things_is_refused():
@@ -125,10 +127,10 @@ def test_a_damaged_directory_is_reported(fault):
     content = packed(IMAGES)
     start = content.index(b"PK\x01\x02")
     try:
-        _, told = read(content[:start] + DIRECTORY[fault](content[start : start + 60]) + content[start + 60 :])
+        _, message = read(content[:start] + DIRECTORY[fault](content[start : start + 60]) + content[start + 60 :])
     except MereoError as error:
-        told = str(error)
-    assert "images.zip" in told and ("cannot be read" in told or "could not be read" in told)
+        message = str(error)
+    assert "images.zip" in message and ("cannot be read" in message or "could not be read" in message)
 
 
 WHOLE = packed(IMAGES), packed(IMAGES, zipfile.ZIP_STORED)

@@ -1,4 +1,4 @@
-"""A disk that fills up, and folders that cannot be written: told in a line, and no finished checkpoint is lost."""
+"""A full disk and folders without write access: reported in one line, and no finished checkpoint is lost."""
 
 import os
 import resource
@@ -62,7 +62,7 @@ def files_of_at_most(size):
 
 
 def train_until_full(call, words, trouble, monkeypatch):
-    """Train into trouble that begins after the first epoch; what the command said."""
+    """Train into trouble that begins after the first epoch; the output of the command."""
     finish, stack = Trainer.finish_epoch, []
 
     def then_trouble(self, epoch, *rest):
@@ -89,8 +89,8 @@ def test_a_training_that_cannot_write_goes_on_when_it_can(call, train_words, sma
     assert call(*words, "--name", "whole").code == 0
     words += ["--output", str(disk / "runs"), "--name", "stopped"]
     done = train_until_full(call, words, trouble, monkeypatch)
-    told = os.strerror(28 if kind == "full disk" else 27)
-    assert done.code == 1 and told in done.err and done.err.count("\n") == 1
+    message = os.strerror(28 if kind == "full disk" else 27)
+    assert done.code == 1 and message in done.err and done.err.count("\n") == 1
     folder = disk / "runs" / "stopped"
     assert str(folder) in done.err
     assert load_tensors(folder / "state.safetensors")[1]["progress"]["epoch"] == 1

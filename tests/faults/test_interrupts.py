@@ -12,7 +12,7 @@ BEGIN = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
     " import mereo.__main__ as m; os.write(2, b'.'); sys.exit(m.main())"
 )
-"""Says that it begins just before Python's own start is over and ours begins."""
+"""Printed just before Python's own start ends and ours begins."""
 
 
 def interrupt(python: str, words: list[str], seconds: float) -> tuple[int, str]:

@@ -42,10 +42,10 @@ def grown_by(work) -> int:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as file:
-        told = file.read()
+        printed = file.read()
     os.waitpid(process, 0)
-    assert told, "it failed; see its standard error"
-    return int(told) * 1024
+    assert printed, "it failed; see its standard error"
+    return int(printed) * 1024
 
 
 SCORES = {"count": 10, "accuracy": 1e308, "accuracy_low": 0.1, "accuracy_high": 0.2}
@@ -73,7 +73,7 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("model", "arguments"), ARGUMENTS, ids=lambda v: v if isinstance(v, str) else next(iter(v)))
-def test_a_small_file_takes_no_memory(weights, model, arguments):
+def test_a_small_file_uses_little_memory(weights, model, arguments):
     tensors, _ = load_tensors(weights)
     defaults = mereo.create_model(model).config["args"]
     text = json.dumps({"format": 1, "model": model, "args": {**defaults, **arguments}, "pretrained_cfg": {}})
@@ -106,7 +106,7 @@ def large(value: object, number: int) -> Iterator[object]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", sorted([*families(), *sequence_families()]))
-def test_large_numbers_of_every_network_take_no_memory(family):
+def test_large_numbers_of_every_network_use_little_memory(family):
     entry = (families() | sequence_families())[family]
     tiny = dict(entry.defaults) | dict(entry.tiny)
 

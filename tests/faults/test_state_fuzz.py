@@ -1,4 +1,4 @@
-"""The state of a run as it should not be: a run goes on from a whole state, or says what is wrong with it."""
+"""The state of a run as it should not be: a run resumes from a valid state, or reports what is wrong."""
 
 import json
 import struct

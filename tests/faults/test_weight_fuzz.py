@@ -1,4 +1,4 @@
-"""Files of weights as they should not be: cut, with a header that lies, of other tensors, with words that mean harm."""
+"""Files of weights as they should not be: cut, with a false header, with other tensors, with malicious text."""
 
 import json
 import struct
@@ -30,7 +30,7 @@ def written(tensors, metadata, name: str = "changed.safetensors") -> Path:
 
 
 def load_or_refuse(path: Path) -> None:
-    """A file is refused in words, or gives a network that says finite numbers or that it cannot."""
+    """A file is refused in words, or gives a network with finite outputs or an error."""
     try:
         model = mereo.load(path)
     except (UsageError, MereoError) as error:
@@ -107,11 +107,11 @@ TENSORS = {
 @pytest.mark.parametrize("fault", TENSORS)
 def test_tensors_that_do_not_fit_are_named(weights, fault):
     tensors, metadata = parts(weights)
-    change, told = TENSORS[fault]
+    change, message = TENSORS[fault]
     change(tensors)
     with pytest.raises(UsageError, match="does not fit MSPCaps") as refused:
         mereo.load(written(tensors, metadata))
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_narrower_numbers_are_taken(weights):
@@ -185,12 +185,12 @@ WORDS = {
 @pytest.mark.parametrize("fault", WORDS)
 def test_words_that_mean_harm_are_refused(weights, fault):
     tensors, metadata = parts(weights)
-    change, told = WORDS[fault]
+    change, message = WORDS[fault]
     change(metadata)
     path = written(tensors, metadata)
     with Made() as made, pytest.raises(UsageError) as refused:
         mereo.load(path)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     refused_with(made)
 
 

@@ -61,7 +61,7 @@ def test_slopes_to_ten_digits(d: int) -> None:
     (falling,) = torch.autograd.grad(log_vmf_normaliser(d, k).sum(), k)
     torch.testing.assert_close(falling, -exact(ratio, d), rtol=4e-12, atol=0)
     (rising,) = torch.autograd.grad(mean_resultant_length(d, k).sum(), k)
-    # For d = 1 it is 1 / cosh^2, which is lost beside 1 at large kappa.
+    # For d = 1 it is 1 / cosh^2, which is rounded away next to 1 at large kappa.
     torch.testing.assert_close(rising, exact(ratio_slope, d), rtol=1e-10, atol=1e-15 if d == 1 else 0)
 
 

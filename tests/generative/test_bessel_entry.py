@@ -98,7 +98,7 @@ def test_layouts_do_not_matter(dtype: torch.dtype, level: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, D], ids=str)
 @pytest.mark.parametrize("d", [1, 2, 3, 16, 100])
-def test_equal_to_pytorch_alone(d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_to_the_form_in_pytorch(d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     k = torch.cat((torch.zeros(1), torch.logspace(-4, 9, 20_000))).to(dtype)
     compiled = log_vmf_normaliser_and_slope(d, k)
     monkeypatch.setattr(bessel, "runs", lambda k: False)
@@ -110,7 +110,7 @@ def test_equal_to_pytorch_alone(d: int, dtype: torch.dtype, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 16, 100])
-def test_slopes_equal_those_of_pytorch_alone(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slopes_equal_those_of_the_form_in_pytorch(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     k = torch.cat((torch.zeros(1), torch.logspace(-4, 9, 2000))).to(D).requires_grad_()
 
     def slopes() -> Tensor:

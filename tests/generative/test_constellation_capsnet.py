@@ -80,7 +80,7 @@ def test_the_bound_is_below_the_exact_evidence() -> None:
     assert exact - 3 < found.elbo[0] < exact
 
 
-def test_finds_who_is_whose_and_more_starts_find_more() -> None:
+def test_assigns_points_to_objects_and_more_starts_do_better() -> None:
     drawn, network = data(50), replace(NETWORK, sigma=0.05)
     one, eight = (network.explain(drawn.points, drawn.mask, seeded(), starts=starts) for starts in (1, 8))
     assert (eight.elbo >= one.elbo).all()
@@ -128,7 +128,7 @@ def test_parts_that_explain_nothing_stay() -> None:
     assert not torch.isclose(fitted.templates[4], NETWORK.templates[4]).all()
 
 
-def test_learns_a_square_from_points_alone() -> None:
+def test_learns_a_square_from_points_without_labels() -> None:
     drawn = data(40, shapes=("square",))
     learned = learn_constellations(drawn.points, drawn.mask, seeded(), objects=1, candidates=2, epochs=16)
     assert len(learned.elbo) == 16 and (learned.elbo.diff() > -1e-9).all()

@@ -1,4 +1,4 @@
-"""Inference from several starts: what is found, the rules of annealing and starting anew, seeds, refusals."""
+"""Inference from several starts: its results, the rules of annealing and starting anew, seeds, refusals."""
 
 from typing import Any
 
@@ -30,14 +30,14 @@ def accuracy(found: ConstellationInference, data: Constellations) -> float:
     return segmentation_accuracy(found.labels, data.labels, data.mask).mean().item()
 
 
-def test_finds_who_is_whose() -> None:
+def test_assigns_points_to_objects() -> None:
     data = make_constellations(100, seeded())
     exclusive, mixture = infer(model(), data), infer(model(assignment="mixture"), data, max_precision=None)
     assert accuracy(exclusive, data) > 0.92 and 0.7 < accuracy(mixture, data) < accuracy(exclusive, data)
     assert variation_of_information(exclusive.labels, data.labels, data.mask).median() == 0
 
 
-def test_finds_clutter_beside_a_square() -> None:
+def test_separates_clutter_from_a_square() -> None:
     templates = make_templates(("square",))
     own = GenerativeCapsuleModel(similarity_basis(templates.points), templates.owner, clutter=2, rounds=5)
     data = make_constellations(50, seeded(), shapes=("square",), clutter=2)
@@ -52,7 +52,7 @@ def test_precision_doubles_until_it_is_above_the_last() -> None:
     assert (found.trace[:, -1] == found.bound).all()
 
 
-def test_chains_that_run_out_of_updates_say_so() -> None:
+def test_chains_that_run_out_of_updates_are_reported() -> None:
     found = infer(model(), make_constellations(20, seeded()), updates=5)
     assert not found.finished.any() and found.trace.shape == (20, 5)
 

@@ -18,7 +18,7 @@ def poses(count: int = 4) -> Tensor:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"kappa": 0.0}, {"sparsity": 1.0}, {"kappa": 5.0, "sparsity": 0.5}])
-def test_the_differentiable_bound_is_the_bound_that_was_found(arguments: dict[str, float]) -> None:
+def test_the_differentiable_bound_equals_that_of_the_inversion(arguments: dict[str, float]) -> None:
     layer = small(**arguments)
     inversion = layer.invert(poses())
     torch.testing.assert_close(layer.elbo(poses(), inversion), inversion.elbo)

@@ -29,7 +29,7 @@ def images():
 
 
 class Fixed(nn.Module):
-    """Class capsules that are what they are told to be."""
+    """Class capsules of given values."""
 
     def __init__(self, poses: Tensor) -> None:
         super().__init__()
@@ -149,13 +149,15 @@ def test_prox_reaches_what_sgd_circles(model, images):
 
 
 def test_images_do_not_see_each_other(model, images, monkeypatch):
-    labels, told = torch.tensor([3, 1, 0]), []
+    labels, calls = torch.tensor([3, 1, 0]), []
     whole = infer(model, images, labels, steps=10, penalty=0.5)
     monkeypatch.setattr(predictive_coding, "CHUNK", 2)
-    parts = infer(model, images, labels, steps=10, penalty=0.5, progress=lambda done, total: told.append((done, total)))
+    parts = infer(
+        model, images, labels, steps=10, penalty=0.5, progress=lambda done, total: calls.append((done, total))
+    )
     for a, b in zip(whole, parts, strict=True):
         torch.testing.assert_close(a, b)
-    assert told == [(step, 20) for step in range(1, 21)]
+    assert calls == [(step, 20) for step in range(1, 21)]
 
 
 @pytest.mark.parametrize("free", ["all", "class"])
@@ -198,7 +200,7 @@ def test_the_model_is_left_as_it_was(model, images):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"steps": 0}, "steps is 0"),
         ({"steps": 2.5}, "steps is 2.5"),
@@ -216,13 +218,13 @@ def test_the_model_is_left_as_it_was(model, images):
     ],
     ids=str,
 )
-def test_wrong_arguments(model, images, arguments, told):
-    with pytest.raises(UsageError, match=told):
+def test_wrong_arguments(model, images, arguments, message):
+    with pytest.raises(UsageError, match=message):
         infer(model, **{"images": images, "labels": torch.tensor([0, 1, 2]), **arguments})
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told"),
+    ("name", "arguments", "message"),
     [
         ("capsnet", {}, "routing_steps=3"),
         ("capsnet", {"routing_steps": 1}, "routing_steps=1"),
@@ -231,17 +233,17 @@ def test_wrong_arguments(model, images, arguments, told):
         ("efficient_capsnet", {}, "EfficientCapsNet"),
     ],
 )
-def test_networks_that_do_not_fit(name, arguments, told):
+def test_networks_that_do_not_fit(name, arguments, message):
     with torch.device("meta"):
         made = create_model(name, **arguments)
     images = torch.rand(1, 1, 28, 28)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         infer(made, images, torch.tensor([0]))
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         label_energies(made, images)
 
 
 @pytest.mark.parametrize("steps", [8, 300])
-def test_a_descent_that_diverges_says_so(model, images, steps):
+def test_a_descent_that_diverges_is_an_error(model, images, steps):
     with pytest.raises(MereoError, match="lr 3"):
         infer(model, images, torch.tensor([0, 1, 2]), lr=3, steps=steps)

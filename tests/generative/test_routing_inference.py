@@ -37,26 +37,26 @@ def route(points: Tensor, mask: Tensor, seed: int = 0, **options: Any) -> Tensor
 def test_the_votes_of_all_points_of_an_object_average_to_its_pose() -> None:
     pose = torch.randn(4, dtype=D)
     points = (MODEL.basis @ pose).unsqueeze(0)
-    said = point_votes(MODEL, points, torch.ones(1, 11, dtype=torch.bool))
-    assert said.votes.shape == (1, 11, 11, 4)
-    right = said.votes[0].diagonal().T
+    pose_votes = point_votes(MODEL, points, torch.ones(1, 11, dtype=torch.bool))
+    assert pose_votes.votes.shape == (1, 11, 11, 4)
+    right = pose_votes.votes[0].diagonal().T
     for number in range(3):
         torch.testing.assert_close(right[TEMPLATES.owner == number].mean(0), pose)
-    assert (right - pose).norm(dim=-1).min() > 0.1, "no point alone votes for the pose"
+    assert (right - pose).norm(dim=-1).min() > 0.1, "no single point votes for the pose"
 
 
 def test_pairs_of_points_vote_for_the_pose() -> None:
     pose = torch.randn(4, dtype=D)
     points = (MODEL.basis @ pose).unsqueeze(0)
-    said = pair_votes(MODEL, points, torch.arange(11).unsqueeze(0) != 5)
-    assert said.votes.shape == (1, 30, 110, 4) and said.member.sum(1).tolist() == [12, 6, 12]
-    assert (said.incidence.sum(1) == 2).all() and said.mask.sum() == 90
+    pose_votes = pair_votes(MODEL, points, torch.arange(11).unsqueeze(0) != 5)
+    assert pose_votes.votes.shape == (1, 30, 110, 4) and pose_votes.member.sum(1).tolist() == [12, 6, 12]
+    assert (pose_votes.incidence.sum(1) == 2).all() and pose_votes.mask.sum() == 90
     # Children and hypotheses are ordered pairs in the same order: first point, then second.
     pairs = [(a, b) for a in range(11) for b in range(11) if a != b]
     right = [i for i, (a, b) in enumerate(pairs) if TEMPLATES.owner[a] == TEMPLATES.owner[b]]
     for hypothesis, child in enumerate(right):
-        torch.testing.assert_close(said.votes[0, hypothesis, child], pose)
-    assert said.incidence[3].nonzero().squeeze(-1).tolist() == list(pairs[3])
+        torch.testing.assert_close(pose_votes.votes[0, hypothesis, child], pose)
+    assert pose_votes.incidence[3].nonzero().squeeze(-1).tolist() == list(pairs[3])
 
 
 def softmax_by_loops(scores: list[list[float]]) -> list[list[float]]:
@@ -70,15 +70,15 @@ def softmax_by_loops(scores: list[list[float]]) -> list[list[float]]:
     return out
 
 
-def by_loops(routing: str, said: PoseVotes, start: Tensor, image: int, steps: int) -> list[list[float]]:
+def by_loops(routing: str, pose_votes: PoseVotes, start: Tensor, image: int, steps: int) -> list[list[float]]:
     """The couplings of one image, hypothesis by hypothesis and child by child."""
     H, C = start.shape
-    V, there = said.votes[image], said.mask[image]
-    owner = said.member.argmax(0).tolist()
+    V, there = pose_votes.votes[image], pose_votes.mask[image]
+    owner = pose_votes.member.argmax(0).tolist()
     scores = start.tolist()
     for step in range(1, steps):
         couplings = softmax_by_loops(scores)
-        for k in range(len(said.member)):
+        for k in range(len(pose_votes.member)):
             own = [(h, c) for h in range(H) for c in range(C) if owner[h] == k and there[c]]
             if routing == "dynamic":
                 total = sum(couplings[h][c] * V[h, c] for h, c in own)
@@ -99,11 +99,11 @@ def by_loops(routing: str, said: PoseVotes, start: Tensor, image: int, steps: in
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_equals_loops(routing: str, steps: int) -> None:
     drawn = data(noise=0.1)
-    said = point_votes(MODEL, drawn.points, drawn.mask)
+    pose_votes = point_votes(MODEL, drawn.points, drawn.mask)
     start = torch.randn(3, 1, 11, 11, dtype=D)
-    couplings = ROUTINGS[routing](said, start, Coupling("receivers"), steps)
+    couplings = ROUTINGS[routing](pose_votes, start, Coupling("receivers"), steps)
     for image in range(3):
-        expected = torch.tensor(by_loops(routing, said, start[image, 0], image, steps), dtype=D)
+        expected = torch.tensor(by_loops(routing, pose_votes, start[image, 0], image, steps), dtype=D)
         torch.testing.assert_close(couplings[image, 0][:, drawn.mask[image]], expected[:, drawn.mask[image]])
         assert (couplings[image, 0][:, ~drawn.mask[image]] == 0).all()
 
@@ -111,8 +111,8 @@ def test_equals_loops(routing: str, steps: int) -> None:
 def test_objects_of_one_part_are_routed_as_by_the_mechanism() -> None:
     children, weight = torch.randn(2, 6, 2, dtype=D), torch.randn(3, 1, 2, 4, dtype=D).expand(3, 6, 2, 4)
     votes, start = DenseVotes(children, weight), torch.randn(2, 1, 3, 6, dtype=D)
-    said = PoseVotes(votes.dense().squeeze(1), torch.eye(3, dtype=D), torch.ones(2, 6) > 0, torch.eye(6, dtype=D))
-    couplings = ROUTINGS["dynamic"](said, start, Coupling("receivers"), 3)
+    pose_votes = PoseVotes(votes.dense().squeeze(1), torch.eye(3, dtype=D), torch.ones(2, 6) > 0, torch.eye(6, dtype=D))
+    couplings = ROUTINGS["dynamic"](pose_votes, start, Coupling("receivers"), 3)
     expected = route_by_agreement(votes, Coupling("receivers"), start, 3)
     torch.testing.assert_close(squash(votes.combine(couplings)), expected)
 

@@ -126,7 +126,7 @@ def test_the_energy_is_that_of_the_trace():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"penalty": "l3"}, "penalty is 'l3'"),
         ({"method": "adam"}, "method is 'adam'"),
@@ -143,12 +143,12 @@ def test_the_energy_is_that_of_the_trace():
     ],
     ids=str,
 )
-def test_wrong_use(arguments, told):
-    with pytest.raises(UsageError, match=told.replace("(", r"\(")):
+def test_wrong_use(arguments, message):
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
         toy_routing(**arguments)
 
 
 @pytest.mark.parametrize("steps", [20, 2000])
-def test_a_descent_that_diverges_says_so(steps):
+def test_a_descent_that_diverges_is_an_error(steps):
     with pytest.raises(MereoError, match=r"lr 0\.9"):
         toy_routing("none", lr=0.9, steps=steps)

@@ -1,4 +1,4 @@
-"""The angle to the mean: its derivative beside the distribution function by quadrature, and the ends of its range."""
+"""The angle to the mean: its derivative against the distribution function by quadrature, and the ends of its range."""
 
 import math
 
@@ -63,7 +63,7 @@ def test_shapes() -> None:
     assert angle_slope(torch.ones(2, 0), torch.ones(2, 0, dtype=D), 4).shape == (2, 0)
 
 
-def test_an_endless_rejection_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_rejection_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(von_mises_fisher_angle, "_MOST_PROPOSALS", 1)
     with pytest.raises(MereoError, match="dimension 4 did not end after 1 proposals"):
         draw_angle(torch.full((1000,), 2.0), 4)

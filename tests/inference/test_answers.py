@@ -1,4 +1,4 @@
-"""What a network says of a split, and that it is left as it was."""
+"""The outputs of a network for a split; the network is left as it was."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_bad_weights_are_refused(model, split):
         collect_answers(model, split)
 
 
-def test_an_image_of_several_objects_is_right_when_all_are_found(split):
+def test_an_image_of_several_objects_is_correct_when_all_are_predicted(split):
     torch.manual_seed(0)
     model = mereo.create_model("mspcaps_tiny", channels=(4, 8, 8), in_chans=1, img_size=24, num_classes=3)
     pairs = OverlaidPairs(split)

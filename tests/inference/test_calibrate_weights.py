@@ -39,7 +39,7 @@ def test_weights_chosen_on_validation_images_are_calibrated_on_these(model: Any)
         calibrate_weights.images_of(model, None, None, 3)
 
 
-def test_weights_trained_on_all_images_take_turns_in_the_test_images(model: Any) -> None:
+def test_weights_trained_on_all_images_are_calibrated_on_half_of_the_test_images(model: Any) -> None:
     model.metadata["results"] = {"chosen_on": "last epoch", "train_images": 10}
     fitting, measuring, words = calibrate_weights.images_of(model, None, None, 3)
     assert fitting.labels.tolist() == [100, 102, 104] and measuring.labels.tolist() == [101, 103, 105]

@@ -1,4 +1,4 @@
-"""The memory that an outline of a network needs, beside what the network itself stores."""
+"""The memory estimated from an outline of a network, against what the network itself stores."""
 
 from pathlib import Path
 

@@ -51,7 +51,7 @@ def test_images_without_an_error_do_not_make_certainty() -> None:
     assert top.tolist() == pytest.approx([31 / 32] * 30, abs=1e-4)
 
 
-def test_scores_that_say_nothing_and_wrong_arguments() -> None:
+def test_constant_scores_and_wrong_arguments() -> None:
     assert fit_temperature(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)) == 1.0
     reversed_labels = torch.eye(3).argmin(1)
     assert math.isfinite(fit_temperature(torch.eye(3), reversed_labels))

@@ -15,7 +15,7 @@ def gaussian(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_a_linear_law_is_found():
+def test_a_linear_law_is_detected():
     before, labels = gaussian(120, 4), torch.arange(120) % 3
     maps = gaussian(3, 4, 4, seed=1)
     after = torch.einsum("nij,nj->ni", maps[labels], before) + 2

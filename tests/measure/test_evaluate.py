@@ -118,7 +118,7 @@ def test_the_newest_run_and_json(call):
     assert code == 0 and os.path.exists("elsewhere/here/report.md")
 
 
-def test_epsilon_zero_alone_is_the_clean_accuracy(call):
+def test_epsilon_zero_gives_the_clean_accuracy(call):
     weights = save("one.safetensors")
     code, out, err = call(weights, "--limit", "15", "--attack", "apgd", "--epsilon", "0", "--json")
     assert code == 0, err
@@ -290,12 +290,12 @@ def test_the_configuration_of_a_run_is_read(call):
     assert code == 2 and "held out none" in err
 
 
-def test_a_network_without_names_takes_those_of_the_data():
+def test_a_network_without_names_uses_those_of_the_data():
     (trained,) = load_trained_models([Path(save("bare.safetensors", names=()))], limit=10)
     assert trained.class_names == DIGITS
 
 
-def test_accuracy_and_couplings_are_reported_before_what_takes_long(call_and_draw, monkeypatch):
+def test_accuracy_and_couplings_are_reported_before_slow_measurements(call_and_draw, monkeypatch):
     """When the long part fails, the first answers are on the screen and on disk."""
 
     def stop(*arguments):

@@ -21,12 +21,12 @@ def test_the_figures_are_those_of_a_loop_over_the_images():
     answers = Answers(torch.rand(30, 4, generator=generator), labels)
     model = object_metrics(answers, ("a", "b", "c", "d"))
     both = either = objects = 0
-    there, said, hit = [0] * 4, [0] * 4, [0] * 4
+    there, guessed, hit = [0] * 4, [0] * 4, [0] * 4
     for lengths, pair in zip(answers.scores.tolist(), labels.tolist(), strict=True):
         longest = sorted(range(4), key=lambda c: -lengths[c])[:2]
         found = [c for c in pair if c in longest]
         both, either, objects = both + (len(found) == 2), either + (len(found) > 0), objects + len(found)
-        for counts, classes in ((there, pair), (said, longest), (hit, found)):
+        for counts, classes in ((there, pair), (guessed, longest), (hit, found)):
             for c in classes:
                 counts[c] += 1
     assert (model["count"], model["objects"]) == (30, 2)
@@ -34,10 +34,10 @@ def test_the_figures_are_those_of_a_loop_over_the_images():
     assert (model["accuracy_low"], model["accuracy_high"]) == wilson_interval(model["accuracy"], 30)
     assert model["mean_hits"] == pytest.approx(objects / 60) and model["any_hit"] == pytest.approx(either / 30)
     for c, scores in enumerate(model["per_class"]):
-        assert (scores["class"], scores["support"], scores["predicted"]) == ("abcd"[c], there[c], said[c])
+        assert (scores["class"], scores["support"], scores["predicted"]) == ("abcd"[c], there[c], guessed[c])
         assert scores["recall"] == pytest.approx(hit[c] / there[c])
-        assert scores["precision"] == pytest.approx(hit[c] / said[c])
-        assert scores["f1"] == pytest.approx(2 * hit[c] / (there[c] + said[c]))
+        assert scores["precision"] == pytest.approx(hit[c] / guessed[c])
+        assert scores["f1"] == pytest.approx(2 * hit[c] / (there[c] + guessed[c]))
 
 
 def test_no_image_is_no_accuracy():

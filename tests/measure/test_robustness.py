@@ -38,13 +38,13 @@ def test_measurements_are_those_counted_by_hand(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(robustness, "load_trained_models", load)
     monkeypatch.setattr(robustness, "ATTACKED", 12)
-    said: list[str] = []
+    printed: list[str] = []
 
     def measure(data: str) -> Robustness:
-        return measure_robustness({"net": tmp_path}, data, say=said.append)["net"]
+        return measure_robustness({"net": tmp_path}, data, say=printed.append)["net"]
 
     measured = measure("solids:viewpoints=azimuth")
-    assert sorted(loaded) == ["solids:viewpoints=azimuth", "solids:viewpoints=azimuth,familiar=true"] and said
+    assert sorted(loaded) == ["solids:viewpoints=azimuth", "solids:viewpoints=azimuth,familiar=true"] and printed
 
     def accuracy(pixels: torch.Tensor, truth: torch.Tensor) -> float:
         with torch.inference_mode():
@@ -67,7 +67,7 @@ def test_measurements_are_those_counted_by_hand(tmp_path: Path, monkeypatch: pyt
     assert measure("solids").familiar_viewpoints is None and len(loaded) == calls + 1
 
 
-def test_networks_are_set_beside_the_best_plain_one() -> None:
+def test_networks_are_compared_with_the_best_plain_one() -> None:
     def one(accuracy: float, error: float) -> Robustness:
         return Robustness(accuracy, None, accuracy, accuracy, accuracy, accuracy, error, None, None, 400, 100)
 

@@ -32,7 +32,7 @@ GOOD = Measured(500, 100, accuracy=0.95, calibration_error=0.02, corruption=0.8,
 BAD = Measured(500, 100, accuracy=0.85, calibration_error=0.10, corruption=0.6, attack=0.2)
 
 
-def test_the_verdict_says_where_nothing_speaks_for_a_network():
+def test_the_verdict_states_when_a_network_has_no_advantage():
     line = verdict(("caps", "resnet20"), BAD, GOOD, {"images/s": (100.0, 300.0)})
     assert line.startswith("caps compared with the plain resnet20: worse at accuracy (85.0 and 95.0 %)")
     assert "use the plain network" in line

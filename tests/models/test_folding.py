@@ -70,7 +70,7 @@ class Doubling(nn.Module):
         return self.linear
 
 
-def test_modules_with_a_form_for_inference_take_it() -> None:
+def test_modules_with_a_form_for_inference_are_replaced() -> None:
     model, x = nn.Sequential(nn.ReLU(), Doubling()), torch.randn(4, 3)
     ready = folded(model)
     assert not isinstance(ready[1], Doubling) and not ready.training

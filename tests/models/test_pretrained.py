@@ -59,7 +59,7 @@ def test_grey_images_are_seen_as_three_equal_colours(shelf: mereo.models.Capsule
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ({"pretrained": "mnist"}, "has weights for digits"),
         ({"pretrained": True, "img_size": 64, "depth": 3}, "do not fit"),
@@ -69,9 +69,9 @@ def test_grey_images_are_seen_as_three_equal_colours(shelf: mereo.models.Capsule
     ],
 )
 def test_wrong_requests_for_weights(
-    shelf: mereo.models.CapsuleClassifier, arguments: dict[str, object], says: str
+    shelf: mereo.models.CapsuleClassifier, arguments: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         mereo.create_model("mspcaps_tiny", **arguments)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"no bundled weights of 'capsnet'"):
         mereo.create_model("capsnet", pretrained=True)
@@ -120,7 +120,7 @@ def test_networks_of_the_package_predict_what_they_always_did() -> None:
             torch.testing.assert_close(model(images), torch.tensor(expected), rtol=0, atol=1e-5)
 
 
-def test_a_command_takes_the_network_of_the_package(
+def test_a_command_uses_bundled_weights(
     shelf: mereo.models.CapsuleClassifier, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from PIL import Image
@@ -141,7 +141,7 @@ def test_true_means_the_weights_for_images_of_the_preset(shelf: mereo.models.Cap
         mereo.create_model("mspcaps_tiny", pretrained=True)
 
 
-def test_timm_knows_the_same_weights_by_the_same_names() -> None:
+def test_timm_creates_the_same_weights_by_the_same_names() -> None:
     timm = pytest.importorskip("timm")
     names = mereo.list_models(pretrained=True)
     # Of networks that timm has too, it lists its own weights.

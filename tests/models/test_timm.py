@@ -105,7 +105,7 @@ def test_importing_mereo_does_not_import_timm_or_torch() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
-def test_timm_takes_a_file_of_weights(tmp_path: Path) -> None:
+def test_timm_loads_a_file_of_weights(tmp_path: Path) -> None:
     tiny = MODELS["mspcaps_tiny"].tiny or {}
     model = mereo.create_model("mspcaps_tiny", **tiny).eval()
     path, images = tmp_path / "w.safetensors", torch.rand(2, *model.image_shape)

@@ -18,7 +18,7 @@ import mereo
         ("resnet20", {"width": 3}, "did you mean 'widths'"),
     ],
 )
-def test_an_argument_that_a_network_lacks_says_why(name, given, message):
+def test_an_argument_that_a_network_lacks_is_explained(name, given, message):
     with pytest.raises(mereo.UsageError) as error:
         mereo.create_model(name, **given)
     assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""timm's published weights without a network: at once from its cache, or an error that says what to do."""
+"""timm's published weights without a network: at once from its cache, or an error with a remedy."""
 
 import socket
 import time

@@ -86,7 +86,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], An
     save_file(tensors, path, {"format": "pt", "mereo": json.dumps(metadata)})
 
 
-def test_rewriting_alone_breaks_nothing(saved: Path) -> None:
+def test_a_file_that_is_only_rewritten_stays_valid(saved: Path) -> None:
     rewrite(saved, lambda tensors, metadata: None)
     assert isinstance(mereo.load(saved), MSPCaps)
 

@@ -180,16 +180,16 @@ def test_votes_of_children_sum_to_the_parents(options: dict[str, Any]) -> None:
     votes = module.votes(maps)
     module.bias.zero_()  # what is beyond the map has a part of the bias and no vote
     images, numbers = torch.tensor([0, 1]), torch.tensor([1, parents.shape[1] - 1])
-    said = module.votes(maps).select(images, numbers).squeeze(1)
-    sums = (trace["coupling"][images, 0, numbers].unsqueeze(-1) * said).sum(1)
-    bias = votes.select(images, numbers).squeeze(1) - said
+    unbiased = module.votes(maps).select(images, numbers).squeeze(1)
+    sums = (trace["coupling"][images, 0, numbers].unsqueeze(-1) * unbiased).sum(1)
+    bias = votes.select(images, numbers).squeeze(1) - unbiased
     whole = sums + (trace["coupling"][images, 0, numbers].unsqueeze(-1) * bias).sum(1)
     shift = module.shift[numbers // (parents.shape[1] // 3)]
     cells = module.windows(4, 5).cells()[numbers % (parents.shape[1] // 3)]
     for n in range(2):
         if (cells[n] >= 0).all():
             torch.testing.assert_close((whole + shift)[n], parents[images[n], numbers[n]])
-    assert said.shape == (2, 4 * 20, 5)
+    assert unbiased.shape == (2, 4 * 20, 5)
 
 
 def test_dropout_acts_on_the_numbers_of_the_children_in_training_only() -> None:

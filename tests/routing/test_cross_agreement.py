@@ -120,7 +120,7 @@ def test_lengths_stay_below_one_and_couplings_sum_to_one(seed: int, scale: float
     torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
-def test_dropout_is_for_training_alone() -> None:
+def test_dropout_acts_only_in_training() -> None:
     routing, fine, coarse = make(dropout=0.5)
     assert not torch.equal(routing(fine, coarse), routing(fine, coarse))
     assert torch.equal(routing.eval()(fine, coarse), routing(fine, coarse))

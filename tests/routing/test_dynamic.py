@@ -158,7 +158,7 @@ def test_gradients_through_every_pass(options: dict[str, Any]) -> None:
     assert torch.autograd.gradcheck(call, (children, *parameters))
 
 
-def test_detached_routing_differs_in_gradient_alone() -> None:
+def test_detached_routing_differs_only_in_the_gradient() -> None:
     torch.manual_seed(0)
     full = DynamicRouting(5, 3, 4, 4, learned_prior=True)
     detached = DynamicRouting(5, 3, 4, 4, learned_prior=True, detach_routing=True)
@@ -194,7 +194,7 @@ def test_detached_gradient_is_that_of_the_last_pass() -> None:
     torch.testing.assert_close(got, expected)
 
 
-def test_masked_children_say_nothing() -> None:
+def test_masked_children_have_no_effect() -> None:
     torch.manual_seed(0)
     module = DynamicRouting(6, 3, 4, 5)
     children, mask = torch.randn(2, 6, 4), torch.tensor([True, False, True, True, False, True])

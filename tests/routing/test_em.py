@@ -122,7 +122,7 @@ def test_identical_votes_leave_the_floor_and_equal_activations() -> None:
     torch.testing.assert_close(cluster.log_activation, cluster.log_activation[:, :1].expand(1, 3))
 
 
-def test_a_shift_of_every_vote_shifts_the_means_alone() -> None:
+def test_a_shift_of_every_vote_shifts_only_the_means() -> None:
     votes, present = torch.randn(2, 3, 6, 4, dtype=D), torch.rand(2, 6, dtype=D)
     shift = torch.tensor([0, 5.0, 0, -2.0], dtype=D)
     (plain, shares), (moved, moved_shares) = em(votes, present, 3), em(votes + shift, present, 3)

@@ -1,4 +1,4 @@
-"""Position routing: number by number, the couplings that say the same, statistics of the batch."""
+"""Position routing: number by number, equivalent couplings, statistics of the batch."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_equals_the_equations() -> None:
 
 
 @torch.no_grad()
-def test_couplings_and_votes_say_the_same() -> None:
+def test_couplings_and_votes_agree_with_the_output() -> None:
     routing, children = some()
     expected = routing(children)
     with record(routing) as trace:

@@ -43,7 +43,7 @@ class Loops:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The same problem as `invert` is told of it."""
+        """The same problem in the arguments of `invert`."""
         return {
             "poses": self.poses, "transforms": self.transforms, "sigma": self.sigma, "kappa": self.kappa,
             "log_prior": self.log_prior, "directions": self.directions, "mask": torch.tensor(self.there),

@@ -1,6 +1,6 @@
 """What the conformance tests check of a mechanism, by what it promises; no check knows a name or a family.
 
-`CHECKS` holds every check: `applies(entry)` says whether the entry promises it, `run(entry)` raises where the promise
+`CHECKS` holds every check: `applies(entry)` is whether the entry promises it, `run(entry)` raises where the promise
 does not hold.
 """
 

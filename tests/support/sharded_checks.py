@@ -1,4 +1,4 @@
-"""What the processes of tests compute: attention over shards beside attention over the whole sequence."""
+"""Computations of test processes: attention over shards compared with attention over the whole sequence."""
 
 from typing import Any
 
@@ -154,7 +154,7 @@ def nothing_is_nan() -> bool:
 
 
 def module(mode: str, layout: str, causal: bool) -> tuple[float, float]:
-    """Errors of the outputs and summed gradients of a module, beside one process's."""
+    """Errors of the outputs and summed gradients of a module, compared with one process's."""
     torch.manual_seed(0)
     group, length = dist.group.WORLD, 11
     dense = MultiHeadAttention(16, 4, causal=causal).double()

@@ -80,7 +80,7 @@ def test_an_evaluation_counts_every_byte_once() -> None:
     assert scores.values["bits_per_byte"] == pytest.approx(8, abs=0.5)
 
 
-def test_compressors_beside_it() -> None:
+def test_bits_per_byte_of_compressors() -> None:
     content = b"the same again and " * 50
     bits = compressed_bits(content)
     assert list(bits) == ["gzip", "bz2", "xz"] and all(0 < value < 2 for value in bits.values())

@@ -162,7 +162,7 @@ def test_the_command_line_trains_it(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys, trained):
-    """call(*words): a command beside a finished run of the task, run/, and an image."""
+    """call(*words): a command next to a finished run of the task, run/, and an image."""
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     Path("runs/run").symlink_to(trained)

@@ -1,4 +1,4 @@
-"""What the page shows of networks and their runs: training curves, test images, errors, the confusion matrix."""
+"""Networks and their runs on the page: training curves, test images, errors, the confusion matrix."""
 
 import csv
 import io

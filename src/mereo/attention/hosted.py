@@ -45,7 +45,7 @@ def split_heads(attn: nn.Module, x: Tensor) -> Heads:
 
 
 def merge_heads(attn: nn.Module, x: Tensor, merged: Tensor) -> Tensor:
-    """What the layer makes of its heads' outputs: x, (batch, tokens, heads * d) -> (batch, tokens, dim)."""
+    """The output projection of the layer: x, (batch, tokens, heads * d) -> (batch, tokens, dim)."""
     merged = optional(attn, "norm")(merged)
     if getattr(attn, "gate", None) is not None:
         merged = merged * attn.gate(x).sigmoid()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""What `mereo predict` prints for a folder of labelled images."""
+"""The output of `mereo predict` for a folder of labelled images."""
 
 import sys
 from pathlib import Path

@@ -17,7 +17,7 @@ READY = "mspcaps_tiny.mnist"
 
 
 RUNS = Path("runs")
-"""Where trainings write their folders by default."""
+"""The default folder of run folders."""
 
 
 def _run_weights(output: Path) -> list[Path]:

@@ -45,5 +45,5 @@ def with_test(splits: Mapping[str, RawSplit], data: object) -> dict[str, RawSpli
 
 
 def for_evaluation(splits: Mapping[str, RawSplit]) -> RawSplit:
-    """What a trained network is evaluated on: the test images, else the validation images, else all."""
+    """The images on which a trained network is evaluated: the test images, else the validation images, else all."""
     return splits.get("test") or splits.get("validation") or splits["train"]

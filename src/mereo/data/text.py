@@ -183,7 +183,7 @@ class TokenWindows(Images):
         return (torch.cat(chosen) if chosen else stream[:0]).numpy().tobytes()
 
     def describe(self) -> dict[str, Any]:
-        """What the data is, as plain values; it changes if any byte or window does."""
+        """The identity of the data as plain values; it changes if any byte or window changes."""
         digest = hashlib.sha256(self.stream.cpu().numpy().tobytes())
         digest.update(self.starts.numpy().tobytes())
         return {"count": len(self), "size": [self.length], "classes": [], "labels": digest.hexdigest(), "sums": [[0]]}

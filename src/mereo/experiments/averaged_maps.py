@@ -1,4 +1,4 @@
-"""What a frozen backbone shows its heads, computed once: maps averaged over the patches that the heads read."""
+"""The maps of a frozen backbone for its heads, computed once: maps averaged over the patches that the heads read."""
 
 from collections.abc import Sequence
 from typing import Self

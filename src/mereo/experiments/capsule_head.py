@@ -91,7 +91,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def _facts(settings: Settings, form: Mapping[str, Any], images: Images) -> dict[str, Any]:
-    """What decides the weights of a network, as JSON gives it back."""
+    """The settings that determine the weights of a network, as read back from JSON."""
     shown = {key: str(value) for key, value in form.items()}
     how = {"epochs": settings.epochs or EPOCHS, "batch_size": settings.batch_size or BATCH}
     return {**shown, **how, "data": str(settings.data), "images": len(images), "class_names": list(images.class_names)}
@@ -176,10 +176,10 @@ def _speed(networks: Mapping[str, VisionModel], test: Images, device: torch.devi
 
 
 def _spread(count: int) -> str:
-    """How far an accuracy near one half varies by chance."""
+    """A note on the 95 % interval of an accuracy near one half."""
     return (
         f"One seed. With {count:,} test images an accuracy near 50 % has a 95 % interval of about"
-        f" {196 * (0.25 / max(count, 1)) ** 0.5:.1f} points to both sides; smaller differences mean nothing."
+        f" {196 * (0.25 / max(count, 1)) ** 0.5:.1f} points to both sides; smaller differences are not significant."
     )
 
 

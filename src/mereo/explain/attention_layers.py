@@ -53,7 +53,7 @@ class AttentionLayer:
         return self.call.scores.shape[-1] if self.call.tiles is None else self.call.tiles.num_senders
 
     def _couplings(self) -> Tensor:
-        """What acted, in single precision at least: (batch * tiles, heads, r, s)."""
+        """The couplings that acted, in single precision at least: (batch * tiles, heads, r, s)."""
         assert self.call.couplings is not None
         values = self.call.couplings
         return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
@@ -132,7 +132,7 @@ def cells_of(count: int, height: int, width: int) -> Grid | None:
 
 
 def _placed(count: int, inputs: tuple[object, ...], tiled: bool, height: int, width: int) -> Grid | None:
-    """Where senders or receivers sit that the network has not placed; None if that cannot be known."""
+    """Places of senders or receivers that the network has not placed; None if they cannot be determined."""
     if tiled:
         return cells_of(count, height, width)
     maps = inputs[0] if inputs else None

@@ -25,7 +25,7 @@ from mereo.explain.observation import Exchange, Observation, chosen_classes
 
 
 def exchange_contributions(exchange: Exchange, couplings: Tensor, images: Tensor, receivers: Tensor) -> Tensor | None:
-    """What each sender of a routing adds to the length of its receivers, before the squash.
+    """The contribution of each sender of a routing to the length of its receivers, before the squash.
 
     Args:
         exchange, couplings: the pass through the routing and the couplings of it, both from an observation.
@@ -46,7 +46,7 @@ def exchange_contributions(exchange: Exchange, couplings: Tensor, images: Tensor
 
 
 def vote_contributions(observation: Observation, classes: Tensor | None = None) -> Tensor | None:
-    """What each sender of the class routing adds to the length of a class capsule, before the squash.
+    """The contribution of each sender of the class routing to the length of a class capsule, before the squash.
 
     Args:
         observation: what the model did, from `observe`.

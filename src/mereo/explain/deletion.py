@@ -28,7 +28,7 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class DeletionTest:
-    """What hiding each part does, and what an explanation claims of it.
+    """The effect of hiding each part, and the effect that an explanation claims.
 
     Attributes:
         claimed: by the explanation, for each part, (batch, rows, columns).

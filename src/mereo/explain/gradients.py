@@ -44,7 +44,7 @@ def input_gradients(model: VisionModel, images: Tensor, classes: Tensor | None =
 def integrated_gradients(
     model: VisionModel, images: Tensor, classes: Tensor | None = None, *, steps: int = 32
 ) -> Tensor:
-    """What each pixel adds to the score of a class on the straight path from a black image.
+    """The contribution of each pixel to the score of a class, on the straight path from a black image.
 
     integrated = image / steps * sum_k gradient((k - 1/2) / steps * image),  k = 1 .. steps
     sum over pixels and channels -> score_class(image) - score_class(black)  as steps grow

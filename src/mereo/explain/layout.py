@@ -19,7 +19,7 @@ LETTERS = 19
 NARROWEST = 1.3
 """A column, so that the titles of neighbours do not meet."""
 TICKS = 0.22
-"""What the numbers below the bars and the scales of the maps need."""
+"""Height of the numbers below the bars and the scales of the maps."""
 
 
 @dataclass(frozen=True)

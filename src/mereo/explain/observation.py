@@ -44,7 +44,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a model did with a batch.
+    """One observed pass of a model over a batch.
 
     Attributes:
         model: the model, unwrapped.

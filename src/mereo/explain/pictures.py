@@ -196,7 +196,7 @@ def describe_deletion(tested: DeletionTest, claim: str) -> str:
 
 
 def _compared(titles: list[str]) -> str:
-    """What the deletion test is compared with where there are no votes."""
+    """The value compared with the deletion test where there are no votes."""
     return "shares of attention" if "rollout" in titles or "class attention" in titles else "couplings"
 
 

@@ -30,7 +30,7 @@ class AttentionMap:
 
 
 def class_attention(observation: Observation) -> list[AttentionMap]:
-    """What the class token takes from each place, for each layer that has one and by head, in the order of the layers.
+    """Attention of the class token to places, for each layer that has one and by head, in the order of the layers.
 
     The token that stands for the whole image is a single receiver without a place, or the first receiver where the
     positions have a prefix. What it takes from itself is left out, so the shares of a head sum to at most one.

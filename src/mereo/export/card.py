@@ -27,7 +27,7 @@ def chosen(results: Mapping[str, Any]) -> str:
 
 
 def front_matter(model: VisionModel, record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What the hub reads of a card."""
+    """The part of a card that the hub reads."""
     task = task_of(model)
     metric, classifies = task.chooses[0], task.scores_classes
     kind = "image-classification" if classifies else task.name
@@ -59,7 +59,7 @@ def front_matter(model: VisionModel, record: Mapping[str, Any], name: str) -> di
 
 
 def _what(model: VisionModel) -> str:
-    """Which published network this is, or of which it is a variant, and what is other in it."""
+    """Which published network this is, or of which it is a variant, and the differences."""
     entry, arguments = get_model_entry(model.config["model"]), model.config["args"]
     preset = entry.defaults
     other = ", ".join(for_markdown(f"{name} {value}") for name, value in arguments.items() if value != preset[name])
@@ -127,7 +127,7 @@ _COLOURS = {1: ("L", "grey (`L`)"), 3: ("RGB", "RGB")}
 
 
 def preprocessing(model: VisionModel) -> str:
-    """What becomes of a file of an image before the network, as `mereo predict` does it, in words and as code."""
+    """The preprocessing of an image file, as in `mereo predict`, in words and as code."""
     channels, height, width = model.image_shape
     cfg = model.pretrained_cfg
     mean, std = list(cfg["mean"]), list(cfg["std"])

@@ -21,7 +21,7 @@ from mereo.models.weights import LONGEST_HEADER, read_metadata
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 RECORD = ("task", "data", "seed", "epoch", "results", "command", KEY)
-"""What is kept of the run that made the weights: its settings, its results, and the temperature of probabilities."""
+"""Facts of the run that made the weights: its settings, its results, and the temperature of probabilities."""
 
 
 def network_config(model: VisionModel, record: Mapping[str, Any]) -> dict[str, Any]:

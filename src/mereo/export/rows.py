@@ -87,7 +87,7 @@ class Row:
 
     @property
     def scale(self) -> float:
-        """What values are multiplied by to be shown: shares are in percent."""
+        """The factor by which values are multiplied for display: shares are in percent."""
         return 100.0 if get_task(self.task).is_share else 1.0
 
     def shown(self, value: float) -> str:

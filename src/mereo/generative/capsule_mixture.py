@@ -24,7 +24,7 @@ _FARTHEST = 1e30
 
 
 class MixtureSample(NamedTuple):
-    """What `CapsuleMixture.sample` draws.
+    """A sample of `CapsuleMixture.sample`.
 
     Attributes:
         poses: (..., m, d).

@@ -89,7 +89,7 @@ def affine_basis(points: Tensor) -> Tensor:
 
 
 BASES = {"similarity": similarity_basis, "affine": affine_basis}
-"""What the poses of a constellation are, and the linear map of a pose that gives each part's place."""
+"""The kind of pose of a constellation, and the linear map of a pose that gives each part's place."""
 
 
 def make_constellations(

@@ -21,7 +21,7 @@ CLUTTER_DENSITY = 1 / 4
 
 
 class Update(NamedTuple):
-    """What one update leaves; a chain is one image from one start.
+    """The state after one update; a chain is one image from one start.
 
     Attributes:
         responsibilities (chains, slots, columns): a column for each part, then those for clutter.

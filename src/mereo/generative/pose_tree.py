@@ -238,7 +238,7 @@ class PoseTree(nn.Module):
         return draw(size, generator=generator, dtype=like.dtype, device=device).to(like.device)
 
     def route(self, children: Tensor, belief: PoseBelief, mask: Tensor | None = None) -> Tensor:
-        """Who is the parent of each child, given beliefs about the parents: the mean over all sets of present parents.
+        """Parent probabilities of each child, given beliefs about parents: the mean over all sets of present parents.
 
         r_ij = sum_t q(t) softmax_j(log P(s_i = j | t) + E_q(A) log N(A_i; A_j M_ij, 1 / lambda_ij))
 

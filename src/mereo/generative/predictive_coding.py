@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 
 class Inference(NamedTuple):
-    """What the layers settled on.
+    """The settled layers.
 
     Attributes:
         hidden: the first convolution's activity a1 (batch, channels, rows, columns).
@@ -42,7 +42,7 @@ class Inference(NamedTuple):
 
 @dataclass(frozen=True)
 class Descent:
-    """How the energy is descended; see `infer`, whose arguments these are."""
+    """Settings of the descent; see `infer`, whose arguments these are."""
 
     steps: int = 500
     lr: float = 0.01

@@ -71,7 +71,7 @@ CHILDREN: dict[str, Callable[[GenerativeCapsuleModel, Tensor, Tensor], PoseVotes
     "points": point_votes,
     "pairs": pair_votes,
 }
-"""What the children are."""
+"""The kinds of children."""
 
 
 def _dynamic(given: PoseVotes, scores: Tensor, coupling: Coupling, steps: int) -> Tensor:

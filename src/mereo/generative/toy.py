@@ -18,7 +18,7 @@ PENALTIES = ("none", "l1", "l2")
 
 
 class ToyRouting(NamedTuple):
-    """Where the units end, and how they got there.
+    """The final values of the units, and their path.
 
     Attributes:
         x: the units (n,) after the last step.

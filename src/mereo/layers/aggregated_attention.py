@@ -146,7 +146,7 @@ class AggregatedAttention(PixelAttention):
         self.query, self.key_value = Linear(dim, dim), Linear(dim, 2 * dim)
 
     def windows(self, x: Tensor, size: Size) -> Tensor:
-        """What each cell has in its window: (batch, heads, cells, d) -> (batch, heads, cells, d, 9)."""
+        """The window of each cell: (batch, heads, cells, d) -> (batch, heads, cells, d, 9)."""
         maps = x.transpose(2, 3).flatten(1, 2).unflatten(2, size)
         return F.unfold(maps, 3, padding=1).unflatten(1, (*x.shape[1:4:2], 9)).permute(0, 1, 4, 2, 3)
 

@@ -21,7 +21,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 def norm_factors(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """What a batch normalisation multiplies channels by in evaluation, and what it then adds."""
+    """The scale and the shift of a batch normalisation in evaluation."""
     assert norm.running_mean is not None and norm.running_var is not None
     wide = accumulation_type(norm.weight)  # the root of a small variance has too few digits in half precision
     factor = norm.weight.to(wide) * (norm.running_var.to(wide) + norm.eps).rsqrt()

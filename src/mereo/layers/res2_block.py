@@ -51,7 +51,7 @@ class Res2SEBlock(nn.Module):
         self.shortcut = nn.Identity() if same else ConvNorm(inputs, outputs, 1, stride)
 
     def _scales(self, maps: Tensor) -> Tensor:
-        """What the groups become, one after the other along the channels."""
+        """The outputs of the groups, concatenated along the channels."""
         if self.scale == 1:
             only: Tensor = self.groups[0](maps)
             return only

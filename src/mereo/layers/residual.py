@@ -66,7 +66,7 @@ class Residual(nn.Module):
         self.drop = StochasticDepth(rate)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """What the branch gets of the tokens."""
+        """The input of the branch."""
         prepared: Tensor = self.norm(x)
         return prepared if self.shift is None else prepared + self.shift
 

@@ -17,7 +17,7 @@ from mereo.models.layers import layer_depths, parameter_groups
 from mereo.models.weight_sources import WeightSources
 
 Features = Tensor | tuple[Tensor, ...]
-"""What a head needs: one tensor, or several (a NamedTuple serves well)."""
+"""The input of a head: one tensor, or several (such as a NamedTuple)."""
 
 
 def check_sides(given: str, sides: tuple[int, int], steps: tuple[int, int]) -> None:
@@ -108,7 +108,7 @@ class VisionModel(WeightSources, nn.Module):
 
     @property
     def score_kind(self) -> str:
-        """What the scores are: "logits", or, between 0 and 1 each, "lengths" or "activations" of class capsules."""
+        """The kind of scores: "logits", or, between 0 and 1 each, "lengths" or "activations" of class capsules."""
         return "logits"
 
     @property
@@ -133,7 +133,7 @@ class VisionModel(WeightSources, nn.Module):
         raise UsageError(f"{type(self).__name__} has no stage {index}; call forward_features, which every network has.")
 
     def neck(self, maps: list[Tensor]) -> Features:
-        """What the head needs, from the maps of the stages in `neck_inputs`."""
+        """The input of the head, from the maps of the stages in `neck_inputs`."""
         return maps[-1]
 
     def pool(self, features: Any) -> Tensor:
@@ -149,7 +149,7 @@ class VisionModel(WeightSources, nn.Module):
         return scores
 
     def as_map(self, tensor: Tensor, norm: bool) -> Tensor:
-        """What a stage returns as (batch, channels, rows, columns), through the network's last norm where asked.
+        """The output of a stage as (batch, channels, rows, columns), through the network's last norm where asked.
 
         Convolutional networks return such maps and have no norm of that kind, so that this changes nothing.
         """
@@ -194,7 +194,7 @@ class VisionModel(WeightSources, nn.Module):
     # --- timm's protocol --------------------------------------------------------------------------------------------
 
     def _maps(self, images: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:
-        """What the stages in `wanted` return, by number; stages after the last of them do not run."""
+        """Outputs of the stages in `wanted`, by number; stages after the last of them do not run."""
         self.check_images(images)
         kept, current = {}, images
         run: Callable[[int, Tensor], Tensor] = self.stage
@@ -212,7 +212,7 @@ class VisionModel(WeightSources, nn.Module):
         return self.neck_inputs or (len(self.feature_info) - 1,)
 
     def forward_features(self, images: Tensor) -> Any:
-        """What the head needs of images (batch, channels, height, width): a tensor, or a tuple of tensors."""
+        """The input of the head for images (batch, channels, height, width): a tensor, or a tuple of tensors."""
         inputs = self._neck_inputs()
         maps = self._maps(images, inputs)
         return self.neck([maps[index] for index in inputs])

@@ -1,4 +1,4 @@
-"""What makes a capsule classifier of a vision network: class capsules with poses behind the scores."""
+"""The base of capsule classifiers: vision networks with class capsules and their poses behind the scores."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar

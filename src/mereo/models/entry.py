@@ -1,4 +1,4 @@
-"""What a row of the catalogue of networks states, whatever the network reads: images or tokens."""
+"""A row of the catalogue of networks, for networks that read images and for those that read tokens."""
 
 import inspect
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ from mereo.models.base import VisionModel
 
 
 class FeatureInfo:
-    """What the maps of a backbone are, under timm's names.
+    """Facts about the maps of a backbone, under timm's names.
 
     Args:
         stages: `feature_info` of the network.

@@ -148,7 +148,7 @@ _FIGURES: dict[str, type | tuple[type, ...]] = {
     "chosen_on": str, "which": str, "device": str, "torch": str, "epochs": int, "best_epoch": int, "train_images": int,
     "seconds": (int, float),
 }  # fmt: skip
-"""What the results in a weight file hold in addition to the scores on the test images."""
+"""Types of the results in a weight file besides the scores on the test images."""
 _LARGEST_FIGURE = 3.4e38
 """About the largest number of float32, in which losses are computed."""
 SCORES: dict[str, type | tuple[type, ...]] = {

@@ -99,7 +99,7 @@ class MultiScaleCapsules(CapsuleClassifier):
         return self._patches(maps[i] for i in self.scales)
 
     def neck(self, maps: list[Tensor]) -> Features:
-        """What enters the last routing.
+        """The input of the last routing.
 
         Shapes: -> `LastParts` from two or three scales; (batch, capsules, pose) from one.
         """

@@ -77,7 +77,7 @@ def choose_tag(model: str, pretrained: bool | str) -> str:
 
 @dataclass(frozen=True)
 class Filled:
-    """What became of weights that were put into a network.
+    """A report on weights that were loaded into a network.
 
     Attributes:
         new: parts that keep their new weights.
@@ -93,7 +93,7 @@ class Filled:
 
     @property
     def resized(self) -> str | None:
-        """What another image size did, in words; None where nothing depends on it."""
+        """Effects of another image size, in words; None where nothing depends on it."""
         if self.sizes is None or not (self.moved or self.unfit):
             return None
         old, new = (f"{height}x{width}" for height, width in self.sizes)

@@ -29,7 +29,7 @@ CROP_MODES = ("center", "squash", "border")
 """timm's crop modes: crop the centre, resize without keeping proportions, or pad the border."""
 
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
-"""How most networks trained on ImageNet take images; the share of the crop differs."""
+"""Preprocessing of most networks trained on ImageNet; the share of the crop differs."""
 
 PerChannel = float | tuple[float, ...]
 

@@ -17,7 +17,7 @@ from mereo.models.layers import layer_depths, parameter_groups
 
 
 class SequenceState(NamedTuple):
-    """What a model carries from one part of a sequence to the next.
+    """The state of a model between parts of a sequence.
 
     Attributes:
         position: number of tokens read so far.
@@ -107,7 +107,7 @@ class SequenceModel(nn.Module):
     # --- what a network may define ----------------------------------------------------------------------------------
 
     def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
-        """What the first block takes.
+        """The input of the first block.
 
         Args:
             position: number of the first of these tokens, for networks with absolute positions.
@@ -155,7 +155,7 @@ class SequenceModel(nn.Module):
         return scores
 
     def forward_features(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """What the head takes: (batch, tokens) -> (batch, tokens, dim)."""
+        """The input of the head: (batch, tokens) -> (batch, tokens, dim)."""
         return self._run(tokens, lengths)[0]
 
     def forward_with_terms(self, tokens: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -100,7 +100,7 @@ class AttentionRouting(nn.Module):
         _glorot(self.transform, receiver_dim, receiver_dim)
 
     def windows(self, rows: int, columns: int) -> Windows:
-        """What each position reads of a map of this size."""
+        """The window of each position on a map of this size."""
         borders = [(0, 0), (0, 0)]
         if self.same:
             sides = zip((rows, columns), self.kernel, strict=True)

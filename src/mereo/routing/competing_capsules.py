@@ -29,7 +29,7 @@ BOOST_EVERY = 50
 
 
 class Competition(NamedTuple):
-    """What comes of one routing.
+    """The result of one routing.
 
     Attributes:
         poses (batch, parents, pose): of all parents, as dynamic routing leaves them.

@@ -37,7 +37,7 @@ class Cluster(NamedTuple):
 
 
 class EMOptions(NamedTuple):
-    """How EM routing runs; the defaults are the paper's.
+    """Settings of EM routing; the defaults are the paper's.
 
     Attributes:
         steps: how often parents are fitted, at least 1. Gradients flow through all of them.
@@ -119,7 +119,7 @@ def fit_clusters(
 
 
 def vote_scores(votes: Tensor, cluster: Cluster) -> Tensor:
-    """What the E step compares: log a_r + log N(V_rs; mu_r, var_r), (batch, receivers, senders).
+    """The scores of the E step: log a_r + log N(V_rs; mu_r, var_r), (batch, receivers, senders).
 
     Reference: Hinton et al. 2018, procedure 1, E-step.
     """
@@ -162,7 +162,7 @@ def route_em(
 
 
 class _Parents(Clusters):
-    """What both forms of the routing share: the steps."""
+    """Base of both forms of the routing: the steps."""
 
     def fit_parents(self, votes: WindowVotes, present: Tensor) -> Capsules:
         betas = self.beta_use.to(votes.poses.dtype), self.beta_activation.to(votes.poses.dtype)

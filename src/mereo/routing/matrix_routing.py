@@ -1,4 +1,4 @@
-"""What routings of matrix capsules share: transforms of every pair, and parents that are clusters of the votes."""
+"""The base of routings of matrix capsules: transforms of every pair, and parents that are clusters of the votes."""
 
 from abc import abstractmethod
 from typing import Any

@@ -82,7 +82,7 @@ class PositionRouting(nn.Module):
         return torch.cat((factors[..., :1] + self.second.bias.unsqueeze(1), factors[..., 1:]), 3)
 
     def votes(self, children: Tensor) -> GivenVotes:
-        """What the constant and every position contribute to a receiver; each head has a single number of the pose.
+        """Contributions of the constant and every position to a receiver; each head has a single number of the pose.
 
         A vote is multiplied by the number of heads, because contributions are means over the heads.
         """

@@ -16,7 +16,7 @@ from mereo.errors import UsageError, check_positive
 from mereo.routing.vote_routing import VoteRouting, vote_routing
 
 EMPTY = 1e-12
-"""What a sum of activations counts as at the least, so that children of which none is active give zeros."""
+"""Lower bound of a sum of activations, so that children of which none is active give zeros."""
 
 
 def shares(activation: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ def vote_scores(votes: Tensor, posterior: Posterior, options: BayesOptions) -> T
 
 
 def score_level(posterior: Posterior, options: BayesOptions) -> Tensor:
-    """What the scores of all votes for a parent share: (batch, receivers)."""
+    """The term that the scores of all votes for a parent share: (batch, receivers)."""
     dim = posterior.mean.shape[-1]
     level = expected_log_share(posterior, options) - dim / (2 * (options.strength + posterior.total))
     return level + expected_log_precision(posterior) / 2 - dim * math.log(2 * math.pi) / 2
@@ -235,7 +235,7 @@ def _fitting(votes: WindowVotes, options: BayesOptions) -> Callable[[Tensor, boo
 
 
 class _Parents(Clusters):
-    """What both forms of the routing share: norms, and the steps."""
+    """Base of both forms of the routing: norms, and the steps."""
 
     def _prepare(self, receivers: int, options: BayesOptions) -> None:
         super()._prepare(receivers, options)

@@ -85,7 +85,7 @@ def give_back() -> None:
 
 
 def resident_peak(work: Callable[[], object]) -> tuple[int | None, str]:
-    """How far resident memory rises while `work` runs, and how that was measured."""
+    """The rise of resident memory while `work` runs, and the way it was measured."""
     gc.collect()
     give_back()
     before = status("VmRSS")

@@ -1,4 +1,4 @@
-"""Multi-head attention over several processes: beside the dense module, with every mode; couplings; names."""
+"""Multi-head attention over several processes: against the dense module, in every mode; couplings; names."""
 
 import pytest
 import torch

@@ -17,7 +17,7 @@ def test_worked_positions() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("length", "ranks"), [(16, 4), (13, 3), (17, 2), (3, 4), (5, 1), (23, 5)])
-def test_every_pair_takes_part_once(layout: str, length: int, ranks: int) -> None:
+def test_every_pair_is_counted_once(layout: str, length: int, ranks: int) -> None:
     lengths = shard_lengths(length, ranks, layout)
     positions = [shard_positions(length, ranks, rank, layout) for rank in range(ranks)]
     assert torch.equal(torch.cat(positions).sort().values, torch.arange(length))

@@ -27,7 +27,7 @@ def test_a_checkout_with_a_compiler_has_the_library() -> None:
     assert library.missing is None, f"{library.missing} (or: python hatch_build.py)"
 
 
-def test_backends_says_what_each_method_lacks() -> None:
+def test_backends_reports_what_each_method_lacks() -> None:
     found = backends()
     assert set(found) == {"triton", "fused", "streamed", "plain"}
     assert found["streamed"] == found["plain"] == "available"
@@ -45,7 +45,7 @@ def test_backends_says_what_each_method_lacks() -> None:
         ("digest", True, r"does not load .*_library.so"),
     ],
 )
-def test_a_library_that_cannot_be_used_says_why(
+def test_a_library_that_cannot_be_used_is_reported_with_the_reason(
     note: str | None, there: bool, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "NOTE", tmp_path / "note.txt")

@@ -250,7 +250,7 @@ def fail(call: Routing) -> Tensor:
     raise AssertionError("the plain form ran")
 
 
-def test_recording_takes_the_plain_form() -> None:
+def test_recording_uses_the_plain_form() -> None:
     module, children = DynamicRouting(6, 3, 4, 5), torch.randn(2, 6, 4)
     with record(module) as trace:
         module(children)
@@ -259,20 +259,20 @@ def test_recording_takes_the_plain_form() -> None:
     assert [c.shape for c in trace.steps("coupling")] == [(2, 1, 3, 6)] * 3
 
 
-def test_exporting_takes_the_plain_form() -> None:
+def test_exporting_uses_the_plain_form() -> None:
     module, children = DynamicRouting(6, 3, 4, 5), torch.randn(2, 6, 4)
     program = torch.export.export(module, (children,))
     assert not any("mereo" in str(node.target) for node in program.graph.nodes)
     torch.testing.assert_close(program.module()(children), module(children), rtol=1e-5, atol=1e-6)
 
 
-def test_transforms_of_functions_take_the_plain_form() -> None:
+def test_transforms_of_functions_use_the_plain_form() -> None:
     children, weight, _, _ = (x.detach() for x in tensors(SIZES[0]))
     each = torch.vmap(lambda one: dynamic_routing(one[None], weight)[0])(children)
     torch.testing.assert_close(each, dynamic_routing(children, weight), rtol=1e-5, atol=1e-6)
 
 
-def test_detached_routing_takes_the_plain_form() -> None:
+def test_detached_routing_uses_the_plain_form() -> None:
     module = DynamicRouting(6, 3, 4, 5, detach_routing=True)
     with pytest.raises(UsageError, match="detach_routing is True"):
         module(torch.randn(2, 6, 4), method="streamed")

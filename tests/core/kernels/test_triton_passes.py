@@ -77,6 +77,6 @@ def test_routing_on_a_gpu_equals_plain(dtype: torch.dtype) -> None:
         assert (x - y).abs().max() <= (1e-4 if dtype == torch.float32 else 0.02) * y.abs().max()
 
 
-def test_what_does_not_fit_on_chip_says_so() -> None:
+def test_sizes_that_do_not_fit_on_chip_are_refused() -> None:
     assert too_large(torch.empty(196, 2, 8, 16)) is None
     assert "1000 parents of 16" in str(too_large(torch.empty(1000, 2, 8, 16)))

@@ -75,7 +75,7 @@ def test_half_precision_sums_in_float32(shared: bool) -> None:
     torch.testing.assert_close(out.float(), expected, rtol=0.01, atol=0.01)
 
 
-def test_saved_for_the_gradient_are_the_arguments_alone() -> None:
+def test_only_the_arguments_are_saved_for_the_gradient() -> None:
     c, u, W, _ = tensors(False)
     saved: set[int] = set()
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.add(x.data_ptr()) or x, lambda x: x):

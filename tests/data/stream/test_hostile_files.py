@@ -1,4 +1,4 @@
-"""Tar files, tables and patterns that nobody would mean end in a message: no hang, no memory, no lost samples."""
+"""Malformed tar files, tables and patterns end in a message: no hang, no memory, no lost samples."""
 
 import io
 import os

@@ -170,7 +170,7 @@ def test_patterns(tmp_path, folder):
         open_stream("out/none-*.tar", tmp_path)
     assert is_stream("no-*.tar", tmp_path) and is_stream("hf:mnist", tmp_path) and not is_stream(folder, tmp_path)
     (folder / "archive.tar").write_bytes(b"")
-    assert not is_stream(folder, tmp_path), "an image folder stays one, whatever lies beside its classes"
+    assert not is_stream(folder, tmp_path), "an image folder stays one, whatever else is in it"
     odd = folder.rename(tmp_path / "photos [2020]")
     assert not is_stream(odd, tmp_path)
 

@@ -1,4 +1,4 @@
-"""All-CNN-C: convolutions alone, with strides in place of pooling.
+"""All-CNN-C: only convolutions, with strides in place of pooling.
 
 Source: Springenberg, Dosovitskiy, Brox, Riedmiller 2015, arXiv:1412.6806, table 1 and section 3.
 Cost at 32x32: 281 M multiply-adds an image.

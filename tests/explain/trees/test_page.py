@@ -1,4 +1,4 @@
-"""The page of parse trees: whole in itself, every reference leads somewhere, and no name becomes markup."""
+"""The page of parse trees: whole in itself, every reference has a target, and no name becomes markup."""
 
 import base64
 import io
@@ -21,7 +21,7 @@ from mereo.models import CapsuleClassifier
 Make = Callable[..., CapsuleClassifier]
 MakeImages = Callable[..., Tensor]
 HOSTILE = "</script><script>alert(1)</script> \" onmouseover='alert(2)' <img src=//evil.example/x>.png"
-REFERENCES = ("data-parent", "data-edge", "data-box", "data-told", "aria-labelledby")
+REFERENCES = ("data-parent", "data-edge", "data-box", "aria-labelledby")
 OPEN = {"meta"}
 """Elements without an end."""
 

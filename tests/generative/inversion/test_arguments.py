@@ -1,4 +1,4 @@
-"""What `invert` refuses, by the name of the argument, and in what shapes it takes the others."""
+"""Arguments that `invert` refuses, by name, and the shapes of the others."""
 
 import math
 from typing import Any

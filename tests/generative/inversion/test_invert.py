@@ -164,7 +164,7 @@ def test_zero_and_huge_poses(family: str, size: float, learn: tuple[str, ...]) -
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ties_between_huge_scores_are_shared(family: str) -> None:
-    """The logarithm of a sum is rounded away beside scores of 1e13."""
+    """Next to scores of 1e13 the logarithm of a sum is rounded away."""
     setup = problem(3, n=1) | {"family": family, "sweeps": 1}
     setup["poses"], setup["transforms"] = 1e6 * setup["poses"].float(), setup["transforms"].float().expand(5, 4, 3, 3)
     found = invert(**setup)

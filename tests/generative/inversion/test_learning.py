@@ -43,7 +43,7 @@ class Step(NamedTuple):
             groups.setdefault((min(i, shape[0] - 1), min(j, shape[1] - 1)), []).append((b, i, j))
         return groups
 
-    def says(self, b: int, i: int, j: int) -> tuple[Tensor, float]:
+    def vote(self, b: int, i: int, j: int) -> tuple[Tensor, float]:
         """E U_ij and E |U_ij|^2."""
         T = self.problem.mixture.weight[j, i]
         if isinstance(self.parents, SphereParents):
@@ -80,7 +80,7 @@ def test_sigma(family: str, shape: tuple[int, int]) -> None:
     for place, pairs in done.entries(shape).items():
         total = weight = 0.0
         for b, i, j in pairs:
-            u, square = done.says(b, i, j)
+            u, square = done.vote(b, i, j)
             total += r[b, i, j].item() * (poses[b, i].square().sum() - 2 * poses[b, i] @ u + square).item()
             weight += r[b, i, j].item()
         assert done.after.sigma.mT[place].item() ** 2 == pytest.approx(total / (DIM * weight), rel=1e-10)
@@ -97,11 +97,11 @@ def test_kappa(family: str, shape: tuple[int, int]) -> None:
     for place, pairs in done.entries(shape).items():
         terms = []
         for b, i, j in pairs:
-            u, square = done.says(b, i, j)
+            u, square = done.vote(b, i, j)
             terms.append((done.r[b, i, j].item(), (directions[b, i] @ u).item(), math.sqrt(square)))
 
         def h(kappa: Any, terms: list[tuple[float, float, float]] = terms) -> float:
-            return sum(r * (said - s * ratio(DIM, float(kappa) * s)) for r, said, s in terms)
+            return sum(r * (observed - s * ratio(DIM, float(kappa) * s)) for r, observed, s in terms)
 
         found = done.after.kappa.mT[place].item()
         if h(0) <= 0:
@@ -202,13 +202,13 @@ def test_learning_raises_the_bound_and_returns_what_it_learned(family: str, name
         poses, transforms, learned.sigma, learned.kappa, family, None, learned.log_prior, None, None, None, 1.0, 0.0,
         None, None,
     )  # fmt: skip
-    said = learned.parents.statistics(problem.mixture, problem.children)
-    torch.testing.assert_close(assign(problem.mixture, problem.children, learned.parents, said)[1], learned.elbo)
+    statistics = learned.parents.statistics(problem.mixture, problem.children)
+    torch.testing.assert_close(assign(problem.mixture, problem.children, learned.parents, statistics)[1], learned.elbo)
     for other in {"sigma", "kappa", "log_prior"} - {name}:
         assert torch.equal(getattr(learned, other), getattr(plain, other))
 
 
-def test_the_parameters_of_data_are_found_again() -> None:
+def test_the_parameters_of_the_data_are_recovered() -> None:
     """Sigma, kappa and the proportions that children were drawn with, by parents that are known."""
     draws, count = torch.Generator().manual_seed(3), 3000
     parents = 2 * torch.nn.functional.normalize(torch.randn(2, 3, generator=draws, dtype=D), dim=-1)

@@ -1,4 +1,4 @@
-"""Three children and two parents in the plane: numbers reckoned by hand, and the exact evidence by enumeration."""
+"""Three children and two parents in the plane: numbers computed by hand, and the exact evidence by enumeration."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_free_sweeps() -> None:
     """The bound after r, after q with the old tangents, and after new ones; in the loops and in `invert`."""
     p, (mean, covariance) = example(), FREE_START
     found = free(sweeps=6)
-    told = {1: (-10.847562, -10.477013, -10.475325), 5: (None, None, -10.405865)}
+    reported = {1: (-10.847562, -10.477013, -10.475325), 5: (None, None, -10.405865)}
     for sweep in range(1, 7):
         xi = tangents(p, mean, covariance)
         r = responsibilities(p, free_scores(p, mean, covariance, xi))
@@ -61,7 +61,7 @@ def test_free_sweeps() -> None:
         assert found.trace[sweep - 1].item() == pytest.approx(bounds[0], abs=1e-10)
         mean, covariance = free_update(p, r, xi, *FREE_PRIOR)
         bounds += [free_bound(p, r, mean, covariance, x, *FREE_PRIOR) for x in (xi, tangents(p, mean, covariance))]
-        for bound, number in zip(bounds, told.get(sweep, (None,) * 3), strict=True):
+        for bound, number in zip(bounds, reported.get(sweep, (None,) * 3), strict=True):
             assert number is None or bound == pytest.approx(number, abs=1e-6)
     torch.testing.assert_close(found.mean, mean)
     torch.testing.assert_close(found.covariance, covariance)

@@ -220,7 +220,7 @@ def test_the_budget_is_kept(name, epsilon, kind, seed, loss, restarts):
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_attacks_repeat_and_leave_the_model_alone(network, some_pixels, name):
+def test_attacks_repeat_and_leave_the_model_unchanged(network, some_pixels, name):
     images = some_pixels((3, *network.image_shape))
     labels = torch.tensor([0, 1, 2])
     next(network.parameters()).requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Hidden gradients: found where they are, not where they are not."""
+"""Hidden gradients: detected where they are, and only there."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_an_honest_network_is_not_suspected(linear, some_pixels):
     assert len(curve) == 20 and curve[-1] > curve[0]
 
 
-def test_saturated_lengths_are_found_out(linear, some_pixels):
+def test_saturated_lengths_are_detected(linear, some_pixels):
     # The sign of a linear score is as easy to change as before, but the slope of the lengths is 0 nearly everywhere.
     found, _ = checks(linear(3, scale=4000.0), some_pixels((24, 2, 5, 6)), 0.05)
     suspected = {name for name, finding in found.items() if finding.suspicious}

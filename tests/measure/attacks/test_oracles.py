@@ -1,4 +1,4 @@
-"""The same attacks by other people's hands: foolbox, and torchattacks where it is installed (`make test-oracles`)."""
+"""The same attacks in other implementations: foolbox, and torchattacks where it is installed (`make test-oracles`)."""
 
 import importlib
 import warnings

@@ -1,4 +1,4 @@
-"""The template of token mixers: fast products beside explicit matrices, facts, Jacobians, pictures."""
+"""The template of token mixers: fast products against explicit matrices, facts, Jacobians, pictures."""
 
 import pytest
 import torch

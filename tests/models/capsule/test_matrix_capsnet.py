@@ -87,7 +87,7 @@ def test_spread_loss_and_its_margins() -> None:
 
 
 def public_layer(layer: ConvCapsules, poses: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """A convolution of capsules as public PyTorch code computes it: every window alone, activations renormalised.
+    """A convolution of capsules as public PyTorch code computes it: every window by itself, activations renormalised.
 
     Shapes: poses (types, 4, 4, rows, columns), present (types, rows, columns).
     """

@@ -256,7 +256,7 @@ def test_coupling_axis_reaches_both_routings() -> None:
         assert model.middle.coupling.over == model.head.coupling.over == over
 
 
-def test_dropout_of_couplings_is_for_training_alone() -> None:
+def test_dropout_of_couplings_acts_only_in_training() -> None:
     model = create_model("mspcaps_tiny", channels=(4, 4, 4), coupling_drop=0.5)
     features = model.forward_features(torch.rand(4, 3, 32, 32))
     assert not torch.equal(model.forward_head(features), model.forward_head(features))

@@ -110,7 +110,7 @@ def test_preprocessing_follows_from_the_backbone() -> None:
     assert len(mereo.create_model("mspcaps_head", **TINY, in_chans=1).pretrained_cfg["mean"]) == 1
 
 
-def test_a_plan_takes_loss_and_normalisation_from_the_form_that_is_built() -> None:
+def test_a_plan_has_the_loss_and_normalisation_of_the_form_that_is_built() -> None:
     for head, loss in (("capsules", "margin"), ("linear", "cross_entropy")):
         config = TrainConfig(
             model="mspcaps_head", data="digits", in_chans=3, model_args={"head": head, **TINY}, device="cpu"
@@ -160,7 +160,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
         mereo.create_model("mspcaps_head", **TINY, weights=str(tmp_path / "wide.safetensors"))
 
 
-def test_a_file_may_hold_a_table_only_where_the_network_takes_one(tmp_path: Path) -> None:
+def test_a_file_may_hold_a_table_only_for_an_argument_that_is_one(tmp_path: Path) -> None:
     model = mereo.create_model("mspcaps_head", **TINY)
     model.config["args"]["cells"] = {"a": 1}
     mereo.save_weights(tmp_path / "w.safetensors", model)
@@ -218,7 +218,7 @@ def test_wrong_backbones_of_timm(timm: Any, arguments: dict[str, Any], message: 
         outline("mspcaps_head", img_size=64, **arguments)
 
 
-def test_without_timm_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_timm_the_error_explains_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "timm", None)

@@ -140,8 +140,8 @@ def test_votes_of_places_sum_to_the_class_capsules(normalise: str) -> None:
         expected = torch.zeros(u.shape[1], dtype=torch.float64)
         for n in range(u.shape[1]):
             for k in range(6):
-                said = factors[b, k, n] * gains[b, k] * u[b, n] @ model.head.weight[c, k]
-                expected[n] += trace["head.coupling"][b, 0, c, k] * said @ direction
+                vote = factors[b, k, n] * gains[b, k] * u[b, n] @ model.head.weight[c, k]
+                expected[n] += trace["head.coupling"][b, 0, c, k] * vote @ direction
         cells = torch.cat([each.cells[b].flatten() for each in found.contribution_maps])
         by_place = [expected[:36], expected[36:54].view(2, 9).sum(0), expected[54:].view(2, 4).sum(0)]
         torch.testing.assert_close(cells, torch.cat(by_place))

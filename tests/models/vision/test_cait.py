@@ -111,7 +111,7 @@ def test_without_gains_every_layer_is_the_identity() -> None:
     assert torch.equal(features[:, 1:], model.norm(embedded.flatten(1, 2)))
 
 
-def test_class_layers_leave_patches_as_they_are_and_take_them_in_any_order() -> None:
+def test_class_layers_leave_patches_unchanged_and_ignore_their_order() -> None:
     model = tiny()
     patches = torch.randn(2, 16, 12)
     before = patches.clone()

@@ -112,7 +112,7 @@ class MultiHeadAttention(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """What every head makes of its queries: the verbs themselves, without projections.
+        """The output of every head: the verbs themselves, without projections.
 
         Shapes: q (batch, heads, tokens, d), k and v (batch, heads, senders, d) -> (batch, heads, tokens, d).
         """

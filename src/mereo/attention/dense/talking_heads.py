@@ -130,7 +130,7 @@ class TalkingHeadAttention(nn.Module):
         return not (needed or drops or traced) and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
 
     def _exchange(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """What each head makes of the tokens: q, k, v (batch, heads, tokens, d) -> (batch, tokens, heads, d)."""
+        """The output of each head: q, k, v (batch, heads, tokens, d) -> (batch, tokens, heads, d)."""
         scores = mix_heads(q @ k.mT, self.scale * self.premix.weight, self.premix.bias)
         return (self.coupling(scores, mask) @ v).transpose(1, 2)
 

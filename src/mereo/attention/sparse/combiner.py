@@ -183,7 +183,7 @@ class CombinerAttention(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def _project(self, tokens: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """What makes keys of rows, for the plan that learns them."""
+        """The projection from rows to keys, for the plan that learns them."""
         if self.region_in is None or self.region_norm is None or self.region_out is None:
             return None
         inner, norm, outer = self.region_in, self.region_norm, self.region_out

@@ -101,7 +101,7 @@ METHODS: dict[str, tuple[Callable[[Gated], Tensor], Callable[[Gated], bool]]] = 
 
 
 def gated_heads(call: Gated, method: str = "auto") -> Tensor:
-    """What the heads make of their tokens, times the gates: (batch, heads, tokens, d).
+    """The outputs of the heads for their tokens, times the gates: (batch, heads, tokens, d).
 
     Args:
         method: "auto", "gathered" or "dense".

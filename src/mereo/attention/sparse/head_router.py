@@ -148,7 +148,7 @@ class HeadRouter(nn.Module):
         return self.gates(torch.cat((first, second), -1).to(tokens.dtype))
 
     def gated(self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor, coupling: Coupling, method: str = "auto") -> Tensor:
-        """What the heads make of their tokens, times the gates, side by side; see `head_dispatch.METHODS`.
+        """The outputs of the heads for their tokens, times the gates, side by side; see `head_dispatch.METHODS`.
 
         Shapes: q, k, v (batch, heads, tokens, d), gates (batch, tokens, heads) -> (batch, tokens, heads * d).
         """

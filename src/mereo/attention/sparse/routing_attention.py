@@ -93,7 +93,7 @@ def _check(q: Tensor, k: Tensor | None, v: Tensor, centroids: Tensor, causal: bo
 
 
 class RoutingState(NamedTuple):
-    """What routing attention carries from token to token; its size does not depend on how many it has read.
+    """The state that routing attention carries from token to token; its size does not depend on how many it has read.
 
     Attributes:
         position: number of tokens read so far.

@@ -30,7 +30,7 @@ QUERIES = 256
 
 
 class SeaMaps(NamedTuple):
-    """What SEA makes on the way.
+    """Intermediate results of SEA.
 
     Shapes: estimated (batch, heads, queries, columns), probabilities; kept bool of the same shape; mask bool (batch,
         heads, queries, keys); couplings (batch, heads, queries, keys), what acts.
@@ -43,7 +43,7 @@ class SeaMaps(NamedTuple):
 
 
 class _Estimate(NamedTuple):
-    """What is known of one call before the sparse attention: scores, what is kept, and two gates for each query."""
+    """One call before the sparse attention: scores, kept keys, and two gates for each query."""
 
     scores: Tensor
     kept: Tensor

@@ -1,4 +1,4 @@
-"""What SEA estimates attention with: attention by random features, and a decoder that draws the compressed map."""
+"""The estimator of SEA: attention by random features, and a decoder that predicts the compressed map."""
 
 import math
 

@@ -31,7 +31,7 @@ COMPILED_UP_TO = 0.3
 
 
 class SparsifinerMaps(NamedTuple):
-    """What Sparsifiner makes on the way.
+    """Intermediate results of Sparsifiner.
 
     Shapes: approx (batch, heads, queries, tokens), its estimate of the attention of all queries but the class token's;
         coefficients (batch, heads, queries, rank); mask bool (batch, heads, tokens, tokens).

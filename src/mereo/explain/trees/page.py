@@ -32,7 +32,7 @@ votes for each capsule are drawn, with their share of all its votes next to it, 
 
 
 class Hidden(NamedTuple):
-    """What the page shows of a network without parse trees.
+    """The text of the page for a network without parse trees.
 
     Attributes:
         explained: the class.

@@ -57,7 +57,7 @@ def agreement(tree: ParseTree) -> str:
 
 
 def effect_number(node: Node) -> str:
-    """What hiding a patch does, short; empty where that was not measured."""
+    """The effect of hiding a patch, short; empty where that was not measured."""
     return "" if node.effect is None else f"hidden {-node.effect:+.2f}"
 
 

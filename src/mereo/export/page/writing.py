@@ -41,7 +41,7 @@ def check_page(model: VisionModel) -> None:
 
 
 def page_settings(model: VisionModel) -> dict[str, Any]:
-    """What the script needs of the network: its classes and how images are prepared."""
+    """Facts of the network for the script: its classes and the preprocessing of images."""
     channels, height, width = model.image_shape
     cfg = model.pretrained_cfg
     return {

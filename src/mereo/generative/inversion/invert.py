@@ -204,7 +204,7 @@ class _Found(NamedTuple):
 
 
 class _Beliefs(NamedTuple):
-    """What a sweep starts from; `slope` is that of the bound's tangent where there is one."""
+    """The state from which a sweep starts; `slope` is that of the bound's tangent where there is one."""
 
     mixture: Mixture
     parents: FreeParents | SphereParents

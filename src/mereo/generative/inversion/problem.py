@@ -1,4 +1,4 @@
-"""What is to be explained, and the mixture that explains it; the layout is (batch, components, children)."""
+"""The observed children, and the mixture that explains them; the layout is (batch, components, children)."""
 
 import math
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ class Mixture:
         return self.weight.shape[-2]
 
     def of_components(self, parents: Tensor) -> Tensor:
-        """What belongs to each component: (batch, parents, ...) -> (batch, components, ...)."""
+        """Values of the parents, by component: (batch, parents, ...) -> (batch, components, ...)."""
         return parents if self.owner is None else parents.index_select(1, self.owner)
 
     def of_parents(self, components: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def mixing_matrix(
 
 @dataclass(frozen=True)
 class MixingFacts:
-    """What a mixing matrix is like.
+    """Facts about a mixing matrix.
 
     Attributes:
         depends_on_input: whether other inputs give another matrix.

@@ -206,7 +206,7 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
         return normed.movedim(-1, 2)
 
     def neck(self, maps: list[Tensor]) -> Features:
-        """What the classes read: the last capsules (batch, capsules, dim) of each pass that counts."""
+        """The input of the classes: the last capsules (batch, capsules, dim) of each pass that counts."""
         steps = self.routing_options["steps"]
         below, dtype = [self._primary(maps[-1])], maps[-1].dtype
         for number, layer in enumerate(self.layers):

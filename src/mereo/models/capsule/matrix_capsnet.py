@@ -103,7 +103,7 @@ class MatrixCapsNet(CapsuleClassifier):
         self.reset_classifier(num_classes)
 
     def _grids(self, padding: int) -> list[Grid]:
-        """Where the capsules of each layer sit, without the class capsules."""
+        """Places of the capsules of each layer, without the class capsules."""
         kinds = (self.primary.types, self.first.out_types, self.second.out_types)
         shapes = zip((STEM_KERNEL, 3, 3), (2, 2, 1), (padding, 0, 0), kinds, strict=True)
         sides, first, step, grids = list(self.image_shape[1:]), 0.5, 1.0, []

@@ -200,7 +200,7 @@ class MSPCaps(MultiScaleCapsules):
         return features
 
     def neck(self, maps: list[Tensor]) -> Features:
-        """What enters the last routing.
+        """The input of the last routing.
 
         Shapes: -> `LastParts` from two or three scales; (batch, capsules, pose) from one, or with dynamic routing.
         """

@@ -31,7 +31,7 @@ SHORTEST = 1e-5
 
 
 class CapsuleActivation(nn.Module):
-    """What becomes of the sums of a layer: squash, or ReLU(norm(|s|)) s / |s|.
+    """The nonlinearity of a layer's sums: squash, or ReLU(norm(|s|)) s / |s|.
 
     The norm has no parameters. It is over batch, rows and columns of each type ("relu_batch") or over types, rows and
     columns of each image ("relu_layer").

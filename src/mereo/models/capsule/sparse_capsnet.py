@@ -18,7 +18,7 @@ from mereo.routing import CompetingCapsules
 
 
 class Rebuilt(NamedTuple):
-    """What a `SparseCapsNet` makes of images.
+    """The output of a `SparseCapsNet`.
 
     Attributes:
         images (batch, channels, height, width): in (0, 1), rebuilt from the weighted capsules.

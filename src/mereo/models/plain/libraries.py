@@ -1,4 +1,4 @@
-"""What differs between timm and torchvision: names, constructors, published weights, preprocessing.
+"""Differences between timm and torchvision: names, constructors, published weights, preprocessing.
 
 A library is imported when a network of it is asked for. Networks are made by the library's own constructors, and only
 by names that it has registered itself: never by an address of a hub or a folder, and nothing is imported by a name.
@@ -23,7 +23,7 @@ RATES = ("drop_rate", "drop_path_rate")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a library states about one of its networks.
+    """Facts that a library states about one of its networks.
 
     Attributes:
         size: height and width of the images that it was made for.

@@ -69,7 +69,7 @@ class DualBlock(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def attend(self, cells: Tensor) -> Tensor:
-        """What attention makes of cells (batch, rows, columns, dim)."""
+        """The output of attention for cells (batch, rows, columns, dim)."""
         attended: Tensor = self.attention(cells)
         return attended
 

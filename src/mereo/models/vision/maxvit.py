@@ -30,7 +30,7 @@ LARGEST = 1e9
 
 @dataclass(frozen=True)
 class Form:
-    """What the published networks and those of timm do differently.
+    """Differences between the published networks and those of timm.
 
     Attributes:
         activation: of convolutions; `cell_activation` of the networks after attention.

@@ -1,4 +1,4 @@
-"""What a plan is, how regions are summarised, and the softmax over direct tokens and regions together.
+"""The base of plans, summaries of regions, and the softmax over direct tokens and regions together.
 
 Source: Ren, H. Dai, Z. Dai, Yang, Leskovec, Schuurmans, B. Dai 2021, arXiv:2107.05768, sections 3 and 4.
 """
@@ -40,7 +40,7 @@ class Joint:
 
     @property
     def values(self) -> Tensor:
-        """What is mixed."""
+        """The values that are mixed."""
         return self.v if self.carried is None else self.carried
 
     @property
