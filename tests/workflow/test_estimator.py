@@ -250,11 +250,11 @@ def test_arguments_of_a_wrong_kind_are_refused_by_fit(wrong):
 
 
 def test_pictures_of_any_mode_and_tensors_of_any_precision_become_their_pixels():
-    from mereo.workflow.estimator import _numbers
+    from mereo.workflow.estimator_inputs import image_array
 
     red = Image.new("RGB", (4, 4), (255, 0, 0))
     for mode in ("P", "CMYK", "RGBA"):
-        given = _numbers([red.convert(mode)] * 2)
+        given = image_array([red.convert(mode)] * 2)
         assert given.shape == (2, 4, 4, 3) and np.abs(given[0, 0, 0].astype(int) - [255, 0, 0]).max() <= 1
-    assert _numbers([Image.new("1", (4, 4), 1)]).max() == 255
-    np.testing.assert_array_equal(_numbers(torch.ones(2, 1, 4, 4, dtype=torch.bfloat16)), np.ones((2, 4, 4, 1)))
+    assert image_array([Image.new("1", (4, 4), 1)]).max() == 255
+    np.testing.assert_array_equal(image_array(torch.ones(2, 1, 4, 4, dtype=torch.bfloat16)), np.ones((2, 4, 4, 1)))

@@ -148,15 +148,15 @@ def labelled(data: Any) -> tuple[Tensor, list[Any]]:
         )
     images, labels = data
     if not isinstance(images, np.ndarray | Tensor):
-        pictures = list(_each(images))
-        sizes = {picture.size for picture in pictures if not isinstance(picture, str | Path)}
-        if any(isinstance(picture, str | Path) for picture in pictures) or len(sizes) != 1:
+        listed = list(_each(images))
+        pictures = [each for each in listed if not isinstance(each, str | Path)]
+        if len(pictures) < len(listed) or len({picture.size for picture in pictures}) != 1:
             raise UsageError(
                 "data has paths, or images of several sizes; give a folder <class>/*, a table of paths and labels"
                 " (.csv), or images of one size."
             )
-        rgb = any(picture.mode not in ("1", "L") for picture in pictures if not isinstance(picture, str | Path))
-        images = np.stack([np.asarray(p.convert("RGB" if rgb else "L")) for p in pictures if not isinstance(p, str)])  # type: ignore[union-attr]
+        mode = "L" if all(picture.mode in ("1", "L") for picture in pictures) else "RGB"
+        images = np.stack([np.asarray(picture.convert(mode)) for picture in pictures])
     stacked = stack_of(images)[..., :3]
     names = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
     if len(names) != len(stacked):
