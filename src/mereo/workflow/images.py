@@ -156,7 +156,8 @@ def labelled(data: Any) -> tuple[Tensor, list[Any]]:
                 " (.csv), or images of one size."
             )
         mode = "L" if all(picture.mode in ("1", "L") for picture in pictures) else "RGB"
-        images = np.stack([np.asarray(picture.convert(mode)) for picture in pictures])
+        pixels = np.stack([np.asarray(picture.convert(mode)) for picture in pictures])
+        images = pixels if mode == "RGB" else pixels[..., None]
     stacked = stack_of(images)[..., :3]
     names = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
     if len(names) != len(stacked):
