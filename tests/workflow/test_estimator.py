@@ -13,7 +13,8 @@ from PIL import Image
 
 import mereo
 from mereo.data import load_split
-from mereo.workflow.estimator import ImageClassifier, _numbers
+from mereo.workflow.estimator import ImageClassifier
+from mereo.workflow.estimator_inputs import image_array
 from mereo.workflow.images import labelled
 
 SMALL = {"epochs": 2, "batch_size": 16, "model": "resnet20", "img_size": 8, "device": "cpu"}
@@ -251,17 +252,15 @@ def test_arguments_of_a_wrong_kind_are_refused_by_fit(wrong):
 
 
 def test_pictures_of_any_mode_and_tensors_of_any_precision_become_their_pixels():
-    from mereo.workflow.estimator import _numbers
-
     red = Image.new("RGB", (4, 4), (255, 0, 0))
     for mode in ("P", "CMYK", "RGBA"):
-        given = _numbers([red.convert(mode)] * 2)
+        given = image_array([red.convert(mode)] * 2)
         assert given.shape == (2, 4, 4, 3) and np.abs(given[0, 0, 0].astype(int) - [255, 0, 0]).max() <= 1
-    assert _numbers([Image.new("1", (4, 4), 1)]).max() == 255
-    np.testing.assert_array_equal(_numbers(torch.ones(2, 1, 4, 4, dtype=torch.bfloat16)), np.ones((2, 4, 4, 1)))
+    assert image_array([Image.new("1", (4, 4), 1)]).max() == 255
+    np.testing.assert_array_equal(image_array(torch.ones(2, 1, 4, 4, dtype=torch.bfloat16)), np.ones((2, 4, 4, 1)))
 
 
-def test_one_image_is_refused_with_what_would_do(fitted, digits):
+def test_one_image_is_refused_with_the_form_that_is_expected(fitted, digits):
     images, _ = digits
     for one in (images[0], images[0][..., None], Image.fromarray(images[0])):
         with pytest.raises(mereo.UsageError, match="one image; give"):
@@ -271,8 +270,8 @@ def test_one_image_is_refused_with_what_would_do(fitted, digits):
 def test_pictures_in_grey_and_colour_may_be_mixed():
     grey = Image.new("L", (8, 8), 100)
     mixed = [grey, grey.convert("RGB"), grey.convert("RGBA"), grey.convert("P"), Image.new("I;16", (8, 8), 100 * 257)]
-    values = _numbers(mixed)
+    values = image_array(mixed)
     assert values.shape == (5, 8, 8, 3) and (values == 100).all()
-    assert _numbers([grey, mixed[-1]]).shape == (2, 8, 8)
+    assert image_array([grey, mixed[-1]]).shape == (2, 8, 8)
     stacked, _ = labelled((mixed, list("abcde")))
     assert stacked.shape == (5, 3, 8, 8) and (stacked == 100).all()

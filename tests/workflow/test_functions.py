@@ -17,6 +17,7 @@ from mereo.inference.predict import Prediction
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.plan import make_plan
 from mereo.workflow import Predictions
+from mereo.workflow.images import labelled
 from mereo.workflow.options import fit_all
 from mereo.workflow.training import _base
 
@@ -263,3 +264,9 @@ def test_rooms_are_attributes_and_import_nothing_before_they_are_used(python):
     code = "import sys, mereo; assert 'torch' not in sys.modules; mereo.measure.attacks; mereo.explain.observe"
     subprocess.run([python, "-c", code], check=True)
     assert {"train", "predict", "evaluate", "explain"} <= set(dir(mereo))
+
+
+@pytest.mark.parametrize(("modes", "channels"), [(("L", "1"), 1), (("L", "RGBA"), 3)])
+def test_pictures_as_wide_as_a_colour_has_channels_are_images(modes, channels):
+    images, labels = labelled(([Image.new(mode, (4, 5)) for mode in modes], ["a", "b"]))
+    assert images.shape == (2, channels, 5, 4) and labels == ["a", "b"]

@@ -1,18 +1,17 @@
 """`mereo.ImageClassifier`: a network as a classifier of scikit-learn, which need not be installed."""
 
-import inspect
+import csv
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mereo.cli.options import TrainOptions
-from mereo.errors import UsageError, unknown
+from mereo.errors import UsageError
 from mereo.inference.answers import collect_answers
 from mereo.inference.calibration import confidences, ways_of
 from mereo.inference.temperature import calibration_of, probabilities
@@ -20,44 +19,16 @@ from mereo.training.config import TrainConfig
 from mereo.training.engine import train
 from mereo.training.plan import make_plan
 from mereo.training.report import Report
-from mereo.workflow.arrays import array_dataset, image_set
+from mereo.workflow.arrays import NAME, array_dataset, image_set
+from mereo.workflow.estimator_inputs import Array, classes_of, image_array
 from mereo.workflow.images import COLOURS, stack_of
 from mereo.workflow.options import fit_all
+from mereo.workflow.sklearn_base import Estimator, not_fitted
 
-Array = np.ndarray[Any, Any]
 _BYTES, _UNIT = (0.0, 255.0), (0.0, 1.0)
 
-if TYPE_CHECKING or find_spec("sklearn") is None:
 
-    class _Estimator:
-        """The parameters of an estimator, as scikit-learn's base class has them."""
-
-        def get_params(self, deep: bool = True) -> dict[str, Any]:
-            """The arguments of the constructor by name; `deep` is part of scikit-learn's call and changes nothing."""
-            return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-
-        def set_params(self, **params: Any) -> "_Estimator":
-            """Change some of them; UsageError for an unknown one."""
-            known = self.get_params()
-            for name, value in params.items():
-                if name not in known:
-                    raise unknown(f"parameter of {type(self).__name__}", name, known)
-                setattr(self, name, value)
-            return self
-
-        def __repr__(self) -> str:
-            defaults = inspect.signature(type(self)).parameters
-            own = {name: value for name, value in self.get_params().items() if value != defaults[name].default}
-            return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in own.items())})"
-
-else:
-    from sklearn.base import BaseEstimator, ClassifierMixin
-
-    class _Estimator(ClassifierMixin, BaseEstimator):
-        """An estimator of scikit-learn."""
-
-
-class ImageClassifier(_Estimator):
+class ImageClassifier(Estimator):
     """A network that is fitted to images and labels in memory, with the interface of scikit-learn.
 
     It works in `cross_val_score`, `GridSearchCV` and pipelines. Options that are None are those of `mereo train`.
@@ -140,9 +111,9 @@ class ImageClassifier(_Estimator):
             UsageError: for images or labels of another form, fewer than two classes, and wrong options.
         """
         self._check_settings()
-        array = _numbers(X)
+        array = image_array(X)
         values = self._images(array)
-        classes, numbers = _labels(y)
+        classes, numbers = classes_of(y)
         if len(values) != len(numbers):
             raise UsageError(f"X has {len(values)} images and y {len(numbers)} labels; give one label for each image.")
         self.n_features_in_ = int(np.prod(array.shape[1:]))
@@ -175,7 +146,7 @@ class ImageClassifier(_Estimator):
         )
         options = fit_all(TrainOptions, "ImageClassifier", given, {})
         options |= fit_all(TrainOptions, "ImageClassifier", {"tensorboard": False, **(self.options or {})}, fixed)
-        return TrainConfig().replace(**options, data="arrays", seed=seed, validation_fraction=0.0)
+        return TrainConfig().replace(**options, data=NAME, seed=seed, validation_fraction=0.0)
 
     def _check_settings(self) -> None:
         """UsageError for arguments of the constructor of a wrong kind; scikit-learn wants none before `fit`."""
@@ -259,8 +230,8 @@ class ImageClassifier(_Estimator):
     def _scores(self, X: Any) -> tuple[Tensor, str]:
         """Scores (n, classes) of the network, and their kind."""
         if not hasattr(self, "model_"):
-            raise _not_fitted(type(self).__name__)
-        array = _numbers(X)
+            raise not_fitted(type(self).__name__)
+        array = image_array(X)
         if not self._flat and array.shape in (self._one, self._one[:2]):
             raise UsageError(f"X is {array.shape}, one image; give several, (n, ...), such as X[None].")
         if self._flat and array.ndim == 2 and array.shape[1] != self.n_features_in_:
@@ -312,94 +283,7 @@ def _are_numbers(value: Any, kind: type, counts: tuple[int, ...]) -> bool:
     return isinstance(value, tuple | list) and len(value) in counts and all(isinstance(each, known) for each in value)
 
 
-def _is_picture(value: Any) -> bool:
-    """Whether a value is an image of Pillow."""
-    return getattr(value, "mode", None) is not None and hasattr(value, "convert")
-
-
-def _arrays_of(images: Sequence[Any]) -> list[Array]:
-    """Images of Pillow as arrays, in grey if all of them are, else in colour; anything else as it is."""
-    from mereo.data.decode import is_grey, to_mode
-
-    mode = "L" if all(is_grey(image.mode) for image in images if _is_picture(image)) else "RGB"
-    return [np.asarray(to_mode(image, mode) if _is_picture(image) else image) for image in images]
-
-
-def _numbers(X: Any) -> Array:
-    """Images as one array of numbers, samples first and channels last; UsageError for what is none."""
-    if hasattr(X, "toarray"):
-        raise UsageError("X is sparse data, which has no images; give X.toarray().")
-    if isinstance(X, Tensor):
-        if X.dim() != 4 or X.shape[1] not in COLOURS:
-            raise UsageError(f"X is a tensor {tuple(X.shape)}; it must be (n, channels, height, width).")
-        moved = X.detach().cpu().movedim(1, -1)
-        return (moved.float() if moved.dtype is torch.bfloat16 else moved).numpy()
-    if isinstance(X, Mapping | str):
-        raise UsageError(f"X is a {type(X).__name__}; give images as an array, a tensor or a list of PIL images.")
-    if _is_picture(X):
-        raise UsageError("X is one image; give a list of images, such as [image].")
-    try:
-        values = np.stack(_arrays_of(X)) if isinstance(X, list | tuple) and X else np.asarray(X)
-    except ValueError as error:
-        raise UsageError("X has images of several sizes; give images of one size.") from error
-    if values.dtype.kind == "c":
-        raise UsageError(f"Complex data not supported: X is of {values.dtype}.")
-    if values.dtype.kind not in "fiub":
-        try:
-            values = values.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"X is of {values.dtype}, argument must be numbers: give images as arrays.") from error
-    if values.ndim == 2 and values.shape[1] == 0:
-        raise UsageError(f"X has 0 feature(s) (shape={values.shape}) while a minimum of 1 is required.")
-    if values.ndim and not len(values):
-        raise UsageError(f"X has 0 sample(s) (shape={values.shape}) while a minimum of 1 is required.")
-    return values
-
-
-def _labels(y: Any) -> tuple[Array, list[int]]:
-    """The classes, sorted, and the number of each label among them."""
-    if y is None:
-        raise UsageError("y is None; requires y to be passed, but the target y is None: give a label for each image.")
-    labels = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        kind = _of_sklearn("DataConversionWarning", UserWarning)
-        text = f"A column-vector y was passed when a 1d array was expected; y is {labels.shape}, give y.ravel()."
-        warnings.warn(text, kind, stacklevel=3)
-        labels = labels[:, 0]
-    if labels.ndim != 1:
-        raise UsageError(f"y is {labels.shape}; it must be (n,), one label for each image.")
-    if labels.dtype.kind == "f":
-        if not np.isfinite(labels).all():
-            raise UsageError("y has values that are NaN or infinity; replace them.")
-        if (labels != np.rint(labels)).any():
-            raise UsageError("Unknown label type: y has fractions; give classes, or whole numbers for them.")
-    try:
-        classes, numbers = np.unique(labels, return_inverse=True)
-    except TypeError as error:
-        raise UsageError("y has labels of several types, which cannot be sorted; give labels of one type.") from error
-    return classes, numbers.tolist()
-
-
-def _history(path: Any) -> list[dict[str, float]]:
+def _history(path: Path) -> list[dict[str, float]]:
     """The rows of results.csv."""
-    import csv
-
     with path.open() as file:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
-
-
-def _of_sklearn(name: str, otherwise: type[Exception]) -> Any:
-    """An exception or warning of scikit-learn where that is installed."""
-    if find_spec("sklearn") is None:
-        return otherwise
-    import sklearn.exceptions
-
-    return getattr(sklearn.exceptions, name)
-
-
-def _not_fitted(name: str) -> Exception:
-    """The error of an estimator that was not fitted, of both libraries."""
-    base = _of_sklearn("NotFittedError", UsageError)
-    kind = UsageError if base is UsageError else type("NotFittedUsageError", (UsageError, base), {})
-    error: Exception = kind(f"this {name} is not fitted yet; call fit first.")
-    return error

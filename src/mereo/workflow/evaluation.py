@@ -29,7 +29,7 @@ from mereo.models import VisionModel
 from mereo.runtime.progress import Reporter
 from mereo.training.results import RunResult
 from mereo.training.setup import place
-from mereo.workflow.arrays import class_numbers, image_set
+from mereo.workflow.arrays import NAME, class_numbers, image_set
 from mereo.workflow.display import html_table, png, read_picture, text_table
 from mereo.workflow.images import labelled
 from mereo.workflow.networks import trained_network
@@ -123,7 +123,7 @@ def _in_memory(models: Sequence[Any], options: EvaluateOptions, data: Any) -> li
             raise UsageError(f"{source} has no scores (num_classes is 0); there is nothing to evaluate.")
     configs = [run_config(source) if source.exists() else None for source in sources]
     in_memory = data is not None and not isinstance(data, str | Path)
-    name = "arrays" if in_memory else choose_data(networks, configs, None if data is None else str(data))
+    name = NAME if in_memory else choose_data(networks, configs, None if data is None else str(data))
     trained = []
     for label, (network, source), config in zip(short_names(sources), loaded, configs, strict=True):
         if in_memory:

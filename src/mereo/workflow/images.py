@@ -1,7 +1,7 @@
 """Images as people have them: paths, patterns, PIL images, arrays, tensors, and lists of any of these."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,6 +140,19 @@ def thumbnail(image: "Path | Image", side: int = 96) -> bytes:
         return b""
 
 
+def is_picture(value: Any) -> bool:
+    """Whether a value is an image of Pillow."""
+    return getattr(value, "mode", None) is not None and hasattr(value, "convert")
+
+
+def picture_arrays(images: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    """Images of Pillow as arrays, in grey if all of them are, else in colour; anything else as it is."""
+    from mereo.data.decode import is_grey, to_mode
+
+    mode = "L" if all(is_grey(image.mode) for image in images if is_picture(image)) else "RGB"
+    return [np.asarray(to_mode(image, mode) if is_picture(image) else image) for image in images]
+
+
 def labelled(data: Any) -> tuple[Tensor, list[Any]]:
     """Images and labels of a pair, as uint8 (n, channels, height, width) and a list of labels.
 
@@ -151,18 +164,15 @@ def labelled(data: Any) -> tuple[Tensor, list[Any]]:
         )
     images, labels = data
     if not isinstance(images, np.ndarray | Tensor):
-        pictures = list(_each(images))
-        sizes = {picture.size for picture in pictures if not isinstance(picture, str | Path)}
-        if any(isinstance(picture, str | Path) for picture in pictures) or len(sizes) != 1:
+        listed = list(_each(images))
+        pictures = [each for each in listed if not isinstance(each, str | Path)]
+        if len(pictures) < len(listed) or len({picture.size for picture in pictures}) != 1:
             raise UsageError(
                 "data has paths, or images of several sizes; give a folder <class>/*, a table of paths and labels"
                 " (.csv), or images of one size."
             )
-        from mereo.data.decode import is_grey, to_mode
-
-        held = [picture for picture in pictures if not isinstance(picture, str | Path)]
-        mode = "L" if all(is_grey(picture.mode) for picture in held) else "RGB"
-        images = np.stack([np.asarray(to_mode(picture, mode)) for picture in held])
+        pixels = np.stack(picture_arrays(pictures))
+        images = pixels if pixels.ndim == 4 else pixels[..., None]
     stacked = stack_of(images)[..., :3]
     names = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
     if len(names) != len(stacked):
