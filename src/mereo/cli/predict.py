@@ -24,7 +24,8 @@ def run(words: list[str], command: str) -> None:
     """Print what images show, or how texts go on."""
     options = parse(PredictOptions, words, command)
     check_positive(top=options.top, batch_size=options.batch_size, length=options.length)
-    with uncollected(forever=True):
+    # Not in a program that has imported PyTorch, and maybe Triton, for other purposes.
+    with uncollected(forever="torch" not in sys.modules):
         from mereo.inference.predict import find_images
         from mereo.runtime.device import one_thread
 
