@@ -107,3 +107,15 @@ def test_a_run_stores_it(tmp_path) -> None:
     assert stored.images > 0
     assert stored.test_images > 0
     assert mereo.load(result.folder.path).metadata["augment"] == ["shift=1"]
+
+
+def test_few_validation_images_fit_no_temperature() -> None:
+    from mereo.data import load_splits
+    from mereo.tasks import Classification
+    from mereo.training.calibrate import FEWEST_IMAGES, calibrate_run
+
+    model, splits = mereo.create_model("resnet20", in_chans=1, img_size=8), load_splits("digits", img_size=(8, 8))
+    for count in (FEWEST_IMAGES - 1, FEWEST_IMAGES):
+        held = splits.test.subset(torch.arange(count))
+        fitted = calibrate_run(model, Classification(), splits._replace(validation=held), chosen_on_test=True)
+        assert (fitted is None) is (count < FEWEST_IMAGES)

@@ -1,14 +1,12 @@
-"""Long imports are not searched for garbage, and a single image is classified by one thread."""
+"""Long imports are not searched for garbage."""
 
 import gc
 import subprocess
 import sys
 
 import pytest
-import torch
 
 from mereo.runtime.collection import uncollected
-from mereo.runtime.device import one_thread
 
 
 @pytest.fixture(autouse=True)
@@ -34,15 +32,6 @@ def test_errors_leave_collection_as_it_was():
     with pytest.raises(ImportError), uncollected():
         raise ImportError
     assert gc.isenabled()
-
-
-def test_the_number_of_threads_is_restored():
-    threads = torch.get_num_threads()
-    with one_thread():
-        assert torch.get_num_threads() == 1
-    with one_thread(False):
-        assert torch.get_num_threads() == threads
-    assert torch.get_num_threads() == threads
 
 
 def test_a_command_ends_without_searching_what_it_imported(tmp_path):

@@ -26,19 +26,10 @@ def run(words: list[str], command: str) -> None:
     check_positive(top=options.top, batch_size=options.batch_size, length=options.length)
     # Not in a program that has imported PyTorch, and maybe Triton, for other purposes.
     with uncollected(forever="torch" not in sys.modules):
-        from mereo.inference.predict import find_images
-        from mereo.runtime.device import one_thread
+        from mereo.inference.predict import find_images, task_of
+        from mereo.models import SequenceModel
 
     paths = [] if options.prompt is not None and not options.images else find_images(options.images)
-    with one_thread(len(paths) <= 1):
-        _answer(options, paths)
-
-
-def _answer(options: PredictOptions, paths: list[Path]) -> None:
-    """Load the network and print its answers."""
-    from mereo.inference.predict import task_of
-    from mereo.models import SequenceModel
-
     model, source = load_weights(options.weights, options.device, ready=True, images=False)
     if options.weights is None:
         say(f"using {source}", file=sys.stderr)

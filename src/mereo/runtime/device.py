@@ -1,7 +1,4 @@
-"""The choice of the device, and of the number of its threads."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+"""The choice of the device."""
 
 import torch
 
@@ -23,19 +20,3 @@ def choose_device(name: str) -> torch.device:
         listed = ", ".join(f"{kind} ({n})" for kind, n in available.items() if n)
         raise UsageError(f"device is {name!r}, which this machine does not have; available: {listed}.")
     return device
-
-
-@contextmanager
-def one_thread(only: bool = True) -> Iterator[None]:
-    """Inside this block PyTorch computes with one thread, unless `only` is False.
-
-    For a single image, waking the other threads and waiting for them takes longer than what they take over, several
-    times as long where other programs use the processor too.
-    """
-    threads = torch.get_num_threads()
-    if only:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -11,15 +11,18 @@ from mereo.tasks import Task
 if TYPE_CHECKING:
     from mereo.models import VisionModel
 
+FEWEST_IMAGES = 20
+"""Validation images below which no temperature is fitted: it would follow single images."""
+
 
 def calibrate_run(model: "VisionModel", task: Task, splits: Splits, *, chosen_on_test: bool) -> Calibration | None:
-    """The temperature from the validation images; None without them, or for other tasks than one class an image.
+    """The temperature from the validation images; None for few or none, or for other tasks than one class an image.
 
     Args:
         chosen_on_test: whether the epoch was chosen on the test images, so that none are left to measure on.
     """
     held = splits.validation
-    if held is None or not len(held) or not task.scores_classes or held.labels_per_image > 1:
+    if held is None or len(held) < FEWEST_IMAGES or not task.scores_classes or held.labels_per_image > 1:
         return None
     return calibrate(model, held, None if chosen_on_test else splits.test)
 
