@@ -97,7 +97,7 @@ def test_the_estimator_gives_those_of_predict(photo: Path, tmp_path: Path) -> No
     images = np.clip(random.integers(0, 80, (60, 16, 16)) + 80 * labels[:, None, None], 0, 255).astype(np.uint8)
     arguments = {"channels": [4, 8, 8], "patch_size": 2}
     options = {"model_args": arguments, "img_size": 16, "epochs": 2, "batch_size": 16, "device": "cpu"}
-    classifier = mereo.ImageClassifier(**options, validation_fraction=0.2).fit(images, labels)
+    classifier = mereo.ImageClassifier(**options, validation_fraction=0.4).fit(images, labels)
     shares = classifier.predict_proba(images[:4])
     for number, row in enumerate(shares):
         Image.fromarray(images[number]).save(tmp_path / f"{number}.png")
