@@ -34,7 +34,7 @@ def _registered():
 def run(tmp_path_factory, _registered):
     """The folder of a finished run on the digits."""
     output = tmp_path_factory.mktemp("plain")
-    words = ["--model", "plain_cnn", "--data", "digits", "--limit", "64", "--batch-size", "32", "--epochs", "2"]
+    words = ["--model", "plain_cnn", "--data", "digits", "--limit", "256", "--batch-size", "32", "--epochs", "2"]
     words += ["--lr", "0.01", "--no-tensorboard", "--device", "cpu", "--output", str(output), "--name", "plain"]
     assert main(["train", *words]) == 0
     return output / "plain"
