@@ -48,6 +48,14 @@ def test_a_line_has_every_time_and_peak_of_trusted_measurements() -> None:
     assert tool.line([TIMES, PEAKS], "another") == ""
 
 
+def test_code_of_the_authors_stands_in_the_place_of_timm() -> None:
+    authors = run_of(measurement("ours", 0.2), measurement("theirs:net", 0.5))
+    assert (
+        tool.line([authors], "net")
+        == "Measured, `net`: 8 images 200 ms, the authors' code 500 ms (2.50 times as fast)."
+    )
+
+
 def test_only_what_was_measured_is_replaced_and_twice_is_once(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     text = "<!-- measured conditions -->\n<!-- end -->\n\n<!-- measured net -->\n\nold\n\n<!-- end -->\n\nText.\n"

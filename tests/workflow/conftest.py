@@ -5,7 +5,7 @@ import pytest
 import mereo
 
 SMALL = {
-    "data": "digits", "limit": 64, "batch_size": 32, "epochs": 1, "device": "cpu", "tensorboard": False,
+    "data": "digits", "limit": 256, "batch_size": 32, "epochs": 1, "device": "cpu", "tensorboard": False,
     "model_args": {"channels": [4, 8, 8]},
 }  # fmt: skip
 

@@ -40,7 +40,7 @@ def scores_of(predictions):
 
 @pytest.mark.slow
 def test_a_training_is_that_of_the_command(run, tmp_path):
-    words = ["--data", "digits", "--limit", "64", "--batch-size", "32", "--epochs", "1", "--device", "cpu"]
+    words = ["--data", "digits", "--limit", "256", "--batch-size", "32", "--epochs", "1", "--device", "cpu"]
     assert main(["train", *words, "--no-tensorboard", "--model-args", "channels=[4,8,8]", "--name", "same"]) == 0
     assert TrainConfig.from_yaml(run.folder.config).to_dict() | {"name": "", "output": ""} == (
         TrainConfig.from_yaml(tmp_path / "runs" / "same" / "config.yaml").to_dict() | {"name": "", "output": ""}
@@ -83,7 +83,7 @@ def test_forms_of_a_value_and_recipes(run):
     )
     assert given == {"img_size": 16, "augment": ("flip",), "recipe": "mspcaps_short"}
     assert _base(None, given).recipe == "mspcaps_short" and _base(None, given).model == "mspcaps_tiny"
-    assert _base(run.folder.path, {"data": "mnist"}).limit == 64
+    assert _base(run.folder.path, {"data": "mnist"}).limit == 256
 
 
 def test_one_picture_in_every_form_gets_one_prediction(run, photo):
