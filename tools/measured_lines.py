@@ -32,7 +32,9 @@ def _time(runs: Sequence[Run], model: str, batch: int, mode: str, contender: str
 
 def _reference(runs: Sequence[Run], model: str) -> tuple[str, str]:
     """The contender beside ours, and its name in the page: the authors' code where it was given, or timm."""
-    names = [m.contender for run in runs for m in run.measurements if m.sizes["model"] == model and ":" in m.contender]
+    given = {contender for run in runs for contender in run.options["outside"]}
+    measured = [m.contender for run in runs for m in run.measurements if m.sizes["model"] == model]
+    names = [name for name in measured if name in given]
     return (names[0], "the authors' code") if names else (TIMM, "timm")
 
 

@@ -4,6 +4,7 @@ import functools
 import io
 import re
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,6 +68,18 @@ def new_figure(width: float, height: float, layout: Layout = "constrained", dpi:
     figure = Figure(figsize=(width, height), dpi=dpi, layout=layout, facecolor="white")
     _canvas()(figure)
     return figure
+
+
+def row_of_panels(
+    titles: Iterable[str], width: float, height: float, *, sharey: bool = False, fontsize: float = 9
+) -> tuple[Any, list[Any]]:
+    """A figure and its panels side by side, each `width` inches wide, with their titles."""
+    names = list(titles)
+    figure = new_figure(width * len(names), height)
+    panels = list(figure.subplots(1, len(names), sharey=sharey, squeeze=False)[0])
+    for axes, name in zip(panels, names, strict=True):
+        axes.set_title(name, fontsize=fontsize, loc="left")
+    return figure, panels
 
 
 def save_figure(figure: Any, path: Path) -> None:

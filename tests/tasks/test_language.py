@@ -172,6 +172,9 @@ def test_the_commands(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert prediction["text"] == "1 and " and len(prediction["continuation"].encode()) <= 27
     assert main(["predict", "runs/run/config.yaml", "--weights", "runs/run", "--length", "5"]) == 0
     assert "model: tnl_tiny" in capsys.readouterr().out
+    Path("table.csv").write_text("a,b\n1,2\n")
+    assert main(["predict", "table.csv", "--weights", "runs/run", "--length", "1"]) == 0, "a text, no list of images"
+    assert "a,b" in capsys.readouterr().out
     for command in (["explain", str(text), "--weights", "runs/run"], ["export", "runs/run"]):
         assert main(command) == 2
         assert "reads tokens" in capsys.readouterr().err

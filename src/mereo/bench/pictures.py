@@ -12,6 +12,10 @@ from mereo.runtime.text import gibibytes
 
 COLOURS = ("#6b6b6b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4b3f9e", "#a0522d", "#111111")
 """By order of appearance; the reference is grey."""
+MARKERS = ("o", "^", "s")
+"""Of lines; one for as many contenders as there are colours."""
+MOST_INSIDE = 6
+"""Contenders whose lines have room for a legend in the panel and for their exponents; a table has those of more."""
 INK, FAINT, WRONG = "#222222", "#8a8a8a", "#c4161c"
 WIDE = 30
 """Largest over smallest above which a panel is logarithmic."""
@@ -115,10 +119,16 @@ def _bars(run: Run, panels: list[tuple[str, str, Quantity, str]]) -> Any:
     return figure
 
 
+def _shows_exponents(run: Run, swept: str) -> bool:
+    return swept in run.options.get("growth", ()) and len(_colours(run)) <= MOST_INSIDE
+
+
 def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: list[str]) -> Any:
     """A row a size that was swept, a column a quantity, a line a contender; a cross is where it no longer fits."""
     colours = _colours(run)
-    figure = new_figure(max(6.5, 1.0 + 3.4 * len(panels)), 1.3 + 2.7 * len(axes_swept))
+    markers = {name: MARKERS[i // len(COLOURS) % len(MARKERS)] for i, name in enumerate(colours)}
+    width = max(6.5, 1.0 + 3.4 * len(panels))
+    figure = new_figure(width, 1.3 + 2.7 * len(axes_swept))
     limit = run.options.get("limit")
     counts = list(dict.fromkeys(m.threads for m in run.measurements))
     grid = figure.subplots(len(axes_swept), len(panels), squeeze=False)
@@ -136,9 +146,9 @@ def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: l
                         if spread:
                             axes.fill_between(*zip(*spread, strict=True), color=colours[name], alpha=0.15, linewidth=0)
                     style = ":" if wrong else ("-", "--", "-.")[counts.index(count) % 3]
-                    axes.plot(*zip(*points, strict=True) if points else ([], []), style, marker="o", markersize=4,
-                              color=colours[name], label=label, linewidth=1.6)  # fmt: skip
-                    if swept in run.options.get("growth", ()) and (power := exponent(points)) is not None:
+                    axes.plot(*zip(*points, strict=True) if points else ([], []), style, marker=markers[name],
+                              markersize=4, color=colours[name], label=label, linewidth=1.6)  # fmt: skip
+                    if _shows_exponents(run, swept) and (power := exponent(points)) is not None:
                         axes.annotate(f"{power:.2f}", points[-1], fontsize=7, color=colours[name],
                                       xytext=(4, 0), textcoords="offset points", va="center")  # fmt: skip
                     lost = [m.sizes[swept] for m in line if quantity is _peak and "fit" in m.memory_note]
@@ -165,7 +175,12 @@ def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: l
     pairs = [pair for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     named = {label: handle for handle, label in reversed(pairs)}
     handles, labels = list(reversed(named.values())), list(reversed(named))
-    grid[0][0].legend(handles, labels, fontsize=7, framealpha=0.8, edgecolor="none")
+    if len(colours) <= MOST_INSIDE:
+        grid[0][0].legend(handles, labels, fontsize=7, framealpha=0.8, edgecolor="none")
+    else:
+        columns = max(int(width / (0.5 + 0.07 * max(map(len, labels)))), 1)
+        figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(labels) // columns))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=7, frameon=False)
     return figure
 
 
@@ -183,7 +198,7 @@ def draw(run: Run, path: Path) -> bool:
     title = f"mereo bench {run.suite}\n{heading(run)[0]}; torch {run.machine['torch']}"
     if any(m.bound and m.wall for m in run.measurements):
         title += "\nblack: the least time that the sizes allow on this machine"
-    if any(axis in run.options.get("growth", ()) for axis in swept):
+    if any(_shows_exponents(run, axis) for axis in swept):
         title += "\nnumbers at the ends of lines: fitted exponents"
     figure.suptitle(title, fontsize=9, color=INK, x=0.01, ha="left")
     save_figure(figure, path)

@@ -24,18 +24,18 @@ def run(words: list[str], command: str) -> None:
     """Print what images show, or how texts go on."""
     options = parse(PredictOptions, words, command)
     check_positive(top=options.top, batch_size=options.batch_size, length=options.length)
-    # Not in a program that has imported PyTorch, and maybe Triton, for other purposes.
-    with uncollected(forever="torch" not in sys.modules):
-        from mereo.inference.predict import find_images, task_of
+    with uncollected():
+        from mereo.inference.predict import find_files, find_images, task_of
         from mereo.models import SequenceModel
 
-    paths = [] if options.prompt is not None and not options.images else find_images(options.images)
     model, source = load_weights(options.weights, options.device, ready=True, images=False)
     if options.weights is None:
         say(f"using {source}", file=sys.stderr)
     if isinstance(model, SequenceModel):
-        _continue(model, options, paths, source)
+        texts = find_files(options.images) if options.images or options.prompt is None else []
+        _continue(model, options, texts, source)
         return
+    paths = [] if options.prompt is not None and not options.images else find_images(options.images)
     warn_if_out_of_distribution(model, source, paths, chosen=options.weights is None)
     if options.prompt is not None:
         raise UsageError(f"prompt is {options.prompt!r}, and {source} classifies images; give images.")

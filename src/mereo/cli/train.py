@@ -86,10 +86,7 @@ def options_from(words: list[str], command: str = "train") -> TrainConfig:
 def _parsed(words: list[str], command: str) -> tuple[TrainConfig, TrainOptions]:
     """The configuration of a command line, and the options parsed on top of the defaults."""
     first = parse(TrainOptions, words, command)
-    with uncollected():
-        import accelerate  # noqa: F401
-
-        import mereo.training.engine  # noqa: F401
+    _import_engine()
     base = start_from(first, words)
     options = first
     if base != TrainConfig():
@@ -100,6 +97,14 @@ def _parsed(words: list[str], command: str) -> tuple[TrainConfig, TrainOptions]:
         config = dataclasses.replace(config, model_args={**base.model_args, **options.model_args})
     config.check()
     return config, first
+
+
+def _import_engine() -> None:
+    """Import all that a training needs; with garbage collection this takes a quarter longer."""
+    with uncollected():
+        import accelerate  # noqa: F401
+
+        import mereo.training.engine  # noqa: F401
 
 
 def _find_rate(plan: "Plan") -> None:

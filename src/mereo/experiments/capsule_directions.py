@@ -1,9 +1,9 @@
-"""Does a change of the image move the capsule of its class along one direction, and does a number of it stand for one?
+"""How the pose of a class capsule follows rotation, scale, shear and shift of the image.
 
-The same images under growing affine changes give differences of the capsule of the true class; if they lie along one
-direction, the first singular value of the matrix of these differences has a large share of the sum of all. The control
-takes differences to as many other images of the class, and an untrained network shows what comes of the architecture.
-Then single numbers of the capsule are moved, and the decoder shows how much of the image that changes.
+Each image is transformed by growing amounts, which gives a matrix of differences of the pose of the true class. If they
+lie along one direction, the first singular value is most of the sum of all. The control takes differences to as many
+other images of the class; an untrained network shows what the architecture alone does. The second part changes single
+entries of the pose and measures how much of the decoded image each one changes.
 """
 
 import math
@@ -21,7 +21,7 @@ from mereo.errors import UsageError
 from mereo.experiments.fitting import fit
 from mereo.experiments.settings import Settings
 from mereo.models import CapsuleClassifier, create_model
-from mereo.pictures import new_figure, save_figure
+from mereo.pictures import row_of_panels, save_figure
 from mereo.runtime.device import choose_device
 from mereo.tasks.classification import ClassificationObjective
 
@@ -151,9 +151,10 @@ def moved_numbers(model: CapsuleClassifier, images: Tensor, labels: Tensor) -> t
     sizes = torch.stack([(difference.flatten(1).norm(dim=1) / whole).mean() for difference in differences])
     first = torch.stack([torch.cat([rebuilt(number, by, 1) for by in MOVES]) for number in range(dim)])
     means = {
-        "change by a number %": sizes.mean(), "pixels it changes %": shares.mean(),
+        "change by a number %": sizes.mean(),
+        "pixels it changes %": shares.mean(),
         "pixels of the image %": spread(plain).mean(),
-    }  # fmt: skip
+    }
     return {name: 100 * mean.item() for name, mean in means.items()}, first
 
 
@@ -189,9 +190,8 @@ def _tested(test: Images, settings: Settings) -> Batch:
 def run(settings: Settings) -> dict[str, Any]:
     """Tables of directions and of moved numbers, and a picture of moved numbers."""
     data = str(settings.data)
-    splits = load_splits(
-        data, root=settings.data_root, img_size=SIDE, limit=settings.limit, validation_fraction=0.0
-    )  # fmt: skip
+    root, limit = settings.data_root, settings.limit
+    splits = load_splits(data, root=root, img_size=SIDE, limit=limit, validation_fraction=0.0)
     if splits.train.labels_per_image > 1:
         raise UsageError(f"data is {data!r}, whose images hold several objects; this experiment takes one label each.")
     test = _tested(splits.test, settings)
@@ -235,14 +235,12 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def _draw(pictures: dict[str, Tensor], path: Any) -> None:
     """Reconstructions of one image: a row for each number of the capsule, a column for each move."""
-    figure = new_figure(2.4 * len(pictures), 5.2)
-    panels = figure.subplots(1, len(pictures), squeeze=False)[0]
-    for axes, (title, images) in zip(panels, pictures.items(), strict=True):
+    figure, panels = row_of_panels(pictures, 2.4, 5.2)
+    for axes, images in zip(panels, pictures.values(), strict=True):
         mosaic = images.mean(2).permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
         axes.imshow(mosaic.cpu().numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         side = images.shape[-1]
         axes.set_xticks([side * (i + 0.5) for i in range(len(MOVES))], [f"{by:+g}" for by in MOVES], fontsize=7)
         axes.set_yticks([side * (i + 0.5) for i in range(len(images))], list(map(str, range(len(images)))), fontsize=7)
-        axes.set_title(title, fontsize=9, loc="left")
     panels[0].set_ylabel("number of the capsule")
     save_figure(figure, path)

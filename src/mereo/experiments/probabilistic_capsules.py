@@ -19,7 +19,7 @@ from mereo.generative.constellations import make_templates
 from mereo.generative.partition_metrics import segmentation_accuracy
 from mereo.generative.pose_tree import POSE, affine
 from mereo.generative.probabilistic_capsules import PoseExplanation, ProbabilisticCapsules, prob_capsules_toy
-from mereo.pictures import new_figure, save_figure
+from mereo.pictures import row_of_panels, save_figure
 
 STEPS, BATCH, RATE = 1500, 64, 3e-3
 EPOCH = 100
@@ -134,11 +134,9 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def _draw(traces: dict[str, Tensor], path: Any) -> None:
     """The mean bound of an image against the steps of test-time optimisation, a panel a kind of images."""
-    figure = new_figure(3.4 * len(traces), 2.6)
-    panels = figure.subplots(1, len(traces), squeeze=False)[0]
-    for axes, (title, trace) in zip(panels, traces.items(), strict=True):
+    figure, panels = row_of_panels(traces, 3.4, 2.6)
+    for axes, trace in zip(panels, traces.values(), strict=True):
         axes.plot(trace.numpy(), color="#1971c2", linewidth=1.4)
-        axes.set_title(title, fontsize=9, loc="left")
         axes.set_xlabel("step")
     panels[0].set_ylabel("bound")
     save_figure(figure, path)

@@ -19,7 +19,7 @@ from mereo.errors import UsageError, check_choice
 from mereo.experiments.fitting import fit
 from mereo.experiments.settings import Settings
 from mereo.models import SparseCapsNet
-from mereo.pictures import new_figure, save_figure
+from mereo.pictures import row_of_panels, save_figure
 from mereo.routing.competing_capsules import MASKS, win_entropy
 from mereo.runtime.device import choose_device
 from mereo.tasks.reconstruction import ReconstructionObjective
@@ -150,11 +150,9 @@ def _measured(
 
 def _draw(shares: dict[str, Tensor], path: Any) -> None:
     """Bars of the share of test images that each capsule wins, most frequent first, one panel a mask."""
-    figure = new_figure(3.2 * len(shares), 2.6)
-    panels = figure.subplots(1, len(shares), sharey=True, squeeze=False)[0]
-    for axes, (mask, values) in zip(panels, shares.items(), strict=True):
+    figure, panels = row_of_panels(shares, 3.2, 2.6, sharey=True)
+    for axes, values in zip(panels, shares.values(), strict=True):
         axes.bar(range(1, len(values) + 1), 100 * values.sort(descending=True).values.numpy(), color="#1971c2")
-        axes.set_title(mask, fontsize=10, loc="left")
         axes.set_xlabel("capsule")
     panels[0].set_ylabel("test images won, %")
     save_figure(figure, path)

@@ -3,7 +3,7 @@
 import glob
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -64,6 +64,10 @@ class Prediction:
         return {"path": str(self.path), **self.values}
 
 
+Contents = Callable[[Path], list[Path]]
+"""The files that a file stands for."""
+
+
 def _listed_or_itself(path: Path) -> list[Path]:
     """The images that a table lists, or the file itself; UsageError for archives and streams."""
     if path.suffix.lower() == ".csv":
@@ -75,29 +79,45 @@ def _listed_or_itself(path: Path) -> list[Path]:
     return [path]
 
 
-def find_images(patterns: Sequence[str | Path]) -> list[Path]:
-    """The files of paths, folders (searched at any depth for image suffixes), tables (.csv) and globs.
+def find_files(
+    patterns: Sequence[str | Path], suffixes: Collection[str] | None = None, inside: Contents = lambda path: [path]
+) -> list[Path]:
+    """The files of paths, folders and globs, each listed once, in order.
 
-    Each is listed once, in order.
+    Args:
+        patterns: what was given.
+        suffixes: of the files of folders, which are searched at any depth; None is every file.
+        inside: the files that a given file stands for.
+
+    Raises:
+        UsageError: for a path or pattern that matches nothing, and a folder without such files.
     """
     listed: dict[Path, None] = {}
-    suffixes = (*IMAGE_SUFFIXES, *OTHER_SUFFIXES)
     for pattern in patterns:
         path = Path(pattern)
         if path.is_dir():
-            files = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())
+            every = (p for p in path.rglob("*") if suffixes is None or p.suffix.lower() in suffixes)
+            files = sorted(p for p in every if p.is_file())
             if not files:
-                raise UsageError(f"{path} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}).")
+                kinds = "files" if suffixes is None else f"images ({', '.join(sorted(IMAGE_SUFFIXES))})"
+                raise UsageError(f"{path} has no {kinds}.")
         elif path.is_file():
-            files = _listed_or_itself(path)
+            files = inside(path)
         else:
             files = [Path(p) for p in sorted(glob.glob(str(pattern), recursive=True)) if Path(p).is_file()]  # noqa: PTH207
             if not files:
                 raise UsageError(f"{pattern} is not a file, not a folder, and as a pattern matches nothing.")
         listed.update(dict.fromkeys(files))
     if not listed:
-        raise UsageError("no image is given; give files, folders or patterns.")
+        raise UsageError("no file is given; give files, folders or patterns.")
     return list(listed)
+
+
+def find_images(patterns: Sequence[str | Path]) -> list[Path]:
+    """The images of paths, folders (searched at any depth for their suffixes), tables (.csv) and globs, in order."""
+    if not patterns:
+        raise UsageError("no image is given; give files, folders or patterns.")
+    return find_files(patterns, (*IMAGE_SUFFIXES, *OTHER_SUFFIXES), _listed_or_itself)
 
 
 Aside = tuple[Path, str]

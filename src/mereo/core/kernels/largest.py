@@ -10,26 +10,21 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels.transforms import steps_aside
+from mereo.core.squash import accumulation_type
 
-_ADDED_IN = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-}
-_LARGEST = {dtype: torch.finfo(dtype).max for dtype in _ADDED_IN}
 LARGEST_SUM = 1e37
-"""Above the logarithm of the normaliser of finite scores in float32, where a pass holds scores to finite numbers."""
-_ROOT = {dtype: (_LARGEST[wide] / 2) ** 0.5 for dtype, wide in _ADDED_IN.items()}
+"""If the logarithm of a softmax's sum is larger, a compiled pass met scores that overflow float32."""
 
 
 def largest_entry(x: Tensor, dim: int) -> float:
     """sqrt(largest number / (2 dim)): two vectors of such entries have a finite product; at most the largest number."""
-    return min(_ROOT[x.dtype] * max(dim, 1) ** -0.5, _LARGEST[x.dtype])
+    return min((torch.finfo(accumulation_type(x)).max / (2 * max(dim, 1))) ** 0.5, torch.finfo(x.dtype).max)
 
 
-def _is_seen() -> bool:
-    """Whether values of tensors may be looked at now: nothing traces or replaces operations."""
+def _is_seen(x: Tensor) -> bool:
+    """Whether values of x may be looked at now: on the CPU, and nothing traces or replaces operations."""
+    if x.device.type != "cpu" or not x.is_floating_point() or type(x) not in (Tensor, torch.nn.Parameter):
+        return False
     watched = torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack()
     return not watched and steps_aside() is None
 
@@ -39,11 +34,9 @@ def exceeds(x: Tensor, largest: float) -> bool:
 
     Reads x once: 1 to 2 % of the time of attention to 200 keys.
     """
-    if x.device.type != "cpu" or x.dtype not in _ADDED_IN or type(x) not in (Tensor, torch.nn.Parameter):
+    if not _is_seen(x):
         return False
-    if not _is_seen():
-        return False
-    return not torch.linalg.vector_norm(x.detach(), dtype=_ADDED_IN[x.dtype]).item() <= largest
+    return not torch.linalg.vector_norm(x.detach(), dtype=accumulation_type(x)).item() <= largest
 
 
 def within_range(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,14 +44,9 @@ def within_range(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
     Shapes: (..., dim) each -> the same.
     """
-    if q.device.type != "cpu" or q.dtype not in _ADDED_IN or type(q) not in (Tensor, torch.nn.Parameter):
-        return q, k
-    if not _is_seen():
-        return q, k
-    largest, wide = largest_entry(q, q.shape[-1]), _ADDED_IN[q.dtype]
-    with torch.no_grad():
-        norms = torch.linalg.vector_norm(q, dtype=wide).item(), torch.linalg.vector_norm(k, dtype=wide).item()
-    return (
-        q if norms[0] <= largest else q.clamp(-largest, largest),
-        k if norms[1] <= largest else k.clamp(-largest, largest),
-    )
+    largest = largest_entry(q, q.shape[-1])
+    return _within(q, largest), _within(k, largest)
+
+
+def _within(x: Tensor, largest: float) -> Tensor:
+    return x.clamp(-largest, largest) if exceeds(x, largest) else x
