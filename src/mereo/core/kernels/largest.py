@@ -32,11 +32,15 @@ def _is_seen(x: Tensor) -> bool:
 def exceeds(x: Tensor, largest: float) -> bool:
     """Whether entries of x may be larger than that, infinite or NaN; False where this cannot be seen.
 
-    Reads x once: 1 to 2 % of the time of attention to 200 keys.
+    Reads x once. The norm of the norms of rows is that of all entries: where rows do not follow each other in memory,
+    as those of queries made together with keys and values, it takes a quarter of the time.
     """
     if not _is_seen(x):
         return False
-    return not torch.linalg.vector_norm(x.detach(), dtype=accumulation_type(x)).item() <= largest
+    values, wide = x.detach(), accumulation_type(x)
+    if not x.is_contiguous():
+        values = torch.linalg.vector_norm(values, dim=-1, dtype=wide)
+    return not torch.linalg.vector_norm(values, dtype=wide).item() <= largest
 
 
 def within_range(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
