@@ -51,6 +51,26 @@ def check_positive(**arguments: float) -> None:
             raise UsageError(f"{argument} is {value!r}; it must be a number above 0.")
 
 
+def check_not_negative(**arguments: float) -> None:
+    """Raise `UsageError` for the first keyword argument that is below zero or NaN."""
+    for argument, value in arguments.items():
+        if not isinstance(value, int | float) or not value >= 0:
+            raise UsageError(f"{argument} is {value!r}; it must be a number of at least 0.")
+
+
+def check_fraction(**arguments: float) -> None:
+    """Raise `UsageError` for the first keyword argument outside (0, 1]."""
+    for argument, value in arguments.items():
+        if not isinstance(value, int | float) or not 0 < value <= 1:
+            raise UsageError(f"{argument} is {value!r}; it must be a number above 0 and at most 1.")
+
+
+def check_seed(seed: int) -> None:
+    """Raise `UsageError` unless a seed is one that every generator takes."""
+    if not 0 <= seed < 2**31:
+        raise UsageError(f"seed is {seed}; it must be between 0 and 2^31 - 1.")
+
+
 def check_probability(**arguments: float) -> None:
     """Raise `UsageError` for the first keyword argument outside [0, 1)."""
     for argument, value in arguments.items():

@@ -55,14 +55,21 @@ def test_wrong_files_are_refused_in_one_line(tmp_path, text, match):
     "change",
     [
         {"epochs": 0}, {"batch_size": -1}, {"lr": 0.0}, {"accumulate": 3}, {"validation_fraction": 1.0},
-        {"ema_decay": 1.5}, {"mean": (0.5,)}, {"name": "a/b"}, {"seed": -1}, {"weight_decay": -1.0}, {"img_size": 0},
-        {"mean": (0.5,), "std": (0.0,)}, {"min_lr": float("nan")}, {"mixup": 5e-324}, {"cutmix": 1e-9},
-        {"img_size": [float("inf")]}, {"img_size": [float("nan")]}, {"mean": [10**400], "std": [1.0]},
+        {"ema_decay": 1.5}, {"mean": (0.5,)}, {"name": "a/b"}, {"seed": -1}, {"weight_decay": -1.0},
+        {"std": (0.0,), "mean": (0.5,)}, {"min_lr": float("nan")}, {"mixup": 5e-324}, {"cutmix": 1e-9},
+        {"mean": [10**400], "std": [1.0]}, {"decay_rate": 1.5}, {"adversarial": 2.0}, {"patience": 0},
+        {"minutes": 1e6}, {"warmup_epochs": 1e7}, {"schedule": "linear"},
     ],
 )  # fmt: skip
-def test_invalid_values_are_refused(change):
-    with pytest.raises(UsageError):
+def test_the_message_names_the_invalid_field(change):
+    with pytest.raises(UsageError, match=rf"\b{next(iter(change))}\b"):
         TrainConfig().replace(**change).check()
+
+
+@pytest.mark.parametrize("size", [0, [float("inf")], [float("nan")]])
+def test_a_size_of_images_is_a_positive_number(size):
+    with pytest.raises(UsageError, match="such as 64x48"):
+        TrainConfig(img_size=size).check()
 
 
 @pytest.mark.parametrize(

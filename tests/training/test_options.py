@@ -331,7 +331,7 @@ def test_soft_labels_count_for_their_heaviest_class():
         ({"warmup_steps": -1}, "warmup_steps"),
         ({"loss": "spred"}, "spread"),
         ({"freeze": ["steam"]}, "steam"),
-        ({"freeze_layers": -1}, "freeze_layers is -1; it must be at least 0"),
+        ({"freeze_layers": -1}, "freeze_layers is -1"),
         ({"freeze_layers": 5}, "freeze_layers is 5; this network has 5 layers.*at most 4"),
         ({"freeze_until": "blocks.9"}, "blocks.9.*did you mean"),
         ({"freeze_until": "head"}, "freeze_until is 'head', in the last layer"),

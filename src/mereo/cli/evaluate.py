@@ -12,7 +12,7 @@ from mereo.cli.options import EvaluateOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.cli.weights import newest_run
-from mereo.errors import UsageError, check_positive
+from mereo.errors import UsageError, check_not_negative, check_positive, check_seed
 from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ def check(options: EvaluateOptions) -> None:
     for name in ("limit", "attack_limit"):
         if getattr(options, name) is not None:
             check_positive(**{name: getattr(options, name)})
-    if options.masking_images < 0:
-        raise UsageError(f"masking_images is {options.masking_images}; it must be at least 0.")
-    if not 0 <= options.seed < 2**31:
-        raise UsageError(f"seed is {options.seed}; it must be between 0 and 2^31 - 1.")
+    check_not_negative(masking_images=options.masking_images)
+    check_seed(options.seed)
     for epsilon in options.epsilon:
         if not (math.isfinite(epsilon) and 0 <= epsilon <= 1):
             raise UsageError(f"epsilon is {epsilon}; it must be between 0 and 1, the range of a pixel.")

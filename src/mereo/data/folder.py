@@ -8,7 +8,7 @@ from typing import BinaryIO
 import torch
 
 from mereo.data.files import FileSplit, sniff
-from mereo.data.names import IMAGE_SUFFIXES, SPLITS
+from mereo.data.names import IMAGE_SUFFIXES, SPLITS, is_table
 from mereo.data.raw import RawDataset
 from mereo.data.set_aside import with_test
 from mereo.data.table import read_table
@@ -154,7 +154,7 @@ def read_layout(path: Path, *, evaluation: bool = False) -> Layout:
         path: of the folder, archive or table.
         evaluation: whether the images are for a trained network, which needs neither training images nor two classes.
     """
-    if path.suffix.lower() == ".csv" and path.is_file():
+    if is_table(path):
         return read_table(path, evaluation=evaluation)
     tree = open_tree(path)
     only = _only_folder(tree)

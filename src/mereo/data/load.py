@@ -16,7 +16,7 @@ from mereo.data.sources import open_dataset
 from mereo.data.split import hold_out, stratified
 from mereo.data.storage import Storage
 from mereo.data.stream import Source, StreamedSet, as_source
-from mereo.errors import MereoError, UsageError, check_choice, check_positive, check_probability
+from mereo.errors import MereoError, UsageError, check_choice, check_fraction, check_positive, check_probability
 
 
 class Splits(NamedTuple):
@@ -49,8 +49,7 @@ class _Counter:
 
 def load_size(img_size: tuple[int, int], crop_pct: float) -> tuple[int, int]:
     """The stored (height, width) of which a crop of `img_size` is the fraction `crop_pct` of each side."""
-    if not 0 < crop_pct <= 1:
-        raise UsageError(f"crop_pct is {crop_pct}; it must be above 0 and at most 1.")
+    check_fraction(crop_pct=crop_pct)
     height, width = image_size(img_size)
     return round(height / crop_pct), round(width / crop_pct)
 

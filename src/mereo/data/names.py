@@ -1,5 +1,7 @@
 """Names that data sets on disk use: of splits and of image files."""
 
+from pathlib import Path
+
 SPLITS = {
     "train": "train", "training": "train", "val": "validation", "validation": "validation", "valid": "validation",
     "dev": "validation", "test": "test", "testing": "test",
@@ -17,3 +19,8 @@ _OF_PROGRAMS = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx",
 def is_hidden(name: str) -> bool:
     """Whether a file or a folder is of the system rather than of the user, by its name."""
     return name.startswith(".") or name.lower() in _OF_PROGRAMS
+
+
+def is_table(path: Path) -> bool:
+    """Whether a path is a table of images: a .csv file."""
+    return path.suffix.lower() == ".csv" and path.is_file()

@@ -9,7 +9,7 @@ from mereo.data.characters import AUGMENT as SIGNS_AUGMENT
 from mereo.data.characters import are_signs
 from mereo.data.files import sniff
 from mereo.data.folder import finish_splits, own_splits, read_layout
-from mereo.data.names import ARCHIVES
+from mereo.data.names import ARCHIVES, is_table
 from mereo.data.raw import RawDataset
 from mereo.data.registry import DEFAULT_AUGMENT, DatasetInfo
 from mereo.data.regular import kind_of, user_path
@@ -107,7 +107,7 @@ def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInf
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     counts = {split: len(part) for split, part in splits.items()}
     smallest = int(np.bincount(splits["train"].labels.numpy()).min())
-    listed = "images listed in a table" if path.is_file() and path.suffix.lower() == ".csv" else "images in folders"
+    listed = "images listed in a table" if is_table(path) else "images in folders"
     summary = f"{listed}, {len(names)} classes ({shown}), at least {smallest} training images each"
     # In a table whole numbers are often numbers of classes, not digits.
     signs = listed == "images in folders" and are_signs(names)

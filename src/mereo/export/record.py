@@ -11,7 +11,7 @@ from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.figures import read_results
 from mereo.training.option_values import show_arguments, show_size
 from mereo.training.recipes import RECIPES, apply_recipe
-from mereo.training.run_folder import IDENTITY, RunFolder
+from mereo.training.run_folder import INCIDENTAL, RunFolder
 
 FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction", "loss")
 """Fields that a run fills in where they are left open."""
@@ -69,7 +69,7 @@ def command_of(config: TrainConfig) -> str:
     given = {
         name: value
         for name in FIELDS
-        if name not in STATED_FIRST | IDENTITY and (value := getattr(config, name)) != getattr(base, name)
+        if name not in STATED_FIRST | INCIDENTAL and (value := getattr(config, name)) != getattr(base, name)
     }
     stated = _still_filled_in(given, base, config)
     if config.recipe not in RECIPES and config.task == "classification":

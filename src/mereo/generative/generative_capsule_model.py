@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_not_negative, check_positive
 from mereo.generative.sinkhorn import log_sinkhorn
 
 CLUTTER_DENSITY = 1 / 4
@@ -81,8 +81,7 @@ class GenerativeCapsuleModel:
                 f"basis is {tuple(self.basis.shape)} and owner {tuple(self.owner.shape)};"
                 " they must be (parts, 2, pose) and (parts,)."
             )
-        if self.clutter < 0:
-            raise UsageError(f"clutter is {self.clutter}; it must be at least 0.")
+        check_not_negative(clutter=self.clutter)
         if isinstance(self.prior_mean, str):
             check_choice("prior_mean", self.prior_mean, ("zero", "points"))
         elif len(self.prior_mean) != self.basis.shape[-1] or not all(map(math.isfinite, self.prior_mean)):

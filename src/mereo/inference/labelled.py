@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mereo.data.names import is_table
 from mereo.data.table import table_images
 from mereo.inference.answers import Answers
 from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
@@ -30,36 +31,33 @@ UNSURE = 0.1
 """Lead over the second class, as a probability, below which an answer is unsure."""
 
 
-def folder_labels(given: Iterable[str | Path], paths: Sequence[Path], names: Sequence[str]) -> Tensor:
-    """The label of each image by the folder that it is in, as far as that folder has the name of a class.
+def _composed(name: str) -> str:
+    """A name with its accents in one form, since file systems differ in theirs."""
+    return unicodedata.normalize("NFC", name)
 
-    Only images of a given folder are labelled, and those of a table (.csv) by its labels; those given by their own path
-    are not.
+
+def folder_labels(given: Iterable[str | Path], paths: Sequence[Path], names: Sequence[str]) -> Tensor:
+    """The label of each image: that of a given table (.csv), or the folder with the name of a class that it is in.
+
+    Only images of given folders and tables are labelled; those given by their own path are not.
 
     Shapes: -> int64 (n,), `UNKNOWN` where there is none.
     """
+    numbers = {_composed(name): number for number, name in enumerate(names)}
+    places = [Path(each) for each in given]
+    folders = [place for place in places if place.is_dir()]
+    listed = {image: label for place in places if is_table(place) for image, label in table_images(place).items()}
 
-    def plain(name: str) -> str:
-        return unicodedata.normalize("NFC", name)
-
-    numbers = {plain(name): number for number, name in enumerate(names)}
-    given = list(given)
-    folders = [Path(one) for one in given if Path(one).is_dir()]
-    listed: dict[Path, str] = {}
-    for one in given:
-        if Path(one).suffix.lower() == ".csv" and Path(one).is_file():
-            listed |= table_images(Path(one))
-    labels = []
-    for path in paths:
+    def candidates(path: Path) -> list[str]:
         if path in listed:
-            labels.append(numbers.get(plain(listed[path]), UNKNOWN))
-            continue
-        inside = next((folder for folder in folders if path.is_relative_to(folder)), None)
-        # The nearest folder with the name of a class: classes may have folders inside. Those above the given one say
-        # nothing.
-        below = () if inside is None else (inside.resolve().name, *path.relative_to(inside).parent.parts)
-        parents = [plain(part) for part in reversed(below)]
-        labels.append(next((numbers[part] for part in parents if part in numbers), UNKNOWN))
+            return [listed[path]]
+        folder = next((folder for folder in folders if path.is_relative_to(folder)), None)
+        if folder is None:
+            return []
+        # The nearest folder comes first, because the folder of a class may have others inside.
+        return [*reversed(path.relative_to(folder).parent.parts), folder.resolve().name]
+
+    labels = [next((numbers[n] for n in map(_composed, candidates(path)) if n in numbers), UNKNOWN) for path in paths]
     return torch.tensor(labels, dtype=torch.int64)
 
 

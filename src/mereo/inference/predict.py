@@ -3,7 +3,7 @@
 import glob
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mereo.data import Batch, ImageSet, load_size
 from mereo.data.decode import decode, reason_of
-from mereo.data.names import ARCHIVES, IMAGE_SUFFIXES, OTHER_SUFFIXES
+from mereo.data.names import ARCHIVES, IMAGE_SUFFIXES, OTHER_SUFFIXES, is_table
 from mereo.data.table import table_images
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import prepare_batch
@@ -64,13 +64,46 @@ class Prediction:
         return {"path": str(self.path), **self.values}
 
 
-Contents = Callable[[Path], list[Path]]
-"""The files that a file stands for."""
+Find = Callable[[Path], list[Path]]
 
 
-def _listed_or_itself(path: Path) -> list[Path]:
+def _found(patterns: Sequence[str | Path], kind: str, in_folder: Find, in_file: Find) -> list[Path]:
+    """The files of paths, folders and globs, each once, in order; UsageError for none, and for what matches nothing."""
+    listed: dict[Path, None] = {}
+    for pattern in patterns:
+        path = Path(pattern)
+        if path.is_dir():
+            files = in_folder(path)
+        elif path.is_file():
+            files = in_file(path)
+        else:
+            files = [Path(p) for p in sorted(glob.glob(str(pattern), recursive=True)) if Path(p).is_file()]  # noqa: PTH207
+            if not files:
+                raise UsageError(f"{pattern} is not a file, not a folder, and as a pattern matches nothing.")
+        listed.update(dict.fromkeys(files))
+    if not listed:
+        raise UsageError(f"no {kind} is given; give files, folders or patterns.")
+    return list(listed)
+
+
+def _files_of_folder(path: Path) -> list[Path]:
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    if not files:
+        raise UsageError(f"{path} has no files; give a folder with files.")
+    return files
+
+
+def _images_of_folder(path: Path) -> list[Path]:
+    suffixes = (*IMAGE_SUFFIXES, *OTHER_SUFFIXES)
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())
+    if not files:
+        raise UsageError(f"{path} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}); give a folder with images.")
+    return files
+
+
+def _images_of_file(path: Path) -> list[Path]:
     """The images that a table lists, or the file itself; UsageError for archives and streams."""
-    if path.suffix.lower() == ".csv":
+    if is_table(path):
         return list(table_images(path))
     if path.name.lower().endswith(ARCHIVES):
         read = path.suffix.lower() in (".zip", ".tar", ".parquet", ".arrow")
@@ -79,45 +112,22 @@ def _listed_or_itself(path: Path) -> list[Path]:
     return [path]
 
 
-def find_files(
-    patterns: Sequence[str | Path], suffixes: Collection[str] | None = None, inside: Contents = lambda path: [path]
-) -> list[Path]:
-    """The files of paths, folders and globs, each listed once, in order.
-
-    Args:
-        patterns: what was given.
-        suffixes: of the files of folders, which are searched at any depth; None is every file.
-        inside: the files that a given file stands for.
+def find_files(patterns: Sequence[str | Path]) -> list[Path]:
+    """The files of paths, folders (searched at any depth) and globs, each once, in order.
 
     Raises:
-        UsageError: for a path or pattern that matches nothing, and a folder without such files.
+        UsageError: for a path or pattern that matches nothing, and a folder without files.
     """
-    listed: dict[Path, None] = {}
-    for pattern in patterns:
-        path = Path(pattern)
-        if path.is_dir():
-            every = (p for p in path.rglob("*") if suffixes is None or p.suffix.lower() in suffixes)
-            files = sorted(p for p in every if p.is_file())
-            if not files:
-                kinds = "files" if suffixes is None else f"images ({', '.join(sorted(IMAGE_SUFFIXES))})"
-                raise UsageError(f"{path} has no {kinds}.")
-        elif path.is_file():
-            files = inside(path)
-        else:
-            files = [Path(p) for p in sorted(glob.glob(str(pattern), recursive=True)) if Path(p).is_file()]  # noqa: PTH207
-            if not files:
-                raise UsageError(f"{pattern} is not a file, not a folder, and as a pattern matches nothing.")
-        listed.update(dict.fromkeys(files))
-    if not listed:
-        raise UsageError("no file is given; give files, folders or patterns.")
-    return list(listed)
+    return _found(patterns, "file", _files_of_folder, lambda path: [path])
 
 
 def find_images(patterns: Sequence[str | Path]) -> list[Path]:
-    """The images of paths, folders (searched at any depth for their suffixes), tables (.csv) and globs, in order."""
-    if not patterns:
-        raise UsageError("no image is given; give files, folders or patterns.")
-    return find_files(patterns, (*IMAGE_SUFFIXES, *OTHER_SUFFIXES), _listed_or_itself)
+    """The images of paths, folders (searched at any depth for their suffixes), tables (.csv) and globs, in order.
+
+    Raises:
+        UsageError: for a path or pattern that matches nothing, a folder without images, and an archive.
+    """
+    return _found(patterns, "image", _images_of_folder, _images_of_file)
 
 
 Aside = tuple[Path, str]

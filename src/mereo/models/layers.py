@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from mereo.errors import UsageError
+from mereo.errors import check_fraction, check_not_negative
 
 
 def layer_depths(names: Sequence[str], stages: Sequence[str], heads: Sequence[str]) -> dict[str, int]:
@@ -47,10 +47,8 @@ def parameter_groups(
         undecayed: names without weight decay, in addition to vectors.
         weight_decay, layer_decay: as `VisionModel.parameter_groups` takes them.
     """
-    if not weight_decay >= 0:
-        raise UsageError(f"weight_decay is {weight_decay}; it must be at least 0.")
-    if not 0 < layer_decay <= 1:
-        raise UsageError(f"layer_decay is {layer_decay}; it must be above 0 and at most 1.")
+    check_not_negative(weight_decay=weight_decay)
+    check_fraction(layer_decay=layer_decay)
     groups: dict[tuple[int, float], dict[str, Any]] = {}
     last = max(depths.values())
     for name, parameter in parameters:

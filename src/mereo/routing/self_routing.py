@@ -12,7 +12,7 @@ from mereo.core import Capsules, Coupling, DenseVotes, bounded, mechanism
 from mereo.core.kernels.affine import unconverted
 from mereo.core.squash import accumulation_type
 from mereo.core.window_votes import WindowVotes
-from mereo.errors import UsageError, check_positive
+from mereo.errors import UsageError, check_not_negative, check_positive
 from mereo.routing.vote_routing import VoteRouting, vote_routing
 
 EMPTY = 1e-12
@@ -111,8 +111,7 @@ class SelfRouting(nn.Module):
     def __init__(self, senders: int, receivers: int, sender_dim: int, receiver_dim: int) -> None:
         super().__init__()
         check_positive(senders=senders, receivers=receivers, sender_dim=sender_dim)
-        if receiver_dim < 0:
-            raise UsageError(f"receiver_dim is {receiver_dim}; it must be at least 0.")
+        check_not_negative(receiver_dim=receiver_dim)
         self.gate = nn.Parameter(torch.zeros(receivers, senders, sender_dim))
         self.gate_bias = nn.Parameter(torch.zeros(receivers, senders))
         self.weight: nn.Parameter | None = None

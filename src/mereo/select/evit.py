@@ -18,7 +18,7 @@ from mereo.attention.hosted import attention_drop, merge_heads, optional, split_
 from mereo.core import Coupling, Signal, mechanism
 from mereo.core.kernels.attention import attend
 from mereo.core.squash import accumulation_type
-from mereo.errors import UsageError
+from mereo.errors import UsageError, check_fraction
 
 Exchanged = tuple[Tensor, Tensor, Tensor]
 
@@ -227,8 +227,7 @@ def reduce_blocks(
     rates = _per_layer("keep_rate", keep_rate, chosen)
     numbers = [None] * len(chosen) if tokens is None else _per_layer("tokens", tokens, chosen)
     for rate in rates:
-        if not 0 < rate <= 1:
-            raise UsageError(f"keep_rate is {keep_rate!r}; it must be above 0 and at most 1.")
+        check_fraction(keep_rate=rate)
     for number in numbers:
         if number is not None and number < 1:
             raise UsageError(f"tokens is {tokens!r}; at least 1 patch must stay.")
@@ -326,8 +325,7 @@ def evit(
 
 def set_keep_rate(model: nn.Module, keep_rate: float) -> None:
     """Give all reducing layers of a model another rate, as a schedule does in training."""
-    if not 0 < keep_rate <= 1:
-        raise UsageError(f"keep_rate is {keep_rate!r}; it must be above 0 and at most 1.")
+    check_fraction(keep_rate=keep_rate)
     for module in model.modules():
         if isinstance(module, ReducingBlock):
             module.keep_rate = keep_rate

@@ -16,7 +16,7 @@ from mereo.attention.hosted import HostedAttention, attention_drop, computes_att
 from mereo.attention.sparse import HeadRouter
 from mereo.attention.sparse.head_router import check_routed_heads
 from mereo.core import Coupling, mechanism
-from mereo.errors import UsageError
+from mereo.errors import UsageError, check_fraction
 
 
 class MixtureOfHeads(HostedAttention):
@@ -171,8 +171,7 @@ def moh(
 
     Reference: arXiv:2410.11842, section 3; queries: section 4.3.
     """
-    if not 0 < active <= 1:
-        raise UsageError(f"active is {active}; it must be above 0 and at most 1.")
+    check_fraction(active=active)
     names = _hosts(model)
     if not names:
         raise UsageError(f"model is a {type(model).__name__} without multi-head self-attention.")

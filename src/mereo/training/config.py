@@ -4,13 +4,24 @@ torch is not imported here, so that `--help` is quick.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from mereo.errors import UsageError, check_choice, check_positive, check_probability, check_steps, unknown
+from mereo.errors import (
+    UsageError,
+    check_choice,
+    check_fraction,
+    check_not_negative,
+    check_positive,
+    check_probability,
+    check_seed,
+    check_steps,
+    unknown,
+)
 from mereo.files import read_regular
 from mereo.training.option_values import LARGEST_NUMBER, ImageSize, ModelArguments, parse_size, read_yaml
 
@@ -18,10 +29,23 @@ OPTIMIZERS = ("adamw", "adam", "sgd", "rmsprop")
 SCHEDULES = ("cosine", "exponential", "inverse", "constant")
 SAMPLERS = ("shuffle", "balanced")
 _LONGEST_FILE = 2**20
-_LARGEST_SETTING = 1e6
-_MOST_MINUTES = 100_000
+_LARGEST_SETTING = 1_000_000
 _LEAST_MIXING = 1e-3
-"""Of a Beta distribution's parameters: it is a coin by then, and smaller ones cannot be drawn from in float32."""
+"""Smallest parameter of the Beta distribution: weights are then nearly always 0 or 1, and float32 cannot sample from
+smaller ones."""
+_POSITIVE = (
+    "epochs", "batch_size", "accumulate", "lr", "checkpoint_seconds", "minutes", "in_chans", "clip_norm", "limit",
+    "decay_steps", "patience",
+)  # fmt: skip
+_RATES = ("weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight", "mixup", "cutmix")
+_NOT_NEGATIVE = (*_RATES, "adversarial", "warmup_steps", "freeze_layers")
+_LARGEST: dict[str, int] = {
+    **dict.fromkeys(("lr", *_RATES), _LARGEST_SETTING),
+    **dict.fromkeys(("warmup_steps", "freeze_layers"), LARGEST_NUMBER - 1),
+    "adversarial": 1,
+    "minutes": 100_000,
+}
+"""Largest values of fields; 100,000 minutes are 69 days."""
 
 
 @dataclass(frozen=True)
@@ -184,67 +208,41 @@ class TrainConfig:
 
     def check(self) -> None:
         """UsageError for the first invalid field."""
-        check_positive(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            accumulate=self.accumulate,
-            lr=self.lr,
-            checkpoint_seconds=self.checkpoint_seconds,
-            decay_rate=self.decay_rate,
-            adversarial_steps=self.adversarial_steps,
-            adversarial_share=self.adversarial_share,
-        )
+        check_positive(**self._given(_POSITIVE))
+        check_not_negative(**self._given(_NOT_NEGATIVE))
+        check_probability(**self._given(("validation_fraction", "label_smoothing", "ema_decay")))
+        check_fraction(**self._given(("adversarial_share", "decay_rate", "layer_decay")))
+        for name, value in self._given(_LARGEST).items():
+            if value > _LARGEST[name]:
+                raise UsageError(f"{name} is {value}; it must be at most {_LARGEST[name]:,}.")
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("sampler", self.sampler, SAMPLERS)
         check_choice("precision", self.precision, ("fp32", "bf16", "fp16"))
-        check_probability(validation_fraction=self.validation_fraction, label_smoothing=self.label_smoothing)
-        not_negative = (
-            "weight_decay", "warmup_epochs", "warmup_start", "min_lr", "reconstruction_weight", "mixup", "cutmix",
-            "adversarial",
-        )  # fmt: skip
-        for name in not_negative:
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 0.")
-        for name in ("lr", *not_negative):
-            if getattr(self, name) > _LARGEST_SETTING:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at most {_LARGEST_SETTING:g}.")
+        check_seed(self.seed)
+        check_steps(1, adversarial_steps=self.adversarial_steps)
         for name in ("mixup", "cutmix"):
             if 0 < getattr(self, name) < _LEAST_MIXING:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 0, or at least {_LEAST_MIXING}.")
-        if self.minutes is not None and self.minutes > _MOST_MINUTES:
-            raise UsageError(f"minutes is {self.minutes}; it must be at most {_MOST_MINUTES:,}, which is 69 days.")
-        for name in ("adversarial", "adversarial_share"):
-            if getattr(self, name) > 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at most 1.")
-        check_steps(adversarial_steps=self.adversarial_steps)
-        if self.decay_rate > 1:
-            raise UsageError(f"decay_rate is {self.decay_rate}; it must be above 0 and at most 1.")
-        for name in ("minutes", "in_chans", "clip_norm", "limit", "decay_steps", "patience"):
-            if getattr(self, name) is not None:
-                check_positive(**{name: getattr(self, name)})
-        if self.img_size is not None:
-            parse_size(self.img_size)
-        if self.warmup_steps is not None and not 0 <= self.warmup_steps < LARGEST_NUMBER:
-            raise UsageError(f"warmup_steps is {self.warmup_steps}; it must be at least 0.")
-        if not 0 <= self.freeze_layers < LARGEST_NUMBER:
-            raise UsageError(f"freeze_layers is {self.freeze_layers}; it must be at least 0.")
-        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
-            raise UsageError(f"layer_decay is {self.layer_decay}; it must be above 0 and at most 1.")
-        if self.ema_decay is not None:
-            check_probability(ema_decay=self.ema_decay)
         if self.batch_size % self.accumulate:
             raise UsageError(f"accumulate is {self.accumulate}; it must divide batch_size, {self.batch_size}.")
+        if self.img_size is not None:
+            parse_size(self.img_size)
+        self._check_normalisation()
+        if self.name is not None and (self.name in ("", "..") or Path(self.name).name != self.name):
+            raise UsageError(f"name is {self.name!r}; it must be the name of a folder, without slashes.")
+
+    def _given(self, names: Iterable[str]) -> dict[str, Any]:
+        """Those of the fields that are not None, by name."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def _check_normalisation(self) -> None:
         if self.std is not None:
             check_positive(std=min(self.std, default=0))
         if not all(abs(value) < _LARGEST_SETTING for value in (*(self.mean or ()), *(self.std or ()))):
-            raise UsageError(f"mean is {self.mean} and std is {self.std}; they must be below {_LARGEST_SETTING:g}.")
+            raise UsageError(f"mean is {self.mean} and std is {self.std}; they must be below {_LARGEST_SETTING:,}.")
         if (self.mean is None) != (self.std is None):
             raise UsageError("mean and std belong together; give both or neither.")
-        if self.name is not None and (self.name in ("", "..") or Path(self.name).name != self.name):
-            raise UsageError(f"name is {self.name!r}; it must be the name of a folder, without slashes.")
-        if not 0 <= self.seed < 2**31:
-            raise UsageError(f"seed is {self.seed}; it must be between 0 and 2^31 - 1.")
 
     def replace(self, **changes: Any) -> "TrainConfig":
         """A copy with some fields changed; UsageError for an unknown field or a value of the wrong type."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.errors import UsageError, check_positive
+from mereo.errors import UsageError, check_not_negative, check_positive
 
 MOST_STORED = 8192
 """Samples of which all kernels are computed once; of more, a row whenever it is needed."""
@@ -49,8 +49,7 @@ def logistic_regression(
     """
     _check(features, labels, classes)
     check_positive(classes=classes, iterations=iterations)
-    if penalty < 0:
-        raise UsageError(f"penalty is {penalty}; it must be at least 0.")
+    check_not_negative(penalty=penalty)
     linear = nn.Linear(features.shape[1], classes, device=features.device, dtype=features.dtype)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)

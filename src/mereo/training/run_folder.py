@@ -14,11 +14,11 @@ from mereo.files import cannot_write, write_atomically
 from mereo.training.config import TrainConfig
 from mereo.training.run_lock import LockedError, RunLock, check_unlocked
 
-IDENTITY = {
+INCIDENTAL = {
     "device", "output", "name", "resume", "tensorboard", "track", "dry_run", "checkpoint_seconds", "data_root",
     "sync_batchnorm", "stream", "find_lr", "minutes",
 }  # fmt: skip
-"""Fields that may differ when a run is resumed, because results in one process do not depend on them."""
+"""Fields on which the results of a run in one process do not depend, so that they may differ when it is resumed."""
 _LISTED = 3
 """Runs that a message lists."""
 
@@ -224,7 +224,7 @@ def _check_resumed(config: TrainConfig, folder: RunFolder) -> None:
 def differences(saved: TrainConfig, given: TrainConfig) -> dict[str, tuple[Any, Any]]:
     """Fields that differ between two configurations and affect results, with both values."""
     a, b = saved.to_dict(), given.to_dict()
-    return {name: (a[name], b[name]) for name in a if name not in IDENTITY and a[name] != b[name]}
+    return {name: (a[name], b[name]) for name in a if name not in INCIDENTAL and a[name] != b[name]}
 
 
 def check_same(saved: TrainConfig, given: TrainConfig, folder: RunFolder) -> None:

@@ -12,7 +12,7 @@ from mereo.training.learning import NotLearningError
 from mereo.training.plan import Plan
 from mereo.training.report import Report
 from mereo.training.results import RunResult
-from mereo.training.run_folder import IDENTITY
+from mereo.training.run_folder import INCIDENTAL
 
 WATCH = "learning"
 """The callback that ends a training which learns nothing."""
@@ -23,8 +23,8 @@ OWN_SIDE, SIDE, STRIDE = 32, 64, 2
 first convolution for images of that side, with which they take no longer than small ones."""
 LEAST_SHARE = 1 / 3
 """Least fraction of the time of the first network that the second one has."""
-OF_THE_MACHINE = IDENTITY - {"name", "resume", "minutes"}
-"""Fields that say where and how a run is computed; the command that resumes it may have changed them."""
+KEPT = INCIDENTAL - {"name", "resume", "minutes"}
+"""Fields of the first network that the second keeps: the device and such, which a resumed run may have changed."""
 
 
 def watched(defaults: Defaults) -> Defaults:
@@ -48,7 +48,7 @@ def second_choice(first: TrainConfig, given: Mapping[str, Any], seconds: float) 
         given: the fields that the user gave, which are kept; the others are chosen anew.
         seconds: that the first network took.
     """
-    kept = {**given, **{name: getattr(first, name) for name in OF_THE_MACHINE}}
+    kept = {**given, **{name: getattr(first, name) for name in KEPT}}
     kept |= {"model": SECOND, "callbacks": (), "resume": False}
     if "epochs" not in given and first.minutes is not None:
         kept["minutes"] = round(max(first.minutes - seconds / 60, LEAST_SHARE * first.minutes), 2)

@@ -1,12 +1,13 @@
 """Initial weights of a training, from a file, a run, the package or timm, also for other classes and channels."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mereo.errors import UsageError
 from mereo.models import VisionModel, convert, create_model, get_model_entry, load
 from mereo.models.conversion import timm_normalisation
-from mereo.models.metadata import describe
+from mereo.models.metadata import Description, describe
 from mereo.models.pretrained import fill
 from mereo.models.registry import find_entry
 from mereo.models.sequence_model import SequenceModel
@@ -16,13 +17,19 @@ from mereo.training.option_values import parse_size
 
 PUBLISHED = ("timm", "torchvision")
 """Libraries that have published weights: a name, or a name and a tag after a dot."""
-IMAGES = ("in_chans", "img_size")
-"""Arguments that follow from the images."""
+OF_THE_DATA = ("num_classes", "in_chans", "img_size")
+"""Arguments that follow from the data."""
 
 
 def is_published(weights: str) -> bool:
     """Whether weights are those that a library has published, not a file or folder."""
     return weights.partition(".")[0] in PUBLISHED and not Path(weights).exists()
+
+
+def _own_arguments(described: Description, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved arguments of a network that differ from those of its preset."""
+    defaults = find_entry(described.model).defaults
+    return {name: value for name, value in saved.items() if described.arguments[name] != defaults[name]}
 
 
 def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
@@ -48,24 +55,21 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
         return config.replace(**changes)
     _, metadata = load_tensors(path)
     described = describe(path, metadata)
+    own = _own_arguments(described, metadata["args"])
+    arguments = {name: value for name, value in own.items() if name not in OF_THE_DATA}
     if part and described.model == config.model_args.get(part, described.model):
-        own = {name: value for name, value in metadata["args"].items() if name not in ("num_classes", *IMAGES)}
-        defaults = get_model_entry(described.model).defaults
-        own = {name: value for name, value in own.items() if described.arguments[name] != defaults[name]}
-        changes["model_args"] = {part: described.model, f"{part}_args": own, **config.model_args}
+        changes["model_args"] = {part: described.model, f"{part}_args": arguments, **config.model_args}
         return config.replace(**changes)
     if described.model != config.model:
         raise UsageError(
             f"weights is {weights!r}, those of {described.model}, and model is {config.model!r}; give --model"
             f" {described.model}, or weights of {config.model}."
         )
-    defaults = get_model_entry(config.model).defaults
-    own = {name: value for name, value in metadata["args"].items() if described.arguments[name] != defaults[name]}
-    arguments = {name: value for name, value in own.items() if name not in ("num_classes", *IMAGES)}
     changes["model_args"] = {**arguments, **config.model_args}
     if config.img_size is None and "img_size" not in config.model_args and "img_size" in own:
         changes["img_size"] = parse_size(own["img_size"])
-    if config.mean is None and described.arguments.get("in_chans", defaults["in_chans"]) == channels:
+    trained_channels = described.arguments.get("in_chans", get_model_entry(config.model).defaults["in_chans"])
+    if config.mean is None and trained_channels == channels:
         changes |= {name: described.preprocessing[name] for name in ("mean", "std") if name in described.preprocessing}
     return config.replace(**changes)
 
@@ -82,8 +86,7 @@ def follow_weights_of_tokens(config: TrainConfig) -> TrainConfig:
     described = describe(path, read_metadata(path))
     if described.model != config.model:
         raise UsageError(f"weights is {weights!r}, those of {described.model}; give --model {described.model}.")
-    defaults = find_entry(config.model).defaults
-    own = {name: value for name, value in described.arguments.items() if value != defaults[name]}
+    own = _own_arguments(described, described.arguments)
     own.pop("vocab_size", None)
     return config.replace(weights=str(Path(weights).absolute()), model_args={**own, **config.model_args})
 

@@ -13,7 +13,7 @@ from mereo.core import Coupling, mechanism
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.kept import kept
 from mereo.core.tiles import Tiles
-from mereo.errors import UsageError, check_positive
+from mereo.errors import UsageError, check_not_negative, check_positive
 
 
 def _overlapping(cells: Tensor, axis: int, block: int, win: int) -> Tensor:
@@ -128,8 +128,7 @@ class HaloAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(channels=channels, num_heads=num_heads, block=block)
-        if halo < 0:
-            raise UsageError(f"halo is {halo}; it must be at least 0.")
+        check_not_negative(halo=halo)
         if stride not in (1, 2):
             raise UsageError(f"stride is {stride}; it must be 1 or 2.")
         if (key_dim is None or value_dim is None) and channels % num_heads:

@@ -16,7 +16,7 @@ from mereo.attention.memory import separation as separations
 from mereo.attention.memory.separation import Separation, get_separation
 from mereo.core import SameVotes, lengths, log_mean_exp, settle
 from mereo.core.similarity import SIMILARITIES
-from mereo.errors import UsageError, check_choice, check_positive, check_steps, unknown
+from mereo.errors import UsageError, check_choice, check_not_negative, check_positive, check_steps, unknown
 
 
 def _rows(mask: Tensor | None, query: Tensor) -> Tensor | None:
@@ -66,8 +66,7 @@ def retrieve(
     check_choice("similarity", similarity, SIMILARITIES)
     check_choice("activation", activation, ("identity", "sign"))
     check_steps(1, steps=steps)
-    if not beta >= 0:
-        raise UsageError(f"beta is {beta}; it must be at least 0.")
+    check_not_negative(beta=beta)
     values = memory if values is None else values
     if steps > 1 and values.shape[-1] != query.shape[-1]:
         raise UsageError(

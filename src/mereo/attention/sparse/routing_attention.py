@@ -17,7 +17,7 @@ from mereo.core.inputs import check_streamed
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.clustered import Clustered, distances, gathered, over_prefixes, shares
-from mereo.errors import UsageError, check_choice, check_positive, check_probability
+from mereo.errors import UsageError, check_choice, check_not_negative, check_positive, check_probability
 
 STRICT = ("never", "evaluation", "always")
 
@@ -204,8 +204,7 @@ class RoutingAttention(nn.Module):
                 f"heads_local is {heads_local}, heads_routed {heads_routed} and dim {dim}; there must be at least one"
                 " head, and dim must be a multiple of their number."
             )
-        if beta < 0:
-            raise UsageError(f"beta is {beta}; it must be at least 0.")
+        check_not_negative(beta=beta)
         check_choice("strict", strict, STRICT)
         if strict != "never" and not causal:
             raise UsageError(f"strict is {strict!r} with causal=False; without an order there is no past to keep to.")

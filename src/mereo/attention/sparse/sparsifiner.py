@@ -21,7 +21,7 @@ from mereo.core.kernels.attention import attend
 from mereo.core.kernels.column_attention import cannot_run, column_attention
 from mereo.core.kernels.methods import cannot_run_here
 from mereo.core.key_lists import KeyLists
-from mereo.errors import UsageError, check_choice, check_heads, check_positive, check_probability
+from mereo.errors import UsageError, check_choice, check_fraction, check_heads, check_positive, check_probability
 
 METHODS = ("auto", "dense", "gather", "compiled")
 COMPILED_FROM = 1000
@@ -225,8 +225,7 @@ class SparsifinerAttention(HostedAttention):
         check_heads(dim, num_heads)
         check_positive(tokens=tokens)
         check_choice("method", method, METHODS)
-        if not 0 < keep <= 1:
-            raise UsageError(f"keep is {keep!r}; it must be above 0 and at most 1.")
+        check_fraction(keep=keep)
         if not 0 <= prefix < tokens:
             raise UsageError(f"prefix is {prefix} with {tokens} tokens; at least one token must be a patch.")
         check_probability(basis_threshold=basis_threshold)

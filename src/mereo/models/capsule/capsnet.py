@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, primary_grid
 from mereo.core.initialise import start_as_capsnet
 from mereo.core.shapes import image_size
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import check_choice, check_not_negative, check_positive
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 from mereo.routing import DynamicRouting
@@ -78,8 +78,7 @@ class CapsNet(CapsuleClassifier):
         check_choice("init", init, ("default", "official"))
         check_positive(conv_channels=conv_channels, primary_types=primary_types, primary_dim=primary_dim)
         check_positive(class_dim=class_dim, middle_dim=middle_dim)
-        if middle_capsules < 0:
-            raise UsageError(f"middle_capsules is {middle_capsules}; it must be at least 0.")
+        check_not_negative(middle_capsules=middle_capsules)
         same = padding == "same"
         self.image_shape = (in_chans, *image_size(img_size))
         self.places = primary_grid(*self.image_shape[1:], primary_types, same=same)
