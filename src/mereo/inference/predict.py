@@ -68,14 +68,21 @@ Contents = Callable[[Path], list[Path]]
 """The files that a file stands for."""
 
 
+_TABLES = (".parquet", ".arrow")
+
+
+def _evaluated(data: Path) -> str:
+    return f"measure the network on it with `mereo evaluate RUN --data {data}`"
+
+
 def _listed_or_itself(path: Path) -> list[Path]:
     """The images that a table lists, or the file itself; UsageError for archives and streams."""
     if path.suffix.lower() == ".csv":
         return list(table_images(path))
     if path.name.lower().endswith(ARCHIVES):
-        read = path.suffix.lower() in (".zip", ".tar", ".parquet", ".arrow")
-        instead = f", or measure the network on it with `mereo evaluate RUN --data {path}`" if read else ""
-        raise UsageError(f"{path} is a file of many images; unpack it and give the folder{instead}.")
+        unpacked = [] if path.suffix.lower() in _TABLES else ["unpack it and give the folder"]
+        read = [_evaluated(path)] if path.suffix.lower() in (".zip", ".tar", *_TABLES) else []
+        raise UsageError(f"{path} is a file of many images; {', or '.join(unpacked + read)}.")
     return [path]
 
 
@@ -99,6 +106,8 @@ def find_files(
             every = (p for p in path.rglob("*") if suffixes is None or p.suffix.lower() in suffixes)
             files = sorted(p for p in every if p.is_file())
             if not files:
+                if suffixes is not None and any(p.suffix.lower() in (".tar", *_TABLES) for p in path.rglob("*")):
+                    raise UsageError(f"{path} holds files of many images; {_evaluated(path)}.")
                 kinds = "files" if suffixes is None else f"images ({', '.join(sorted(IMAGE_SUFFIXES))})"
                 raise UsageError(f"{path} has no {kinds}.")
         elif path.is_file():

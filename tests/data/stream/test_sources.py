@@ -195,6 +195,17 @@ def test_tables_that_cannot_be_used(tmp_path):
             open_stream(str(tmp_path / name), tmp_path)
 
 
+@pytest.mark.parametrize(("image", "label"), [("Image", "Label"), ("img", "category"), ("image_bytes", "class_name")])
+def test_usual_names_of_columns_are_known(tmp_path, image, label):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    labels = ["cat", "dog"] * 3
+    parquet.write_table(arrow.table({image: [encoded(n) for n in range(6)], label: labels}), tmp_path / "t.parquet")
+    with pytest.warns(UserWarning, match="set aside"):
+        assert open_stream(str(tmp_path / "t.parquet"), tmp_path).class_names == ("cat", "dog")
+
+
 def test_missing_libraries_are_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MereoError, match=r"datasets.*pip install"):
