@@ -109,6 +109,7 @@ def test_an_index_is_made_once_and_again_for_another_file(make_tar, tmp_path, mo
     ("members", "message"),
     [
         ({"x.png": encoded(0)}, "no .cls or .json.*'x'"),
+        ({"photos/cat/x.png": encoded(0)}, "unpack it and give the folder"),
         ({"x.cls": b"1"}, "no image"),
         ({"x.png": encoded(0), "x.cls": b""}, r"x\.cls.*label"),
         ({"x.png": encoded(0), "x.json": b"[1]"}, r"x\.json.*label"),
