@@ -17,6 +17,12 @@ class MereoError(RuntimeError):
     """Work that failed although the call was valid. Exit code 1."""
 
 
+def type_of(value: object) -> str:
+    """The type of a value in a message: "an int", "a dict", or "None"."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The names in `known` most similar to `name`, closest first."""
     lowered = {k.lower(): k for k in known}

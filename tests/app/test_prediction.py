@@ -15,6 +15,7 @@ from mereo.app.session import KEPT, Session
 from mereo.core import Grid
 from mereo.core.observe import Call
 from mereo.errors import MereoError, UsageError
+from mereo.explain import occlusion_maps
 from mereo.inference.predict import predict, read_images
 from mereo.measure import load_trained_models, replace_couplings
 from mereo.models import load
@@ -169,6 +170,16 @@ def test_maps_are_quantised_to_bytes():
 def test_the_occlusion_map_has_the_size_of_the_image(session):
     encoded = occlusion(session, 1, parse_request({"owner": 0, "index": 0, "explain": 2}))
     assert (encoded["height"], encoded["width"]) == (32, 32) and encoded["signed"]
+
+
+def test_the_occlusion_map_is_that_of_the_changed_network(session):
+    served = session.models[0]
+    image = session.test_image(served, served, 0).image
+    encoded = occlusion(session, 0, parse_request({"owner": 0, "index": 0, "couplings": "uniform"}))
+    own, _ = occlusion_maps(served.model, image)
+    with replace_couplings(served.model, "uniform"):
+        uniform, _ = occlusion_maps(served.model, image)
+    assert encoded["high"] == pytest.approx(uniform.max().item(), abs=1e-6) != pytest.approx(own.max().item(), abs=1e-6)
 
 
 def test_class_names_are_not_markup(session):

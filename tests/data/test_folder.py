@@ -295,6 +295,18 @@ def test_archives_that_are_not_read_are_refused_with_what_would_do(tmp_path: Pat
         find_images([tmp_path / name])
 
 
+@pytest.mark.parametrize("name", ["photos.zip", "photos.tar", "photos.parquet", "shards/train-0.tar", "set/data.arrow"])
+def test_files_of_many_images_are_for_evaluation_not_for_prediction(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x")
+    given = path.parent if "/" in name else path
+    with pytest.raises(UsageError, match="of many images") as refused:
+        find_images([given])
+    assert f"mereo evaluate RUN --data {given}" in str(refused.value)
+    assert ("unpack" in str(refused.value)) == (name in ("photos.zip", "photos.tar"))
+
+
 def test_names_with_line_breaks_and_symbols_are_read(tmp_path: Path) -> None:
     for name in ("a cat \U0001f600", "dog"):
         (tmp_path / name).mkdir()

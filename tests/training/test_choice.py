@@ -1,6 +1,8 @@
 """The settings that follow from the data: a pure function of facts, and of the time of an image."""
 
+import io
 import math
+import tarfile
 
 import numpy as np
 import pytest
@@ -243,3 +245,31 @@ def test_a_folder_is_learned_with_no_option_and_the_run_repeats_from_its_folder(
         (tmp_path / f"runs/mspcaps_tiny-photos{name}/results.csv").read_text().splitlines()[-1] for name in ("", "-2")
     )
     assert first.split(",")[:6] == second.split(",")[:6]
+
+
+def test_facts_of_a_tar_file_are_those_of_its_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with tarfile.open(tmp_path / "pages.tar", "w") as archive:
+        for number in range(12):
+            file = io.BytesIO()
+            Image.fromarray(page(number)).save(file, format="PNG")
+            for kind, content in (("png", file.getvalue()), ("cls", b"left" if number % 3 else b"right")):
+                member = tarfile.TarInfo(f"{number:03d}.{kind}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    with pytest.warns(UserWarning, match="set aside"):
+        info = dataset_info(tmp_path / "pages.tar")
+    about = data_facts(info, 9)
+    assert about.kind == TEXT and sum(about.classes.values()) == info.splits["train"] and set(about.classes) == {
+        "left", "right"
+    }  # fmt: skip
+    assert about.largest == page(0).shape[:2] and about.lost
+    assert chosen(about).values["augment"] == ("zoom=0.75:1",), "text is not mirrored"
+
+
+def test_the_count_of_the_classes_is_that_of_the_images_it_is_said_to_be_of(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    data = str(folder(tmp_path / "photos", 2, 10, colours))
+    wanted = {"data": data, "limit": 8, "model_args": {"channels": [4, 8, 8]}, "epochs": 1, "img_size": 16}
+    first, second, *_ = choose_defaults(TrainConfig(**wanted), set(wanted)).lines()
+    assert "8 of 20 images to train on" in first and "kind0 10, kind1 10" in second

@@ -63,7 +63,7 @@ def test_the_first_ten_minutes(tmp_path, monkeypatch, capsys):
     assert names["again"].class_names == ("airplane", "animal", "car", "human", "truck")
 
 
-@pytest.mark.parametrize("page", ["installation.md", "generative.md"])
+@pytest.mark.parametrize("page", ["installation.md", "generative.md", "app.md", "capsule_family.md"])
 def test_the_python_of_other_pages_runs(page, capsys):
     (block,) = [block for language, block in blocks_of(page) if language == "python"]
     exec(block, {})

@@ -14,9 +14,10 @@ const draw = (kind, given, text) => {
 };
 
 const HIDE = "hide";
+const SMALLEST_TREE = 0.75; // a tree shrinks to the width of its card, but its text stays readable; then it scrolls
 let models = [];
 const noChanges = () => ({ rotate: 0, noise: 0, attack: 0, couplings: "own", silence: [] });
-const state = { image: null, explain: null, first: 0, second: null, tests: 0, changes: noChanges() };
+const state = { image: null, name: null, explain: null, first: 0, second: null, tests: 0, changes: noChanges() };
 const unchanged = new Map(); // scores of the unchanged image: model and image -> class -> score
 const maps = new Map(); // the chosen map of each model
 
@@ -64,7 +65,7 @@ async function predict() {
     }
     if (image === state.image) {
       showPredictions(predictions, key);
-      showStatus(`${predictions[0].title}: predicted in ${Math.round(performance.now() - began)} ms.`);
+      showStatus(`${state.name ?? predictions[0].title}: predicted in ${Math.round(performance.now() - began)} ms.`);
     }
   } catch (error) {
     showStatus(error.message, true);
@@ -82,8 +83,9 @@ function keepUnchanged(model, key, prediction) {
   unchanged.set(`${model} ${key}`, new Map(prediction.classes.map((each) => [each.number, each.score])));
 }
 
-async function choose(image) {
+async function choose(image, name = null) {
   state.image = image;
+  state.name = name;
   state.explain = null;
   state.changes.silence = [];
   showChanges();
@@ -91,8 +93,8 @@ async function choose(image) {
 }
 
 // The controls can be far from the prediction.
-async function chooseAndShow(image) {
-  await choose(image);
+async function chooseAndShow(image, name = null) {
+  await choose(image, name);
   const { top } = at("predictions-title").getBoundingClientRect();
   if (top < 0 || top > 0.8 * innerHeight) at("predictions-title").scrollIntoView();
 }
@@ -101,7 +103,7 @@ async function upload(blob, name, choice) {
   showStatus(`Reading ${name} ...`);
   try {
     const { image } = await fetchJson("/api/images", { method: "POST", body: blob });
-    await choice({ image });
+    await choice({ image }, name);
   } catch (error) {
     showStatus(`${name}: ${error.message}`, true);
   }
@@ -114,8 +116,13 @@ function showPredictions(predictions, key) {
   const focused = document.activeElement?.closest?.(".view")?.dataset.model;
   at("predictions").replaceChildren(...predictions.map((prediction) => card(prediction, key)));
   for (const tree of at("predictions").querySelectorAll("[role=tree]")) watchTree(tree);
+  for (const tree of at("predictions").querySelectorAll(".scroll > svg")) {
+    const natural = Number(tree.getAttribute("width"));
+    tree.style.maxWidth = `${natural}px`;
+    tree.style.minWidth = `${SMALLEST_TREE * natural}px`;
+  }
   for (const { scrollWidth: whole, clientWidth: shown, parentNode } of at("predictions").querySelectorAll(".scroll")) {
-    if (whole > 1.3 * shown) parentNode.querySelector(".scroll").scrollLeft = (whole - shown) / 2; // the class stands in the middle
+    if (whole > shown) parentNode.querySelector(".scroll").scrollLeft = (whole - shown) / 2; // the class stands in the middle
   }
   if (focused !== undefined) document.querySelector(`.view[data-model="${focused}"]`)?.focus();
 }

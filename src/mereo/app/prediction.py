@@ -2,7 +2,8 @@
 
 import base64
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from mereo.inference.calibration import confidences, ways_of
 from mereo.inference.temperature import calibration_of
 from mereo.inference.temperature import probabilities as with_temperature
 from mereo.measure.couplings import replace_couplings
-from mereo.models import CapsuleClassifier
+from mereo.models import CapsuleClassifier, VisionModel
 
 MOST_CLASSES = 10
 """Number of classes in the table."""
@@ -77,6 +78,19 @@ def _input_image(session: Session, served: ServedModel, request: PredictionReque
     return session.test_image(session.model(request.owner), served, request.index)
 
 
+@contextmanager
+def _changed(
+    model: VisionModel, request: PredictionRequest, size: tuple[int, int], count: Callable[[int], None]
+) -> Iterator[None]:
+    """The requested changes of a network: couplings replaced, parts silenced; `count` gets the number of these."""
+    with ExitStack() as stack:
+        if request.couplings != "own":
+            stack.enter_context(replace_couplings(model, request.couplings))
+        if request.silence:
+            stack.enter_context(silence(model, request.silence, size, count))
+        yield
+
+
 def predict_image(session: Session, number: int, request: PredictionRequest) -> dict[str, Any]:
     """Predict the class of an image and explain the prediction; values of JSON."""
     start, served = time.perf_counter(), session.model(number)
@@ -85,11 +99,7 @@ def predict_image(session: Session, number: int, request: PredictionRequest) -> 
         raise UsageError(f"explain is {request.explain}; the network has the classes 0 to {model.num_classes - 1}.")
     image = change_image(model, source.image, source.label, request.rotate, request.noise, request.attack)
     size, silenced = (image.shape[-2], image.shape[-1]), [0]
-    with ExitStack() as stack:
-        if request.couplings != "own":
-            stack.enter_context(replace_couplings(model, request.couplings))
-        if request.silence:
-            stack.enter_context(silence(model, request.silence, size, silenced.append))
+    with _changed(model, request, size, silenced.append):
         observation = observe(model, image)
     scores, kind = observation.scores.float(), kind_of(model)
     predicted = int(scores.argmax(1))
@@ -160,6 +170,8 @@ def occlusion(session: Session, number: int, request: PredictionRequest) -> dict
         if not 0 <= request.explain < served.model.num_classes:
             raise UsageError(f"explain is {request.explain}; the network has {served.model.num_classes} classes.")
         classes = torch.tensor([request.explain], device=next(served.model.parameters()).device)
-    drops, grid = occlusion_maps(served.model, image, classes)
+    size = (image.shape[-2], image.shape[-1])
+    with _changed(served.model, request, size, lambda number: None):
+        drops, grid = occlusion_maps(served.model, image, classes)
     drop = spread(drops, grid, *image.shape[-2:])[0]
     return encode_map("drop in score when a square is hidden", drop, signed=True)

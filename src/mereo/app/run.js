@@ -38,7 +38,7 @@ async function showCurves() {
     const { columns, results } = await fetchJson(`/api/curves?model=${at("run-of").value}`);
     const drawn = charts(columns);
     const words = results
-      ? `Best epoch ${results.best_epoch}, chosen on ${results.chosen_on}; ${results.train_images} training images, ${Math.round(results.seconds)} s.`
+      ? `Best epoch ${results.best_epoch}, chosen on ${results.chosen_on}; ${results.train_images.toLocaleString("en")} training images, ${Math.round(results.seconds)} s.`
       : "The run is not finished.";
     shown.replaceChildren(make("p", {}, drawn.length ? words : "There is nothing to draw yet."), make("div", { className: "charts" }, ...drawn));
   } catch (error) {

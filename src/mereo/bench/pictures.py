@@ -17,6 +17,8 @@ MARKERS = ("o", "^", "s")
 MOST_INSIDE = 6
 """Contenders whose lines have room for a legend in the panel and for their exponents; a table has those of more."""
 INK, FAINT, WRONG = "#222222", "#8a8a8a", "#c4161c"
+ACROSS = 2
+"""Panels next to each other: with more, their text is too small at the width of a page."""
 WIDE = 30
 """Largest over smallest above which a panel is logarithmic."""
 MIB = 2**20
@@ -73,15 +75,34 @@ def _text(m: Measurement, quantity: Quantity, reference: Measurement | None) -> 
     return text if m.contender == m.reference else f"{text}  {versus(m, reference)}"
 
 
+def _grid(count: int, width: float, height: float, blocks: int = 1, **given: Any) -> tuple[Any, list[list[Any]]]:
+    """A figure, and the axes of `count` panels in each of its blocks, `ACROSS` in a row; those left over are hidden.
+
+    Args:
+        count: panels of a block.
+        width, height: of a panel in inches.
+        blocks: one below the other.
+        given: to `subplots`.
+    """
+    across, down = min(count, ACROSS), -(-count // ACROSS)
+    figure = new_figure(max(6.5, 1.2 + width * across), 1.3 + height * blocks * down)
+    axes = list(figure.subplots(blocks * down, across, squeeze=False, **given).flat)
+    parts = [axes[start : start + across * down] for start in range(0, len(axes), across * down)]
+    for part in parts:
+        for unused in part[count:]:
+            unused.set_visible(False)
+    return figure, [part[:count] for part in parts]
+
+
 def _bars(run: Run, panels: list[tuple[str, str, Quantity, str]]) -> Any:
-    """A row a contender, a block a case, a column a quantity; the black line is the least time."""
+    """A row a contender, a block a case, a panel a quantity; the black line is the least time."""
     places: list[tuple[str, str]] = []
     for case in dict.fromkeys(m.case for m in run.measurements):
         places.append((case, ""))
         places += [(case, c) for c in dict.fromkeys(m.contender for m in run.measurements if m.case == case)]
     colours = _colours(run)
-    figure = new_figure(2.2 + 3.1 * len(panels), 1.3 + 0.25 * len(places))
-    for column, axes in enumerate(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]):
+    figure, (every,) = _grid(len(panels), 3.1, 0.25 * len(places), sharey=True)
+    for column, axes in enumerate(every):
         title, mode, quantity, unit = panels[column]
         here = [(y, run.find(case, mode, c)) for y, (case, c) in enumerate(places) if c]
         values = [v for _, m in here if m is not None and (v := quantity(m))]
@@ -124,14 +145,12 @@ def _shows_exponents(run: Run, swept: str) -> bool:
 
 
 def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: list[str]) -> Any:
-    """A row a size that was swept, a column a quantity, a line a contender; a cross is where it no longer fits."""
+    """A block a size that was swept, a panel a quantity, a line a contender; a cross is where it no longer fits."""
     colours = _colours(run)
     markers = {name: MARKERS[i // len(COLOURS) % len(MARKERS)] for i, name in enumerate(colours)}
-    width = max(6.5, 1.0 + 3.4 * len(panels))
-    figure = new_figure(width, 1.3 + 2.7 * len(axes_swept))
+    figure, grid = _grid(len(panels), 3.4, 2.7, len(axes_swept))
     limit = run.options.get("limit")
     counts = list(dict.fromkeys(m.threads for m in run.measurements))
-    grid = figure.subplots(len(axes_swept), len(panels), squeeze=False)
     for swept, row in zip(axes_swept, grid, strict=True):
         for axes, (title, mode, quantity, unit) in zip(row, panels, strict=True):
             here = [m for m in run.measurements if m.axis == swept and m.mode == mode]
@@ -172,13 +191,13 @@ def _lines(run: Run, panels: list[tuple[str, str, Quantity, str]], axes_swept: l
             axes.set_ylabel(unit, fontsize=8)
             _finish(axes, title)
     # A contender may be in some of the panels only.
-    pairs = [pair for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    pairs = [pair for row in grid for axes in row for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     named = {label: handle for handle, label in reversed(pairs)}
     handles, labels = list(reversed(named.values())), list(reversed(named))
     if len(colours) <= MOST_INSIDE:
         grid[0][0].legend(handles, labels, fontsize=7, framealpha=0.8, edgecolor="none")
     else:
-        columns = max(int(width / (0.5 + 0.07 * max(map(len, labels)))), 1)
+        columns = max(int(figure.get_figwidth() / (0.5 + 0.07 * max(map(len, labels)))), 1)
         figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(labels) // columns))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=7, frameon=False)
     return figure

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mereo.core.kernels.transforms import transformed
 from mereo.core.observe import Observable
 from mereo.core.unfilled import unfilled
-from mereo.errors import MereoError, UsageError, first_line
+from mereo.errors import MereoError, UsageError, first_line, type_of
 
 _PASSED_ON = (UsageError, MereoError, torch.OutOfMemoryError, torch.AcceleratorError)
 """Errors that are clear already, or that no other input would prevent."""
@@ -22,7 +22,7 @@ Expected = tuple[tuple[int, bool], ...]
 def _misfit(name: str, value: Any, axes: int, floating: bool, like: Tensor | None) -> str | None:
     """What is wrong with one input by itself."""
     if not isinstance(value, Tensor):
-        return f"{name} is a {type(value).__name__}; give a tensor with {axes} axes."
+        return f"{name} is {type_of(value)}; give a tensor with {axes} axes."
     if value.dim() != axes:
         return f"{name} has the shape {tuple(value.shape)}, with {value.dim()} axes; it must have {axes}."
     if floating and not value.is_floating_point():

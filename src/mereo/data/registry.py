@@ -43,6 +43,7 @@ class DatasetInfo:
         configure: changes of these facts for given options, its keyword arguments; its docstring lists them for users.
             None for a data set without options.
         layout: the files of each split and the class names of a folder, so that it need not be scanned again.
+        opened: the splits of a source whose images are read one by one, so that it need not be opened again.
     """
 
     name: str
@@ -63,6 +64,7 @@ class DatasetInfo:
     text: "Callable[[Path], Text] | None" = None
     configure: "Callable[..., Mapping[str, Any]] | None" = None
     layout: "Layout | None" = field(default=None, repr=False, compare=False)
+    opened: "RawDataset | None" = field(default=None, repr=False, compare=False)
 
     @property
     def options(self) -> dict[str, Any]:

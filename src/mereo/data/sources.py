@@ -99,7 +99,7 @@ def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInf
         summary = f"streamed images, {len(dataset.class_names)} classes"
         return DatasetInfo(
             str(data), summary, str(data), len(dataset.class_names), dataset.in_chans, None, counts,
-            read=lambda root, download: dataset,
+            read=lambda root, download: dataset, opened=dataset,
         )  # fmt: skip
     path = _find_path(data, root)
     layout = splits, names = read_layout(path)

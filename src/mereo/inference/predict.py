@@ -93,10 +93,19 @@ def _files_of_folder(path: Path) -> list[Path]:
     return files
 
 
+_TABLES = (".parquet", ".arrow")
+
+
+def _evaluated(data: Path) -> str:
+    return f"measure the network on it with `mereo evaluate RUN --data {data}`"
+
+
 def _images_of_folder(path: Path) -> list[Path]:
     suffixes = (*IMAGE_SUFFIXES, *OTHER_SUFFIXES)
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())
     if not files:
+        if any(p.suffix.lower() in (".tar", *_TABLES) for p in path.rglob("*")):
+            raise UsageError(f"{path} holds files of many images; {_evaluated(path)}.")
         raise UsageError(f"{path} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}); give a folder with images.")
     return files
 
@@ -106,9 +115,9 @@ def _images_of_file(path: Path) -> list[Path]:
     if is_table(path):
         return list(table_images(path))
     if path.name.lower().endswith(ARCHIVES):
-        read = path.suffix.lower() in (".zip", ".tar", ".parquet", ".arrow")
-        instead = f", or measure the network on it with `mereo evaluate RUN --data {path}`" if read else ""
-        raise UsageError(f"{path} is a file of many images; unpack it and give the folder{instead}.")
+        unpacked = [] if path.suffix.lower() in _TABLES else ["unpack it and give the folder"]
+        read = [_evaluated(path)] if path.suffix.lower() in (".zip", ".tar", *_TABLES) else []
+        raise UsageError(f"{path} is a file of many images; {', or '.join(unpacked + read)}.")
     return [path]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, Grid
-from mereo.errors import UsageError, check_choice
+from mereo.errors import UsageError, check_choice, type_of
 from mereo.models.checkpointing import checkpointed
 from mereo.models.folding import folded
 from mereo.models.layers import layer_depths, parameter_groups
@@ -332,7 +332,7 @@ class VisionModel(WeightSources, nn.Module):
         """UsageError unless images are (batch, channels, height, width) as the model was made for."""
         if not isinstance(images, Tensor):
             raise UsageError(
-                f"images is a {type(images).__name__}; a network takes a tensor (batch, channels, height, width). For"
+                f"images is {type_of(images)}; a network takes a tensor (batch, channels, height, width). For"
                 " files, PIL images and arrays there is mereo.predict(model, images)."
             )
         channels, height, width = self.image_shape

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.errors import UsageError, check_choice, first_line
+from mereo.errors import UsageError, check_choice, first_line, type_of
 from mereo.escape import cut
 from mereo.models.base import VisionModel
 from mereo.models.layout import LAYOUTS, Layout, Pair
@@ -96,7 +96,7 @@ def _live(source: nn.Module) -> Layout:
         if type(source).__name__ in layout.classes and layout.arguments is not None:
             return layout
     have = sorted({name for layout in LAYOUTS for name in layout.classes})
-    raise UsageError(f"source is a {type(source).__name__}; mereo converts {', '.join(have)}.")
+    raise UsageError(f"source is {type_of(source)}; mereo converts {', '.join(have)}.")
 
 
 def _preset(source: nn.Module, layout: Layout) -> str:
@@ -232,7 +232,7 @@ def convert(
             raise UsageError(f"model is {model!r}, and source is a live network, which determines it; leave it out.")
         if to == "timm":
             if not isinstance(source, VisionModel):
-                raise UsageError(f"source is a {type(source).__name__}; to timm goes a network of mereo.")
+                raise UsageError(f"source is {type_of(source)}; to timm goes a network of mereo.")
             return _to_timm(source)
         return _from_live(source)
     if to != "mereo":

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mereo.errors import UsageError
+from mereo.errors import UsageError, type_of
 from mereo.models.base import VisionModel
 
 
@@ -63,7 +63,7 @@ class FeatureMaps(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(model, VisionModel):
-            raise UsageError(f"model is a {type(model).__name__}; it must be a VisionModel.")
+            raise UsageError(f"model is {type_of(model)}; it must be a VisionModel.")
         self.feature_info = FeatureInfo(model.feature_info, model.stage_numbers(out_indices))
         model.reset_classifier(0)
         self.model, self.norm, self.output_fmt = model, norm, output_fmt

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.core.kernels.transforms import transformed
-from mereo.errors import UsageError, check_choice
+from mereo.errors import UsageError, check_choice, type_of
 
 SPREAD_MARGINS = (0.2, 0.9)
 """Margin of the spread loss at the first step and at the last."""
@@ -29,7 +29,7 @@ def check_labels(scores: Tensor, labels: Tensor) -> None:
     """
     for name, value in (("scores", scores), ("labels", labels)):
         if not isinstance(value, Tensor):
-            raise UsageError(f"{name} is a {type(value).__name__}; give a tensor, class numbers as torch.tensor(...).")
+            raise UsageError(f"{name} is {type_of(value)}; give a tensor, class numbers as torch.tensor(...).")
     if scores.dim() != 2 or labels.dim() not in (1, 2) or len(labels) != len(scores):
         raise UsageError(
             f"scores are {tuple(scores.shape)} and labels {tuple(labels.shape)}; they must be (batch, classes), and"

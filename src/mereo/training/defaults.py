@@ -104,7 +104,10 @@ def show_defaults(defaults: Defaults) -> None:
 
 def _describe(config: TrainConfig, facts: DataFacts) -> list[str]:
     kind = "" if facts.kind is None else f" of {facts.kind}" if facts.kind.startswith("text") else f" ({facts.kind})"
-    lines = [f"{config.data}: {facts.num_classes} classes, {facts.images:,} images to train on{kind}"]
+    # The classes are counted before images are held out or left out by a limit.
+    counted = sum(facts.classes.values())
+    images = f"{facts.images:,} of {counted:,} images" if counted > facts.images else f"{facts.images:,} images"
+    lines = [f"{config.data}: {facts.num_classes} classes, {images} to train on{kind}"]
     if facts.classes:
         shown = list(facts.classes.items())[:SHOWN]
         more = f", and {len(facts.classes) - SHOWN} more" if len(facts.classes) > SHOWN else ""

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mereo.data import DatasetInfo
+from mereo.data.raw import RawSplit
+from mereo.data.stream import as_source
 
 SAMPLE, MOST_PIXELS = 48, 4e7
 """Images looked at, and pixels after which no further image is decoded."""
@@ -85,20 +87,25 @@ def kind_of_images(images: Sequence[Pixels]) -> str:
     return TEXT if np.median(shares) >= PLAIN_SHARE else GREY
 
 
-def _sample(info: DatasetInfo) -> tuple[list[tuple[int, int]], list[Pixels]]:
-    """Sizes and pixels of images that are evenly spread over the training images."""
+def _sample(split: RawSplit) -> tuple[list[tuple[int, int]], list[Pixels]]:
+    """Sizes and pixels of images that are evenly spread over the training images.
+
+    Where neighbours are read together, the first ones: distant ones would read all of their neighbours too.
+    """
     from PIL import Image
 
     from mereo.data.decode import FORMATS, decode
 
-    assert info.layout is not None
-    split = info.layout[0]["train"]
+    source = as_source(split)
+    if source is None:
+        return [], []
+    last = min(SAMPLE, len(source)) - 1 if source.store.sequential else len(source) - 1
     sizes: list[tuple[int, int]] = []
     images: list[Pixels] = []
     pixels = 0.0
-    for place in np.unique(np.linspace(0, len(split.files) - 1, SAMPLE).round().astype(int)):
+    for place in np.unique(np.linspace(0, last, SAMPLE).round().astype(int)).tolist():
         try:
-            with split.tree.open(split.files[place]) as stream, warnings.catch_warnings():
+            with source.open(place) as stream, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 with Image.open(stream, formats=FORMATS) as image:
                     size = (image.height, image.width)
@@ -116,19 +123,23 @@ def _sample(info: DatasetInfo) -> tuple[list[tuple[int, int]], list[Pixels]]:
 
 
 def data_facts(info: DatasetInfo, images: int) -> DataFacts:
-    """The facts about a data set; of a folder, a few images are decoded.
+    """The facts about a data set; a few images of a path are decoded.
 
     Args:
         info: of the data.
         images: to train on, per epoch.
     """
-    if info.layout is None:
+    if info.opened is not None:
+        splits, names = info.opened.splits, info.opened.class_names
+    elif info.layout is not None:
+        splits, names = {**info.layout[0]}, info.layout[1]
+    else:
         own = info.augment if info.path is None and info.size is not None else None
         return DataFacts(images, info.num_classes, {}, info.size, info.size, own_augment=own)
-    splits, names = info.layout
-    counts = np.bincount(splits["train"].labels.numpy(), minlength=len(names)).tolist()
+    split = splits["train"]
+    counts = np.bincount(split.labels.numpy(), minlength=len(names)).tolist()
     facts = DataFacts(images, len(names), dict(zip(names, counts, strict=True)))
-    sizes, pixels = _sample(info)
+    sizes, pixels = _sample(split)
     if not pixels:
         return facts
     grey = [np.asarray(image.mean(2).round(), dtype=np.uint8) for image in pixels]

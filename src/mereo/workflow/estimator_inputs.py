@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.errors import UsageError
+from mereo.errors import UsageError, type_of
 from mereo.workflow.images import COLOURS, is_picture, picture_arrays
 from mereo.workflow.sklearn_base import of_sklearn
 
@@ -25,7 +25,7 @@ def image_array(X: Any) -> Array:
         moved = X.detach().cpu().movedim(1, -1)
         return (moved.float() if moved.dtype is torch.bfloat16 else moved).numpy()
     if isinstance(X, Mapping | str):
-        raise UsageError(f"X is a {type(X).__name__}; give images as an array, a tensor or a list of PIL images.")
+        raise UsageError(f"X is {type_of(X)}; give images as an array, a tensor or a list of PIL images.")
     if is_picture(X):
         raise UsageError("X is one image; give a list of images, such as [image].")
     try:
@@ -56,6 +56,8 @@ def classes_of(y: Any) -> tuple[Array, list[int]]:
         text = f"A column-vector y was passed when a 1d array was expected; y is {labels.shape}, give y.ravel()."
         warnings.warn(text, kind, stacklevel=3)
         labels = labels[:, 0]
+    if labels.ndim == 0:
+        raise UsageError(f"y is {type_of(y)}; it must be a list or an array (n,), one label for each image.")
     if labels.ndim != 1:
         raise UsageError(f"y is {labels.shape}; it must be (n,), one label for each image.")
     if labels.dtype.kind == "f":

@@ -1,16 +1,17 @@
 """`mereo.explain`: which parts of an image a prediction rests on."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mereo.cli.explain import BATCH, read_batches, single_kind, write
 from mereo.cli.options import ExplainOptions
-from mereo.errors import UsageError, check_positive, unknown
+from mereo.errors import UsageError, check_positive, type_of, unknown
 from mereo.explain import draw_explanation
 from mereo.explain.explanation import Explanation
 from mereo.explain.explanation import explain as explain_tensor
@@ -141,11 +142,17 @@ def _numbers(model: VisionModel, classes: Any, count: int) -> Tensor | None:
     """Classes by name or number as int64 (count,); None for None."""
     if classes is None:
         return None
+    if isinstance(classes, Mapping) or not isinstance(classes, str | int | Iterable):
+        raise UsageError(
+            f"classes is {type_of(classes)}; give a name or a number, or a list of them, one for each image."
+        )
     given = [classes] * count if isinstance(classes, str | int) else list(classes)
     if len(given) != count:
         raise UsageError(f"classes has {len(given)} entries for {count} images; give one for each, or one for all.")
     known = list(class_names(model))
     for each in given:
+        if not isinstance(each, str | int | np.integer | Tensor):
+            raise UsageError(f"classes has {type_of(each)}; give names or numbers of classes.")
         if isinstance(each, str) and each not in known:
             raise unknown("class", each, known)
     return torch.tensor([known.index(each) if isinstance(each, str) else int(each) for each in given])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.errors import UsageError
+from mereo.errors import UsageError, type_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -90,7 +90,7 @@ def _each(images: Any) -> "Iterator[str | Path | Image]":
         for each in images:
             yield from _each(each)
     else:
-        raise UsageError(f"images is a {type(images).__name__}; give {_ACCEPTED}, or a list of them.")
+        raise UsageError(f"images is {type_of(images)}; give {_ACCEPTED}, or a list of them.")
 
 
 @contextmanager
@@ -159,9 +159,7 @@ def labelled(data: Any) -> tuple[Tensor, list[Any]]:
     Pictures of several sizes are refused: a folder of files is the form for those.
     """
     if not isinstance(data, tuple | list) or len(data) != 2:
-        raise UsageError(
-            f"data is a {type(data).__name__}; give the name of a data set, a path, or a pair (images, labels)."
-        )
+        raise UsageError(f"data is {type_of(data)}; give the name of a data set, a path, or a pair (images, labels).")
     images, labels = data
     if not isinstance(images, np.ndarray | Tensor):
         listed = list(_each(images))
@@ -174,7 +172,11 @@ def labelled(data: Any) -> tuple[Tensor, list[Any]]:
         pixels = np.stack(picture_arrays(pictures))
         images = pixels if pixels.ndim == 4 else pixels[..., None]
     stacked = stack_of(images)[..., :3]
+    if isinstance(labels, str | Mapping) or not isinstance(labels, Iterable):
+        raise UsageError(f"labels is {type_of(labels)}; give a list or an array with one label for each image.")
     names = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
+    if any(isinstance(name, Iterable) and not isinstance(name, str) for name in names):
+        raise UsageError("labels has several values for an image; give one class each, such as labels.argmax(1).")
     if len(names) != len(stacked):
         raise UsageError(f"data has {len(stacked):,} images and {len(names):,} labels; give one label for each image.")
     return torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))), names

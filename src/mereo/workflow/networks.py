@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from mereo.cli.weights import load_weights
-from mereo.errors import UsageError
+from mereo.errors import UsageError, type_of
 from mereo.models import FeatureMaps, SequenceModel, VisionModel
 from mereo.runtime.device import choose_device
 from mereo.training.results import RunResult
@@ -41,7 +41,7 @@ def _what(model: Any) -> str:
     if isinstance(model, FeatureMaps):
         return "a backbone without a classifier (features_only=True)"
     if isinstance(model, SequenceModel):
-        return f"a {type(model).__name__}, which reads tokens; use its `generate`"
+        return f"{type_of(model)}, which reads tokens; use its `generate`"
     if isinstance(model, nn.Module):
-        return f"a {type(model).__name__}, which is not mereo's (timm's are mereo.create_model('timm:NAME'))"
-    return f"a {type(model).__name__}"
+        return f"{type_of(model)}, which is not mereo's (timm's are mereo.create_model('timm:NAME'))"
+    return type_of(model)

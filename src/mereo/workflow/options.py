@@ -6,7 +6,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mereo.cli.parse import check_values
-from mereo.errors import UsageError, check_choice, unknown
+from mereo.errors import UsageError, check_choice, type_of, unknown
 from mereo.training.option_values import parse_size
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def fit(name: str, value: Any, hint: Any) -> Any:
 def _shown(value: Any) -> str:
     """A value in an error message: itself if it is short, otherwise its type."""
     text = repr(value)
-    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
+    return text if len(text) <= 60 and "\n" not in text else type_of(value)
 
 
 def fit_all(kind: type, function: str, given: Mapping[str, Any], elsewhere: Mapping[str, str]) -> dict[str, Any]:

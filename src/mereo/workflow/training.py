@@ -7,7 +7,7 @@ from typing import Any
 from mereo.cli.options import TrainOptions
 from mereo.cli.parse import check_values
 from mereo.cli.train import start_from, trained
-from mereo.errors import UsageError
+from mereo.errors import UsageError, type_of
 from mereo.models import get_model_entry, is_sequence_model
 from mereo.models.registry import library_of
 from mereo.models.weights import read_metadata
@@ -53,7 +53,7 @@ def _base(config: Any, given: dict[str, Any]) -> TrainConfig:
         return config
     if config is not None and not isinstance(config, str | Path):
         raise UsageError(
-            f"config is a {type(config).__name__}; give options by name, such as mereo.train(data='photos', epochs=10)."
+            f"config is {type_of(config)}; give options by name, such as mereo.train(data='photos', epochs=10)."
         )
     path = None if config is None else Path(config)
     if path is not None and path.suffix not in (".yaml", ".yml") and not (path / "config.yaml").exists():
@@ -71,6 +71,8 @@ def _check_network_arguments(options: dict[str, Any]) -> None:
     if isinstance(model, str) and library_of(model) is None and not is_sequence_model(model):
         known = get_model_entry(model).defaults
         for name, value in options.items():
+            if name in ("num_classes", "in_chans"):
+                raise UsageError(f"{name} is {value!r}; it follows from the data. Leave it out.")
             if name not in FIELDS and name in known:
                 raise UsageError(
                     f"{name} is an argument of the network {model}; give model_args={{{name!r}: {value!r}}}."

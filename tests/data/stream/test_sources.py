@@ -109,6 +109,7 @@ def test_an_index_is_made_once_and_again_for_another_file(make_tar, tmp_path, mo
     ("members", "message"),
     [
         ({"x.png": encoded(0)}, "no .cls or .json.*'x'"),
+        ({"photos/cat/x.png": encoded(0)}, "unpack it and give the folder"),
         ({"x.cls": b"1"}, "no image"),
         ({"x.png": encoded(0), "x.cls": b""}, r"x\.cls.*label"),
         ({"x.png": encoded(0), "x.json": b"[1]"}, r"x\.json.*label"),
@@ -193,6 +194,17 @@ def test_tables_that_cannot_be_used(tmp_path):
         (tmp_path / name).write_bytes(b"no table")
         with pytest.raises(MereoError, match=name):
             open_stream(str(tmp_path / name), tmp_path)
+
+
+@pytest.mark.parametrize(("image", "label"), [("Image", "Label"), ("img", "category"), ("image_bytes", "class_name")])
+def test_usual_names_of_columns_are_known(tmp_path, image, label):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    labels = ["cat", "dog"] * 3
+    parquet.write_table(arrow.table({image: [encoded(n) for n in range(6)], label: labels}), tmp_path / "t.parquet")
+    with pytest.warns(UserWarning, match="set aside"):
+        assert open_stream(str(tmp_path / "t.parquet"), tmp_path).class_names == ("cat", "dog")
 
 
 def test_missing_libraries_are_named(tmp_path, monkeypatch):

@@ -27,17 +27,18 @@ from mereo.errors import MereoError, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "picture")
-LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "fine_label")
+IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "image_bytes", "bytes")
+LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "category", "class_name", "label_name", "fine_label")
 _KEPT_BYTES = 2**29
 """Number of Parquet row groups that each process keeps."""
 
 
 def find_column(columns: Sequence[str], known: Sequence[str], what: str, where: object) -> str:
-    """The column with a usual name; UsageError if there is none."""
+    """The column with a usual name, in any case; UsageError if there is none."""
+    plain = {name.lower(): name for name in reversed(columns)}
     for name in known:
-        if name in columns:
-            return name
+        if name in plain:
+            return plain[name]
     raise UsageError(
         f"{where} has no column of {what}; it has {', '.join(columns)}. Rename that column to {known[0]!r} (or"
         f" {', '.join(map(repr, known[1:]))})."

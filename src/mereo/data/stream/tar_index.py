@@ -156,7 +156,8 @@ def make_index(tar: Path) -> TarIndex:
     bare = [key for key in images if key not in labels]
     if bare or not images:
         what = f"no .cls or .json for the image {bare[0]!r}" if bare else f"no image ({', '.join(IMAGES)})"
-        raise UsageError(f"{tar} holds {what}; a sample is key.jpg with key.cls or key.json.")
+        folder = " If it is a packed folder <class>/<images>, unpack it and give the folder." if not labels else ""
+        raise UsageError(f"{tar} holds {what}; a sample is key.jpg with key.cls or key.json.{folder}")
     values = [labels[key] for key in images]
     numeric = all(isinstance(value, int) for value in values)
     places = np.array(list(images.values()), dtype=np.int64)
