@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mereo.core.kernels.affine import convolve
 from mereo.layers.norms import norm_factors
 
-_CHEAP = 1
+_CHEAP = 3
 """How many times more outputs than weights there must be for folding the weights to cost less than a norm."""
 
 
