@@ -43,9 +43,13 @@ def test_pixels_are_exactly_those_of_pillow(make, tmp_path, changes, size):
     torch.testing.assert_close(Preprocessing(model)(pixels), expected, rtol=0, atol=1e-5)
 
 
-def test_a_network_of_two_views_has_none(make):
+def test_a_network_of_two_views_has_none(make, tmp_path):
     with pytest.raises(UsageError, match="1 or 3 channels"):
         Preprocessing(make("mspcaps_tiny", in_chans=2))
+    lines: list[str] = []
+    with pytest.raises(UsageError, match="this one takes 2"):
+        export_model(make("mspcaps_tiny", in_chans=2), ["hub", "pixels"], tmp_path / "out", say=lines.append)
+    assert not lines and not (tmp_path / "out").exists(), "refused before any work"
 
 
 def test_a_file_of_pixels_gives_the_scores_of_predict(make, tmp_path):

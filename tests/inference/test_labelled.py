@@ -12,6 +12,7 @@ import mereo
 from mereo.cli.main import main
 from mereo.errors import UsageError
 from mereo.inference.duplicates import find_duplicates, fingerprints
+from mereo.inference.gallery import read_shown
 from mereo.inference.label_checks import likely_wrong_labels
 from mereo.inference.labelled import UNKNOWN, FolderAnswers, folder_labels
 from mereo.inference.temperature import KEY
@@ -65,6 +66,19 @@ def answers_of(scores: list[list[float]], labels: list[int], trained: list[bool]
         [Path(f"{n}.png") for n in range(len(labels))], ("a", "b"), torch.tensor(scores), "logits",
         torch.tensor(labels), torch.tensor(trained), **given,
     )  # fmt: skip
+
+
+def test_a_pair_of_views_is_shown_whole(tmp_path) -> None:
+    left, right = np.random.default_rng(0).integers(0, 256, (2, 6, 8), dtype=np.uint8)
+    Image.fromarray(np.concatenate([left, right], axis=1)).save(tmp_path / "pair.png")
+    shown = read_shown(tmp_path / "pair.png", in_pairs=True)
+    # The shorter side is 6, so each view is cut to its middle 6 columns, and nothing of a view is lost to the other.
+    assert shown.shape == (6, 6, 3)
+    assert np.array_equal(shown[..., 1], shown[..., 2]) and not np.array_equal(shown[..., 0], shown[..., 1])
+    square = np.concatenate([left[:, :6], right[:, :6]], axis=1)
+    Image.fromarray(square).save(tmp_path / "square.png")
+    shown = read_shown(tmp_path / "square.png", in_pairs=True)
+    assert np.array_equal(shown[..., 0], left[:, :6]) and np.array_equal(shown[..., 1], right[:, :6])
 
 
 def test_figures_by_hand() -> None:

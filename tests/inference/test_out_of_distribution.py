@@ -78,3 +78,11 @@ def test_a_run_that_was_only_the_newest_is_refused_for_other_images(
     warn_if_out_of_distribution(model, Path("runs/digits"), [photo], chosen=False)
     assert "runs/digits" in capsys.readouterr().err
     warn_if_out_of_distribution(model, Path("mspcaps_tiny.mnist"), [photo], chosen=True)
+
+
+def test_a_file_of_one_view_is_no_pair(tmp_path: Path) -> None:
+    model = create_model("efficient_capsnet_smallnorb")
+    for name, size in (("pair", (40, 20)), ("one", (30, 30))):
+        Image.new("L", size).save(tmp_path / f"{name}.png")
+    unlike = out_of_distribution(model, [tmp_path / "pair.png", tmp_path / "one.png"])
+    assert list(unlike) == [tmp_path / "one.png"] and "two views side by side" in unlike[tmp_path / "one.png"][0]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from mereo.errors import UsageError
+from mereo.errors import UsageError, check_choice
 from mereo.files import check_name
 
 T = TypeVar("T")
@@ -32,6 +32,36 @@ MOST_SIDE = 2**15
 """Largest side of an image in pixels."""
 _FRAME = re.compile(r"[─-╿]+|-{5,}")
 """The frame of an error message; drawn with minus signs in locales without line characters."""
+_CHOICE = re.compile(r"invalid choice (.+) for argument '([^']+)'\. Expected one of \((.*)\)", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"Error parsing (\S+): (?:no type matching (?:\{None\}\|)?(INT|FLOAT) could be instantiated from \['(.*)'\]"
+    r"|(?:invalid literal for|could not convert string to) (int|float).*: '(.*)')"
+)
+_OWN = re.compile(r"Error parsing \S+: (.*; it must .*)")
+_WITHOUT_VALUE = re.compile(r"Missing value for argument '([^']+)'.*")
+
+
+def plain_words(error: str) -> str:
+    """An error of the parser as argument, value and remedy; any other text as it is.
+
+    The parser lists None among the choices of an option without a default, and lists them in any order.
+    """
+    if found := _CHOICE.fullmatch(error):
+        value, name, listed = found.groups()
+        choices = sorted(choice for choice in re.findall(r"'([^']*)'", listed) if choice != "None")
+        try:
+            check_choice(name, value.strip("'"), choices)
+        except UsageError as wrong:
+            return str(wrong)
+    if found := _NUMBER.fullmatch(error):
+        name, kind, value, other_kind, other_value = found.groups()
+        whole = (kind or other_kind).lower() == "int"
+        return f"{name} is {value or other_value!r}; it must be a {'whole ' if whole else ''}number"
+    if found := _OWN.fullmatch(error):
+        return found[1]
+    if found := _WITHOUT_VALUE.fullmatch(error):
+        return f"{found[1]} has no value; give one"
+    return error
 
 
 def one_line(message: str) -> str:
@@ -48,7 +78,7 @@ def one_line(message: str) -> str:
     if "Perhaps you meant:" in lines:
         after = lines[lines.index("Perhaps you meant:") + 1 :]
         suggested = [line.split()[0].rstrip(",") for line in after if line.startswith("--")]
-    text = " ".join(paragraph).rstrip(".") or " ".join(message.split())
+    text = plain_words(" ".join(paragraph).rstrip(".") or " ".join(message.split())).rstrip(".")
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} ..."
     if suggested:

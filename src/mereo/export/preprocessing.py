@@ -40,6 +40,13 @@ def _weights(side: Tensor, start: Tensor, length: Tensor, count: int) -> Tensor:
     return (weights / weights.sum(1, keepdim=True) * FIXED + 0.5).floor()
 
 
+def check_pixels(model: VisionModel) -> None:
+    """UsageError for a network of other channels than 1 or 3."""
+    channels = model.image_shape[0]
+    if channels not in (1, 3):
+        raise UsageError(f"preprocess needs a network of 1 or 3 channels, and this one takes {channels}; leave it out.")
+
+
 class Preprocessing(nn.Module):
     """Pixels as a file holds them to the input of a network: cut, resized, in its colours, normalised.
 
@@ -55,10 +62,7 @@ class Preprocessing(nn.Module):
     def __init__(self, model: VisionModel) -> None:
         super().__init__()
         channels, height, width = model.image_shape
-        if channels not in (1, 3):
-            raise UsageError(
-                f"preprocess needs a network of 1 or 3 channels, and this one takes {channels}; leave it out."
-            )
+        check_pixels(model)
         cfg = model.pretrained_cfg
         self.grey, self.crop = channels == 1, (height, width)
         self.size = load_size((height, width), cfg["crop_pct"])

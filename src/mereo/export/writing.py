@@ -16,6 +16,7 @@ from mereo.export.images import AtHand, normalised, random_images, take
 from mereo.export.onnx_file import PIXELS, open_onnx, quantise_onnx, write_onnx, write_pixels
 from mereo.export.page.runtime import runtime_files
 from mereo.export.page.writing import check_page, open_page, write_page
+from mereo.export.preprocessing import check_pixels
 from mereo.export.programs import Scorer, lower, open_program, scorer, write_program
 from mereo.export.timm_own import save_for_timm
 from mereo.files import cannot_write
@@ -93,6 +94,8 @@ def export_model(
         raise UsageError("precision is int8, and ONNX takes the ranges of activations from training images; give data.")
     if "timm" in forms and model.as_timm_network() is not None and "hub" in forms:
         raise UsageError("to is hub and timm, whose files of this network differ; give each a folder of its own.")
+    if "pixels" in forms:
+        check_pixels(model)
     if "page" in forms:
         check_page(model)
         runtime_files(say)  # downloaded before any work

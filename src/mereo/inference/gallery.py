@@ -22,15 +22,19 @@ LARGEST = 256
 INK, WRONG, RIGHT, FAINT = "#24292f", "#c92a2a", "#2b8a3e", "#57606a"
 
 
-def read_shown(path: Path) -> npt.NDArray[np.uint8]:
-    """The file as it is shown, its shorter side up to 256 pixels, (height, width, 3)."""
+def read_shown(path: Path, in_pairs: bool = False) -> npt.NDArray[np.uint8]:
+    """The file as it is shown, its shorter side up to 256 pixels, (height, width, 3).
+
+    With `in_pairs` the file holds the views of two cameras side by side, and is shown in red and cyan as everywhere.
+    """
     from PIL import Image
 
     with path.open("rb") as stream:
         with Image.open(stream, formats=FORMATS) as image:
             side = max(min(*image.size, LARGEST), 1)
         stream.seek(0)
-        return decode(stream, (side, side), 3).transpose(1, 2, 0)
+        pixels = decode(stream, (side, side), 2)[[0, 1, 1]] if in_pairs else decode(stream, (side, side), 3)
+        return pixels.transpose(1, 2, 0)
 
 
 def fitting_name(name: str, most: int = LETTERS) -> str:
@@ -64,7 +68,7 @@ def draw_errors(answers: FolderAnswers, path: Path, places: Sequence[int] | None
         left, top = (number % columns) * WIDE + 0.1, height - HEAD - (number // columns) * HIGH
         side = WIDE - 0.2
         axes = figure.add_axes((left / width, (top - side) / height, side / width, side / height))
-        axes.imshow(read_shown(answers.paths[place]), interpolation="nearest")
+        axes.imshow(read_shown(answers.paths[place], answers.in_pairs), interpolation="nearest")
         axes.set_axis_off()
         shares = answers.probabilities[place]
         label, predicted = int(answers.labels[place]), int(answers.predicted[place])

@@ -75,6 +75,7 @@ class FolderAnswers:
         temperature: stored with the weights; None where there is none.
         duplicates: groups of images that show the same.
         aside: files that could not be read, with reasons.
+        in_pairs: whether each file holds the views of two cameras, side by side.
     """
 
     paths: list[Path]
@@ -86,6 +87,7 @@ class FolderAnswers:
     temperature: float | None
     duplicates: list[Duplicates]
     aside: list[Aside]
+    in_pairs: bool = False
 
     @cached_property
     def probabilities(self) -> Tensor:
@@ -244,4 +246,5 @@ def answer_folder(
         temperature=None if calibration is None else calibration.temperature,
         duplicates=find_duplicates(hashes, torch.cat(prints)) if prints else [],
         aside=aside,
+        in_pairs=model.image_shape[0] == 2,
     )

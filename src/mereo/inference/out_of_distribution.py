@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mereo.data.image_statistics import StatisticsRanges, file_statistics
+from mereo.data.image_statistics import ImageStatistics, StatisticsRanges, file_statistics
 from mereo.data.sets import find_dataset, is_dataset
 from mereo.models import VisionModel
 
@@ -24,6 +24,15 @@ def known_statistics(model: VisionModel) -> StatisticsRanges:
     )
 
 
+def _no_pair(model: VisionModel, statistics: ImageStatistics) -> list[str]:
+    """A reason if a network of two cameras gets a file in the proportions of one view; empty otherwise."""
+    channels, height, width = model.image_shape
+    one_view = width / height
+    if channels != 2 or statistics.width / statistics.height > one_view * 2**0.5:
+        return []
+    return [f"{statistics.height} x {statistics.width} pixels, not two views side by side"]
+
+
 def sampled(paths: Sequence[Path]) -> Sequence[Path]:
     """At most `MOST` of the files, evenly spaced."""
     return paths[:: -(-len(paths) // MOST) or 1]
@@ -32,12 +41,13 @@ def sampled(paths: Sequence[Path]) -> Sequence[Path]:
 def out_of_distribution(model: VisionModel, paths: Sequence[Path]) -> dict[Path, list[str]]:
     """The files that are unlike the training images, each with the reasons; unreadable files are skipped."""
     ranges, unlike = known_statistics(model), {}
-    if ranges == StatisticsRanges():
+    if ranges == StatisticsRanges() and model.image_shape[0] != 2:
         return {}
     for path in sampled(paths):
         try:
             with path.open("rb") as stream:
-                reasons = ranges.differences(file_statistics(stream))
+                statistics = file_statistics(stream)
+            reasons = [*_no_pair(model, statistics), *ranges.differences(statistics)]
         except Exception:  # reported when the file is read
             continue
         if reasons:

@@ -28,6 +28,7 @@ from mereo.models.capsule import (
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.conversion import convert
 from mereo.models.diffusion_transformer import DiffusionTransformer, diffusion_transformer
+from mereo.models.ensemble import Ensemble
 from mereo.models.factory import create_model, list_models
 from mereo.models.feature_maps import FeatureInfo, FeatureMaps
 from mereo.models.plain import PlainNetwork
@@ -48,6 +49,7 @@ __all__ = [
     "DeepCaps",
     "DiffusionTransformer",
     "EfficientCapsNet",
+    "Ensemble",
     "FeatureInfo",
     "FeatureMaps",
     "Features",

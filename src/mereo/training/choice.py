@@ -191,7 +191,8 @@ class _Chooser:
         """Choose the warm-up of a training of so many epochs, each of so many steps."""
         if self.config.warmup_steps is None:
             warmup = min(max(min(1.0, epochs / 10), WARMUP_STEPS / steps), max(epochs / 5, 0.1))
-            self.put("warmup_epochs", round(warmup, 2), f"{round(warmup * steps)} steps")
+            first = round(warmup * steps)
+            self.put("warmup_epochs", round(warmup, 2), f"{first} step{'s' if first != 1 else ''}")
 
 
 def choose(
