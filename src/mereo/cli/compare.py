@@ -62,7 +62,7 @@ def _side_by_side(
 def _of_family(
     options: CompareOptions, given: dict[str, Any]
 ) -> tuple[list["Row"], dict[str, "Robustness"], list[str]]:
-    """Rows of a family's networks, what was measured of them on changed images, and lines on how."""
+    """The networks of a family: their rows, their robustness to changed images, and lines on the protocol."""
     from mereo.export.rows import run_comparison
     from mereo.measure.robustness import EPSILON, STEPS, beside_plain, measure_robustness
     from mereo.training.families import SIDE, family_networks, upright_augmentation
@@ -84,6 +84,18 @@ def _of_family(
         f" within {EPSILON} on {first.attacked} of them."
     )
     return rows, measured, [*left_out, *beside_plain(measured, [row.model for row in rows if row.plain]), how]
+
+
+def _protocol(options: CompareOptions, given: Mapping[str, Any]) -> str:
+    """The settings that all networks share, in a line."""
+    shown = dict(given)
+    if "img_size" in given:
+        shown["img_size"] = show_size(given["img_size"])
+    recipe = [f"recipe {options.recipe}"] if options.recipe else []
+    parts = [
+        f"{name} {shown[name]}" for name in SHARED if name in shown and name not in ("data", "data_root", "device")
+    ]
+    return ", ".join([*recipe, *parts, f"seeds {options.seeds}"])
 
 
 def run(words: list[str], command: str) -> None:
@@ -110,11 +122,7 @@ def run(words: list[str], command: str) -> None:
             rows, robust, verdicts = _of_family(options, given)
             measured = {label: each.to_dict() for label, each in robust.items()}
             curves = {label: each.curves for label, each in robust.items()}
-    shown = given | ({"img_size": show_size(given["img_size"])} if "img_size" in given else {})
-    parts = [
-        f"{name} {shown[name]}" for name in SHARED if name in shown and name not in ("data", "data_root", "device")
-    ]
-    protocol = ", ".join([*([f"recipe {options.recipe}"] if options.recipe else []), *parts, f"seeds {options.seeds}"])
+    protocol = _protocol(options, given)
     paths = write_comparison(rows, folder, options.data, protocol, measured, verdicts, curves)
     if options.json:
         say(json.dumps([row.to_dict() for row in ranked(rows)], indent=2))
