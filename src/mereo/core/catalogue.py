@@ -48,7 +48,7 @@ PROMISES: dict[str, str] = {
     "half precision": "float16 and bfloat16 stay close to float32",
     "couplings only": "with every coupling set to 0 no input changes the output",
 }
-"""What a mechanism can promise, each with what the conformance tests check."""
+"""The promises of mechanisms, each with what the conformance tests check."""
 
 COMMON = ("compile", "export", "half precision", "couplings only")
 """Promised by every mechanism that does not give a reason in `lacks`; the last by those that record couplings."""
@@ -125,7 +125,7 @@ class Mechanism:
         return FAMILIES[self.family]
 
     def facts(self) -> dict[str, str]:
-        """What it is, by column of the table; promises are `promised`."""
+        """Its row in the table of mechanisms, by column; promises are in `promised`."""
         couples = self.records == "couplings"
         return {
             "couplings sum over": str(self.over) if couples else "-",

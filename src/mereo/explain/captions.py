@@ -15,6 +15,11 @@ COUPLINGS = {
     FACTOR: "the mean factor, of either sign, by which a part counts for",
 }
 
+ROLLOUT = (
+    "Rollout: what each place counts for the output through all layers of attention; what convolutions and channels"
+    " move does not count."
+)
+
 
 def describe_deletion(tested: DeletionTest, claim: str) -> str:
     """How far an explanation and the deletion test agree, in a sentence."""
@@ -89,10 +94,7 @@ def caption_of(
     if "class attention" in titles:
         lines.append("Class attention: what the class token takes from each place in its last layer, mean over heads.")
     if "rollout" in titles:
-        lines.append(
-            "Rollout: what each place counts for the output through all layers of attention; what convolutions and"
-            " channels move does not count."
-        )
+        lines.append(ROLLOUT)
     if any(column.grid.first > column.grid.step for column in columns):
         lines.append("A part is drawn at the centre of its receptive field.")
     if total > len(explanation.scores):

@@ -13,7 +13,7 @@ FIRST, LAST, VOTES, HIDDEN, TESTED = "first routing", "last routing", "votes", "
 SHARE, MESSAGES, FACTOR = "share of a part's vote", "share of all messages", "factor of a part"
 FALL = "fall of the score"
 LABELS = {"receivers": SHARE, "senders": MESSAGES, "both": MESSAGES, "none": FACTOR}
-"""What a coupling is, by the axis over which couplings sum to one."""
+"""Words for a coupling, by the axis over which couplings sum to one."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the scores of a network are called in pictures, and how they are drawn as bars."""
+"""Words for the scores of a network in pictures, and the values of their bars."""
 
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ WORDINGS: dict[str, Wording] = {
     "logits": Wording(("classes", "softmax of scores"), "score", "raises its score", "lowers it", "the highest score"),
     "outputs": Wording(("outputs", ""), "output", "raises it", "lowers it", "the largest output"),
 }  # fmt: skip
-"""By the kind of score."""
+"""Words by the kind of score."""
 
 
 def kind_of(model: VisionModel) -> str:
@@ -80,5 +80,5 @@ def kind_of(model: VisionModel) -> str:
 
 
 def bars_of(scores: Tensor, kind: str) -> Tensor:
-    """What the bars show: the softmax of logits, and other scores as they are: (..., classes) -> the same."""
+    """Values of the bars: the softmax of logits, and other scores as they are: (..., classes) -> the same."""
     return scores.softmax(-1) if kind == "logits" else scores

@@ -194,7 +194,7 @@ def _compiled(name: str, build: Callable[[Mode], Workload], exact: Callable[[], 
 
 
 def exact_error(name: str, device: str) -> float:
-    """The largest relative error of our gradients in float64, at batch 2, beside timm's."""
+    """The largest relative error of our gradients in float64, at batch 2, compared with timm's."""
     images, labels = images_and_labels(Setting({"batch": 2}, device), *_shape_and_classes(name))
 
     def gradients(make: Callable[[str], nn.Module], names: Iterable[str]) -> Outcome:
@@ -222,7 +222,7 @@ def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
 
 
 def work(setting: Setting, mode: Mode) -> Work:
-    """What the network multiplies and adds, and the traffic of its parameters."""
+    """Operations of the network, and the traffic of its parameters."""
     model = create_model(setting.word("model")).to(setting.device)
     return network_work(model, torch.rand(2, *model.image_shape, device=setting.device), setting.size("batch"), mode)
 

@@ -103,7 +103,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 
 def work(setting: Setting, mode: Mode) -> Work:
-    """Of the sweep, or of the routing."""
+    """Operations and traffic of the sweep, or of the routing."""
     return routing_work(_routing(setting), mode) if _task(setting) == "routing" else inversion_work(setting)
 
 

@@ -16,7 +16,7 @@ from mereo.pictures import save_figure
 
 FOR, AGAINST = "#e03131", "#1971c2"
 WIDTH, HEIGHT, THUMB, BADGE, CIRCLE = 1.14, 1.64, 1.02, 0.52, 0.19
-"""Of a node's room, its picture, a class (its height), and the radius of a capsule's circle, in inches."""
+"""Inches: the room of a node (width, height), its picture, the height of a class, the radius of a capsule's circle."""
 LEFT, TOP, CAPTION_LINE, MARGIN = 3.1, 0.44, 0.2, 0.12
 IMAGE = 1.8
 UNCHANGED = 0.005

@@ -41,7 +41,7 @@ def carried(tree: ParseTree, place: int) -> str:
 
 
 def _plural(tree: ParseTree, place: int) -> str:
-    """What the edges below a node are."""
+    """The noun for the edges below a node."""
     below = tree.below(place)
     return "couplings" if below and all(edge.kind == "coupling" for edge in below) else "votes"
 
