@@ -219,8 +219,9 @@ def _draw_line(axes: Any, run: Run, panel: _Panel, swept: str, line: list[Measur
         label=name + threads + (" WRONG" if wrong else ""),
     )  # fmt: skip
     if _shows_exponents(run, swept) and (power := exponent(points)) is not None:
-        axes.annotate(f"{power:.2f}", points[-1], fontsize=7, color=colour,
-                      xytext=(4, 0), textcoords="offset points", va="center")  # fmt: skip
+        axes.annotate(
+            f"{power:.2f}", points[-1], fontsize=7, color=colour, xytext=(4, 0), textcoords="offset points", va="center"
+        )
     lost = [m.sizes[swept] for m in line if quantity is _peak and "fit" in m.memory_note]
     if lost and limit:
         axes.plot(lost, [limit / MIB] * len(lost), "x", color=colour, markersize=7)

@@ -42,10 +42,11 @@ def _side_by_side(
     for row in others:
         for other in plain:
             cost = {
-                "inference images/s": (row.rate, other.rate), "training images/s": (row.train_rate, other.train_rate),
+                "inference images/s": (row.rate, other.rate),
+                "training images/s": (row.train_rate, other.train_rate),
                 "training memory in MiB": (row.memory / 2**20, other.memory / 2**20),
                 "parameters": (float(row.parameters), float(other.parameters)),
-            }  # fmt: skip
+            }
             least = ("training memory in MiB", "parameters")
             names = row.model, other.model
             lines.append(verdict(names, measured[row.model], measured[other.model], cost, least))

@@ -183,9 +183,10 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
     exact = None if ours_only else cache(partial(exact_error, name, device))
     own = (Contender(OURS, ours, exact=exact), Contender(FUSED, fused), _compiled(COMPILED, ours, exact))
     timm = (
-        Contender(TIMM, theirs(None)), Contender(TIMM_LAST, theirs(torch.channels_last)),
+        Contender(TIMM, theirs(None)),
+        Contender(TIMM_LAST, theirs(torch.channels_last)),
         _compiled(TIMM_COMPILED, theirs(None)),
-    )  # fmt: skip
+    )
     return (*own, *timm) if ours_only else (*timm, *own)
 
 

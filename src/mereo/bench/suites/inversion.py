@@ -52,7 +52,7 @@ def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
     prior = torch.randn(size("parents"), size("dim"), device=device)
     problem = prepare(
         poses, weight.transpose(0, 1), SIGMA, KAPPA, task, None, None, None, None, prior, 1.0, 0.0, None, None
-    )  # fmt: skip
+    )
     return (problem,)
 
 

@@ -63,8 +63,9 @@ def draw_parse_tree(
         lines.append(f"The picture has no room for {whole.keep} votes for each capsule; the page draws them all.")
         warnings.warn(
             f"{whole.keep} votes for each capsule are too many for the picture of a tree, which draws fewer of them;"
-            " the page draws them all", stacklevel=2,
-        )  # fmt: skip
+            " the page draws them all",
+            stacklevel=2,
+        )
     width = max(LEFT + layout.width * WIDTH + MARGIN, 5.8)
     foot = MARGIN + CAPTION_LINE * len(lines)
     height = TOP + max(len(layout.labels) * HEIGHT, IMAGE + 0.2) + foot
