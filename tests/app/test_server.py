@@ -94,7 +94,7 @@ def test_another_port_and_a_second_host_are_refused(address):
 @pytest.mark.parametrize(
     "path",
     ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/page.js/..%2fserver.py", "//etc/passwd", "/a/../x", "/%00"],
-)  # fmt: skip
+)
 def test_requests_open_no_other_files(address, path):
     status, _, content = send(address, "GET", path)
     assert status == 404 and b"root:" not in content and b"import" not in content
@@ -160,7 +160,7 @@ def test_wrong_methods_and_unknown_paths(address):
         (["mspcaps_tiny.mnist"] * 9, "at most 8"),
         (["mspcaps_tiny.mnist", "--port", "0", "--data", "no_such_data"], "no_such_data"),
     ],
-)  # fmt: skip
+)
 def test_invalid_arguments_are_reported_in_one_line(capsys, tmp_path, monkeypatch, words, line):
     monkeypatch.chdir(tmp_path)
     assert main(["app", *words]) == 2

@@ -61,8 +61,9 @@ def test_every_layer_of_a_network(share_qk: bool) -> None:
     fresh = RoutingAttention(8, 1, 1, clusters=3, window=4, share_qk=share_qk).clusters.centroids
     assert before < torch.cdist(every, fresh).amin(2).square().mean()
 
-    model = mereo.create_model("routing_transformer_tiny", dim=12, heads_local=1, heads_routed=2, clusters=2,
-                               window=4, block=4, hidden_dim=20)  # fmt: skip
+    model = mereo.create_model(
+        "routing_transformer_tiny", dim=12, heads_local=1, heads_routed=2, clusters=2, window=4, block=4, hidden_dim=20
+    )
     old = [b.mixer.clusters.centroids.clone() for b in model.blocks]
     assert start_clusters(model, torch.randint(256, (2, 11))) == len(old)
     assert not any(b.mixer.clusters.centroids.equal(x) for b, x in zip(model.blocks, old, strict=True))

@@ -51,8 +51,9 @@ def test_zero_routers_are_plain_attention() -> None:
             torch.nn.init.zeros_(parameter)
         gates = router(tokens)
         torch.testing.assert_close(gates[..., :shared], torch.ones(2, 7, shared, dtype=torch.float64))
-        torch.testing.assert_close(gates[..., shared:].sort(-1).values[..., -active or 6 :].unique(), gates.new_ones(
-            1 if active else 0))  # fmt: skip
+        torch.testing.assert_close(
+            gates[..., shared:].sort(-1).values[..., -active or 6 :].unique(), gates.new_ones(1 if active else 0)
+        )
 
 
 @pytest.mark.parametrize(("shared", "active"), [(2, 3), (1, 2), (0, 3), (8, 0)])

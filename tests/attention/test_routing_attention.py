@@ -79,9 +79,7 @@ def test_equals_the_loops(shared: bool, causal: bool, strict: bool, window: int,
         mask = torch.ones(2, 11, dtype=torch.bool)
         mask[0, 8:], mask[1, :7] = False, False  # the second has fewer tokens than a cluster
     given = [x.requires_grad_() for x in ((q, v) if shared else (q, k, v))]
-    out = routing_attention(
-        q, None if shared else k, v, centroids, window, causal=causal, strict=strict, mask=mask
-    )  # fmt: skip
+    out = routing_attention(q, None if shared else k, v, centroids, window, causal=causal, strict=strict, mask=mask)
     expected = by_loops(q, q if shared else k, v, centroids, window, causal, strict, mask)
     if mask is not None:
         out, expected = (x * mask[:, None, :, None] for x in (out, expected))
@@ -278,8 +276,9 @@ def test_couplings_are_recorded_over_all_tokens() -> None:
     routed, local = trace["coupling"], trace["local_coupling"]
     assert routed.shape == local.shape == (2, 2, 11, 11)
     torch.testing.assert_close(local.sum(-1), torch.ones(2, 2, 11).double())
-    lists = members(distances(normalised(module.query(tokens).unflatten(-1, (2, 4))).transpose(1, 2),
-                              module.clusters.centroids), 4)  # fmt: skip
+    lists = members(
+        distances(normalised(module.query(tokens).unflatten(-1, (2, 4))).transpose(1, 2), module.clusters.centroids), 4
+    )
     for b in range(2):
         for h in range(2):
             inside = {n for cluster in lists[b, h].tolist() for n in cluster}

@@ -18,9 +18,7 @@ def measured(name, *sizes):
 
 
 def statuses(run, mode, **sizes):
-    return {
-        m.contender: m.status for m in run.measurements if m.mode == mode and sizes.items() <= m.sizes.items()
-    }  # fmt: skip
+    return {m.contender: m.status for m in run.measurements if m.mode == mode and sizes.items() <= m.sizes.items()}
 
 
 def test_inversion():

@@ -108,7 +108,7 @@ WRONG = [
     (["train", "--name", "a/b"], "slashes"),
     (["train", "--name", ".."], "slashes"),
     (["train", "/dev/zero"], "not a regular file"),
-    (["train", "--lr", "1e300"], "at most 1e+06"),
+    (["train", "--lr", "1e300"], "lr is 1e+300"),
     (["train", "--decay-rate", "1.5"], "at most 1"),
     (["train", "--mean", "inf", "--std", "1"], "mean is (inf,)"),
     (["train", "--in-chans", "1000000000"], "in_chans is 1000000000"),

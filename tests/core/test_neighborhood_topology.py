@@ -56,10 +56,11 @@ def test_one_axis_equals_the_rule() -> None:
 @pytest.mark.parametrize(
     ("grid", "window", "stride", "dilation", "causal"),
     [
-        ((6, 5), (3, 2), 1, (2, 1), (True, False)), ((4, 7), (4, 3), (2, 3), (1, 2), False),
+        ((6, 5), (3, 2), 1, (2, 1), (True, False)),
+        ((4, 7), (4, 3), (2, 3), (1, 2), False),
         ((3, 4, 5), (2, 3, 2), (1, 1, 2), (1, 1, 2), (True, False, False)),
     ],
-)  # fmt: skip
+)
 def test_several_axes_are_a_product(grid, window, stride, dilation, causal) -> None:
     topology = Neighborhood(grid, window, stride, dilation, causal)
     places = list(product(*map(range, grid)))
@@ -98,7 +99,7 @@ def test_limits() -> None:
         ((8, 8), {"window": (3, 3, 3)}, r"window is \(3, 3, 3\) for a grid of 2 axes"),
         ((2, 2, 2, 2), {"window": 2}, r"one to three axes"),
     ],
-)  # fmt: skip
+)
 def test_bad_input(grid, options, message) -> None:
     with pytest.raises(UsageError, match=message):
         Neighborhood(grid, **options)

@@ -127,8 +127,9 @@ def test_devices_as_data_are_refused() -> None:
         load_splits("/dev/zero", img_size=8)
 
 
-@pytest.mark.parametrize(("name", "file"), [("mnist", "MNIST/raw/train-images-idx3-ubyte"),
-                                            ("cifar10", "cifar-10-batches-py/data_batch_1")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "file"), [("mnist", "MNIST/raw/train-images-idx3-ubyte"), ("cifar10", "cifar-10-batches-py/data_batch_1")]
+)
 def test_special_files_in_a_published_data_set_are_refused(tmp_path: Path, name: str, file: str) -> None:
     folder = (tmp_path / file).parent
     folder.mkdir(parents=True)

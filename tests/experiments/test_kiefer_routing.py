@@ -41,8 +41,9 @@ def test_tables_pictures_and_resuming(settings):
 
     measured = [json.loads((run / "sparsity.json").read_text()) for run in runs]
     assert [(row["variant"], row["layer"]) for row in sparsity] == [
-        ("middle_routed", "middle"), ("middle_routed", "classes"),
-    ]  # fmt: skip
+        ("middle_routed", "middle"),
+        ("middle_routed", "classes"),
+    ]
     for row in sparsity:
         for measure in MEASURES:
             assert row[measure] == pytest.approx(sum(m[row["layer"]][measure] for m in measured) / 2)

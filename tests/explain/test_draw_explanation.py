@@ -16,11 +16,11 @@ import mereo
 from mereo.core import Grid
 from mereo.errors import UsageError
 from mereo.explain import draw_explanation, explain, observe, sender_places
+from mereo.explain.captions import about_routings, caption_of
+from mereo.explain.columns import SHARE, map_columns
 from mereo.explain.explanation import Explanation
 from mereo.explain.layout import make_sheet
 from mereo.explain.panels import colour_scale, draw_map, draw_scores, shown_classes
-from mereo.explain.pictures import SHARE, _about_routings, _caption, _map_columns
-from mereo.explain.wording import WORDINGS
 from mereo.models import CapsuleClassifier
 from mereo.pictures import new_figure
 
@@ -201,12 +201,12 @@ def test_factors_of_any_sign_are_not_drawn_as_shares() -> None:
     explanation = explain(model, images)
     (factors,) = explanation.maps.values()
     assert factors.over == "none" and bool(factors.cells.min() < 0)
-    columns = _map_columns(explanation)
+    columns = map_columns(explanation)
     assert columns[0].label == "factor of a part" and columns[0].signed
     assert columns[1].label == "added to the pose"
-    lines = " ".join(_caption(explanation, columns, WORDINGS[explanation.kind], False, False, 2, voted=True))
+    lines = " ".join(caption_of(explanation, columns, true_known=False, asked=False, total=2))
     assert "share" not in lines.split("Part hidden")[0] and "length" not in lines
-    assert _map_columns(replace(explanation, maps={"x": replace(factors, over="receivers")}))[0].label == SHARE
+    assert map_columns(replace(explanation, maps={"x": replace(factors, over="receivers")}))[0].label == SHARE
 
 
 def test_the_line_on_couplings_names_what_is_drawn() -> None:
@@ -222,7 +222,7 @@ def test_the_line_on_couplings_names_what_is_drawn() -> None:
 
 
 def explanation_line(explanation: Explanation) -> str:
-    (line,) = _about_routings(explanation, "it")
+    (line,) = about_routings(explanation, "it")
     return line
 
 

@@ -66,9 +66,7 @@ def by_loops(mixture: CapsuleMixture, pose: Tensor, direction: Tensor, i: int) -
     return pi, terms
 
 
-@pytest.mark.parametrize(
-    ("mixing", "whole"), [("literal", 1.340539), ("log", 1.998678), ("constant", 1.000000)]
-)  # fmt: skip
+@pytest.mark.parametrize(("mixing", "whole"), [("literal", 1.340539), ("log", 1.998678), ("constant", 1.000000)])
 def test_a_pose_that_is_its_own_direction_is_not_normalised(mixing: Any, whole: float) -> None:
     points, weights = plane()
     mixture = opposite(mixing)
@@ -138,9 +136,7 @@ def test_absent_parents_and_children(mixing: Any) -> None:
     prior = torch.tensor([0.0, -math.inf, 0, 0], dtype=D)
     absent = CapsuleMixture(mixture.predictions, mixture.sigma, mixture.kappa, prior, mixing=mixing)
     keep = [0, 2, 3]
-    left = CapsuleMixture(
-        mixture.predictions[:, keep], mixture.sigma[:, keep], mixture.kappa[:, keep], mixing=mixing
-    )  # fmt: skip
+    left = CapsuleMixture(mixture.predictions[:, keep], mixture.sigma[:, keep], mixture.kappa[:, keep], mixing=mixing)
     torch.testing.assert_close(absent.log_prob(poses), left.log_prob(poses))
     assert (absent.responsibilities(poses)[:, 1] == 0).all()
     torch.testing.assert_close(absent.responsibilities(poses)[:, keep], left.responsibilities(poses))

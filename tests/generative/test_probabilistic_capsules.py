@@ -34,8 +34,9 @@ def tree(children: int = 3, parents: int = 2, **options: Any) -> PoseTree:
 def belief_of(own: PoseTree, batch: int, scale: float = 0.4) -> PoseBelief:
     return PoseBelief(
         own.identity + scale * torch.randn(batch, own.num_parents, 6, dtype=D),
-        -1 + scale * torch.randn(batch, own.num_parents, 6, dtype=D), torch.randn(batch, own.num_parents, dtype=D),
-    )  # fmt: skip
+        -1 + scale * torch.randn(batch, own.num_parents, 6, dtype=D),
+        torch.randn(batch, own.num_parents, dtype=D),
+    )
 
 
 def poses(batch: int, children: int) -> Tensor:
@@ -80,9 +81,9 @@ def elbo_by_loops(own: PoseTree, children: Tensor, belief: PoseBelief, there: Te
     total = children.new_zeros(())
     x, std = free_numbers(children), belief.std
     for present in itertools.product((0, 1), repeat=own.num_parents):
-        weight = torch.stack([
-            belief.logits[j].sigmoid() if t else 1 - belief.logits[j].sigmoid() for j, t in enumerate(present)
-        ]).prod()  # fmt: skip
+        weight = torch.stack(
+            [belief.logits[j].sigmoid() if t else 1 - belief.logits[j].sigmoid() for j, t in enumerate(present)]
+        ).prod()
         for i in range(own.num_children):
             if not there[i]:
                 continue
@@ -119,9 +120,9 @@ def test_bound_and_gradients_are_those_of_loops() -> None:
     belief = PoseBelief(*(part.requires_grad_() for part in belief_of(own, 3)))
     mask = torch.tensor([[True, True, True], [True, False, True], [False, False, False]])
     ours = own.elbo(children, belief, mask)
-    theirs = torch.stack([
-        elbo_by_loops(own, children[b], PoseBelief(*(part[b] for part in belief)), mask[b]) for b in range(3)
-    ])  # fmt: skip
+    theirs = torch.stack(
+        [elbo_by_loops(own, children[b], PoseBelief(*(part[b] for part in belief)), mask[b]) for b in range(3)]
+    )
     torch.testing.assert_close(ours, theirs)
     inputs = (*belief, *own.parameters())
     for a, b in zip(torch.autograd.grad(ours.sum(), inputs), torch.autograd.grad(theirs.sum(), inputs), strict=True):

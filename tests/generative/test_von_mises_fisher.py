@@ -16,9 +16,10 @@ from mereo.generative.von_mises_fisher import VonMisesFisher
 
 D = torch.float64
 PLACES = [
-    (d, kappa) for d, kappa in itertools.product([1, 2, 3, 4, 16, 128], [0.0, 0.1, 2.0, 40.0, 3e3])
+    (d, kappa)
+    for d, kappa in itertools.product([1, 2, 3, 4, 16, 128], [0.0, 0.1, 2.0, 40.0, 3e3])
     if d > 1 or kappa < 10
-]  # fmt: skip
+]
 COUNT = 20_000
 
 

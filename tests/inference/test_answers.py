@@ -44,6 +44,7 @@ def test_an_evaluated_model_is_as_before(model, split):
     frozen.requires_grad_(False)
     modes = [m.training for m in model.modules()]
     collect_answers(model, split)
+    evaluate(model, split)
     assert [m.training for m in model.modules()] == modes and not model.head.training
     assert [p.requires_grad for p in model.parameters()].count(False) == 1 and not frozen.requires_grad
     with pytest.raises(RuntimeError, match="inside"), evaluating(model):
@@ -59,6 +60,9 @@ def test_bad_weights_are_refused(model, split):
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(MereoError, match="image 0"):
         collect_answers(model, split)
+    with pytest.raises(MereoError, match="7 of 7 images are not finite"):
+        evaluate(model.train(), split)
+    assert all(m.training for m in model.modules())
 
 
 def test_an_image_of_several_objects_is_correct_when_all_are_predicted(split):

@@ -64,7 +64,7 @@ def test_gradients_of_inputs_and_empty_batches(name: str) -> None:
 def test_layers_of_a_network_are_packed_with_their_activations() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.Identity(), nn.ReLU(), nn.Flatten(2), FeedForward(36, 8), nn.Linear(36, 2), nn.Tanh()
-    )  # fmt: skip
+    )
     model.eval().requires_grad_(False)
     x = torch.randn(2, 3, 8, 8)
     expected = model(x)

@@ -13,7 +13,7 @@ from mereo.measure.conclusions import (
     coupling_words,
     error_words,
     is_at_chance,
-)  # fmt: skip
+)
 
 NAMES = ("cat", "dog")
 
@@ -65,11 +65,12 @@ def effect(lost, gained):
 @pytest.mark.parametrize(
     ("lost", "gained", "words"),
     [
-        (0, 0, "no clear difference"), (6, 4, "no clear difference"),
+        (0, 0, "no clear difference"),
+        (6, 4, "no clear difference"),
         (30, 4, "better than uniform, better than shuffled"),
         (4, 30, "worse than uniform, worse than shuffled"),
     ],
-)  # fmt: skip
+)
 def test_couplings_in_words(lost, gained, words):
     assert coupling_words(effect(lost, gained)) == words
     models = {"plain": {}, "caps": {"couplings": effect(lost, gained)}}

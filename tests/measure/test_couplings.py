@@ -17,7 +17,7 @@ from mereo.measure.couplings import (
     coupling_effect_of_task,
     has_couplings,
     replace_couplings,
-)  # fmt: skip
+)
 from mereo.models.registry import families
 from mereo.tasks import Classification
 
@@ -171,9 +171,10 @@ def test_every_family_of_the_catalogue(family):
 
         after = []
         with (
-            intervene(model, dict.fromkeys(names, keep)), replace_couplings(model, way),
+            intervene(model, dict.fromkeys(names, keep)),
+            replace_couplings(model, way),
             intervene(model, dict.fromkeys(names, lambda made, call, kept=after: kept.append(made) or made)),
-        ):  # fmt: skip
+        ):
             assert model(images).isfinite().all()
         assert len(pairs) == len(after)
         for (own, call), made in zip(pairs, after, strict=True):

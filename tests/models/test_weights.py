@@ -107,7 +107,7 @@ def test_a_file_that_is_only_rewritten_stays_valid(saved: Path) -> None:
         (lambda t, m: m["args"].update(wings=2), "with 'wings', which is not an argument"),
         (lambda t, m: m["args"].update(num_classes=3), r"head.weight is \(10, .*\), not \(3, "),
     ],
-)  # fmt: skip
+)
 def test_weights_that_do_not_fit(saved: Path, change: Callable[..., Any], message: str) -> None:
     rewrite(saved, change)
     with pytest.raises(UsageError, match=message):

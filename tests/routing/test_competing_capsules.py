@@ -188,9 +188,10 @@ def test_record_shows_who_votes_for_whom_and_the_weights() -> None:
 @pytest.mark.parametrize("value", [0.0, 1e30])
 def test_blank_and_huge_children_and_a_single_one(value: float) -> None:
     for module in (
-        CompetingCapsules(12, 5, 3, 4, types=3), CompetingCapsules(1, 5, 3, 4, types=1),
+        CompetingCapsules(12, 5, 3, 4, types=3),
+        CompetingCapsules(1, 5, 3, 4, types=1),
         CompetingCapsules(4, 1, 3, 4, types=2),
-    ):  # fmt: skip
+    ):
         senders = module.routing.weight.shape[1]
         children = torch.full((2, senders, 3), value, requires_grad=True)
         module(children).sum().backward()

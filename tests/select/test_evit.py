@@ -116,11 +116,12 @@ def test_the_host_is_not_changed() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "prefix"),
     [
-        ("deit_tiny_patch16_224", {}, 1), ("deit_tiny_distilled_patch16_224", {}, 2),
+        ("deit_tiny_patch16_224", {}, 1),
+        ("deit_tiny_distilled_patch16_224", {}, 2),
         ("vit_tiny_patch16_224", {"reg_tokens": 3, "qk_norm": True, "init_values": 0.5, "scale_attn_norm": True}, 4),
         ("deit3_small_patch16_224", {"no_embed_class": True}, 1),
     ],
-)  # fmt: skip
+)
 def test_transformers_of_timm(name: str, options: dict[str, object], prefix: int) -> None:
     model, images = vit(name, **options), torch.randn(2, 3, 32, 32)
     changed = evit(model, 0.5, layers=(1, 2))

@@ -52,7 +52,10 @@ class Shifted:
 
 @pytest.fixture
 def _callback(monkeypatch):
-    monkeypatch.setitem(callbacks.CALLBACKS, "shifted", Shifted)
+    monkeypatch.setattr(callbacks, "CALLBACKS", {})
+    callbacks.register_callback("shifted", Shifted)
+    with pytest.raises(UsageError, match="shifted"):
+        callbacks.register_callback("shifted", Shifted)
 
 
 OPTIONS = {

@@ -132,7 +132,7 @@ def test_noise_ends_with_the_second_network_and_is_resumed_by_its_folder(noise, 
     options = {"data": str(noise), "epochs": 4, "img_size": 16, "tensorboard": False}
     run = mereo.train(**options)
     shown = capsys.readouterr().out
-    assert f"{SECOND} takes its place" in shown and f"chosen for {SECOND}" in shown
+    assert f"{SECOND} is trained instead" in shown and f"chosen for {SECOND}" in shown
     assert run.folder.path.name == f"{SECOND}-noise"
     assert [path.name for path in run.folder.path.parent.iterdir()] == [run.folder.path.name]
     assert len(run.folder.history.read_text().splitlines()) == 5
@@ -155,6 +155,6 @@ def test_a_resumed_run_is_watched_as_an_uninterrupted_one(noise, capsys):
     with pytest.raises(KeyboardInterrupt):
         mereo.train(**options, report=Stopping())
     run = mereo.train("runs/mspcaps_tiny-noise", resume=True)
-    assert run.folder.path.name == f"{SECOND}-noise" and f"{SECOND} takes its place" in capsys.readouterr().out
+    assert run.folder.path.name == f"{SECOND}-noise" and f"{SECOND} is trained instead" in capsys.readouterr().out
     config = TrainConfig.from_yaml(run.folder.config)
     assert (config.epochs, config.img_size, config.lr, config.tensorboard) == (4, 16, 0.004, False)

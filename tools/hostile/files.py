@@ -12,13 +12,13 @@ from hostile.ground import NAMES, NUMBERS, Try, command, damage, image, value, w
 
 KINDS = ["cat", "dog", "../out", "/abs", "a/b", "é", "$x$", "-", "CON", "a\\b", "\x1b["]
 USES = [
-    ["predict", "photo.png", "--weights", "odd.safetensors"], ["predict", "photos", "--json", "--weights",
-    "odd.safetensors"],
-    ["explain", "photo.png", "--only", "picture", "--weights", "odd.safetensors"], ["evaluate", "odd.safetensors",
-    "--limit", "10"],
-    ["export", "odd.safetensors", "--limit", "8"], ["train", "--limit", "32", "--dry-run", "--weights",
-    "odd.safetensors"],
-]  # fmt: skip
+    ["predict", "photo.png", "--weights", "odd.safetensors"],
+    ["predict", "photos", "--json", "--weights", "odd.safetensors"],
+    ["explain", "photo.png", "--only", "picture", "--weights", "odd.safetensors"],
+    ["evaluate", "odd.safetensors", "--limit", "10"],
+    ["export", "odd.safetensors", "--limit", "8"],
+    ["train", "--limit", "32", "--dry-run", "--weights", "odd.safetensors"],
+]
 
 
 def _told(random: Random, words: list[str], about: str) -> Try:

@@ -63,6 +63,35 @@ def _query_number(request: Request, name: str, default: int = 0) -> int:
     return int(text)
 
 
+def _route(path: str, handler: Callable[[Request], Any], method: str = "GET") -> Route:
+    """A route whose answers, and errors, are JSON."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            return JSONResponse(await handler(request))
+        except (UsageError, MereoError) as error:
+            return JSONResponse({"error": runs.error_line(error)}, 400)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except MemoryError:
+            return JSONResponse({"error": "out of memory; try a smaller image."}, 500)
+        except Exception as error:
+            # Any other failure is reported to the page, and the server continues.
+            return JSONResponse({"error": f"failed: {type(error).__name__}: {runs.error_line(error)}"}, 500)
+
+    return Route(path, respond, methods=[method])
+
+
+def _file(path: str, package: str, name: str, kind: str) -> Route:
+    """The route of a file of the page."""
+    content = (files(package) / name).read_bytes()
+
+    async def respond(request: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return Route(path, respond, methods=["GET"])
+
+
 def make_app(session: Session, port: int) -> Application:
     """The web application of a session, for a server on this port."""
 
@@ -70,71 +99,45 @@ def make_app(session: Session, port: int) -> Application:
         with session.lock:
             return function(*arguments)
 
-    async def work(function: Callable[..., Any], *arguments: Any, lock: bool = True) -> Any:
-        call = partial(locked, function, *arguments) if lock else partial(function, *arguments)
-        return await run_in_threadpool(call)
-
-    def route(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        async def respond(request: Request) -> Response:
-            try:
-                return JSONResponse(await handler(request))
-            except (UsageError, MereoError) as error:
-                return JSONResponse({"error": runs.error_line(error)}, 400)
-            except ClientDisconnect:
-                return Response(status_code=400)
-            except MemoryError:
-                return JSONResponse({"error": "out of memory; try a smaller image."}, 500)
-            except Exception as error:
-                # Any other failure is reported to the page, and the server continues.
-                return JSONResponse({"error": f"failed: {type(error).__name__}: {runs.error_line(error)}"}, 500)
-
-        return respond
+    async def work(function: Callable[..., Any], *arguments: Any) -> Any:
+        return await run_in_threadpool(partial(locked, function, *arguments))
 
     async def models(request: Request) -> Any:
         return await work(runs.describe_models, session)
 
     async def upload(request: Request) -> Any:
-        content = await _body(request, LONGEST_UPLOAD)
-        return {"image": await work(session.upload, content)}
-
-    async def predict(request: Request) -> Any:
-        content = await _json(request)
-        wanted = parse_request(content)
-        return await work(predict_image, session, number(content, "model", 0), wanted)
-
-    async def occlude(request: Request) -> Any:
-        content = await _json(request)
-        wanted = parse_request(content)
-        return await work(occlusion, session, number(content, "model", 0), wanted)
+        return {"image": await work(session.upload, await _body(request, LONGEST_UPLOAD))}
 
     async def test_images(request: Request) -> Any:
-        return await work(
-            runs.list_test_images, session, _query_number(request, "model"), _query_number(request, "start")
-        )
+        model, start = _query_number(request, "model"), _query_number(request, "start")
+        return await work(runs.list_test_images, session, model, start)
 
     async def curves(request: Request) -> Any:
         return await work(runs.curves, session, _query_number(request, "model"))
 
     async def errors(request: Request) -> Any:
         # It takes the lock itself, one batch at a time.
-        return await work(runs.errors, session, _query_number(request, "model"), lock=False)
+        return await run_in_threadpool(runs.errors, session, _query_number(request, "model"))
 
-    def part(package: str, name: str, kind: str) -> Callable[[Request], Any]:
-        content = (files(package) / name).read_bytes()
+    async def on_image(function: Callable[..., Any], request: Request) -> Any:
+        content = await _json(request)
+        wanted = parse_request(content)
+        return await work(function, session, number(content, "model", 0), wanted)
 
-        async def respond(request: Request) -> Response:
-            return Response(content, media_type=kind)
+    async def predict(request: Request) -> Any:
+        return await on_image(predict_image, request)
 
-        return respond
+    async def occlude(request: Request) -> Any:
+        return await on_image(occlusion, request)
 
-    routes = [Route(path, part(*where), methods=["GET"]) for path, where in PARTS.items()]
+    routes = [_file(path, *where) for path, where in PARTS.items()]
     routes += [
-        Route("/api/models", route(models), methods=["GET"]),
-        Route("/api/test_images", route(test_images), methods=["GET"]),
-        Route("/api/curves", route(curves), methods=["GET"]),
-        Route("/api/errors", route(errors), methods=["GET"]),
-        Route("/api/images", route(upload), methods=["POST"]),
-        Route("/api/predict", route(predict), methods=["POST"]),
-        Route("/api/occlusion", route(occlude), methods=["POST"]),
+        _route("/api/models", models),
+        _route("/api/test_images", test_images),
+        _route("/api/curves", curves),
+        _route("/api/errors", errors),
+        _route("/api/images", upload, "POST"),
+        _route("/api/predict", predict, "POST"),
+        _route("/api/occlusion", occlude, "POST"),
     ]
     return Guard(Starlette(routes=routes), port)

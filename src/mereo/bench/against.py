@@ -38,7 +38,7 @@ def verdict(now: Measurement, before: Measurement) -> str:
 
 
 def comparison(run: Run, earlier: Run) -> Table:
-    """What both runs measured: time then over time now, memory now over memory then."""
+    """A table of what both runs measured: time then over time now, memory now over memory then."""
     notes = [f"against the run of {earlier.created}"]
     for fact in CONDITIONS:
         before, now = earlier.machine.get(fact), run.machine.get(fact)

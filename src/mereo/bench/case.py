@@ -80,7 +80,7 @@ class Contender:
             the reference and has a share of its time; "unchecked" cannot be compared and has no speed-up.
         needs: bytes it takes beyond its inputs, estimated from the sizes; 0 where unknown.
         work: arithmetic and traffic of this formulation, where they differ from the task's.
-        exact: computes the relative error of its gradients in float64, beside those of the reference.
+        exact: computes the relative error of its gradients in float64, compared with the reference's.
     """
 
     name: str

@@ -26,7 +26,7 @@ from mereo.attention import (
 from mereo.scan import LightningAttention
 
 Tokens = Literal["sequence", "image", "channels first"]
-"""What the module takes: (batch, tokens, dim), (batch, rows, columns, dim) or (batch, dim, rows, columns)."""
+"""Shapes of the input: (batch, tokens, dim), (batch, rows, columns, dim) or (batch, dim, rows, columns)."""
 
 
 @dataclass(frozen=True)

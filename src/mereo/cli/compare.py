@@ -42,10 +42,11 @@ def _side_by_side(
     for row in others:
         for other in plain:
             cost = {
-                "inference images/s": (row.rate, other.rate), "training images/s": (row.train_rate, other.train_rate),
+                "inference images/s": (row.rate, other.rate),
+                "training images/s": (row.train_rate, other.train_rate),
                 "training memory in MiB": (row.memory / 2**20, other.memory / 2**20),
                 "parameters": (float(row.parameters), float(other.parameters)),
-            }  # fmt: skip
+            }
             least = ("training memory in MiB", "parameters")
             names = row.model, other.model
             lines.append(verdict(names, measured[row.model], measured[other.model], cost, least))
@@ -62,7 +63,7 @@ def _side_by_side(
 def _of_family(
     options: CompareOptions, given: dict[str, Any]
 ) -> tuple[list["Row"], dict[str, "Robustness"], list[str]]:
-    """Rows of a family's networks, what was measured of them on changed images, and lines on how."""
+    """The networks of a family: their rows, their robustness to changed images, and lines on the protocol."""
     from mereo.export.rows import run_comparison
     from mereo.measure.robustness import EPSILON, STEPS, beside_plain, measure_robustness
     from mereo.training.families import SIDE, family_networks, upright_augmentation
@@ -84,6 +85,18 @@ def _of_family(
         f" within {EPSILON} on {first.attacked} of them."
     )
     return rows, measured, [*left_out, *beside_plain(measured, [row.model for row in rows if row.plain]), how]
+
+
+def _protocol(options: CompareOptions, given: Mapping[str, Any]) -> str:
+    """The settings that all networks share, in a line."""
+    shown = dict(given)
+    if "img_size" in given:
+        shown["img_size"] = show_size(given["img_size"])
+    recipe = [f"recipe {options.recipe}"] if options.recipe else []
+    parts = [
+        f"{name} {shown[name]}" for name in SHARED if name in shown and name not in ("data", "data_root", "device")
+    ]
+    return ", ".join([*recipe, *parts, f"seeds {options.seeds}"])
 
 
 def run(words: list[str], command: str) -> None:
@@ -110,11 +123,7 @@ def run(words: list[str], command: str) -> None:
             rows, robust, verdicts = _of_family(options, given)
             measured = {label: each.to_dict() for label, each in robust.items()}
             curves = {label: each.curves for label, each in robust.items()}
-    shown = given | ({"img_size": show_size(given["img_size"])} if "img_size" in given else {})
-    parts = [
-        f"{name} {shown[name]}" for name in SHARED if name in shown and name not in ("data", "data_root", "device")
-    ]
-    protocol = ", ".join([*([f"recipe {options.recipe}"] if options.recipe else []), *parts, f"seeds {options.seeds}"])
+    protocol = _protocol(options, given)
     paths = write_comparison(rows, folder, options.data, protocol, measured, verdicts, curves)
     if options.json:
         say(json.dumps([row.to_dict() for row in ranked(rows)], indent=2))

@@ -70,7 +70,7 @@ def wanted_kinds(options: ExplainOptions, model: "VisionModel") -> list[str]:
 
 
 def enlargement(paths: list[Path], sides: "Sequence[int]") -> int:
-    """How many times as large as the network takes them images can be shown: no more than their files hold."""
+    """The factor by which images are shown larger than the network's input; files of few pixels limit it."""
     from PIL import Image
 
     from mereo.data.decode import FORMATS

@@ -16,6 +16,8 @@ from mereo.runtime.collection import uncollected
 from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mereo.inference.labelled import FolderAnswers
     from mereo.models import SequenceModel, VisionModel
 
@@ -29,13 +31,13 @@ def run(words: list[str], command: str) -> None:
         from mereo.models import SequenceModel
 
     model, source = load_weights(options.weights, options.device, ready=True, images=False)
+    find = find_files if isinstance(model, SequenceModel) else find_images
+    paths = [] if options.prompt is not None and not options.images else find(options.images)
     if options.weights is None:
         say(f"using {source}", file=sys.stderr)
     if isinstance(model, SequenceModel):
-        texts = find_files(options.images) if options.images or options.prompt is None else []
-        _continue(model, options, texts, source)
+        _continue(model, options, paths, source)
         return
-    paths = [] if options.prompt is not None and not options.images else find_images(options.images)
     warn_if_out_of_distribution(model, source, paths, chosen=options.weights is None)
     if options.prompt is not None:
         raise UsageError(f"prompt is {options.prompt!r}, and {source} classifies images; give images.")
@@ -76,29 +78,19 @@ def _plain(model: "VisionModel", options: PredictOptions, paths: list[Path], sou
 
 def _classify(model: "VisionModel", options: PredictOptions, paths: list[Path], source: Path) -> None:
     """Print the classes of images; of labelled ones the accuracy too, with tables and a picture of the errors."""
-    from mereo.files import check_outputs, reading
-    from mereo.inference.answer_report import DOCUMENT, output_files, prediction_rows, summary, write_answers
-    from mereo.inference.labelled import UNKNOWN, answer_folder, folder_labels
-    from mereo.inference.predict import class_names, describe_outputs, report_unreadable
-    from mereo.inference.spreadsheet import write_table
+    from mereo.files import reading
+    from mereo.inference.answer_report import summary
+    from mereo.inference.labelled import answer_folder
+    from mereo.inference.predict import describe_outputs, report_unreadable
     from mereo.inference.views import augmented_views, trained_augmentation
     from mereo.runtime.progress import Reporter
 
     views = augmented_views(trained_augmentation(model)) if options.tta else None
-    labels = folder_labels(options.images, paths, class_names(model))
-    if options.labels == "none":
-        labels.fill_(UNKNOWN)
+    labels = _labels(model, options, paths)
     labelled = bool((labels >= 0).any())
-    if options.labels == "folders" and not labelled:
-        names = ", ".join(class_names(model)[:5])
-        raise UsageError(f"labels is 'folders', and no image is in a folder with the name of a class ({names}, ...).")
-    table_only = options.out is not None and options.out.suffix.lower() == ".csv"
     out = options.out or (new_folder() if labelled and not options.json else None)
     if out is not None:
-        document = out / DOCUMENT
-        outputs = [out] if table_only else [document] if document.exists() else output_files(out)
-        if not (table_only and out.exists() and _is_table(out)):
-            check_outputs("out", outputs, [*paths, source])
+        _check_out(out, [*paths, source])
     trained = None
     if labelled:
         from mereo.training.seen import trained_on
@@ -113,11 +105,7 @@ def _classify(model: "VisionModel", options: PredictOptions, paths: list[Path], 
             progress=done,
         )  # fmt: skip
         report_unreadable(answers.aside, bool(answers.paths))
-        written: list[Path] = []
-        if out is not None and table_only:
-            written = [write_table(out, *prediction_rows(answers))]
-        elif out is not None:
-            written = write_answers(answers, out, str(source))
+        written = [] if out is None else _write(answers, out, source)
     if options.json:
         described = describe_outputs(model, answers.scores, options.top)
         predictions = [{"path": str(path), **values} for path, values in zip(answers.paths, described, strict=True)]
@@ -132,12 +120,52 @@ def _classify(model: "VisionModel", options: PredictOptions, paths: list[Path], 
             say(f"written: {path}", file=sys.stderr)
 
 
-def _is_table(path: Path) -> bool:
+def _labels(model: "VisionModel", options: PredictOptions, paths: list[Path]) -> "Tensor":
+    """The labels of images, as `--labels` wants them: int64 (n,)."""
+    from mereo.inference.labelled import UNKNOWN, folder_labels
+    from mereo.inference.predict import class_names
+
+    labels = folder_labels(options.images, paths, class_names(model))
+    if options.labels == "none":
+        labels.fill_(UNKNOWN)
+    if options.labels == "folders" and not bool((labels >= 0).any()):
+        names = ", ".join(class_names(model)[:5])
+        raise UsageError(f"labels is 'folders', and no image is in a folder with the name of a class ({names}, ...).")
+    return labels
+
+
+def _is_table_name(out: Path) -> bool:
+    return out.suffix.lower() == ".csv"
+
+
+def _check_out(out: Path, inputs: list[Path]) -> None:
+    """Refuse to replace files that no earlier prediction wrote."""
+    from mereo.files import check_outputs
+    from mereo.inference.answer_report import DOCUMENT, output_files
+
+    document = out / DOCUMENT
+    if not _is_table_name(out):
+        check_outputs("out", [document] if document.exists() else output_files(out), inputs)
+    elif not (out.exists() and _is_own_table(out)):
+        check_outputs("out", [out], inputs)
+
+
+def _is_own_table(path: Path) -> bool:
     """Whether a file is a table that an earlier prediction wrote, by its first line."""
     from mereo.files import open_regular
 
     with open_regular(path) as file:
         return file.read(64).decode("utf-8-sig", errors="replace").startswith("image,class,probability,")
+
+
+def _write(answers: "FolderAnswers", out: Path, source: Path) -> list[Path]:
+    """Write a table, or a folder of tables and a picture; returns the files."""
+    from mereo.inference.answer_report import prediction_rows, write_answers
+    from mereo.inference.spreadsheet import write_table
+
+    if _is_table_name(out):
+        return [write_table(out, *prediction_rows(answers))]
+    return write_answers(answers, out, str(source))
 
 
 def _print_answers(answers: "FolderAnswers", described: list[dict[str, Any]]) -> None:

@@ -48,7 +48,7 @@ PROMISES: dict[str, str] = {
     "half precision": "float16 and bfloat16 stay close to float32",
     "couplings only": "with every coupling set to 0 no input changes the output",
 }
-"""What a mechanism can promise, each with what the conformance tests check."""
+"""The promises of mechanisms, each with what the conformance tests check."""
 
 COMMON = ("compile", "export", "half precision", "couplings only")
 """Promised by every mechanism that does not give a reason in `lacks`; the last by those that record couplings."""
@@ -125,7 +125,7 @@ class Mechanism:
         return FAMILIES[self.family]
 
     def facts(self) -> dict[str, str]:
-        """What it is, by column of the table; promises are `promised`."""
+        """Its row in the table of mechanisms, by column; promises are in `promised`."""
         couples = self.records == "couplings"
         return {
             "couplings sum over": str(self.over) if couples else "-",
@@ -170,23 +170,13 @@ def mechanism(
     for kind in also_records:
         check_choice("also_records", kind, RECORDS[:-1])
     check_positive(largest_input=largest_input)
-    if isinstance(promises, str):
-        raise UsageError(f"promises is {promises!r}; give a tuple of names.")
-    for promise in promises:
-        check_choice("promises", promise, PROMISES)
     for promise, reason in (lacks or {}).items():
         check_choice("lacks", promise, COMMON)
         _check_reason("lacks", promise, reason)
     for parameter, reason in (zero_gradients or {}).items():
         _check_reason("zero_gradients", parameter, reason)
-    if "normalised" in promises and over == "none":
-        raise UsageError("over is 'none' with 'normalised' among the promises; name the axis that sums to one.")
     senders, receivers = dict(sender_axes or {}), dict(receiver_axes or {})
-    for axes, needed_by in ((senders, ("any sender order", "any length", "masks", "causal")), (receivers, _RECEIVERS)):
-        for promise in needed_by:
-            if promise in promises and not axes:
-                argument = "sender_axes" if axes is senders else "receiver_axes"
-                raise UsageError(f"{argument} is empty with {promise!r} among the promises; name the axes to test.")
+    _check_promises(promises, over=over, sender_axes=senders, receiver_axes=receivers)
     common = set(COMMON) if records == "couplings" else set(COMMON) - {"couplings only"}
     everything = frozenset(promises) | (common - set(lacks or {}))
 
@@ -219,7 +209,25 @@ def mechanism(
     return register
 
 
-_RECEIVERS = ("any receiver order", "causal", "streaming")
+_NEEDED_BY = {
+    "sender_axes": ("any sender order", "any length", "masks", "causal"),
+    "receiver_axes": ("any receiver order", "causal", "streaming"),
+}
+"""Promises that are tested along the axes of an argument."""
+
+
+def _check_promises(promises: Collection[str], *, over: str | Depends[str], **axes: Mapping[str, int]) -> None:
+    """UsageError for an unknown promise, or one without the axes along which it is tested."""
+    if isinstance(promises, str):
+        raise UsageError(f"promises is {promises!r}; give a tuple of names.")
+    for promise in promises:
+        check_choice("promises", promise, PROMISES)
+    if "normalised" in promises and over == "none":
+        raise UsageError("over is 'none' with 'normalised' among the promises; name the axis that sums to one.")
+    for argument, needed_by in _NEEDED_BY.items():
+        for promise in needed_by:
+            if promise in promises and not axes[argument]:
+                raise UsageError(f"{argument} is empty with {promise!r} among the promises; name the axes to test.")
 
 
 def _check_reason(argument: str, key: str, reason: str) -> None:

@@ -33,7 +33,7 @@ AXIS: dict[str, tuple[int, ...]] = {"senders": (-1,), "receivers": (-2,), "both"
 
 
 class Coupling(Observable):
-    """Who listens to whom: c = weight * (dropout(normalise(scores / temperature)) + offset).
+    """Couplings from scores: c = weight * (dropout(normalise(scores / temperature)) + offset).
 
     Args:
         over: the axis along which scores are normalised: "senders", "receivers", "both" together (all pairs of a head

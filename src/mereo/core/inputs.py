@@ -16,7 +16,7 @@ from mereo.errors import MereoError, UsageError, first_line, type_of
 _PASSED_ON = (UsageError, MereoError, torch.OutOfMemoryError, torch.AcceleratorError)
 """Errors that are clear already, or that no other input would prevent."""
 Expected = tuple[tuple[int, bool], ...]
-"""Of each positional input, how many axes it has and whether it is floating point."""
+"""For each positional input, how many axes it has and whether it is floating point."""
 
 
 def _misfit(name: str, value: Any, axes: int, floating: bool, like: Tensor | None) -> str | None:

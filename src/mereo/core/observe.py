@@ -1,4 +1,4 @@
-"""What can be recorded and changed in a running model: couplings, and signals such as gates, states and kept tokens."""
+"""Values to record and change in a running model: couplings, and signals such as gates, states and kept tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

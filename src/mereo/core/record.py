@@ -166,7 +166,7 @@ class _Changer(_Watcher):
         return call.tiles.pick(self._apply(change, whole, call, what), value)
 
     def _checked(self, changed: Any, before: Tensor, what: str) -> Tensor:
-        """What a function returned; UsageError unless it can stand for what it was given."""
+        """The value that a function returned; UsageError unless it can stand for what it was given."""
         kind = type(changed).__name__
         if not isinstance(changed, Tensor):
             raise UsageError(f"the function for the {what} of {self.name!r} returned {kind}; it must return a tensor.")

@@ -73,7 +73,7 @@ class Windows:
         return any(self.padding) or any(self.extra)
 
     def gather(self, maps: Tensor) -> Tensor:
-        """What each window reads, zeros beyond the map.
+        """The cells that each window reads, zeros beyond the map.
 
         Shapes: (batch, types, ..., rows, columns) -> (batch * windows, offsets * types, ...).
         """
@@ -90,7 +90,7 @@ class Windows:
         return cut.permute(order).flatten(3, 5).flatten(0, 2)
 
     def place(self, tiled: Tensor) -> Tensor:
-        """What the parents of each position became, as maps.
+        """The parents of each position, arranged as maps.
 
         Shapes: (batch * windows, types, ...) -> (batch, types, ..., rows of positions, columns of positions).
         """

@@ -17,8 +17,9 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 program."""
 
 _TELEPHONES = {
-    **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIC"), b"avif": "AVIF",
-}  # fmt: skip
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIC"),
+    b"avif": "AVIF",
+}
 _SNIFFED = 1024
 """Bytes of a file of another format that are looked at to name it."""
 _BAND = 2**18

@@ -1,5 +1,6 @@
 """Loads the splits for training from the name of a data set or the path of a folder."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -176,41 +177,62 @@ class _Wanted(NamedTuple):
     info: DatasetInfo | None = None
 
 
+def _stored_size(wanted: _Wanted, info: DatasetInfo | None) -> tuple[int, int]:
+    """The (height, width) at which images are stored: before the crop, and without the padding of the data set."""
+    side = wanted.img_size
+    size = load_size(image_size(side if isinstance(side, int) else (side[0], side[1])), wanted.crop_pct)
+    if info is None or not info.margin:
+        return size
+    size = size[0] - 2 * info.margin, size[1] - 2 * info.margin
+    if min(size) < 1:
+        raise UsageError(f"img_size is {side}; for {wanted.data} it must be above {2 * info.margin}, the padding.")
+    return size
+
+
+def _chosen_splits(dataset: RawDataset, wanted: _Wanted, only: str | None) -> dict[str, RawSplit]:
+    """All splits, or only one; "whole" is what a trained network is evaluated on."""
+    if only == "whole":
+        return {only: for_evaluation(dataset.splits)}
+    plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit)
+    if only is None:
+        return plan
+    if only not in plan:
+        raise UsageError(f"{wanted.data} has no {only} images; it has {', '.join(sorted(plan))}.")
+    return {only: plan[only]}
+
+
+def _streamed(
+    plan: Mapping[str, RawSplit], names: tuple[str, ...], size: tuple[int, int], channels: int, *, strict: bool
+) -> dict[str, Images] | None:
+    """Splits whose images are decoded while they are used; None where a split cannot be."""
+    sources = {name: as_source(split) for name, split in plan.items()}
+    if any(source is None for source in sources.values()):
+        return None
+    return {
+        name: StreamedSet(source, names, size, channels, strict=strict)
+        for name, source in sources.items()
+        if source is not None
+    }
+
+
 def _read(
     wanted: _Wanted, only: str | None = None
 ) -> tuple[RawDataset, int, dict[str, Images], tuple[tuple[str, str, str], ...]]:
     """The dataset, its channels, the images of all splits or of one, and which could not be read."""
-    data, side = wanted.data, wanted.img_size
-    size = load_size(image_size(side if isinstance(side, int) else (side[0], side[1])), wanted.crop_pct)
     check_probability(validation_fraction=wanted.validation_fraction)
     if wanted.limit is not None:
         check_positive(limit=wanted.limit)
-    info = find_dataset(data)
-    if info is not None and info.margin:
-        size = size[0] - 2 * info.margin, size[1] - 2 * info.margin
-        if min(size) < 1:
-            raise UsageError(f"img_size is {side}; for {data} it must be above {2 * info.margin}, the padding.")
-    whole = only == "whole"
-    dataset = open_dataset(data, wanted.root, download=wanted.download, info=wanted.info, evaluation=whole)
+    info = find_dataset(wanted.data)
+    size = _stored_size(wanted, info)
+    dataset = open_dataset(
+        wanted.data, wanted.root, download=wanted.download, info=wanted.info, evaluation=only == "whole"
+    )
     channels = dataset.in_chans if wanted.in_chans is None else wanted.in_chans
     check_channels(dataset.in_chans, channels)
-    if only is not None and whole:
-        plan = {only: for_evaluation(dataset.splits)}
-    else:
-        plan = _plan(dataset.splits, wanted.validation_fraction, wanted.seed, wanted.limit)
-    if only is not None:
-        if only not in plan:
-            raise UsageError(f"{data} has no {only} images.")
-        plan = {only: plan[only]}
-
+    plan = _chosen_splits(dataset, wanted, only)
     if wanted.stream or (wanted.stream is None and isinstance(plan[only or "train"], Source)):
-        sources = {name: as_source(split) for name, split in plan.items()}
-        streamed: dict[str, Images] = {
-            name: StreamedSet(source, dataset.class_names, size, channels, strict=wanted.strict)
-            for name, source in sources.items()
-            if source is not None
-        }
-        if len(streamed) == len(plan):
+        streamed = _streamed(plan, dataset.class_names, size, channels, strict=wanted.strict)
+        if streamed is not None:
             return dataset, channels, streamed, ()
     counter = _Counter(wanted.progress, sum(len(split) for split in plan.values()))
     request = Request(size, channels, wanted.storage or Storage(), wanted.strict, counter)

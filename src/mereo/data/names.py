@@ -8,11 +8,11 @@ SPLITS = {
 }  # fmt: skip
 """The split that a folder, a file or a word in a table stands for."""
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-"""Of files that can be read."""
+"""Suffixes of image files that can be read."""
 OTHER_SUFFIXES = (".heic", ".heif", ".avif")
-"""Of images that cannot be read, and are reported with what to do instead of being left out."""
+"""Suffixes of image files that cannot be read; they are reported with a remedy instead of being left out."""
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar", ".parquet", ".arrow")
-"""Of files that hold many images. Not all of them are read; those that are not are named in an error."""
+"""Suffixes of files that hold many images. Some are read; the others are refused by name."""
 _OF_PROGRAMS = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir")
 
 

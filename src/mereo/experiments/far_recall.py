@@ -92,8 +92,9 @@ def run(settings: Settings) -> dict[str, Any]:
         )
         curves[name] = [curve.smooth() for curve in runs]
         settings.say(f"{name}: {rows[-1]['correct %']:.1f} % correct, {rows[-1]['ms a step']:.0f} ms a step")
-    draw_losses({"one layer": curves}, "Loss of recalling values from far away", math.log(VALUES),
-                settings.folder / PICTURE)  # fmt: skip
+    draw_losses(
+        {"one layer": curves}, "Loss of recalling values from far away", math.log(VALUES), settings.folder / PICTURE
+    )
     return {
         "tables": {f"{steps} steps, {TOKENS} tokens, {settings.seeds} seeds": rows},
         "notes": [

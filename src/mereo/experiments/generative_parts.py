@@ -51,8 +51,9 @@ class _CapsNet(torch.nn.Module):
 def run(settings: Settings) -> dict[str, Any]:
     """Learn parts, then parents, then compare."""
     device, data = choose_device(settings.device or "auto"), str(settings.data)
-    splits = load_splits(data, root=settings.data_root, img_size=28, validation_fraction=0.0,
-                         limit=settings.limit or LIMIT.get(data))  # fmt: skip
+    splits = load_splits(
+        data, root=settings.data_root, img_size=28, validation_fraction=0.0, limit=settings.limit or LIMIT.get(data)
+    )
     train, test = splits.train, splits.test
     if train.labels_per_image > 1:
         raise UsageError(f"data is {data!r}, whose images hold several objects; this experiment takes one label each.")

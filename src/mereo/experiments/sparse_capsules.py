@@ -37,8 +37,9 @@ def run(settings: Settings) -> dict[str, Any]:
     for mask in masks:
         check_choice("variants", mask, MASKS)
     device, data = choose_device(settings.device or "auto"), str(settings.data)
-    splits = load_splits(data, root=settings.data_root, img_size=SIDE, validation_fraction=0.0,
-                         limit=settings.limit or LIMIT.get(data))  # fmt: skip
+    splits = load_splits(
+        data, root=settings.data_root, img_size=SIDE, validation_fraction=0.0, limit=settings.limit or LIMIT.get(data)
+    )
     train, test = splits.train, splits.test
     if train.labels_per_image > 1:
         raise UsageError(f"data is {data!r}, whose images hold several objects; this experiment takes one label each.")

@@ -69,8 +69,9 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def _overlays(settings: Settings, data: str) -> tuple[OverlaidPairs, Images, tuple[str, ...]]:
-    splits = load_splits(data, root=settings.data_root, img_size=28, in_chans=1, validation_fraction=0.0,
-                         limit=settings.limit or 10000)  # fmt: skip
+    splits = load_splits(
+        data, root=settings.data_root, img_size=28, in_chans=1, validation_fraction=0.0, limit=settings.limit or 10000
+    )
     train, test = splits.train, splits.test
     if not (isinstance(train, ImageSet) and isinstance(test, ImageSet)):
         raise UsageError(f"data is {data!r}, whose images hold several objects already; give a set of single ones.")

@@ -94,7 +94,7 @@ class AttentionLayer:
         return whole[..., :-1], reach[:, :-1] > 0
 
     def pull(self, weights: Tensor) -> Tensor:
-        """What weights of the receivers become as weights of the senders: sum_r w_r c_rs / sum_s c_rs, mean over heads.
+        """Weights of the receivers passed on to the senders: sum_r w_r c_rs / sum_s c_rs, mean over heads.
 
         Negative couplings count as zero; the weight of a receiver without couplings is lost.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mereo.core import Coupling, Grid, Signal
 from mereo.explain.attention_layers import AttentionLayer, attention_layers, cells_of
+from mereo.explain.captions import ROLLOUT
 from mereo.explain.observation import Observation, observe
 from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, colour_scale, draw_image, draw_map, printable, short
 from mereo.explain.places import spread
@@ -18,7 +19,7 @@ from mereo.models import VisionModel
 from mereo.pictures import new_figure, save_figure
 
 MOST_HEADS, MOST_LAYERS, MOST_GATES, MOST_FILTERS = 8, 10, 24, 5
-ACROSS, SIDE, HEAD, FOOT = 5, 1.75, 0.42, 0.2
+ACROSS, SIDE, HEAD = 5, 1.75, 0.42
 MARK = "#1971c2"
 """The colour of the chosen cell and of the cells that it can attend to."""
 
@@ -275,10 +276,7 @@ def _caption(
 ) -> list[str]:
     lines = []
     if rollout:
-        lines.append(
-            "Rollout: what each place counts for the output through all layers of attention; what convolutions and"
-            " channels move does not count."
-        )
+        lines.append(ROLLOUT)
     if layers:
         lines.append(
             "Named layers: what the cell at the blue point (black frame) takes from each place, mean over heads (blue"

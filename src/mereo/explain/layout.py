@@ -15,9 +15,9 @@ from mereo.pictures import new_figure
 DPI = 160
 BARS, GAP, MARGIN, HEADER, CAPTION_LINE = 1.55, 0.2, 0.12, 0.52, 0.16
 LETTERS = 19
-"""Of a caption, to the inch."""
+"""Letters of a caption in an inch."""
 NARROWEST = 1.3
-"""A column, so that the titles of neighbours do not meet."""
+"""Width of a column, so that the titles of neighbours do not meet."""
 TICKS = 0.22
 """Height of the numbers below the bars and the scales of the maps."""
 

@@ -24,7 +24,7 @@ def sender_places(model: nn.Module) -> dict[str, Grid | None]:
 
 
 def box_of(cell: int, grid: Grid, height: int, width: int) -> Box:
-    """What the sender in a cell of a grid stands for on the image, clipped to the image.
+    """The patch of the image that the sender in a cell of a grid reads, clipped to the image.
 
     The box is a step wide, or as wide as reaches from the first sender's centre to the edge of the image.
     """

@@ -1,4 +1,4 @@
-"""What the scores of a network are called in pictures, and how they are drawn as bars."""
+"""Words for the scores of a network in pictures, and the values of their bars."""
 
 from typing import NamedTuple
 
@@ -6,6 +6,38 @@ from torch import Tensor
 
 from mereo.inference.predict import task_of
 from mereo.models import VisionModel
+
+
+class Votes(NamedTuple):
+    """Words for what votes add to.
+
+    Attributes:
+        target: a word for it.
+        maps: what a map of votes shows; {score} is a single score.
+        edges: what the number at an edge of a parse tree is.
+        capsule: that of one capsule; {} is its name.
+    """
+
+    target: str
+    maps: str
+    edges: str
+    capsule: str
+
+
+TO_LENGTH = Votes(
+    "length",
+    "Votes: what each part adds to the length of that capsule before it is squashed below 1.",
+    "A number is what a vote adds to the length of the capsule above (red) or subtracts from it (blue).",
+    "the length of {} before the squash",
+)
+"""Of capsules whose length, before a squash, is the score."""
+TO_POSE = Votes(
+    "pose",
+    "Votes: what each part adds to the pose of that capsule, along its direction; the {score} is computed from more"
+    " than that.",
+    "A number is what a vote adds to the pose of the capsule above, along its direction (blue: against it).",
+    "{}, along its pose",
+)
 
 
 class Wording(NamedTuple):
@@ -16,7 +48,7 @@ class Wording(NamedTuple):
         one: a single score.
         raises, lowers: what a change of a pixel does.
         best: the highest score.
-        voted: what votes add to: "length" where it is the score but for a squash, or else "pose".
+        votes: what the votes for a class add to.
     """
 
     column: tuple[str, str]
@@ -24,30 +56,13 @@ class Wording(NamedTuple):
     raises: str
     lowers: str
     best: str
-    voted: str = "pose"
-
-    @property
-    def votes(self) -> str:
-        """What a map of votes shows, in a sentence."""
-        if self.voted == "length":
-            return "Votes: what each part adds to the length of that capsule before it is squashed below 1."
-        return (
-            f"Votes: what each part adds to the pose of that capsule, along its direction; the {self.one} is computed"
-            " from more than that."
-        )
-
-    @property
-    def edges(self) -> str:
-        """What the number at an edge of a parse tree is, in a sentence."""
-        if self.voted == "length":
-            return "A number is what a vote adds to the length of the capsule above (red) or subtracts from it (blue)."
-        return "A number is what a vote adds to the pose of the capsule above, along its direction (blue: against it)."
+    votes: Votes = TO_POSE
 
 
 WORDINGS: dict[str, Wording] = {
     "lengths": Wording(
         ("class capsules", "their lengths"), "length", "makes its capsule longer", "shorter", "the longest capsule",
-        "length",
+        TO_LENGTH,
     ),
     "activations": Wording(
         ("class capsules", "their activations"), "activation", "makes its capsule more active", "less",
@@ -56,7 +71,7 @@ WORDINGS: dict[str, Wording] = {
     "logits": Wording(("classes", "softmax of scores"), "score", "raises its score", "lowers it", "the highest score"),
     "outputs": Wording(("outputs", ""), "output", "raises it", "lowers it", "the largest output"),
 }  # fmt: skip
-"""By the kind of score."""
+"""Words by the kind of score."""
 
 
 def kind_of(model: VisionModel) -> str:
@@ -65,5 +80,5 @@ def kind_of(model: VisionModel) -> str:
 
 
 def bars_of(scores: Tensor, kind: str) -> Tensor:
-    """What the bars show: the softmax of logits, and other scores as they are: (..., classes) -> the same."""
+    """Values of the bars: the softmax of logits, and other scores as they are: (..., classes) -> the same."""
     return scores.softmax(-1) if kind == "logits" else scores

@@ -113,9 +113,7 @@ def summary(answers: FolderAnswers) -> dict[str, Any]:
     if bool(labelled.any()):
         document |= {"trained_on": int((labelled & trained).sum()), "all": answers.figures(labelled)}
         document["likely_wrong_labels"], document["method_of_labels"] = len(label_rows(answers)[1]), METHOD
-        document["confusions"] = [
-            {"label": a, "predicted": b, "count": count} for a, b, count in answers.confusions
-        ]  # fmt: skip
+        document["confusions"] = [{"label": a, "predicted": b, "count": count} for a, b, count in answers.confusions]
         if bool((labelled & trained).any()):
             document["held_out"] = answers.figures(~trained)
     return document

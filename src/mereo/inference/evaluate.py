@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from mereo.core.modes import modes_kept
 from mereo.data import Batch, Images
 from mereo.errors import MereoError
 from mereo.models import SequenceModel, VisionModel
@@ -93,6 +94,17 @@ def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
+def _outputs(model: VisionModel | SequenceModel, batch: Batch, task: Task, autocast: Any) -> Any:
+    """The outputs of a model for a prepared batch, in float32."""
+    if autocast is None:
+        dtype = next(model.parameters()).dtype
+        outputs = task.apply(model, tree_map_only(Tensor, lambda x: _as(x, dtype), batch))
+    else:
+        with autocast():
+            outputs = task.apply(model, batch)
+    return tree_map_only(Tensor, lambda x: _as(x, torch.float32), outputs)
+
+
 @torch.inference_mode()
 def evaluate(
     model: VisionModel | SequenceModel,
@@ -115,30 +127,22 @@ def evaluate(
         autocast: makes the context in which the model runs.
     """
     task = Classification(split.class_names) if task is None else task
-    was_training = model.training
-    model.eval()
-    parameter = next(model.parameters())
-    device, cfg = parameter.device, model.pretrained_cfg
+    device, cfg = next(model.parameters()).device, model.pretrained_cfg
     # count, loss, entries whose outputs are not finite
     totals = torch.zeros(3, dtype=precise(device), device=device)
     metrics = task.metrics()
-    for served in batches(split, batch_size, device, tuple(cfg["input_size"][1:]), rank, processes):
-        batch = prepare_batch(served, cfg)
-        if autocast is None:
-            outputs = task.apply(model, tree_map_only(Tensor, lambda x: _as(x, parameter.dtype), batch))
-        else:
-            with autocast():
-                outputs = task.apply(model, batch)
-        outputs = tree_map_only(Tensor, lambda x: _as(x, torch.float32), outputs)
-        count = entries(batch)
-        value = totals.new_zeros(()) if loss is None else loss(outputs, batch)
-        bad = torch.stack([~x.isfinite().flatten(1).all(1) for x in tree_leaves(outputs) if isinstance(x, Tensor)])
-        totals += torch.stack([t.to(totals) for t in (totals.new_tensor(count), value * count, bad.any(0).sum())])
-        metrics.update(outputs, batch)
+    with modes_kept(model):
+        model.eval()
+        for served in batches(split, batch_size, device, tuple(cfg["input_size"][1:]), rank, processes):
+            batch = prepare_batch(served, cfg)
+            outputs, count = _outputs(model, batch, task, autocast), entries(batch)
+            value = totals.new_zeros(()) if loss is None else loss(outputs, batch)
+            bad = torch.stack([~x.isfinite().flatten(1).all(1) for x in tree_leaves(outputs) if isinstance(x, Tensor)])
+            totals += torch.stack([t.to(totals) for t in (totals.new_tensor(count), value * count, bad.any(0).sum())])
+            metrics.update(outputs, batch)
     if reduce is not None:
         both = reduce(torch.cat([totals, metrics.state.to(totals)]))
         totals, metrics.state = both[:3], both[3:]
-    model.train(was_training)
     total, total_loss, not_finite = totals.tolist()
     if not_finite:
         raise MereoError(

@@ -24,7 +24,7 @@ LARGE = 256 * 256
 """Pixels of an image up to which memory is not checked before a network runs."""
 _SMALLEST = 32
 _UNKNOWN = (MereoError, RuntimeError, TypeError, ValueError)
-"""Of a network that reads values, of which an outline has none, or that does not exist at a size."""
+"""Errors of a network whose outline cannot run, because it reads values, or that does not exist at a size."""
 
 
 class _Streamed(TorchFunctionMode):

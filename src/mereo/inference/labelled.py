@@ -91,7 +91,7 @@ class FolderAnswers:
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """Of the classes, float64 (n, classes).
+        """Probabilities of the classes, float64 (n, classes).
 
         By the temperature of the weights. Where they have none and there are labels enough, by one fitted to the other
         half of the labelled images, so that no image takes part in its own; otherwise the scores as they are.

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from mereo.core.modes import gradients_kept, modes_kept
+
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
@@ -13,15 +15,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     Args:
         model: any module; submodules may differ in mode, and parameters in whether they are trained.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    model.eval()
-    try:
-        for parameter, _ in trained:
+    with modes_kept(model), gradients_kept(model):
+        model.eval()
+        for parameter in model.parameters():
             parameter.requires_grad_(False)
         yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for parameter, wanted in trained:
-            parameter.requires_grad_(wanted)

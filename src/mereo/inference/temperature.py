@@ -23,7 +23,7 @@ from mereo.models import VisionModel
 from mereo.models.metadata import check_kinds
 
 KEY = "calibration"
-"""Of the metadata of weights."""
+"""Key in the metadata of weights."""
 MOST_TEST_IMAGES = 2000
 """Test images on which the error of calibration is measured at the end of a training, evenly spaced."""
 _REACH, _STEPS = 1e3, 60

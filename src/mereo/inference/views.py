@@ -19,7 +19,7 @@ from mereo.models import VisionModel
 Views = Callable[[Tensor], list[Tensor]]
 """Images (batch, channels, height, width) in [0, 1] -> several of that shape, the images themselves first."""
 KEY = "augment"
-"""Of the metadata of weights."""
+"""Key in the metadata of weights."""
 NUM_VIEWS = 8
 LEFT_OUT = ("erase", "noise")
 """Operations that remove information, which no mean over views brings back."""

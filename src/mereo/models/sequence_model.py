@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.affine import Linear, linear
 from mereo.core.kernels.transforms import steps_aside
+from mereo.core.modes import modes_kept
 from mereo.errors import UsageError, check_positive
 from mereo.models.folding import folded
 from mereo.models.layers import layer_depths, parameter_groups
@@ -236,17 +237,13 @@ class SequenceModel(nn.Module):
             raise UsageError(f"top is {top}; it must be from 1 to {self.vocab_size}.")
         if tokens.dim() != 2 or tokens.shape[1] == 0:
             raise UsageError(f"tokens are {tuple(tokens.shape)}; to be continued, they must be (batch, at least 1).")
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
-            drawn, state, following = [], None, tokens
+        drawn, state, following = [], None, tokens
+        with modes_kept(self):
+            self.eval()
             for _ in range(count):
                 scores, state = self.extend(following, state)
                 following = _draw(scores[:, -1].float(), temperature, top, generator).unsqueeze(1)
                 drawn.append(following)
-        finally:
-            for module, mode in modes:
-                module.training = mode
         return torch.cat(drawn, 1) if drawn else tokens[:, :0]
 
     # --- what every network has -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from mereo.attention.dense import MultiHeadAttention
 from mereo.attention.hosted import attention_drop, merge_heads, optional, split_heads
 from mereo.core import Coupling, Signal, mechanism
 from mereo.core.kernels.attention import attend
+from mereo.core.modes import modes_kept
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_fraction
 
@@ -171,23 +172,20 @@ def _check_block(block: nn.Module, prefix: int, number: int) -> None:
     like = next(block.parameters())
     if like.is_meta:
         return
-    state = [(m, m.training) for m in block.modules()]
-    block.eval()
     generator = torch.Generator().manual_seed(0)
     try:
-        read = block.attn.query if isinstance(block.attn, MultiHeadAttention) else block.attn.qkv  # type: ignore[union-attr]
-        x = torch.randn(2, prefix + 5, read.in_features, generator=generator).to(like)  # type: ignore[union-attr,arg-type]
-        ours = ReducingBlock(block, prefix, 1.0).eval()
-        agrees = torch.equal(ours(x), block(x))
-        out, q, k = _exchange(block.attn, x)  # type: ignore[arg-type]
-        expected = block.attn(x)  # type: ignore[operator]
-        agrees = agrees and torch.allclose(out, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
-        agrees = agrees and q.shape == k.shape
+        with modes_kept(block):
+            block.eval()
+            read = block.attn.query if isinstance(block.attn, MultiHeadAttention) else block.attn.qkv  # type: ignore[union-attr]
+            x = torch.randn(2, prefix + 5, read.in_features, generator=generator).to(like)  # type: ignore[union-attr,arg-type]
+            ours = ReducingBlock(block, prefix, 1.0).eval()
+            agrees = torch.equal(ours(x), block(x))
+            out, q, k = _exchange(block.attn, x)  # type: ignore[arg-type]
+            expected = block.attn(x)  # type: ignore[operator]
+            agrees = agrees and torch.allclose(out, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+            agrees = agrees and q.shape == k.shape
     except (AttributeError, RuntimeError, TypeError, ValueError):
         agrees = False
-    finally:
-        for module, training in state:
-            module.training = training
     if not agrees:
         raise UsageError(
             f"block {number} is a {type(block).__name__} that computes something else than x + attn(norm1(x)) and then"

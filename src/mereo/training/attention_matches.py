@@ -1,4 +1,4 @@
-"""What attention that replaces a dense one learns from it: the terms of its distillation by the names of layers."""
+"""Terms by which attention is distilled from the dense attention that it replaces, from the names of layers."""
 
 from collections.abc import Sequence
 

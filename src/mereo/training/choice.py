@@ -15,7 +15,7 @@ Seconds = Callable[[int | None], float]
 """Measured seconds of training for one image of a side, or of the size that the configuration gives for None."""
 
 LEAST_MINUTES, MOST_MINUTES, IMAGES_OF_LEAST = 1.5, 20.0, 2500
-"""Time of a training by default: the least for so many images, and for more in proportion."""
+"""Default time of a training: in proportion to the images, the least for up to so many."""
 EPOCHS = (*range(1, 11), 12, 15, 18, 20, 25, 30, 35, 40, 50, 60, 70, 80, 100, 120, 150, 200, 250, 300, 400, 500)
 """Numbers of epochs that are chosen, so that small differences in the measured time rarely matter."""
 LEAST_EPOCHS = 10
@@ -26,13 +26,16 @@ EPOCHS_TO_ENLARGE = 15
 """Epochs that must fit into the time with larger images, or images stay at the size of the network."""
 LOST_DETAIL = 0.15
 """Share of the variance that resizing may remove before larger images are chosen."""
-LARGER = (1.0, 1.5, 2.0)
-"""Sides that are tried, in sides of the network."""
+LARGER = (1.5, 2.0)
+"""Larger sides that are tried, divided by that of the network."""
 LARGEST_SMALL_SIDE = 64
 """Networks for larger images are given images of their own size."""
-OVERHEAD, EPOCH_SECONDS, OF_EVALUATION = 1.2, 0.3, 0.35
-"""The time of a step in those of its forward and backward pass, the seconds of an epoch that are not of its steps, and
-the time of an evaluated image in those of a trained one."""
+OVERHEAD = 1.2
+"""Time of a step, divided by that of its forward and backward pass."""
+EPOCH_SECONDS = 0.3
+"""Seconds of an epoch outside of its steps."""
+EVALUATION = 0.35
+"""Time to evaluate an image, divided by that of its forward and backward pass."""
 BATCHES = ((12_000, 32), (40_000, 64))
 """Images up to which a batch size is chosen; 128 beyond."""
 STEPS_OF_EPOCH = 4
@@ -101,7 +104,7 @@ def _sides(facts: DataFacts, side: int) -> list[int]:
     if facts.largest is None or not facts.lost or side > LARGEST_SMALL_SIDE:
         return [side]
     sides = [side]
-    for factor in LARGER[1:]:
+    for factor in LARGER:
         lost = facts.lost.get(sides[-1], 0.0)
         larger = round(factor * side)
         if lost <= LOST_DETAIL or larger > max(facts.largest):
@@ -113,7 +116,7 @@ def _sides(facts: DataFacts, side: int) -> list[int]:
 def epoch_seconds(each: float, images: int, validation_fraction: float) -> float:
     """Seconds of an epoch with its evaluation, from those of the forward and backward pass of one image."""
     held_out = images * validation_fraction / max(1 - validation_fraction, 0.1)
-    return each * (OVERHEAD * images + OF_EVALUATION * held_out) + EPOCH_SECONDS
+    return each * (OVERHEAD * images + EVALUATION * held_out) + EPOCH_SECONDS
 
 
 def _how_large(facts: DataFacts, side: int, chosen: int) -> str:

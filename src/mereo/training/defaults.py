@@ -49,7 +49,7 @@ class Defaults:
         return replace(make_plan(self.config, self.info), given=self.given)
 
     def lines(self) -> list[str]:
-        """What is printed before the start: classes, sizes and every setting with its reason."""
+        """Lines to print before the start: classes, sizes and every setting with its reason."""
         if self.facts is None or self.choice is None:
             return []
         return [*_describe(self.config, self.facts), *_settings(self.config, self.choice)]

@@ -5,8 +5,7 @@ The loop, the order, the learning rate and the optimisers are those of the engin
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mereo.core.modes import gradients_kept, modes_kept
 from mereo.data import Batch, Images
 from mereo.errors import MereoError, UsageError, check_positive
 from mereo.inference.evaluate import prepare_batch
@@ -37,7 +37,7 @@ Task = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class Distilled:
-    """What a distillation did.
+    """The result of a distillation.
 
     Attributes:
         history: for each epoch the mean of "loss" and of each of its terms, by label.
@@ -51,7 +51,7 @@ class Distilled:
 
     @property
     def loss(self) -> float:
-        """Of the last epoch."""
+        """The mean loss of the last epoch."""
         return self.history[-1]["loss"]
 
 
@@ -141,7 +141,7 @@ class _Distillation:
         return len(self.history)
 
     def _run(self) -> dict[str, Any]:
-        """What a checkpoint must agree in."""
+        """The settings in which a checkpoint must agree."""
         how = self.config
         return {
             "samples": self.count, "terms": [[m.label, m.weight, m.temperature] for m in self.matches],
@@ -198,21 +198,6 @@ class _Distillation:
                 self.checkpoint, self.objective, self.optimizer, None, {"run": self._run(), "history": self.history}
             )
         return True
-
-
-@contextmanager
-def _modes_kept(*models: nn.Module) -> Iterator[None]:
-    """Training modes, trained parameters and the state of random numbers as they were, when the block ends."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    trained = [(parameter, parameter.requires_grad) for model in models for parameter in model.parameters()]
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, requires_grad in trained:
-            parameter.requires_grad_(requires_grad)
 
 
 def _train_only(student: nn.Module, patterns: Sequence[str]) -> None:
@@ -304,7 +289,9 @@ def distil(
         prepare = _with_images(cfg)
     began = time.monotonic()
     with (
-        _modes_kept(teacher, student),
+        modes_kept(teacher, student),
+        gradients_kept(teacher, student),
+        torch.random.fork_rng(),
         deterministic_on(where),
         watching(teacher, of_teacher, "teacher", gradients=False) as run_teacher,
         watching(student, of_student, "student", gradients=True) as run_student,

@@ -241,28 +241,21 @@ class Trainer:
         """Evaluate, keep the row of results, save and report; `sums` are those of the losses and metrics of steps."""
         if self.processes > 1:
             sums = self.accelerator.reduce(sums, "mean")
-        train_loss, train_metric = (sums / self.steps).tolist()
         self.seconds += elapsed
         state = self.evaluated_state()
         check_finite(state, self.folder.last)
         split = self.splits.test if self.config.paper_protocol else self.splits.validation
         scores = None if split is None else self.evaluate(split)
-        metric = self.task.chooses[0]
-        row: dict[str, Any] = {
-            "epoch": epoch + 1,
-            "lr": learning_rate(self.config, (epoch + 1) * self.steps - 1, self.steps),
-            "train_loss": train_loss,
-            f"train_{metric}": train_metric,
-            "val_loss": None if scores is None else scores.loss,
-            f"val_{metric}": None if scores is None else scores.values[metric],
+        timing = {
             "images_per_second": round(rate, 1),
             "seconds": round(self.seconds, 2),
             "loading_share": loading / max(elapsed, 1e-9),
         }
+        row = self._row(epoch, (sums / self.steps).tolist(), scores) | timing
         self.history.append(row)
         better = scores is None or is_better(self.task, scores, self.best, self.chosen_by)
         if better:
-            figures = {metric: None, "loss": None} if scores is None else scores.to_dict()
+            figures = {self.task.chooses[0]: None, "loss": None} if scores is None else scores.to_dict()
             self.best = {"epoch": epoch + 1, **figures}
         for callback in self.callbacks.values():
             callback.on_epoch_end(self, epoch, row)
@@ -278,6 +271,18 @@ class Trainer:
         if self.main and self.pictures and epoch == 0:
             self._draw_training_samples()
         return row
+
+    def _row(self, epoch: int, means: list[float], scores: Scores | None) -> dict[str, Any]:
+        """The learning rate and the metrics of an epoch; `means` are the mean training loss and metric."""
+        metric = self.task.chooses[0]
+        return {
+            "epoch": epoch + 1,
+            "lr": learning_rate(self.config, (epoch + 1) * self.steps - 1, self.steps),
+            "train_loss": means[0],
+            f"train_{metric}": means[1],
+            "val_loss": None if scores is None else scores.loss,
+            f"val_{metric}": None if scores is None else scores.values[metric],
+        }
 
     def evaluated_state(self) -> dict[str, Tensor]:
         """The weights that are evaluated and saved: the average if there is one, otherwise the model's."""

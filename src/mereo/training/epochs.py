@@ -1,4 +1,4 @@
-"""What the engine does at the beginning of an epoch, in each of its steps and at its end."""
+"""The work of the engine at the beginning of an epoch, in each of its steps and at its end."""
 
 import time
 from typing import TYPE_CHECKING, Any

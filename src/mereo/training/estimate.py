@@ -84,7 +84,7 @@ def estimate(
     config, trial = plan.config, TrialStep(plan)
     parameters = sum(p.numel() for p in trial.model.parameters())
     trained = sum(p.numel() for p in trial.model.parameters() if p.requires_grad)
-    # Beside the weights themselves: gradients and moments of what is trained, and the average of all weights.
+    # In addition to the weights themselves: gradients and moments of what is trained, and the average of all weights.
     copies = 2 if config.optimizer in ("sgd", "rmsprop") else 3
     averaged = 1 + (config.ema_decay is not None)
     estimated = Estimate(

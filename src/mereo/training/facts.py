@@ -1,4 +1,4 @@
-"""What the choice of settings is based on: facts about the images of a data set, from its list and a sample of it."""
+"""Facts about the images of a data set, from its list and a sample of it, on which the choice of settings is based."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What is known of a data set before it is read.
+    """Facts about a data set that are known before it is read.
 
     Attributes:
         images: to train on, per epoch.

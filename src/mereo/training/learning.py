@@ -43,8 +43,8 @@ class NotLearningError(MereoError):
         given: Mapping[str, Any] | None,
     ) -> None:
         super().__init__(
-            f"hardly anything is learned: {accuracy:.1%} of the validation images are right after {epochs} epochs, and"
-            f" {largest:.1%} of them are of one class; try another --model, a larger --img-size or more --epochs"
+            f"the accuracy on the validation images is {accuracy:.1%} after {epochs} epochs, where guessing the largest"
+            f" class gives {largest:.1%}; try another --model, a larger --img-size or more --epochs"
         )
         self.folder, self.epochs, self.accuracy, self.largest = folder, epochs, accuracy, largest
         self.seconds, self.given = seconds, given
@@ -91,7 +91,7 @@ class Learning:
             )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
-        """What was given."""
+        """The fields that were given."""
         return {"given": self.given}
 
     def restore(self, trainer: Any, state: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Fit(Protocol):
-    """What a training does between the turns of the loop."""
+    """A training, as the loop calls it."""
 
     def begin_epoch(self, epoch: int, first: int) -> None:
         """Before the step `first` of an epoch: 0, or where a run is resumed."""
@@ -20,7 +20,7 @@ def run_epochs(fit: Fit, epochs: int, steps: int, start: tuple[int, int] = (0, 0
     """Run all steps of all epochs in order.
 
     Args:
-        fit: what to do at each.
+        fit: the training.
         epochs, steps: how many epochs, and steps of each.
         start: epoch and step of the first step, counted from 0.
     """

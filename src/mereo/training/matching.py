@@ -1,4 +1,4 @@
-"""What a student and its teacher compute in one place of each, and how the two are compared."""
+"""Pairs of places of a student and its teacher, and how the tensors computed there are compared."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -123,7 +123,7 @@ def check_places(model: nn.Module, places: Sequence[tuple[str, str]], role: str)
 
 
 class Views:
-    """What a model computes in chosen places, filled by each forward pass inside `watching`."""
+    """The tensors that a model computes in chosen places, filled by each forward pass inside `watching`."""
 
     def __init__(self, role: str) -> None:
         self.role, self.output = role, None

@@ -117,14 +117,7 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         return _plan_of_tokens(config)
     entry, task = get_model_entry(config.model), get_task(config.task)
     info = dataset_info(config.data, config.data_root) if info is None else info
-    if info.text is not None or "images" not in task.requires:
-        what = f"data is {config.data!r}" if info.text is not None else f"task is {config.task!r}"
-        raise UsageError(f"{what}, which is for networks that read tokens, and {config.model} takes images.")
-    if config.adversarial and (not task.scores_classes or info.labels_per_image > 1):
-        raise UsageError(
-            f"adversarial is {config.adversarial}, which needs one class an image; {config.data} with the task"
-            f" {config.task} has not. Leave it out."
-        )
+    _check_images(config, task, info)
     channels = config.in_chans or info.in_chans
     check_channels(info.in_chans, channels)
     if config.weights is not None:
@@ -155,6 +148,18 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         img_size=size, in_chans=channels, augment=augment, mean=mean, std=std, validation_fraction=fraction, loss=loss
     )
     return Plan(config, task, info, augmentation, arguments)
+
+
+def _check_images(config: TrainConfig, task: type[Task], info: DatasetInfo) -> None:
+    """UsageError for data or a task of tokens, and for a task or data that adversarial training cannot use."""
+    if info.text is not None or "images" not in task.requires:
+        what = f"data is {config.data!r}" if info.text is not None else f"task is {config.task!r}"
+        raise UsageError(f"{what}, which is for networks that read tokens, and {config.model} takes images.")
+    if config.adversarial and (not task.scores_classes or info.labels_per_image > 1):
+        raise UsageError(
+            f"adversarial is {config.adversarial}, which needs one class an image; {config.data} with the task"
+            f" {config.task} has not. Leave it out."
+        )
 
 
 def _plan_of_tokens(config: TrainConfig) -> Plan:

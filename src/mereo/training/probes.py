@@ -16,7 +16,7 @@ from mereo.errors import UsageError, check_not_negative, check_positive
 MOST_STORED = 8192
 """Samples of which all kernels are computed once; of more, a row whenever it is needed."""
 _SMALLEST = 1e-12
-"""Of a curvature, which is 0 for two equal samples."""
+"""Least curvature that is divided by; that of two equal samples is 0."""
 
 
 def _check(features: Tensor, labels: Tensor, classes: int) -> None:

@@ -1,4 +1,4 @@
-"""What the processes of one launch share before training starts."""
+"""Texts that the processes of one launch share before training starts."""
 
 import os
 

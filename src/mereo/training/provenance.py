@@ -137,7 +137,7 @@ def compare_with_saved(folder: Path, saved: Mapping[str, Any], now: Mapping[str,
 
 
 def data_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """What changed in words, and whether pixels differ by no more than rounding."""
+    """The changes in words, and whether pixels differ by no more than rounding."""
     names, changes, rounding = now["class_names"], [], False
     if saved["class_names"] != names:
         gone = [name for name in saved["class_names"] if name not in names]

@@ -16,7 +16,7 @@ COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accur
 """Columns of the history of a classifier; for any task they are its `columns`."""
 
 FIRST_SECONDS = 1.0
-"""Of training before the first line of progress, where there is no terminal."""
+"""Seconds of training before the first line of progress, where there is no terminal."""
 
 
 class Report(Reporter):

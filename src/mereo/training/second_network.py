@@ -89,9 +89,9 @@ def train_watched(
             raise
         first = plan.config
         (report or Report()).say(
-            f"{first.model} learns hardly anything here: after {stop.epochs} of {first.epochs} epochs"
-            f" {stop.accuracy:.1%} of the validation images are right, and {stop.largest:.1%} are of one class;"
-            f" {SECOND} takes its place"
+            f"{first.model} learns too little: after {stop.epochs} of {first.epochs} epochs its accuracy on the"
+            f" validation images is {stop.accuracy:.1%}, where guessing the largest class gives {stop.largest:.1%};"
+            f" {SECOND} is trained instead"
         )
         stop.folder.remove()
         second = second_choice(first, stop.given, stop.seconds)

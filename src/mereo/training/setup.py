@@ -22,7 +22,7 @@ __all__ = ["Setup", "describe_images", "describe_imbalance", "place", "prepare"]
 BLACK = frozenset({"crop", "shift", "rotate", "rand_augment"})
 """Augmentations that let black enter at the borders."""
 UNEVEN = 5
-"""How many times as many images the largest class has as the smallest, for a note about it."""
+"""Images of the largest class divided by those of the smallest, from which on a note is printed."""
 
 
 @dataclass

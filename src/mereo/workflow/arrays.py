@@ -17,7 +17,7 @@ from mereo.models import VisionModel
 from mereo.workflow.images import labelled
 
 NAME = "arrays"
-"""What configurations and results call images in memory."""
+"""The name of images in memory in configurations and results."""
 TEST_FRACTION = 0.2
 
 

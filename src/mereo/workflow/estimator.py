@@ -157,10 +157,11 @@ class ImageClassifier(Estimator):
             ),
             "value_range": (_are_numbers(self.value_range, float, (2,)), "two numbers, black and white, or None"),
             "image_shape": (
-                _are_numbers(self.image_shape, int, (2, 3)), "(height, width), (height, width, channels) or None"
+                _are_numbers(self.image_shape, int, (2, 3)),
+                "(height, width), (height, width, channels) or None",
             ),
             "options": (self.options is None or isinstance(self.options, Mapping), "a dict of options, or None"),
-        }  # fmt: skip
+        }
         for name, (fits, kind) in wanted.items():
             if not fits:
                 raise UsageError(f"{name} is {getattr(self, name)!r}; it must be {kind}.")

@@ -60,7 +60,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Of the first network."""
+        """The accuracy of the first network."""
         return float(next(iter(self.models.values()))["accuracy"])
 
     @property

@@ -62,7 +62,7 @@ class Explanations(Sequence[Explanation]):
 
     @property
     def scores(self) -> Tensor:
-        """Of the classes, (images, classes)."""
+        """The scores of the classes, (images, classes)."""
         return torch.cat([item.scores for item in self._items])
 
     @property

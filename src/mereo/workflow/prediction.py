@@ -25,9 +25,7 @@ _ELSEWHERE = {
     "images": "it is the second argument",
     "weights": "it is the first argument, model",
     "json": "call to_dicts() on the result",
-} | dict.fromkeys(
-    ("prompt", "length", "temperature", "seed"), "call `generate` of the model that mereo.load returns"
-)  # fmt: skip
+} | dict.fromkeys(("prompt", "length", "temperature", "seed"), "call `generate` of the model that mereo.load returns")
 
 
 class Predictions(Sequence[Prediction]):

@@ -1,4 +1,4 @@
-"""What an estimator takes of scikit-learn, and its replacement where scikit-learn is not installed."""
+"""The parts of scikit-learn that an estimator uses, with replacements where it is not installed."""
 
 import inspect
 from importlib.util import find_spec

@@ -76,7 +76,7 @@ def refused(message: str, **changes: Any) -> None:
         ({"largest_kappa": INF}, "largest_kappa is inf"),
         ({"smallest_sigma": NAN}, "smallest_sigma is nan"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments(changes: dict[str, Any], message: str, family: str) -> None:
     refused(message, family=family, **changes)
 
@@ -114,7 +114,7 @@ def test_wrong_arguments(changes: dict[str, Any], message: str, family: str) -> 
         ({"family": "sphere", "transforms": 1.01 * EYE.expand(5, 4, 3, 3)}, "transforms are not orthogonal"),
         ({"family": "sphere", "transforms": torch.ones(4, 3, 4)}, "transforms are not orthogonal"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_of_a_family(changes: dict[str, Any], message: str) -> None:
     refused(message, **changes)
 

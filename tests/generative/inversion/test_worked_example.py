@@ -100,9 +100,7 @@ def test_free_parameters_at_the_end() -> None:
 
 def test_free_with_all_parameters_learned_in_every_sweep() -> None:
     """The parse tree becomes one of single parents."""
-    found = free(
-        sweeps=60, learn=("sigma", "kappa", "log_prior"), log_prior=torch.zeros(2, dtype=D), largest_kappa=1e4
-    )  # fmt: skip
+    found = free(sweeps=60, learn=("sigma", "kappa", "log_prior"), log_prior=torch.zeros(2, dtype=D), largest_kappa=1e4)
     assert (found.trace.diff() >= -1e-9).all()
     assert found.elbo.item() == pytest.approx(-1.002899, abs=2e-5)
     close(found.responsibilities[:, 0], [1, 1, 0], 1e-5)

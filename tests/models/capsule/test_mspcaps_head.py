@@ -272,8 +272,9 @@ def test_a_training_starts_from_a_trained_backbone(tmp_path: Path) -> None:
     config = TrainConfig(model="mspcaps_head", data="digits", img_size=32, weights=str(path), device="cpu")
     plan = make_plan(config)
     assert plan.arguments["backbone"] == "resnet20" and plan.arguments["backbone_args"] == {
-        "widths": [4, 6, 8], "blocks": 1,
-    }  # fmt: skip
+        "widths": [4, 6, 8],
+        "blocks": 1,
+    }
     model = plan.build_model()
     assert start_from(model, str(plan.config.weights)) == f"backbone starting from {path}"
     for name, tensor in model.backbone.model.state_dict().items():

@@ -118,7 +118,7 @@ def test_timm_gives_the_same_before_and_after() -> None:
     timm = pytest.importorskip("timm")
     theirs = timm.create_model(
         "shvit_s1", num_classes=4, embed_dim=(16, 24, 32), depth=(1, 2, 1), partial_dim=(4, 5, 7), qk_dim=(3, 3, 3)
-    ).eval()  # fmt: skip
+    ).eval()
     with torch.no_grad():
         for tensor in theirs.state_dict().values():
             if tensor.is_floating_point():
@@ -127,8 +127,9 @@ def test_timm_gives_the_same_before_and_after() -> None:
     ours, images = mereo.convert(theirs), torch.rand(3, 3, 64, 96)
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-5)
     features, maps = theirs.forward_intermediates(images)
-    for own, other in zip([ours.forward_features(images), *ours.forward_intermediates(images)[1]],
-                          [features, *maps], strict=True):  # fmt: skip
+    for own, other in zip(
+        [ours.forward_features(images), *ours.forward_intermediates(images)[1]], [features, *maps], strict=True
+    ):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.train()(images), theirs.train()(images), rtol=1e-3, atol=1e-4)
     (layout,) = [each for each in LAYOUTS if each.module is SHViT and each.library == "timm"]

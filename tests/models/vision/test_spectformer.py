@@ -43,7 +43,7 @@ def test_an_attention_block_is_that_of_pytorch() -> None:
     block = AttentionBlock(6, 2, 18, 0.0).eval()
     theirs = torch.nn.TransformerEncoderLayer(
         6, 2, 18, 0.0, torch.nn.functional.gelu, 1e-6, batch_first=True, norm_first=True
-    ).eval()  # fmt: skip
+    ).eval()
     names = {
         "attention.qkv.weight": "self_attn.in_proj_weight", "attention.qkv.bias": "self_attn.in_proj_bias",
         "attention.proj.weight": "self_attn.out_proj.weight", "attention.proj.bias": "self_attn.out_proj.bias",

@@ -64,8 +64,9 @@ def attend_blocks(
     blocks, behind = -(-tokens // block), 1 if causal else 2
     extra = blocks * block - tokens
     tiles_q = F.pad(q, (0, 0, 0, extra)).unflatten(2, (blocks, block))
-    around = (F.pad(x, (0, 0, block, extra + (behind - 1) * block)).unfold(2, (1 + behind) * block, block)
-              for x in (k, v))  # fmt: skip
+    around = (
+        F.pad(x, (0, 0, block, extra + (behind - 1) * block)).unfold(2, (1 + behind) * block, block) for x in (k, v)
+    )
     tiles_k, tiles_v = (x.mT for x in around)
     device = q.device
     receivers = torch.arange(blocks * block, device=device).view(blocks, block)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mereo.attention.sparse.clusters import Clusters
 from mereo.attention.sparse.routing_attention import RoutingAttention
 from mereo.core.kernels.clustered import distances
+from mereo.core.modes import modes_kept
 from mereo.errors import UsageError, check_positive
 
 
@@ -75,16 +76,12 @@ def start_clusters(model: nn.Module, *inputs: Any, iterations: int = 10) -> int:
 
     layers = [each for each in model.modules() if isinstance(each, RoutingAttention) and each.heads_routed]
     hooks = [each.register_forward_pre_hook(start, with_kwargs=True) for each in layers]
-    modes = [(each, each.training) for each in model.modules()]
     try:
-        model.eval()
-        with torch.no_grad():
-            model(*inputs)
+        with modes_kept(model), torch.no_grad():
+            model.eval()(*inputs)
     finally:
         for hook in hooks:
             hook.remove()
-        for each, training in modes:
-            each.training = training
     if not started:
         raise UsageError(
             f"{type(model).__name__} called no RoutingAttention with routed heads; give a network of them."

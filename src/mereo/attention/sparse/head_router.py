@@ -17,7 +17,7 @@ from mereo.errors import UsageError, check_choice, check_positive
 GATES = ("code", "paper")
 ROUTINGS = ("tokens", "queries")
 BALANCE_WEIGHT = 0.01
-"""Of the balance of heads in the loss, arXiv:2410.11842, section 3.3."""
+"""Weight of the balance of heads in the loss, arXiv:2410.11842, section 3.3."""
 
 
 def check_routed_heads(num_heads: int, shared: int, active: int) -> None:

@@ -112,9 +112,7 @@ class RoutingState(NamedTuple):
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    module = RoutingAttention(
-        12, 1, 2, clusters=2, window=3, block=16, causal=True, strict="always", positions=False
-    )  # fmt: skip
+    module = RoutingAttention(12, 1, 2, clusters=2, window=3, block=16, causal=True, strict="always", positions=False)
     return module, (torch.randn(2, 9, 12),)
 
 

@@ -183,9 +183,10 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
     exact = None if ours_only else cache(partial(exact_error, name, device))
     own = (Contender(OURS, ours, exact=exact), Contender(FUSED, fused), _compiled(COMPILED, ours, exact))
     timm = (
-        Contender(TIMM, theirs(None)), Contender(TIMM_LAST, theirs(torch.channels_last)),
+        Contender(TIMM, theirs(None)),
+        Contender(TIMM_LAST, theirs(torch.channels_last)),
         _compiled(TIMM_COMPILED, theirs(None)),
-    )  # fmt: skip
+    )
     return (*own, *timm) if ours_only else (*timm, *own)
 
 
@@ -194,7 +195,7 @@ def _compiled(name: str, build: Callable[[Mode], Workload], exact: Callable[[], 
 
 
 def exact_error(name: str, device: str) -> float:
-    """The largest relative error of our gradients in float64, at batch 2, beside timm's."""
+    """The largest relative error of our gradients in float64, at batch 2, compared with timm's."""
     images, labels = images_and_labels(Setting({"batch": 2}, device), *_shape_and_classes(name))
 
     def gradients(make: Callable[[str], nn.Module], names: Iterable[str]) -> Outcome:
@@ -222,7 +223,7 @@ def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
 
 
 def work(setting: Setting, mode: Mode) -> Work:
-    """What the network multiplies and adds, and the traffic of its parameters."""
+    """Operations of the network, and the traffic of its parameters."""
     model = create_model(setting.word("model")).to(setting.device)
     return network_work(model, torch.rand(2, *model.image_shape, device=setting.device), setting.size("batch"), mode)
 

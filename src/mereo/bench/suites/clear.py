@@ -66,7 +66,7 @@ def _dense(setting: Setting) -> Contender:
 
 
 def _full(setting: Setting) -> Contender:
-    """What CLEAR replaces: everyone attends to everyone."""
+    """Full attention, which CLEAR replaces."""
     circle = circle_of(setting)
 
     def build(mode: Mode) -> Workload:

@@ -21,7 +21,7 @@ def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
 
 
 def work(setting: Setting, mode: Mode) -> Work:
-    """Of fixed blocks of sqrt(tokens): two products with the own block and all regions, and five for gradients."""
+    """Operations of fixed blocks of sqrt(tokens): two products with its block and all regions, five for gradients."""
     rows = setting.size("batch") * setting.size("heads") * setting.size("tokens") * setting.size("dim")
     products, tensors = (2, 4) if mode == "forward" else (7, 11)
     return Work(4 * products * rows * setting.size("tokens") ** 0.5, FLOAT * tensors * rows)

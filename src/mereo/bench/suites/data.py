@@ -81,7 +81,7 @@ def _splits(folder: Path, setting: Setting, stream: bool) -> Images:
     """Images stored at the side of the files, of which batches are the centre."""
     images = load_splits(
         str(folder), img_size=setting.size("side"), in_chans=3, validation_fraction=0, stream=stream
-    ).train  # fmt: skip
+    ).train
     if isinstance(images, StreamedSet):
         size = images.image_shape[1:]
         return StreamedSet(images.source, images.class_names, size, 3, workers=_workers(), order="random")

@@ -52,7 +52,7 @@ def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
     prior = torch.randn(size("parents"), size("dim"), device=device)
     problem = prepare(
         poses, weight.transpose(0, 1), SIGMA, KAPPA, task, None, None, None, None, prior, 1.0, 0.0, None, None
-    )  # fmt: skip
+    )
     return (problem,)
 
 
@@ -103,7 +103,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 
 def work(setting: Setting, mode: Mode) -> Work:
-    """Of the sweep, or of the routing."""
+    """Operations and traffic of the sweep, or of the routing."""
     return routing_work(_routing(setting), mode) if _task(setting) == "routing" else inversion_work(setting)
 
 

@@ -19,7 +19,7 @@ def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
 
 
 def work(setting: Setting, mode: Mode) -> Work:
-    """Of the dense layer."""
+    """Operations and traffic of the dense layer."""
     batch, tokens, dim = (setting.size(name) for name in ("batch", "tokens", "dim"))
     return Work(batch * (8 * tokens * dim**2 + 4 * tokens**2 * dim), FLOAT * (4 * dim**2 + 2 * batch * tokens * dim))
 

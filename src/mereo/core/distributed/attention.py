@@ -61,7 +61,7 @@ class _Call:
 
 
 def _problem(q: Any, k: Any, v: Any, call: _Call, ranks: Ranks) -> str | None:
-    """What is wrong with the arguments of this process, as far as it can see."""
+    """The first invalid argument that this process can see, in words; None if there is none."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype not in _TYPES:
             shape = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -84,7 +84,7 @@ def _problem(q: Any, k: Any, v: Any, call: _Call, ranks: Ranks) -> str | None:
 
 
 def _named(call: _Call) -> str | None:
-    """What is wrong with the arguments that are names or numbers."""
+    """The first invalid one of the arguments that are names or numbers, in words; None if there is none."""
     try:
         check_choice("mode", call.mode, MODES)
         check_choice("layout", call.layout, LAYOUTS)

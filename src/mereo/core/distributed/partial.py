@@ -99,7 +99,7 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """
     top = torch.maximum(lse, part_lse)
     top = top.masked_fill(top == float("-inf"), 0)
-    # Weights are divided by their sum: beside a large lse the logarithm of a sum is lost in rounding.
+    # Weights are divided by their sum, because rounding loses the logarithm of that sum when lse is large.
     old, new = (lse - top).exp(), (part_lse - top).exp()
     total = old + new
     divisor = total.masked_fill(total == 0, 1)

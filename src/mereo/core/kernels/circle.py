@@ -105,7 +105,7 @@ METHODS: dict[str, tuple[Callable[[Exchange], Tensor], Callable[[Exchange], str 
 
 
 def exchange(given: Exchange, method: str = "auto") -> Tensor:
-    """What each image token becomes: (batch, heads, image, pose).
+    """The output of each image token: (batch, heads, image, pose).
 
     Args:
         method: "auto", or a row of METHODS.

@@ -54,7 +54,7 @@ def _wide(x: Tensor) -> Tensor:
 def attend_compiled(
     q: Tensor, k: Tensor, v: Tensor, numbers: Sequence[int], radius: float, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """What each image token becomes, and log sum exp of its scores, which has no gradient.
+    """The output of each image token, and log sum exp of its scores, which has no gradient.
 
     Shapes: q (batch, heads, image, dim), k (batch, heads, senders, dim), v (batch, heads, senders, pose), senders
         [text | image | blocks] -> (batch, heads, image, pose) of the type of q, float32 (batch, heads, image).

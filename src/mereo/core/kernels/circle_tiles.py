@@ -91,7 +91,7 @@ def groups_of(circle: Circle, device: torch.device, together: bool) -> tuple[Gro
 
 
 def tiled(q: Tensor, k: Tensor, v: Tensor, circle: Circle, coupling: Coupling, scale: float) -> Tensor:
-    """What each image token becomes.
+    """The output of each image token.
 
     Shapes: q (batch, heads, image, dim), k (batch, heads, senders, dim), v (batch, heads, senders, pose), senders
         [text | image | blocks] -> (batch, heads, image, pose).

@@ -23,12 +23,12 @@ from mereo.core.squash import accumulation_type
 
 
 def _pulled(coarse: Tensor, forms: Tensor) -> Tensor:
-    """M u2: what each coarse capsule looks for in the fine ones, with an axis of members if each has its own M."""
+    """M u2: the query of each coarse capsule for the fine ones, with an axis of members if each has its own M."""
     return torch.einsum("bkd,jk...cd->bjk...c", coarse, forms)
 
 
 def _agreements(fine: Tensor, pulled: Tensor) -> Tensor:
-    """Of every member: (batch, receivers, coarse, members)."""
+    """Agreements of every member: (batch, receivers, coarse, members)."""
     return torch.einsum("bkmc,bjkmc->bjkm" if pulled.dim() == 5 else "bkmc,bjkc->bjkm", fine, pulled)
 
 

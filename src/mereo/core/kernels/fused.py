@@ -37,7 +37,7 @@ class FusedPasses:
         return out
 
     def forward(self, agreed: Tensor | None) -> Tensor:
-        """What the parents become: sum_s c_rs vote_rs. Shapes: agreed (batch, receivers, d_out) or None -> the same."""
+        """The sums of the votes: sum_s c_rs vote_rs. Shapes: agreed (batch, receivers, d_out) or None -> the same."""
         return self._run(None if agreed is None else agreed.contiguous(), None)
 
     def start_backward(self) -> None:

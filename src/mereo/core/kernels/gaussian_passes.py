@@ -24,7 +24,7 @@ from mereo.core.kernels.library import at, entry
 from mereo.core.kernels.transforms import steps_aside
 
 TILE_BYTES = 1 << 24
-"""What the votes of the windows that PyTorch takes together may hold: more windows share one reading of transforms."""
+"""Bytes of the votes of windows that PyTorch computes together; more windows share one reading of the transforms."""
 
 _sizes = (*[c_int64] * 7, c_float, c_int)
 _fit = entry("mereo_gaussians", *[c_void_p] * 6, *_sizes)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 EMPTY = 1e-8
-"""What a parent's share of the children counts as at the least, so that one without children has a mean of 0."""
+"""Least sum of a parent's weights, by which they are divided, so that one without children has a mean of 0."""
 
 LEAST_FIT = -1e30
-"""Of a vote far from its Gaussian, so that it is shared out equally and not by a difference of infinities."""
+"""Least log density of a vote, so that one far from every Gaussian is divided equally, not by inf - inf."""
 
 
 class Gaussians(NamedTuple):

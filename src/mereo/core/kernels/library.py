@@ -15,13 +15,13 @@ _HERE = Path(__file__).parent
 SOURCES = sorted([*_HERE.glob("*.cpp"), *_HERE.glob("*.hpp")])
 LIBRARY = _HERE / "_library.so"
 NOTE = _HERE / "_library.txt"
-"""What the build left: the digest of the source that it compiled, or why it compiled nothing."""
+"""A note of the build: the digest of the source that it compiled, or why it compiled nothing."""
 
 REMEDY = "install a C++ compiler and mereo again (in a checkout: pip install -e .)"
 
 
 def digest() -> str:
-    """Of the source, so that a library built from another one is known."""
+    """A digest of the source, so that a library built from another one is recognised."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()
 
 

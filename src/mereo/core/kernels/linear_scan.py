@@ -127,7 +127,7 @@ class Scan:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """What every form takes."""
+        """The arguments of every form."""
         return self.q, self.k, self.v, self.slopes, self.state
 
 

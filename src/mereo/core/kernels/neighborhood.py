@@ -218,7 +218,7 @@ METHODS: dict[str, tuple[Callable[[Exchange], Result], Callable[[Exchange], str 
 
 
 def exchange(given: Exchange, method: str = "auto") -> Result:
-    """What each query becomes, (batch, tokens, heads, pose), and log sum exp of its scores, (batch, tokens, heads).
+    """The output of each query, (batch, tokens, heads, pose), and log sum exp of its scores, (batch, tokens, heads).
 
     Args:
         method: "auto", or a row of METHODS.

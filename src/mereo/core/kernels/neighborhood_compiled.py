@@ -51,7 +51,7 @@ def _wide(x: Tensor) -> Tensor:
 def attend_compiled(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, numbers: Sequence[int], scale: float
 ) -> tuple[Tensor, Tensor]:
-    """What each query becomes, and log sum exp of its scores.
+    """The output of each query, and log sum exp of its scores.
 
     Shapes: q, k (batch, tokens, heads, dim), v (batch, tokens, heads, pose), bias (heads, relative positions) or None
     -> (batch, tokens, heads, pose) of the type of q, float32 (batch, tokens, heads).

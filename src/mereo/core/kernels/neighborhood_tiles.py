@@ -102,7 +102,7 @@ def tiled(
     dropout: float = 0.0,
     with_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What each query becomes, and log sum exp of its scores where it is wanted.
+    """The output of each query, and log sum exp of its scores where it is wanted.
 
     Args:
         bias: added to the scores by relative position, (heads, product over axes of 2 window - 1).

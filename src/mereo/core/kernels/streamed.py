@@ -18,7 +18,7 @@ from torch import Tensor
 from mereo.core.squash import accumulation_type
 
 TILE_BYTES = {"cpu": 3 << 19, "cuda": 1 << 26}
-"""What one tensor of a tile may take: on a CPU it should stay in cache, on a GPU fill the device."""
+"""Bytes of one tensor of a tile: on a CPU it should stay in cache, on a GPU fill the device."""
 
 LARGEST = 1e16
 """Poses are held within this on both sides, as `bounded` does, so that sums of their products stay finite."""
@@ -76,7 +76,7 @@ class StreamedPasses:
         return self._couple(children.new_zeros(receivers, len(children), 1), tile)
 
     def forward(self, agreed: Tensor | None) -> Tensor:
-        """What the parents become: sum_s c_rs vote_rs, with couplings from agreement with `agreed`.
+        """The sums of the votes: sum_s c_rs vote_rs, with couplings from agreement with `agreed`.
 
         Shapes: agreed (batch, receivers, d_out), None before any agreement -> the same.
         """

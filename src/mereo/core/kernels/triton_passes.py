@@ -61,7 +61,7 @@ class TritonPasses:
         }
 
     def forward(self, agreed: Tensor | None) -> Tensor:
-        """What the parents become: sum_s c_rs vote_rs. Shapes: agreed (batch, receivers, d_out) or None -> the same."""
+        """The sums of the votes: sum_s c_rs vote_rs. Shapes: agreed (batch, receivers, d_out) or None -> the same."""
         from mereo.core.kernels.triton_kernels import forward_kernel
 
         sums = self.children.new_empty((self.programs, *self.parents), dtype=torch.float32)

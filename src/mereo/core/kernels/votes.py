@@ -138,7 +138,7 @@ def _plain_derivative(wanted: str, given: dict[str, Tensor | None], shared: bool
 
 
 def combine(couplings: Tensor, children: Tensor, weight: Tensor, *, tile: int | None = None) -> Tensor:
-    """What the parents become: sum_s c_brs W_rs^T u_bs.
+    """The sums of the votes: sum_s c_brs W_rs^T u_bs.
 
     Args:
         tile: how many children einsum takes at a time; None chooses it from the sizes.

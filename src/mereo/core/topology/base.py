@@ -1,4 +1,4 @@
-"""What a topology is, causal pairs, and positions on an image."""
+"""The base of topologies, causal pairs, and positions on an image."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -22,7 +22,7 @@ Mask = npt.NDArray[np.bool_]
 Bounds = tuple[slice, slice]
 
 DISTANCE, HALF_ANGLE = 5.0, 3.5
-"""Of the cameras from the middle of the toy, and in degrees from one to the middle of the pair."""
+"""Distance of the cameras from the middle of the toy, and half the angle between the pair, in degrees."""
 FILLED = 0.46
 """Radius of the unit ball in the picture, over the side of the picture."""
 SAMPLES = 2

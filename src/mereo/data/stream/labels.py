@@ -107,9 +107,10 @@ def make_dataset(
     """
     # Published test splits often come without labels, written as -1.
     parts = {
-        split: part for split, part in parts.items()
+        split: part
+        for split, part in parts.items()
         if split == "train" or part.labels.dtype.kind == "U" or not (part.labels == -1).all()
-    }  # fmt: skip
+    }
     if "train" not in parts and not (evaluation and parts):
         raise UsageError(f"data is {data!r}, which has {', '.join(parts) or 'nothing'} but no training images.")
     least = 1 if evaluation else 2
@@ -120,7 +121,7 @@ def make_dataset(
         raise UsageError(f"data is {data!r}, with one class only, {classes[0]!r}; a classifier needs at least two.")
     splits: dict[str, RawSplit] = {
         split: Source(part.store, part.numbers, labels[split]) for split, part in parts.items()
-    }  # fmt: skip
+    }
     some = _Some(_first(parts))
     ready = splits if evaluation else with_test(splits, data)
     return RawDataset(ready, tuple(classes), sniff(some, some.files)[0])

@@ -171,9 +171,7 @@ class StreamedSet(Images):
     @property
     def _ahead(self) -> ReadAhead:
         if self._reader is None:
-            self._reader = ReadAhead(
-                self._decode_one, self.image_shape, ahead=self.read_ahead, workers=self.workers
-            )  # fmt: skip
+            self._reader = ReadAhead(self._decode_one, self.image_shape, ahead=self.read_ahead, workers=self.workers)
         return self._reader
 
     def _decode_one(self, index: int, out: npt.NDArray[np.uint8]) -> bool:

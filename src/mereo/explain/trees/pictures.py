@@ -16,7 +16,7 @@ from mereo.pictures import save_figure
 
 FOR, AGAINST = "#e03131", "#1971c2"
 WIDTH, HEIGHT, THUMB, BADGE, CIRCLE = 1.14, 1.64, 1.02, 0.52, 0.19
-"""Of a node's room, its picture, a class (its height), and the radius of a capsule's circle, in inches."""
+"""Inches: the room of a node (width, height), its picture, the height of a class, the radius of a capsule's circle."""
 LEFT, TOP, CAPTION_LINE, MARGIN = 3.1, 0.44, 0.2, 0.12
 IMAGE = 1.8
 UNCHANGED = 0.005
@@ -63,8 +63,9 @@ def draw_parse_tree(
         lines.append(f"The picture has no room for {whole.keep} votes for each capsule; the page draws them all.")
         warnings.warn(
             f"{whole.keep} votes for each capsule are too many for the picture of a tree, which draws fewer of them;"
-            " the page draws them all", stacklevel=2,
-        )  # fmt: skip
+            " the page draws them all",
+            stacklevel=2,
+        )
     width = max(LEFT + layout.width * WIDTH + MARGIN, 5.8)
     foot = MARGIN + CAPTION_LINE * len(lines)
     height = TOP + max(len(layout.labels) * HEIGHT, IMAGE + 0.2) + foot

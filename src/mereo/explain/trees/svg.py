@@ -12,8 +12,8 @@ from mereo.explain.trees.tree import Edge, Node, ParseTree
 from mereo.explain.trees.words import carried, describe, edge_number, effect_number
 
 WIDTH, HEIGHT, THUMB, BADGE, CIRCLE, LEFT = 96, 162, 86, 46, 18, 94
-"""Of a node's room, its picture, a class (its height), a capsule's circle (its radius), and the labels of the rows, in
-pixels."""
+"""Pixels: the room of a node (width, height), its picture, the height of a class, the radius of a capsule's circle, and
+the labels of the rows."""
 
 
 def patch_boxes(tree: ParseTree, prefix: str) -> str:

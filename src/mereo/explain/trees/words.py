@@ -41,7 +41,7 @@ def carried(tree: ParseTree, place: int) -> str:
 
 
 def _plural(tree: ParseTree, place: int) -> str:
-    """What the edges below a node are."""
+    """The noun for the edges below a node."""
     below = tree.below(place)
     return "couplings" if below and all(edge.kind == "coupling" for edge in below) else "votes"
 
@@ -68,7 +68,7 @@ def caption(tree: ParseTree) -> list[str]:
         lines.append(
             f"The strongest votes for each capsule, at most {tree.keep}; next to it, their share of all its votes."
         )
-        lines.append(WORDINGS[tree.kind].edges)
+        lines.append(WORDINGS[tree.kind].votes.edges)
         if "coupling" in kinds:
             lines.append("Where votes are not known, numbers are couplings.")
     else:
@@ -85,13 +85,6 @@ def caption(tree: ParseTree) -> list[str]:
 
 def _name(node: Node) -> str:
     return f"class {node.name}" if node.kind == "class" else f"the {node.name}"
-
-
-def _voted(tree: ParseTree, parent: str) -> str:
-    """What a vote adds to: the length that is the score of a class but for a squash, or along a pose."""
-    if WORDINGS[tree.kind].voted == "length":
-        return f"the length of {parent} before the squash"
-    return f"{parent}, along its pose"
 
 
 def describe(tree: ParseTree, place: int) -> str:
@@ -112,7 +105,7 @@ def describe(tree: ParseTree, place: int) -> str:
             verb = "adds" if edge.strength > 0 else "subtracts"
             sentences.append(
                 f"{verb.capitalize()} {abs(edge.strength):.3f} {'to' if edge.strength > 0 else 'from'}"
-                f" {_voted(tree, parent)}; coupling {edge.coupling:.3f}"
+                f" {WORDINGS[tree.kind].votes.capsule.format(parent)}; coupling {edge.coupling:.3f}"
             )
         elif edge.kind == "agreement":
             sentences.append(

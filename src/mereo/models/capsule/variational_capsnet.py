@@ -107,9 +107,10 @@ class VariationalCapsNet(CapsuleClassifier):
             raise UsageError(f"types is {types}; give one number or three, each at least 1.")
         self.image_shape, self.scores, self.init, self.side = (in_chans, *image_size(img_size)), scores, init, side
         self.options: dict[str, Any] = {
-            "in_pose": (side, side), "routing": "variational_bayes",
+            "in_pose": (side, side),
+            "routing": "variational_bayes",
             "routing_options": {"steps": routing_steps, "covariance": covariance},
-        }  # fmt: skip
+        }
         convolution = nn.Conv2d(in_chans, channels, 5, 2, bias=False)
         nn.init.kaiming_uniform_(convolution.weight)
         self.stem = nn.Sequential(convolution, nn.BatchNorm2d(channels), nn.ReLU())

@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "head_hidden_size": None,
     },
     "parallel": {"form": "timm", "parallel": True},
-}  # fmt: skip
+}
 
 
 def _official() -> None:

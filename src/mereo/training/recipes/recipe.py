@@ -1,4 +1,4 @@
-"""What a training recipe is."""
+"""The class of training recipes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
