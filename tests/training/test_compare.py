@@ -132,7 +132,7 @@ def test_a_plain_network_is_put_beside_them(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     plain = "torchvision:shufflenet_v2_x0_5:img_size=16"
     assert f"compared with the plain {plain}: " in out and "no better than chance" in out
-    assert "couplings uniform %" in out and "couplings shuffled %" in out
+    assert "uniform couplings, %" in out and "shuffled couplings, %" in out
     folder = Path("runs/compare-digits")
     document = json.loads((folder / "comparison.json").read_text())
     measured = document["measured"]

@@ -91,7 +91,7 @@ def test_the_command_compares_a_family(tmp_path: Path, monkeypatch: pytest.Monke
     ]  # fmt: skip
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "2/2 resnet20" in out and "for 2 trainings" in out and "rotation %" in out
+    assert "2/2 resnet20" in out and "for 2 trainings" in out and "rotated, %" in out
     folder = tmp_path / "runs" / "compare-digits"
     content = json.loads((folder / "comparison.json").read_text())
     names = [row["model"] for row in content["networks"]]
@@ -104,7 +104,7 @@ def test_the_command_compares_a_family(tmp_path: Path, monkeypatch: pytest.Monke
     assert (folder / "measured.png").exists() and (folder / "curves.png").exists()
     assert set(content["curves"]) == set(names) and len(content["curves"][names[0]]["rotation"]) > 2
     page = (folder / "comparison.md").read_text()
-    assert "| APGD % |" in page and "curves.png" in page
+    assert "| attacked (APGD), % |" in page and "curves.png" in page
     assert all(row["memory"] > 0 for row in content["networks"])
     monkeypatch.setattr(robustness, "_measure", None)
     assert main(words) == 0

@@ -104,7 +104,7 @@ def run(words: list[str], command: str) -> None:
     options = parse(CompareOptions, words, command)
     given: dict[str, Any] = {name: getattr(options, name) for name in SHARED if getattr(options, name) is not None}
     check_positive(seeds=options.seeds, **{k: v for k, v in given.items() if k in ("epochs", "limit", "batch_size")})
-    from mereo.export.comparison import cells, columns, measured_cells, notes, write_comparison
+    from mereo.export.comparison import EXPLAINED, cells, columns, measured_cells, notes, write_comparison
     from mereo.export.rows import ranked, run_comparison
     from mereo.training.compare import comparison_folder
 
@@ -133,6 +133,7 @@ def run(words: list[str], command: str) -> None:
     if measured:
         say()
         print_table(*measured_cells(rows, measured))
+        say(f"\n{EXPLAINED}")
     if verdicts:
         say("\n" + "\n".join(verdicts))
     say("\n" + "\n".join(notes(rows, protocol)))

@@ -16,6 +16,16 @@ from mereo.runtime.text import heading
 
 COUNTED = ("images", "attacked")
 """Measurements that are numbers of images."""
+HEADINGS = {
+    "familiar_viewpoints": "familiar viewpoints", "rotation": "rotated", "translation": "translated",
+    "occlusion": "occluded", "corruption": "corrupted", "attack": "attacked (PGD)", "apgd": "attacked (APGD)",
+    "couplings_uniform": "uniform couplings", "couplings_shuffled": "shuffled couplings",
+}  # fmt: skip
+"""Measurements in words, as headings; `EXPLAINED` is printed below them."""
+EXPLAINED = (
+    "Further measurements: the accuracy on test images, as they are, changed or attacked as the column names, or with"
+    " the couplings replaced; and the expected calibration error."
+)
 COLUMNS = (
     "network", "test {metric}", "spread", "seeds", "parameters", "MACs", "training images/s", "inference images/s",
     "training memory",
@@ -24,7 +34,9 @@ COLUMNS = (
 
 def columns(rows: Sequence[Row]) -> tuple[str, ...]:
     """The headings of the table; the second names the metric of the task."""
-    return tuple(name.format(metric="%" if rows[0].metric == "accuracy" else rows[0].metric) for name in COLUMNS)
+    return tuple(
+        name.format(metric=f"{rows[0].metric}, %" if rows[0].scale == 100 else rows[0].metric) for name in COLUMNS
+    )
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -47,7 +59,7 @@ def measured_cells(
         return "-" if value is None else f"{100 * value:.1f}"
 
     lines = [(row.model, *(shown(measured[row.model][name]) for name in names)) for row in ranked(rows)]
-    return ("network", *(f"{heading(name)} %" for name in names)), lines
+    return ("network", *(f"{HEADINGS.get(name, heading(name))}, %" for name in names)), lines
 
 
 def notes(rows: Sequence[Row], protocol: str) -> list[str]:
@@ -89,6 +101,7 @@ def markdown(
         headings, table = measured_cells(rows, measured)
         lines += ["", f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
         lines += [f"| {' | '.join(map(for_markdown, line))} |" for line in table]
+        verdicts = [EXPLAINED, *verdicts]
     return "\n".join(
         [
             *lines,

@@ -32,7 +32,7 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
     panels: list[tuple[str, Callable[[Row], float], Callable[[float], str]]] = [
         (f"test {metric}, mean and seeds", lambda row: row.value, str),
         ("parameters", lambda row: row.parameters, count),
-        ("MACs of one image", lambda row: row.macs, count),
+        ("multiply-adds (MACs) of one image", lambda row: row.macs, count),
         ("inference, images/s", lambda row: row.rate, lambda v: f"{v:,.0f}"),
         ("training, images/s", lambda row: row.train_rate, lambda v: f"{v:,.0f}"),
         ("training memory in MiB", lambda row: row.memory / 2**20, lambda v: f"{v:,.0f}"),
@@ -86,7 +86,8 @@ def draw_measured(rows: Sequence[Row], headings: Sequence[str], lines: Sequence[
         headings, lines: the table of the measurements, networks in their order.
     """
     count = len(headings) - 1
-    figure = new_figure(3.2 * min(count, 4) + 2, (1.2 + 0.32 * len(lines)) * -(-count // 4))
+    figure = new_figure(3.2 * min(count, 4) + 2, 0.4 + (1.2 + 0.32 * len(lines)) * -(-count // 4))
+    figure.suptitle("Accuracy on test images, as they are and changed, and calibration error", fontsize=11)
     grid = figure.subplots(-(-count // 4), min(count, 4), sharey=True, squeeze=False)
     places = range(len(lines))
     colours = ["0.6" if row.plain else "C0" for row in ranked(rows)]
@@ -124,7 +125,7 @@ def draw_curves(rows: Sequence[Row], curves: Mapping[str, Curves], path: Path) -
                 style = {"color": "black", "linestyle": ("--", "-.", ":")[plain.index(row.model) % 3], "linewidth": 1.8}
             label = row.model if row.plain or row.model in best else None
             axes.plot(severities, [100 * value for value in values], label=label, **style)
-        axes.set_title(name, fontsize=10)
+        axes.set_title(f"accuracy under {name}", fontsize=10)
         axes.set_xlabel(AXES.get(name, "severity"), fontsize=9)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
