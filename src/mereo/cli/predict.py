@@ -14,6 +14,7 @@ from mereo.cli.weights import load_weights, warn_if_out_of_distribution
 from mereo.errors import UsageError, check_positive
 from mereo.runtime.collection import uncollected
 from mereo.runtime.printing import say
+from mereo.runtime.text import percent
 
 if TYPE_CHECKING:
     from mereo.inference.labelled import FolderAnswers
@@ -28,6 +29,11 @@ def run(words: list[str], command: str) -> None:
         from mereo.inference.predict import find_files, find_images, task_of
         from mereo.models import SequenceModel
 
+    if not options.images and options.prompt is None:
+        raise UsageError("no image is given; give files, folders or patterns.")
+    table_only = options.out is not None and options.out.suffix.lower() == ".csv"
+    if options.out is not None and options.out.is_file() and not table_only:
+        raise UsageError(f"out is {options.out}, which is a file; give a folder, or a file that ends in .csv.")
     model, source = load_weights(options.weights, options.device, ready=True, images=False)
     if options.weights is None:
         say(f"using {source}", file=sys.stderr)
@@ -90,8 +96,11 @@ def _classify(model: "VisionModel", options: PredictOptions, paths: list[Path], 
         labels.fill_(UNKNOWN)
     labelled = bool((labels >= 0).any())
     if options.labels == "folders" and not labelled:
-        names = ", ".join(class_names(model)[:5])
-        raise UsageError(f"labels is 'folders', and no image is in a folder with the name of a class ({names}, ...).")
+        names = ", ".join(class_names(model)[:5]) + (", ..." if len(class_names(model)) > 5 else "")
+        raise UsageError(
+            "labels is 'folders', and none of the folders that were given has the name of a class or holds one that has"
+            f" ({names}); give the folder of the images, or leave --labels out."
+        )
     table_only = options.out is not None and options.out.suffix.lower() == ".csv"
     out = options.out or (new_folder() if labelled and not options.json else None)
     if out is not None:
@@ -145,7 +154,7 @@ def _print_answers(answers: "FolderAnswers", described: list[dict[str, Any]]) ->
     rows = []
     for path, values in zip(answers.paths, described, strict=True):
         shown = values["probabilities"] if calibrated else values["scores"]
-        best, *others = (f"{name} {f'{v:.1%}' if calibrated else f'{v:.3f}'}" for name, v in shown.items())
+        best, *others = (f"{name} {percent(v, 1) if calibrated else f'{v:.3f}'}" for name, v in shown.items())
         rows.append((path, best, ", ".join(others)))
     print_table(("image", f"class and {'probability' if calibrated else 'score'}", "next"), rows)
 
