@@ -241,6 +241,8 @@ class TrainConfig:
             raise UsageError(f"mean is {self.mean} and std is {self.std}; they must be below {_LARGEST_SETTING:g}.")
         if (self.mean is None) != (self.std is None):
             raise UsageError("mean and std belong together; give both or neither.")
+        if not self.data:
+            raise UsageError("data is ''; give the name of a data set, or the path of a folder or file of images.")
         if self.name is not None and (self.name in ("", "..") or Path(self.name).name != self.name):
             raise UsageError(f"name is {self.name!r}; it must be the name of a folder, without slashes.")
         if not 0 <= self.seed < 2**31:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mereo.errors import MereoError, UsageError
+from mereo.runtime.text import percent
 from mereo.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ class NotLearningError(MereoError):
         given: Mapping[str, Any] | None,
     ) -> None:
         super().__init__(
-            f"hardly anything is learned: {accuracy:.1%} of the validation images are right after {epochs} epochs, and"
-            f" {largest:.1%} of them are of one class; try another --model, a larger --img-size or more --epochs"
+            f"hardly anything is learned: {percent(accuracy, 1)} of the validation images are right after {epochs}"
+            f" epochs, and {percent(largest, 1)} of them are of one class; try another --model, a larger --img-size or"
+            " more --epochs"
         )
         self.folder, self.epochs, self.accuracy, self.largest = folder, epochs, accuracy, largest
         self.seconds, self.given = seconds, given

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from mereo.runtime.text import percent
 from mereo.training.config import TrainConfig
 from mereo.training.defaults import Defaults, choose_defaults
 from mereo.training.engine import train
@@ -90,8 +91,8 @@ def train_watched(
         first = plan.config
         (report or Report()).say(
             f"{first.model} learns hardly anything here: after {stop.epochs} of {first.epochs} epochs"
-            f" {stop.accuracy:.1%} of the validation images are right, and {stop.largest:.1%} are of one class;"
-            f" {SECOND} takes its place"
+            f" {percent(stop.accuracy, 1)} of the validation images are right, and {percent(stop.largest, 1)} are of"
+            f" one class; {SECOND} takes its place"
         )
         stop.folder.remove()
         second = second_choice(first, stop.given, stop.seconds)
