@@ -233,6 +233,20 @@ def test_long_names_of_the_splits_are_known(make_folder: MakeFolder) -> None:
     assert [len(splits.train), len(splits.validation or ()), len(splits.test)] == [12, 2, 2]
 
 
+def test_splits_are_known_in_any_capitals_and_two_folders_of_one_are_refused(make_folder: MakeFolder) -> None:
+    """One of them was left out without a word, and capitals made data sets of the splits."""
+    capital = make_folder("Train/cat=6", "Train/dog=6", "Val/cat=1", "Val/dog=1", "TEST/cat=2", "TEST/dog=2", name="a")
+    splits = load_splits(str(capital), img_size=8)
+    assert [len(splits.train), len(splits.validation or ()), len(splits.test)] == [12, 2, 4]
+    both = make_folder(*TWO, "val/cat=1", "val/dog=1", "valid/cat=1", "valid/dog=1", name="both")
+    with pytest.raises(UsageError, match="whose folders val and valid are both the validation split"):
+        dataset_info(str(both))
+    make_folder("Training/cat=2", "Training/dog=2", name="sets/first")
+    make_folder("Training/cat=2", "Training/dog=2", name="sets/second")
+    with pytest.raises(UsageError, match="first, second: each has a train folder"):
+        dataset_info(str(both.parent / "sets"))
+
+
 def test_images_outside_of_folders_of_classes_are_named(tmp_path: Path) -> None:
     for name in ("one.jpg", "two.png"):
         picture(1, (8, 8)).save(tmp_path / name)

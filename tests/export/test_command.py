@@ -59,7 +59,7 @@ WRONG = [
     (["--limit", "0"], 2, "limit is 0"),
     (["--batch-size", "0"], 2, "batch_size is 0"),
     (["--data", "digitz"], 2, "digits"),
-    (["--out", "taken"], 1, "taken"),
+    (["--out", "taken"], 2, "out is taken, which is a file; give a folder"),
 ]
 
 

@@ -179,6 +179,9 @@ def test_the_command_on_a_labelled_folder(weights, folder, tmp_path, capsys, mon
     aside = {row["image"].rpartition("/")[2]: row["reason"] for row in rows_of(out / "set_aside.csv")}
     assert "broken.png" in aside
     assert "other" in aside["=other0.png"]
+    for file in ("errors.csv", "duplicates.csv", "set_aside.csv", "errors.png", "predictions.csv"):
+        assert f"predictions/{file}" in printed
+    assert "1 group ->" in printed
     assert {row["kind"] for row in rows_of(out / "duplicates.csv")} == {"same file"}
     assert {row["image"].rpartition("/")[2] for row in rows_of(out / "labels.csv")} >= {"copy.png", "=dog0.png"}
     # Again into the same folder, and with the mean over views.
@@ -198,11 +201,21 @@ def test_foreign_files_are_not_replaced(weights, folder, tmp_path, capsys) -> No
     out.mkdir()
     (out / "errors.csv").write_text("precious")
     assert main(["predict", str(folder), "--weights", str(weights), "--out", str(out)]) == 2
+    assert "errors.csv" in capsys.readouterr().err
     assert (out / "errors.csv").read_text() == "precious"
+    (tmp_path / "notes.txt").write_text("precious")
+    assert main(["predict", str(folder), "--weights", str(weights), "--out", str(tmp_path / "notes.txt")]) == 2
+    assert "notes.txt, which is a file; give a folder" in capsys.readouterr().err
+    file = str(folder / "cat" / "=cat0.png")
+    assert main(["predict", file, "--weights", str(weights), "--labels", "folders"]) == 2
+    assert "(cat, dog); give the folder of the images" in capsys.readouterr().err
+    broken = str(folder / "dog" / "broken.png")
+    assert main(["predict", broken, "--weights", str(weights)]) == 1
+    assert f"error: {broken} cannot be read as an image (" in capsys.readouterr().err
     table = tmp_path / "answers.csv"
     for _ in range(2):
         assert main(["predict", str(folder), "--weights", str(weights), "--out", str(table), "--labels", "none"]) == 0
     assert len(rows_of(table)) == 13
     table.write_text("precious")
     assert main(["predict", str(folder), "--weights", str(weights), "--out", str(table)]) == 2
-    assert "errors.csv" in capsys.readouterr().err
+    assert "answers.csv" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """`mereo evaluate` as a person uses it."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -12,7 +13,11 @@ from PIL import Image
 import mereo
 from mereo.cli.main import main
 from mereo.errors import UsageError
+from mereo.inference.answers import Answers
+from mereo.inference.temperature import Calibration
 from mereo.measure import load_trained_models
+from mereo.measure.classification import calibrated_error, classification_metrics
+from mereo.measure.report import overview
 from mereo.measure.trained_models import short_names
 from mereo.training.config import TrainConfig
 
@@ -328,3 +333,30 @@ def test_a_network_that_guesses_is_called_that_and_not_suspicious(call):
     model = json.loads(Path("evaluation/report.json").read_text())["models"]["one"]
     assert model["accuracy_low"] <= model["chance"]
     assert "predicts no better than chance" in Path("evaluation/report.md").read_text()
+
+
+def test_balanced_accuracy_and_the_fitted_temperature_are_shown_where_they_say_something() -> None:
+    models = {
+        "even": {"accuracy": 0.5, "balanced_accuracy": 0.5},
+        "uneven": {"accuracy": 0.9, "balanced_accuracy": 0.5, "calibrated": {"ece": 0.03, "temperature": 0.2}},
+    }
+    for model in models.values():
+        calibration = {how: {"ece": 0.1, "brier": 0.2} for how in ("softmax", "normalised")}
+        model |= {"accuracy_low": 0.1, "accuracy_high": 0.95, "per_class": [], "calibration": calibration}
+    columns, (even, uneven) = overview(models)
+    assert columns[3:5] == ["balanced accuracy", "ECE calibrated"]
+    assert even[3:5] == ["50.00 %", "-"] and uneven[3:5] == ["50.00 %", "3.00 %"]
+    columns, (row,) = overview({"even": models["even"]})
+    assert "balanced accuracy" not in columns and "ECE calibrated" not in columns and len(row) == len(columns)
+
+
+def test_metrics_of_uneven_classes_by_hand() -> None:
+    # Three images of one class, all correct, and one of another, missed.
+    scores = torch.tensor([[0.9, 0.1]] * 4)
+    answers = Answers(scores, torch.tensor([0, 0, 0, 1]))
+    metrics = classification_metrics(answers, ("a", "b"))
+    assert metrics["accuracy"] == 0.75 and metrics["balanced_accuracy"] == 0.5
+    # With temperature 0.8 / log 3 the confidence is 3/4, the accuracy.
+    calibration = Calibration(0.8 / math.log(3), 10, 0.1, 0.1)
+    assert calibrated_error(answers, calibration)["calibrated"]["ece"] == pytest.approx(0, abs=1e-6)
+    assert calibrated_error(answers, None) == {}

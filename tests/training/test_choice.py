@@ -14,9 +14,9 @@ from mereo.cli.main import main
 from mereo.cli.train import given_options
 from mereo.data import dataset_info
 from mereo.errors import UsageError
-from mereo.training.choice import EPOCHS, batch_for, choose, default_minutes, epoch_seconds, rate_for
+from mereo.training.choice import EPOCHS, Choice, batch_for, choose, default_minutes, epoch_seconds, rate_for
 from mereo.training.config import FIELDS, TrainConfig
-from mereo.training.defaults import choose_defaults
+from mereo.training.defaults import Defaults, choose_defaults, show_defaults
 from mereo.training.facts import GREY, PHOTOGRAPHS, TEXT, DataFacts, data_facts, kind_of_images, lost_detail
 from mereo.training.rising import gain_at_the_end
 
@@ -104,6 +104,17 @@ def test_by_default_a_slow_network_gets_more_time_rather_than_too_few_epochs():
     assert chosen(facts(), 1e-9).values["epochs"] <= EPOCHS[-1]
 
 
+def test_the_expected_time_is_printed_before_a_training_only(capsys):
+    choice = chosen(facts(), 10.0, minutes=0.1)
+    assert choice.values["epochs"] == 1 and "one epoch takes longer" in choice.reasons["epochs"]
+    defaults = Defaults(TrainConfig(), None, facts(), choice)
+    show_defaults(defaults)
+    assert "expected time" in capsys.readouterr().out
+    show_defaults(defaults, timed=False)
+    printed = capsys.readouterr().out
+    assert "--epochs 1" in printed and "expected time" not in printed
+
+
 def test_epochs_that_are_given_need_no_measured_time():
     def never(side):
         raise AssertionError
@@ -178,8 +189,23 @@ def test_facts_of_a_folder(tmp_path):
     about = data_facts(info, 12)
     assert about.classes == {"kind0": 5, "kind1": 5, "kind2": 5} and about.kind == PHOTOGRAPHS
     assert about.smallest == about.largest == (20, 24) and about.images == 12
+    # Fewer than the classes count, because some are held out or a limit is given; or all.
+    for images, first in ((12, "photos: 3 classes, 12 of 15 images to train on"), (15, "photos: 3 classes, 15 images")):
+        config = TrainConfig(data="photos")
+        lines = Defaults(config, info, data_facts(info, images), Choice({}, {})).lines()
+        assert lines[0].startswith(first) and lines[1] == "  kind0 5, kind1 5, kind2 5"
     (tmp_path / "photos" / "kind0" / "0.png").write_text("no image")
     assert data_facts(info, 12).kind == PHOTOGRAPHS
+
+
+def test_flips_and_black_borders_on_text_are_pointed_out():
+    about = facts(kind=TEXT)
+    config = TrainConfig(augment=("flip", "rotate=20", "crop=2"))
+    flip, black = Defaults(config, None, about, Choice({}, {})).lines()[-2:]
+    assert flip.startswith("flip mirrors") and black.startswith("crop and rotate put black borders")
+    for other, kind in ((("zoom=0.75:1",), TEXT), (("flip", "crop=4"), PHOTOGRAPHS)):
+        lines = Defaults(TrainConfig(augment=other), None, facts(kind=kind), Choice({}, {})).lines()
+        assert not any("flip" in line or "border" in line for line in lines)
 
 
 def test_very_large_images_are_sampled_sparingly(tmp_path):

@@ -194,6 +194,22 @@ def test_names_follow_what_is_there(tmp_path):
         pass
 
 
+def test_a_taken_name_an_output_and_a_tracker_are_refused_before_anything_is_prepared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mereo.training.plan.make_plan", lambda *_: pytest.fail("the data was read"))
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+    for words, match in (
+        (["--name", "mine"], "runs/mine already exists; give --resume"),
+        (["--output", "file"], "output is 'file', which is a file"),
+        (["--track", "neptune"], "unknown tracker 'neptune'"),
+        (["--resume", "--dry-run"], "no run runs/mspcaps_tiny-digits to resume"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            run(words, "train")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "runs"]
+
+
 def test_an_output_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(MereoError, match="cannot write"), claimed(config(tmp_path)):
@@ -210,6 +226,11 @@ def test_resuming_what_is_no_run_names_the_commands_to_go_on(tmp_path, monkeypat
         with pytest.raises(UsageError, match="no run") as caught:
             run([*words, "--resume"], "train")
         assert "mereo train 'runs/my photos' --resume" in str(caught.value)
+    with pytest.raises(UsageError, match="no run runs to resume") as caught:  # the folder of the runs
+        run(["runs", "--resume"], "train")
+    assert "mereo train 'runs/my photos' --resume" in str(caught.value) and "has no runs" not in str(caught.value)
+    with pytest.raises(UsageError, match=r"elsewhere has no runs\); leave out --resume"):
+        run(["--output", "elsewhere", "--resume"], "train")
 
 
 def test_a_live_run_is_refused_before_anything_is_prepared(tmp_path, monkeypatch):

@@ -180,6 +180,7 @@ def test_no_plain_network_where_there_is_one_or_none_is_wanted():
         (["capsnet", "--img-size", "32", "24"], "write --img-size 32x24"),
         (["capsnet", "--precision", "fp7"], "precision is 'fp7'"),
         (["capsnet", "--plain", "resnt81"], "unknown network or recipe 'resnt81'"),
+        (["."], "compare trained ones with `mereo evaluate . OTHER"),
         (["capsnet", "--plain", "mspcaps_paper"], "plain is 'mspcaps_paper', a recipe"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mereo.cli.show import print_table
 from mereo.escape import for_terminal
 from mereo.runtime.printing import say
-from mereo.runtime.text import percent
+from mereo.runtime.text import counted, percent
 
 if TYPE_CHECKING:
     from mereo.inference.labelled import FolderAnswers
@@ -33,7 +33,7 @@ def print_summary(answers: "FolderAnswers", written: list[Path]) -> None:
     rows = [("accuracy", _accuracy(s["all"], "labelled images"))]
     if "held_out" in s:
         rows[0] = ("accuracy", _accuracy(s["held_out"], "images that were not trained on"))
-        rows.append(("", f"{_accuracy(s['all'], 'images with those trained on')}"))
+        rows.append(("", _accuracy(s["all"], "labelled images, those trained on included")))
     figures = s.get("held_out", s["all"])
     if figures["count"]:
         how = "temperature of the weights" if answers.temperature is not None else "fitted to the other half of them"
@@ -45,12 +45,13 @@ def print_summary(answers: "FolderAnswers", written: list[Path]) -> None:
         confused = ", ".join(f"{a} as {b} ({n})" for a, b, n in answers.confusions[:3])
         rows.append(("errors", f"{len(answers.errors):,}: {confused}{', ...' if len(answers.confusions) > 3 else ''}"))
     if suspects := label_rows(answers)[1]:
-        rows.append(("likely wrong", f"{len(suspects)} labels, such as that of {suspects[0][0]} ({suspects[0][-1]})"))
+        image, *_, why = suspects[0]
+        rows.append(("likely wrong", f"{counted(len(suspects), 'label')}, such as that of {image} ({why})"))
     if answers.duplicates:
         count = sum(len(group.members) for group in answers.duplicates)
-        rows.append(("duplicates", f"{count} images in {len(answers.duplicates)} groups"))
+        rows.append(("duplicates", f"{count} images in {counted(len(answers.duplicates), 'group')}"))
     if aside := aside_rows(answers)[1]:
-        rows.append(("set aside", f"{len(aside)} files, such as {aside[0][0]} ({aside[0][1]})"))
+        rows.append(("set aside", f"{counted(len(aside), 'file')}, such as {aside[0][0]} ({aside[0][1]})"))
     places = {
         "errors": "errors.csv", "likely wrong": "labels.csv", "duplicates": "duplicates.csv",
         "set aside": "set_aside.csv",
@@ -60,11 +61,13 @@ def print_summary(answers: "FolderAnswers", written: list[Path]) -> None:
         say(for_terminal(f"{name:<14} {text}{f' -> {where}' if where is not None else ''}"))
     if "errors.png" in files:
         say(for_terminal(f"{'gallery':<14} {files['errors.png']}"))
+    if written:
+        say(for_terminal(f"{'every image':<14} {files.get('predictions.csv', written[0])}"))
     if answers.errors:
         say()
         columns, errors = error_rows(answers)
         shown = [
-            (image, label, predicted, f"{other:.1%}", f"{own:.1%}", reason)
+            (image, label, predicted, percent(other, 1), percent(own, 1), reason)
             for image, label, predicted, other, own, reason in errors[:SHOWN]
         ]
         title = f"The {SHOWN} most confident errors" if len(errors) > SHOWN else "Errors, the most confident first"
@@ -76,4 +79,5 @@ def note_duplicates(answers: "FolderAnswers") -> None:
     if answers.duplicates:
         first = answers.duplicates[0]
         names = ", ".join(str(answers.paths[n]) for n in first.members[:3])
-        say(for_terminal(f"{len(answers.duplicates)} groups of images show the same, such as {names}"), file=sys.stderr)
+        groups = counted(len(answers.duplicates), "group")
+        say(for_terminal(f"{groups} of images that show the same, such as {names}"), file=sys.stderr)

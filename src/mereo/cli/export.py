@@ -29,6 +29,20 @@ def _open(weights: Path | None) -> tuple["VisionModel", Path]:
     return load_weights(weights, "cpu")
 
 
+def _own_data(model: "VisionModel", source: Path) -> tuple[str | None, str | None]:
+    """The images on this machine that the run folder of the weights names, and the root of its data sets; or None."""
+    from mereo.measure.trained_models import choose_data, run_config
+
+    config = run_config(source)
+    if config is None:
+        return None, None
+    try:
+        data = choose_data([model], [config], None)
+    except UsageError:
+        return None, config.data_root
+    return data if Path(data).exists() else None, config.data_root
+
+
 def _say(line: str) -> None:
     say(line, file=sys.stderr)
 
@@ -39,6 +53,8 @@ def run(words: list[str], command: str) -> None:
     check_positive(batch_size=options.batch_size)
     if options.limit is not None:
         check_positive(limit=options.limit)
+    if options.out.is_file():
+        raise UsageError(f"out is {options.out}, which is a file; give a folder.")
     from mereo.export.forms import check_forms, output_files
     from mereo.export.images import find_images
     from mereo.export.record import read_record
@@ -54,7 +70,8 @@ def run(words: list[str], command: str) -> None:
         _say(f"using {source}")
     if options.license is not None:
         model.pretrained_cfg["license"] = options.license
-    images, reason = find_images(model, options.data, options.data_root, options.limit)
+    own, root = _own_data(model, source)
+    images, reason = find_images(model, options.data, options.data_root or root, options.limit, own)
     if images is None and options.precision != "fp32":
         raise UsageError(
             f"precision is {options.precision}, which needs test images to measure its accuracy: {reason}; give --data."

@@ -14,6 +14,7 @@ from mereo.cli.weights import load_weights, warn_if_out_of_distribution
 from mereo.errors import UsageError, check_positive
 from mereo.runtime.collection import uncollected
 from mereo.runtime.printing import say
+from mereo.runtime.text import percent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +31,11 @@ def run(words: list[str], command: str) -> None:
         from mereo.inference.predict import find_files, find_images, task_of
         from mereo.models import SequenceModel
 
+    if not options.images and options.prompt is None:
+        raise UsageError("no image is given; give files, folders or patterns.")
+    table_only = options.out is not None and options.out.suffix.lower() == ".csv"
+    if options.out is not None and options.out.is_file() and not table_only:
+        raise UsageError(f"out is {options.out}, which is a file; give a folder, or a file that ends in .csv.")
     model, source = load_weights(options.weights, options.device, ready=True, images=False)
     find = find_files if isinstance(model, SequenceModel) else find_images
     paths = [] if options.prompt is not None and not options.images else find(options.images)
@@ -129,8 +135,12 @@ def _labels(model: "VisionModel", options: PredictOptions, paths: list[Path]) ->
     if options.labels == "none":
         labels.fill_(UNKNOWN)
     if options.labels == "folders" and not bool((labels >= 0).any()):
-        names = ", ".join(class_names(model)[:5])
-        raise UsageError(f"labels is 'folders', and no image is in a folder with the name of a class ({names}, ...).")
+        every = class_names(model)
+        names = ", ".join(every[:5]) + (", ..." if len(every) > 5 else "")
+        raise UsageError(
+            "labels is 'folders', and none of the folders that were given has the name of a class or holds one that has"
+            f" ({names}); give the folder of the images, or leave --labels out."
+        )
     return labels
 
 
@@ -173,7 +183,7 @@ def _print_answers(answers: "FolderAnswers", described: list[dict[str, Any]]) ->
     rows = []
     for path, values in zip(answers.paths, described, strict=True):
         shown = values["probabilities"] if calibrated else values["scores"]
-        best, *others = (f"{name} {f'{v:.1%}' if calibrated else f'{v:.3f}'}" for name, v in shown.items())
+        best, *others = (f"{name} {percent(v, 1) if calibrated else f'{v:.3f}'}" for name, v in shown.items())
         rows.append((path, best, ", ".join(others)))
     print_table(("image", f"class and {'probability' if calibrated else 'score'}", "next"), rows)
 

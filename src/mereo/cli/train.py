@@ -147,32 +147,36 @@ def trained(
         report: shows the progress.
     """
     from mereo.training.defaults import show_defaults
+    from mereo.training.run_folder import check_free, check_resumable, folder_to_resume, resumed
 
+    folder, first = folder_to_resume(config), os.environ.get("RANK", "0") == "0"
+    if config.resume and first:
+        check_resumable(folder)
     if config.dry_run or config.find_lr:
         from mereo.training.show_estimate import print_estimate
 
         defaults = _defaults(config, given, from_file)
-        show_defaults(defaults)
+        show_defaults(defaults, timed=False)
         plan = defaults.plan()
         if config.dry_run:
             print_estimate(plan)
         else:
             _find_rate(plan)
         return None
-    from mereo.training.run_folder import check_resumable, folder_to_resume, resumed
     from mereo.training.second_network import train_watched, watched
     from mereo.training.show_estimate import announce
+    from mereo.training.trackers import check_trackers
 
-    shown = report is None or not report.silent
-    if config.resume and os.environ.get("RANK", "0") == "0":
-        folder = folder_to_resume(config)
-        check_resumable(folder)
-        line = resumed(folder)
-        if line is not None and shown:
-            say(line)
+    # Before anything is read or timed.
+    check_trackers(config.track)
+    if first:
+        check_free(config)
+    shown = first and (report is None or not report.silent)
+    if config.resume and shown and (line := resumed(folder, config)) is not None:
+        say(line)
 
     def show(chosen: "Defaults") -> None:
-        if shown and os.environ.get("RANK", "0") == "0":
+        if shown:
             show_defaults(chosen)
             announce(chosen.plan(), measure=chosen.choice is None or chosen.choice.seconds is None)
 

@@ -22,12 +22,21 @@ _LAYOUT = "it must hold train/<class>/<images>, and may hold val/ and test/ of t
 
 
 def _split_folders(tree: Tree) -> dict[str, str]:
-    """The folder of each split: those with a known name that contain folders."""
+    """The folder of each split: those with a known name, in any capitals, that contain folders.
+
+    UsageError for two folders of one split, such as val and valid, of which one would be left out.
+    """
     parents = {folder.rpartition("/")[0] for folder in tree.folders}
     places: dict[str, str] = {}
-    for name, split in SPLITS.items():
-        if name in parents:
-            places.setdefault(split, name)
+    for split in ("train", "validation", "test"):
+        named = sorted(name for name in parents if SPLITS.get(name.lower()) == split)
+        if len(named) > 1:
+            raise UsageError(
+                f"data is {str(tree.path)!r}, whose folders {' and '.join(named)} are both the {split} split; join"
+                " them, or rename one."
+            )
+        if named:
+            places[split] = named[0]
     return places
 
 
@@ -63,7 +72,7 @@ def _check_no_parent(tree: Tree) -> None:
         if slash:
             inside.setdefault(top, set()).add(below)
     tops = [folder for folder in tree.folders if "/" not in folder]
-    splits = [top for top in tops if any(below.startswith("train/") for below in inside.get(top, ()))]
+    splits = [top for top in tops if any(_is_train(below) for below in inside.get(top, ()))]
     if splits:
         raise _parent(tree, splits, "each has a train folder")
     # Files of each folder itself: class folders hold images, a data set holds class folders.
@@ -71,6 +80,12 @@ def _check_no_parent(tree: Tree) -> None:
     nested = [top for top in tops if len({below for below in inside.get(top, ()) if f"{top}/{below}" in filled}) > 1]
     if tops and nested == tops and not filled & set(tops):
         raise _parent(tree, nested, "each has folders rather than images")
+
+
+def _is_train(folder: str) -> bool:
+    """Whether a folder is a class of a training split, such as train/cat."""
+    place, slash, _ = folder.partition("/")
+    return bool(slash) and SPLITS.get(place.lower()) == "train"
 
 
 def _parent(tree: Tree, datasets: Sequence[str], reason: str) -> UsageError:
@@ -92,7 +107,7 @@ def _only_folder(tree: Tree) -> str:
         if len(below) != 1 or any(Path(f).suffix.lower() in IMAGE_SUFFIXES for f in images):
             return place
         (only,) = below
-        if only in SPLITS:
+        if only.lower() in SPLITS:
             return place
         if not any(f.startswith(f"{prefix}{only}/") for f in tree.folders):
             return place  # one class, whose images it holds

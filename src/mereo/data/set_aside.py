@@ -36,8 +36,8 @@ def with_test(splits: Mapping[str, RawSplit], data: object) -> dict[str, RawSpli
     validated = "validation" in splits
     kind, chosen = ("training images", "; the validation split chooses the epoch") if validated else ("images", "")
     warnings.warn(
-        f"{data} has no test split: {len(held)} of its {len(train)} {kind}, the same in every run, were set aside as"
-        f" one{chosen}.",
+        f"{data} has no test split: {len(held):,} of its {len(train):,} {kind}, the same in every run, are set aside"
+        f" for testing{chosen}.",
         UserWarning,
         stacklevel=5,
     )

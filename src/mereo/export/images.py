@@ -69,19 +69,28 @@ def read_images(model: VisionModel, data: str, root: str | None, limit: int | No
     return AtHand(Path(data).name, test, take(model, splits.train, CALIBRATION))
 
 
-def find_images(model: VisionModel, data: str | None, root: str | None, limit: int | None) -> tuple[AtHand | None, str]:
+def find_images(
+    model: VisionModel, data: str | None, root: str | None, limit: int | None, own: str | None = None
+) -> tuple[AtHand | None, str]:
     """The images of the data set given, which must be there, or of the network's own, which may be; or why there are
     none.
 
     The data stated in a weight file is used only if it is the name of a data set: a path would let the file choose
     which folders of this machine are read.
+
+    Args:
+        model: the network.
+        data: that is given.
+        root: folder of the data sets.
+        limit: largest number of test images.
+        own: the data that the run folder of the weights names, which may be a path.
     """
     if data is not None:
         return read_images(model, data, root, limit), ""
-    own = model.metadata.get("data")
+    trusted, own = own is not None, own or model.metadata.get("data")
     if not isinstance(own, str):
         return None, "the weights do not state the data they were trained on"
-    if not is_dataset(own):
+    if not trusted and not is_dataset(own):
         return (
             None,
             f"the weights were trained on {cut(own, 100)!r}, which is not a registered data set; give it with --data",

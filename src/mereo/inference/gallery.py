@@ -11,6 +11,7 @@ from mereo.data.decode import FORMATS, decode
 from mereo.escape import for_terminal
 from mereo.inference.labelled import FolderAnswers
 from mereo.pictures import new_figure, save_figure
+from mereo.runtime.text import percent
 
 MOST = 24
 """Errors on the picture, the most confident."""
@@ -76,8 +77,8 @@ def draw_errors(answers: FolderAnswers, path: Path, places: Sequence[int] | None
         names = [fitting_name(answers.names[c], 20) for c in (predicted, label)]
         lines = [
             (fitting_name(answers.paths[place].name), INK, "bold"),
-            (f"predicted {names[0]}, {float(shares[predicted]):.0%}", WRONG, "normal"),
-            (f"labelled {names[1]}, {float(shares[label]):.0%}", RIGHT, "normal"),
+            (f"predicted {names[0]}, {percent(float(shares[predicted]), 0)}", WRONG, "normal"),
+            (f"labelled {names[1]}, {percent(float(shares[label]), 0)}", RIGHT, "normal"),
             *((line, FAINT, "normal") for line in reason),
         ]
         for row, (text, colour, weight) in enumerate(lines):

@@ -16,6 +16,7 @@ from mereo.inference.calibration import (
     ways_of,
 )
 from mereo.inference.metrics import chance_accuracy, class_scores, confusion_matrix, wilson_interval
+from mereo.inference.temperature import Calibration, probabilities
 from mereo.measure.objects import object_metrics
 
 BINS = 15
@@ -40,27 +41,36 @@ def classification_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str
     confusion = confusion_matrix(answers.predicted, answers.labels, len(names))
     calibration = {}
     for how, bins in reliabilities(answers).items():
-        probabilities = confidences(answers.scores, how)
+        shares = confidences(answers.scores, how)
         calibration[how] = {
             "ece": expected_calibration_error(bins),
-            "brier": brier_score(probabilities, answers.labels),
-            "nll": negative_log_likelihood(probabilities, answers.labels),
-            "mean_confidence": float(probabilities.amax(1).mean()) if count else 0.0,
+            "brier": brier_score(shares, answers.labels),
+            "nll": negative_log_likelihood(shares, answers.labels),
+            "mean_confidence": float(shares.amax(1).mean()) if count else 0.0,
             "bins": {name: value.tolist() for name, value in bins._asdict().items()},
         }
+    by_class = class_scores(confusion)
+    recalls = [scores.recall for scores in by_class if scores.support]
     return {
         "count": count,
         "accuracy": answers.accuracy,
         "accuracy_low": low,
         "accuracy_high": high,
+        "balanced_accuracy": sum(recalls) / max(len(recalls), 1),
         "chance": chance_accuracy(confusion),
-        "per_class": [
-            {"class": name, **scores._asdict()} for name, scores in zip(names, class_scores(confusion), strict=True)
-        ],
+        "per_class": [{"class": name, **scores._asdict()} for name, scores in zip(names, by_class, strict=True)],
         "confusion": confusion.tolist(),
         "calibration": calibration,
         "scores": score_metrics(answers),
     }
+
+
+def calibrated_error(answers: Answers, calibration: Calibration | None) -> dict[str, Any]:
+    """The calibration error with the temperature of the weights, as plain values; nothing where they have none."""
+    if calibration is None or answers.labels.dim() > 1:
+        return {}
+    bins = reliability(probabilities(answers.scores, calibration.temperature), answers.labels, BINS)
+    return {"calibrated": {"temperature": calibration.temperature, "ece": expected_calibration_error(bins)}}
 
 
 def highest_and_lead(answers: Answers) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,10 @@ from mereo.errors import UsageError
 from mereo.inference.answers import Answers, check_one_label, collect_answers
 from mereo.inference.evaluate import evaluate
 from mereo.inference.metrics import confusion_matrix
+from mereo.inference.temperature import calibration_of
 from mereo.measure.attack_stage import measure_attacks
 from mereo.measure.attacks.attack import check_attack
-from mereo.measure.classification import classification_metrics, reliabilities
+from mereo.measure.classification import calibrated_error, classification_metrics, reliabilities
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.coupling_pictures import draw_coupling_effects
 from mereo.measure.couplings import WAYS, coupling_effect, coupling_effect_of_task, has_couplings
@@ -150,6 +151,7 @@ def _classifiers(
         models[network.name] = {
             **_facts(network),
             **classification_metrics(answers[-1], network.class_names),
+            **calibrated_error(answers[-1], calibration_of(network.model)),
         }
     done("accuracy")
     for network, own in zip(trained, answers, strict=True):

@@ -10,6 +10,7 @@ from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.equivariance import TRANSFORMS
 from mereo.measure.objects import WORDS, overview_objects
 from mereo.runtime.text import percent
+from mereo.tasks.classification import UNEVEN
 
 SOFTMAX = """\
 Confidences are the softmax of the scores, which are logits."""
@@ -18,6 +19,8 @@ CALIBRATION = """\
 in two ways, and calibration is measured for each: *normalised* divides each score by the sum of all, *softmax*
 takes the exponentials first. As these scores are at most 1, a softmax of them can never be confident: with {classes}
 classes at most {most:.0%}."""
+CALIBRATED = """\
+*Calibrated* is the softmax of the scores divided by the temperature that was fitted on the validation images."""
 METRICS = """\
 ECE is the mean gap between confidence and accuracy over {bins} bins (arXiv:1706.04599), Brier the
 mean squared distance from the truth (0 to 2)."""
@@ -66,24 +69,23 @@ def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[st
         ]
     if "objects" in next(iter(models.values())):
         return overview_objects(models)
+    # What all networks have alike, or lack, is left out.
+    uneven = any(abs(m["balanced_accuracy"] - m["accuracy"]) > UNEVEN for m in models.values())
+    fitted = any("calibrated" in m for m in models.values())
     columns = [
-        "network",
-        "accuracy",
-        "95 % interval",
-        "ECE normalised",
-        "ECE softmax",
-        "Brier normalised",
-        "Brier softmax",
-        "worst class",
-    ]
+        "network", "accuracy", "95 % interval", *["balanced accuracy"] * uneven, *["ECE calibrated"] * fitted,
+        "ECE normalised", "ECE softmax", "Brier normalised", "Brier softmax", "worst class",
+    ]  # fmt: skip
     rows = []
     for name, m in models.items():
         seen = [c for c in m["per_class"] if c["support"]]
         worst = min(seen, key=lambda c: c["recall"], default=None)
         softmax = m["calibration"]["softmax"]
         normalised = m["calibration"].get("normalised")
+        calibrated = percent(m["calibrated"]["ece"]) if "calibrated" in m else "-"
         rows.append([
             name, percent(m["accuracy"]), f"{percent(m['accuracy_low'])} to {percent(m['accuracy_high'])}",
+            *[percent(m["balanced_accuracy"])] * uneven, *[calibrated] * fitted,
             "-" if normalised is None else percent(normalised["ece"]), percent(softmax["ece"]),
             "-" if normalised is None else _number(normalised["brier"]), _number(softmax["brier"]),
             "-" if worst is None else f"{worst['class']} ({percent(worst['recall'])})",
@@ -155,7 +157,8 @@ def _calibration(models: dict[str, dict[str, Any]], classes: int) -> str:
         logits = ", ".join(for_markdown(n) for n, m in models.items() if m["scores"]["kind"] == "logits")
         parts.append(f"Of {logits}: {SOFTMAX}" if bounded else SOFTMAX)
     bins = len(next(iter(models.values()))["calibration"]["softmax"]["bins"]["images"])
-    return " ".join([*parts, METRICS.format(bins=bins)])
+    words = [*parts, METRICS.format(bins=bins)]
+    return " ".join([*words, CALIBRATED] if any("calibrated" in m for m in models.values()) else words)
 
 
 def _model(name: str, model: dict[str, Any]) -> list[str]:

@@ -14,6 +14,11 @@ def percent(share: float, digits: int = 2) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def counted(count: int, unit: str) -> str:
+    """1 step, 1,200 steps: a count with its unit, whose plural has an s."""
+    return f"{count:,} {unit}{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as 45 s, 3 min 20 s or 2 h 5 min."""
     whole = round(seconds)

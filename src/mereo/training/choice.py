@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mereo.runtime.text import counted
 from mereo.training.config import TrainConfig
 from mereo.training.facts import GREY, PHOTOGRAPHS, TEXT, DataFacts
 
@@ -186,16 +187,16 @@ class _Chooser:
         full = epochs * each <= 60 * minutes < 1.5 * epochs * each or epochs < most
         why = f"what {minutes:g} minutes allow" if full else "more would gain little"
         if epochs * each > 60 * minutes:
-            why = f"longer than {minutes:g} minutes, because fewer would hardly learn"
-        self.put("epochs", epochs, f"{steps * epochs:,} steps, {why}")
+            fewest = "one epoch takes longer" if epochs == 1 else "fewer would hardly learn"
+            why = f"longer than {minutes:g} minutes, because {fewest}"
+        self.put("epochs", epochs, f"{counted(steps * epochs, 'step')}, {why}")
         return _Length(epochs, side, epochs * each)
 
     def warmup(self, epochs: int, steps: int) -> None:
         """Choose the warm-up of a training of so many epochs, each of so many steps."""
         if self.config.warmup_steps is None:
             warmup = min(max(min(1.0, epochs / 10), WARMUP_STEPS / steps), max(epochs / 5, 0.1))
-            first = round(warmup * steps)
-            self.put("warmup_epochs", round(warmup, 2), f"{first} step{'s' if first != 1 else ''}")
+            self.put("warmup_epochs", round(warmup, 2), counted(round(warmup * steps), "step"))
 
 
 def choose(

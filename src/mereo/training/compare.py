@@ -43,6 +43,11 @@ def parse_variant(text: str, recipe: str | None = None) -> tuple[str, Variant]:
     if name in RECIPES:
         return label, Variant({"model": apply_recipe(name).model}, given, recipe=name)
     if name not in MODELS and library_of(name) is None:
+        if Path(text).exists():
+            raise UsageError(
+                f"{text!r} is a file or folder, and this command trains networks by name; compare trained ones with"
+                f" `mereo evaluate {text} OTHER --data DATA`."
+            )
         raise unknown("network or recipe", name, [*MODELS, *RECIPES])
     for argument in given:
         if argument not in get_model_entry(name).defaults:

@@ -229,6 +229,8 @@ class TrainConfig:
         if self.img_size is not None:
             parse_size(self.img_size)
         self._check_normalisation()
+        if not self.data:
+            raise UsageError("data is ''; give the name of a data set, or the path of a folder or file of images.")
         if self.name is not None and (self.name in ("", "..") or Path(self.name).name != self.name):
             raise UsageError(f"name is {self.name!r}; it must be the name of a folder, without slashes.")
 

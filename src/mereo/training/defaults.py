@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mereo.data import DatasetInfo, dataset_info
+from mereo.data.characters import are_signs
 from mereo.errors import UsageError
 from mereo.models import get_model_entry, is_sequence_model
 from mereo.runtime.printing import say
@@ -16,9 +17,10 @@ from mereo.runtime.text import duration
 from mereo.training.choice import Choice, choose
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.estimate import estimate
-from mereo.training.facts import DataFacts, data_facts
+from mereo.training.facts import TEXT, DataFacts, data_facts
 from mereo.training.option_values import show_size
 from mereo.training.plan import Plan, make_plan, training_images
+from mereo.training.setup import BLACK
 from mereo.training.trial_step import TrialStep
 
 TIMED_SECONDS = 0.6
@@ -52,7 +54,8 @@ class Defaults:
         """Lines to print before the start: classes, sizes and every setting with its reason."""
         if self.facts is None or self.choice is None:
             return []
-        return [*_describe(self.config, self.facts), *_settings(self.config, self.choice)]
+        unsuited = _unsuited(self.config, self.facts)
+        return [*_describe(self.config, self.facts), *_settings(self.config, self.choice), *unsuited]
 
 
 def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
@@ -96,22 +99,39 @@ def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
     return Defaults(config.replace(**choice.values), info, facts, choice, kept)
 
 
-def show_defaults(defaults: Defaults) -> None:
-    """Print what was chosen."""
-    for line in defaults.lines():
+def show_defaults(defaults: Defaults, *, timed: bool = True) -> None:
+    """Print what was chosen; without the expected time of a training where none follows, or it is timed at length."""
+    for line in (defaults if timed else replace(defaults, choice=_untimed(defaults.choice))).lines():
         say(line)
 
 
+def _untimed(choice: Choice | None) -> Choice | None:
+    return None if choice is None else replace(choice, seconds=None)
+
+
 def _describe(config: TrainConfig, facts: DataFacts) -> list[str]:
-    kind = "" if facts.kind is None else f" of {facts.kind}" if facts.kind.startswith("text") else f" ({facts.kind})"
-    # The classes are counted before images are held out or left out by a limit.
-    counted = sum(facts.classes.values())
-    images = f"{facts.images:,} of {counted:,} images" if counted > facts.images else f"{facts.images:,} images"
-    lines = [f"{config.data}: {facts.num_classes} classes, {images} to train on{kind}"]
+    kind = "" if facts.kind is None else f" ({facts.kind})"
+    # The classes are counted before images are held out or limited.
+    total = sum(facts.classes.values())
+    some = f"{facts.images:,} of {total:,}" if facts.images < total else f"{facts.images:,}"
+    lines = [f"{config.data}: {facts.num_classes} classes, {some} images to train on{kind}"]
     if facts.classes:
         shown = list(facts.classes.items())[:SHOWN]
         more = f", and {len(facts.classes) - SHOWN} more" if len(facts.classes) > SHOWN else ""
         lines.append("  " + ", ".join(f"{name} {count:,}" for name, count in shown) + more)
+    return lines
+
+
+def _unsuited(config: TrainConfig, facts: DataFacts) -> list[str]:
+    """Lines about changes given with --augment that do not suit images of text or drawings."""
+    if facts.kind != TEXT or are_signs(tuple(facts.classes)):  # signs are pointed out when the images are read
+        return []
+    used = {text.partition("=")[0] for text in config.augment}
+    lines = ["flip mirrors the images, which look like text or drawings; leave it out of --augment"]
+    lines = lines if "flip" in used else []
+    if black := sorted(used & BLACK):
+        puts = "puts" if len(black) == 1 else "put"
+        lines.append(f"{' and '.join(black)} {puts} black borders on images that look like text or drawings")
     return lines
 
 

@@ -23,6 +23,7 @@ from mereo.inference.evaluate import Scores, normalise, prepare_batch
 from mereo.models import save_weights
 from mereo.models.registry import lay_out
 from mereo.models.weights import check_finite, load_tensors, save_tensors
+from mereo.runtime.text import counted
 from mereo.training.adversarial import adversarial_training
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer, memory_format
@@ -380,7 +381,10 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report, pictures: bool) -> 
         trainer = Trainer(setup, folder, report, pictures=pictures)
         steps = trainer.steps * setup.config.epochs
         if steps < FEW_STEPS:
-            report.say(f"{steps} steps are too few for good results; use a smaller --batch-size or more --epochs")
+            report.say(
+                f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} too few for good results; use a smaller"
+                " --batch-size or more --epochs"
+            )
         note = statistics_note(
             setup.model, processes=trainer.processes, parts=setup.config.accumulate, batch_size=trainer.batch_size
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mereo.errors import MereoError, UsageError
+from mereo.runtime.text import percent
 from mereo.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class NotLearningError(MereoError):
         given: Mapping[str, Any] | None,
     ) -> None:
         super().__init__(
-            f"the accuracy on the validation images is {accuracy:.1%} after {epochs} epochs, where guessing the largest"
-            f" class gives {largest:.1%}; try another --model, a larger --img-size or more --epochs"
+            f"the accuracy on the validation images is {percent(accuracy, 1)} after {epochs} epochs, where guessing the"
+            f" largest class gives {percent(largest, 1)}; try another --model, a larger --img-size or more --epochs"
         )
         self.folder, self.epochs, self.accuracy, self.largest = folder, epochs, accuracy, largest
         self.seconds, self.given = seconds, given

@@ -107,19 +107,20 @@ def check_resumable(folder: RunFolder) -> None:
     if folder.config.is_file() or folder.state.is_file():
         check_unlocked(folder.path)
         return
-    here, default = resume_commands(folder.path.parent), resume_commands(Path(TrainConfig().output))
-    none = "" if here else f"{folder.path.parent} has no runs"
-    go_on = f"or continue another run: {here or default}" if here or default else ""
-    others = "; ".join(part for part in (none, go_on) if part)
+    parent = folder.path.parent
     what = "it is not the folder of a run" if folder.path.exists() else "it does not exist"
-    raise UsageError(
-        f"there is no run {folder.path} to resume ({what}); leave out --resume to start a new one, {others}."
-    )
+    inside, here = resume_commands(folder.path), resume_commands(parent)
+    if not inside and not here:
+        what += f", and {parent} has no runs"
+    others = inside or here or resume_commands(Path(TrainConfig().output))
+    go_on = f", or continue another run: {others}" if others else ""
+    raise UsageError(f"there is no run {folder.path} to resume ({what}); leave out --resume to start a new one{go_on}.")
 
 
-def resumed(folder: RunFolder) -> str | None:
-    """A line about a finished run, printed before it is resumed; None for any other."""
-    if folder.state.exists() and folder.results.exists():
+def resumed(folder: RunFolder, config: TrainConfig) -> str | None:
+    """A line about a finished run, printed before it is resumed; None for any other, and for one that is refused."""
+    finished = folder.config.exists() and folder.state.exists() and folder.results.exists()
+    if finished and not differences(TrainConfig.from_yaml(folder.config), config):
         return f"{folder.path} is already finished, with results in {folder.results}; evaluating it again"
     return None
 
@@ -183,11 +184,21 @@ def _claim(config: TrainConfig) -> tuple[RunFolder, RunLock]:
             return folder, _make_and_lock(folder, new=True)
         except (FileExistsError, LockedError) as error:
             if config.name is not None:
-                raise UsageError(
-                    f"{Path(config.output) / config.name} already exists; give --resume to continue it, or another"
-                    " --name."
-                ) from error
+                raise _taken(folder) from error
             number += 1
+
+
+def check_free(config: TrainConfig) -> None:
+    """UsageError for a new run whose name is taken or whose output is a file, before anything is prepared."""
+    output = Path(config.output)
+    if output.is_file():
+        raise UsageError(f"output is {config.output!r}, which is a file; give a folder, in which runs are made.")
+    if config.name is not None and not config.resume and (output / config.name).exists():
+        raise _taken(RunFolder(output / config.name))
+
+
+def _taken(folder: RunFolder) -> UsageError:
+    return UsageError(f"{folder.path} already exists; give --resume to continue it, or another --name.")
 
 
 def _make_and_lock(folder: RunFolder, *, new: bool) -> RunLock:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from mereo.runtime.text import percent
 from mereo.training.config import TrainConfig
 from mereo.training.defaults import Defaults, choose_defaults
 from mereo.training.engine import train
@@ -90,8 +91,8 @@ def train_watched(
         first = plan.config
         (report or Report()).say(
             f"{first.model} learns too little: after {stop.epochs} of {first.epochs} epochs its accuracy on the"
-            f" validation images is {stop.accuracy:.1%}, where guessing the largest class gives {stop.largest:.1%};"
-            f" {SECOND} is trained instead"
+            f" validation images is {percent(stop.accuracy, 1)}, where guessing the largest class gives"
+            f" {percent(stop.largest, 1)}; {SECOND} is trained instead"
         )
         stop.folder.remove()
         second = second_choice(first, stop.given, stop.seconds)

@@ -12,6 +12,7 @@ from mereo.data.characters import AUGMENT as SIGNS_AUGMENT
 from mereo.data.characters import are_signs
 from mereo.errors import MereoError
 from mereo.models import SequenceModel, VisionModel
+from mereo.runtime.text import counted
 from mereo.tasks import Task
 from mereo.training.config import TrainConfig
 from mereo.training.plan import Plan, as_plan
@@ -141,7 +142,7 @@ def describe_imbalance(setup: Setup) -> str | None:
     if uneven is None:
         return None
     (largest, most), (smallest, least) = uneven
-    line = f"classes differ in size: {most:,} images of {largest}, {least:,} of {smallest}"
+    line = f"classes differ in size: {counted(most, 'image')} of {largest}, {least:,} of {smallest}"
     if setup.splits.validation is not None:
         line += "; balanced accuracy chooses the epoch"
     return line if setup.config.sampler == "balanced" else f"{line}; --sampler balanced draws every class equally often"

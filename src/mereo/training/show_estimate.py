@@ -1,7 +1,7 @@
 """Prints the estimated cost of a training: for `--dry-run`, and before a training that takes long or may not fit."""
 
 from mereo.runtime.printing import say
-from mereo.runtime.text import duration, gibibytes
+from mereo.runtime.text import counted, duration, gibibytes
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import Estimate, estimate
 from mereo.training.freezing import describe_trained, freeze_as_configured
@@ -28,9 +28,10 @@ def print_estimate(config: TrainConfig | Plan) -> None:
     if seconds is None:
         _print_size(estimated, plan.task.unit)
         return
+    epochs = counted(estimated.epochs, "epoch")
     _print_rows(
         ("an epoch", f"about {duration(seconds)} for {estimated.images:,} {plan.task.unit}"),
-        ("the run", f"about {duration(seconds * estimated.epochs)} for {estimated.epochs} epochs, without evaluation"),
+        ("the run", f"about {duration(seconds * estimated.epochs)} for {epochs}, without evaluation"),
     )
 
 
@@ -56,7 +57,7 @@ def announce(config: TrainConfig | Plan, *, measure: bool = True) -> None:
         warn_of_memory(estimated)
         return
     whole = duration(seconds * estimated.epochs)
-    epochs = f"{estimated.epochs} epoch{'s' if estimated.epochs > 1 else ''}"
+    epochs = counted(estimated.epochs, "epoch")
     say(f"about {whole} for {epochs} of {estimated.images:,} {plan.task.unit}, without evaluation")
 
 

@@ -11,6 +11,7 @@ from mereo.errors import UsageError, check_positive
 from mereo.inference.predict import Prediction
 from mereo.inference.predict import predict as predict_files
 from mereo.inference.views import augmented_views, trained_augmentation
+from mereo.runtime.text import percent
 from mereo.workflow.display import html_table, text_table
 from mereo.workflow.images import as_files, thumbnail
 from mereo.workflow.networks import trained_network
@@ -84,7 +85,7 @@ class Predictions(Sequence[Prediction]):
                 rows.append([str(item.path), ", ".join(f"{name} {value}" for name, value in item.values.items()), ""])
                 continue
             values = item.probabilities or item.scores
-            shown = (f"{value:.1%}" if calibrated else f"{value:.3f}" for value in values)
+            shown = (percent(value, 1) if calibrated else f"{value:.3f}" for value in values)
             best, *others = (f"{name} {value}" for name, value in zip(item.classes, shown, strict=True))
             rows.append([str(item.path), best, ", ".join(others)])
         return ["image", f"class and {'probability' if calibrated else 'score'}", "next"], rows
