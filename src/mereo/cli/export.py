@@ -43,6 +43,7 @@ def run(words: list[str], command: str) -> None:
     from mereo.export.images import find_images
     from mereo.export.record import read_record
     from mereo.export.writing import export_model
+    from mereo.measure.trained_models import images_of_run
     from mereo.models.weights import weights_file
 
     if options.preprocess and "onnx" not in options.to:
@@ -54,7 +55,7 @@ def run(words: list[str], command: str) -> None:
         _say(f"using {source}")
     if options.license is not None:
         model.pretrained_cfg["license"] = options.license
-    images, reason = find_images(model, options.data, options.data_root, options.limit)
+    images, reason = find_images(model, options.data, options.data_root, options.limit, images_of_run(model, source))
     if images is None and options.precision != "fp32":
         raise UsageError(
             f"precision is {options.precision}, which needs test images to measure its accuracy: {reason}; give --data."
