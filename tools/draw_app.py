@@ -20,7 +20,7 @@ def draw(run: Path, path: Path) -> None:
     """The page with a test image, one place silenced."""
     status = "document.getElementById('status').textContent"
     with serving(Session([run], [load(run, torch.device("cpu"))])) as address, browser_page() as page:
-        page.resize(1280, 900)
+        page.resize(1280, 1400)  # the controls are as high as the window at most
         page.open(address)
         page.wait(f"{status}.startsWith('Ready')")
         page.click("#tests button:nth-child(9)")

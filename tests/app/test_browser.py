@@ -112,6 +112,7 @@ def test_a_drawing_a_file_and_a_broken_file(page, tmp_path):
     (tmp_path / "photo.png").write_bytes(picture((90, 70)))
     updated(tab, lambda: tab.choose_file("#file", tmp_path / "photo.png"))
     assert first_scores(tab) != drawn
+    assert tab.run(STATUS).startswith("photo.png")
     (tmp_path / "broken.png").write_bytes(picture()[:70])
     tab.choose_file("#file", tmp_path / "broken.png")
     tab.wait("document.getElementById('status').classList.contains('wrong')")
@@ -134,6 +135,26 @@ def test_the_run_and_the_choice_of_networks(page):
     # A class name with markup is text.
     assert tab.run("[...document.querySelectorAll('.classes button')].some(b => b.textContent === '<b>')")
     tab.wait("document.getElementById('tests-reason').textContent.includes('--data')")
+
+
+def test_the_prediction_stays_beside_the_controls_and_the_tree_in_its_card(page):
+    tab, _ = page
+    tab.set_value("#first", "0")
+    tab.wait("document.querySelectorAll('#tests button').length === 24 && !busy")
+    updated(tab, lambda: tab.click("#tests button:nth-child(2)"))
+    tab.wait("document.querySelector('.tree')")
+    for width in (1300, 800):
+        tab.resize(width, 900)
+        controls, shown = tab.place(".controls"), tab.place(".shown")
+        assert shown[0] >= controls[0] + controls[2] and controls[3] <= 900
+        assert shown[0] + shown[2] <= width
+        tree = tab.place(".tree")
+        natural = tab.run("Number(document.querySelector('.tree').getAttribute('width'))")
+        card = tab.place(".scroll")
+        assert tree[2] == pytest.approx(min(max(card[2], 0.75 * natural), natural), abs=2)
+    tab.resize(500, 900)
+    assert tab.place(".shown")[2] > 400, "below the controls on a narrow page"
+    tab.resize(1300, 1000)
 
 
 def test_everything_has_a_name_and_text_has_contrast(page):

@@ -8,6 +8,7 @@ from PIL import Image
 
 from mereo.bench import comparison, draw, markdown, read_comparable, read_run
 from mereo.bench.machine import machine_facts
+from mereo.bench.pictures import _grid
 from mereo.bench.report import three_digits
 from mereo.bench.results import SCHEMA
 from mereo.errors import UsageError
@@ -119,3 +120,11 @@ def test_facts_of_the_machine():
     facts = machine_facts()
     assert facts["processor"] and facts["cores"] >= 1 and facts["device"] == "cpu"
     json.dumps(facts)
+
+
+def test_panels_are_two_in_a_row_so_that_their_text_is_readable_on_a_page():
+    figure, blocks = _grid(3, 3.4, 2.7, 2)
+    assert [len(block) for block in blocks] == [3, 3] and figure.get_figwidth() < 9
+    assert sum(axes.get_visible() for axes in figure.axes) == 6
+    places = [axes.get_subplotspec() for axes in blocks[1]]
+    assert [(place.rowspan.start, place.colspan.start) for place in places] == [(2, 0), (2, 1), (3, 0)]

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from mereo.cli.main import main
+from mereo.data.solids import make_photos
+from mereo.export.images import find_images
+from mereo.measure.trained_models import images_of_run
 
 
 @pytest.fixture
@@ -79,3 +82,26 @@ def test_without_weights_or_images(call, run):
     assert code == 2 and "no run in runs/" in err and err.count("\n") == 1
     code, _, err = call("export", "nothing")
     assert code == 2 and err.count("\n") == 1
+
+
+def test_the_images_of_a_run_are_used_where_they_are_but_no_path_of_a_weight_file(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_photos("photos", images=3)
+    model = make("mspcaps_tiny", in_chans=3, num_classes=5)
+    model.class_names, model.metadata = ("airplane", "animal", "car", "human", "truck"), {"data": "photos"}
+    best = Path("runs/one/weights/best.safetensors")
+    best.parent.mkdir(parents=True)
+    best.write_bytes(b"")
+    assert images_of_run(model, Path("runs/one")) is None
+    Path("runs/one/config.yaml").write_text("data: photos\n")
+    for source in (Path("runs/one"), best):
+        assert images_of_run(model, source) == "photos"
+    with pytest.warns(UserWarning, match="set aside"):
+        images, reason = find_images(model, None, None, None, "photos")
+    assert reason == "" and images is not None and len(images.test) == 3
+    images, reason = find_images(model, None, None, None)
+    assert images is None and "--data" in reason
+    for other in ("/", "..", "nothing", "digits"):
+        Path("runs/one/config.yaml").write_text(f"data: {other}\n")
+        model.metadata = {"data": other}
+        assert images_of_run(model, Path("runs/one")) is None

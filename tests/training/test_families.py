@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from mereo.cli.main import main
 from mereo.errors import UsageError
@@ -101,7 +102,9 @@ def test_the_command_compares_a_family(tmp_path: Path, monkeypatch: pytest.Monke
         assert all(0 <= share <= 1 for share in shares) and values["familiar_viewpoints"] is None
     config = (folder / "efficient_capsnet_smallnorb-seed0" / "config.yaml").read_text()
     assert "- crop=2" in config and "rotate" not in config
-    assert (folder / "measured.png").exists() and (folder / "curves.png").exists()
+    for name in ("comparison", "measured", "curves"):
+        with Image.open(folder / f"{name}.png") as picture:
+            assert picture.width < 1200, "about as wide as a page, so that its text is readable there"
     assert set(content["curves"]) == set(names) and len(content["curves"][names[0]]["rotation"]) > 2
     page = (folder / "comparison.md").read_text()
     assert "| attacked (APGD), % |" in page and "curves.png" in page

@@ -29,20 +29,6 @@ def _open(weights: Path | None) -> tuple["VisionModel", Path]:
     return load_weights(weights, "cpu")
 
 
-def _own_data(model: "VisionModel", source: Path) -> tuple[str | None, str | None]:
-    """The images on this machine that the run folder of the weights names, and the root of its data sets; or None."""
-    from mereo.measure.trained_models import choose_data, run_config
-
-    config = run_config(source)
-    if config is None:
-        return None, None
-    try:
-        data = choose_data([model], [config], None)
-    except UsageError:
-        return None, config.data_root
-    return data if Path(data).exists() else None, config.data_root
-
-
 def _say(line: str) -> None:
     say(line, file=sys.stderr)
 
@@ -59,6 +45,7 @@ def run(words: list[str], command: str) -> None:
     from mereo.export.images import find_images
     from mereo.export.record import read_record
     from mereo.export.writing import export_model
+    from mereo.measure.trained_models import images_of_run, run_config
     from mereo.models.weights import weights_file
 
     if options.preprocess and "onnx" not in options.to:
@@ -70,8 +57,9 @@ def run(words: list[str], command: str) -> None:
         _say(f"using {source}")
     if options.license is not None:
         model.pretrained_cfg["license"] = options.license
-    own, root = _own_data(model, source)
-    images, reason = find_images(model, options.data, options.data_root or root, options.limit, own)
+    config = run_config(source)
+    root = options.data_root or (None if config is None else config.data_root)
+    images, reason = find_images(model, options.data, root, options.limit, images_of_run(model, source))
     if images is None and options.precision != "fp32":
         raise UsageError(
             f"precision is {options.precision}, which needs test images to measure its accuracy: {reason}; give --data."

@@ -37,9 +37,10 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
         ("training, images/s", lambda row: row.train_rate, lambda v: f"{v:,.0f}"),
         ("training memory in MiB", lambda row: row.memory / 2**20, lambda v: f"{v:,.0f}"),
     ]
-    figure = new_figure(13, 2.2 + 0.75 * len(rows))
-    figure.suptitle(title, fontsize=11)
-    grid = figure.subplots(2, 3, sharey=True)
+    # As wide as a page, so that the text stays readable on it.
+    figure = new_figure(7.8, 0.4 + 3 * (1.0 + 0.28 * len(rows)))
+    figure.suptitle(title, fontsize=10)
+    grid = figure.subplots(3, 2, sharey=True)
     places = range(len(rows))
     colours = [f"C{i % 10}" for i in places]
     for axes, (name, value, show) in zip(grid.flat, panels, strict=True):
@@ -57,6 +58,8 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
         axes.tick_params(labelsize=8)
         axes.grid(axis="x", alpha=0.3)
     grid[0, 0].set_yticks(list(places), [row.model.replace(":", ":\n") for row in rows])
+    for axes in grid[:, 0]:
+        axes.tick_params(axis="y", labelsize=7.5)
     grid[0, 0].invert_yaxis()
     save_figure(figure, path)
 
@@ -86,9 +89,10 @@ def draw_measured(rows: Sequence[Row], headings: Sequence[str], lines: Sequence[
         headings, lines: the table of the measurements, networks in their order.
     """
     count = len(headings) - 1
-    figure = new_figure(3.2 * min(count, 4) + 2, 0.4 + (1.2 + 0.32 * len(lines)) * -(-count // 4))
+    across = min(count, 3)
+    figure = new_figure(2.2 * across + 1.6, 0.4 + (0.9 + 0.26 * len(lines)) * -(-count // across))
     figure.suptitle("Accuracy on test images, as they are and changed, and calibration error", fontsize=11)
-    grid = figure.subplots(-(-count // 4), min(count, 4), sharey=True, squeeze=False)
+    grid = figure.subplots(-(-count // across), across, sharey=True, squeeze=False)
     places = range(len(lines))
     colours = ["0.6" if row.plain else "C0" for row in ranked(rows)]
     for number, axes in enumerate(grid.flat):
@@ -98,7 +102,7 @@ def draw_measured(rows: Sequence[Row], headings: Sequence[str], lines: Sequence[
         texts = [line[number + 1] for line in lines]
         values = [0.0 if text == "-" else float(text) for text in texts]
         axes.barh(places, values, color=colours, height=0.7)
-        axes.set_xlim(0, 1.2 * max(*values, 1.0))
+        axes.set_xlim(0, 1.25 * max(*values, 1.0))
         for place, (value, text) in enumerate(zip(values, texts, strict=True)):
             axes.text(value, place, f" {text}", va="center", fontsize=7)
         axes.set_title(headings[number + 1], fontsize=9)
@@ -114,8 +118,13 @@ def draw_curves(rows: Sequence[Row], curves: Mapping[str, Curves], path: Path) -
     The legend of a panel names the networks of the highest mean accuracy and the plain ones.
     """
     names, plain = list(next(iter(curves.values()))), [row.model for row in ranked(rows) if row.plain]
-    figure = new_figure(5 * len(names), 5.2)
-    for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False).flat, names, strict=True):
+    across = min(len(names), 2)
+    down = -(-len(names) // across)
+    figure = new_figure(3.9 * across, 4.0 * down)
+    every = list(figure.subplots(down, across, sharey=True, squeeze=False).flat)
+    for unused in every[len(names) :]:
+        unused.set_visible(False)
+    for axes, name in zip(every, names, strict=False):
         means = {label: sum(value for _, value in each[name][1:]) for label, each in curves.items()}
         best = sorted(means, key=lambda label: -means[label])[:NAMED]
         for number, row in enumerate(ranked(rows)):
@@ -129,6 +138,7 @@ def draw_curves(rows: Sequence[Row], curves: Mapping[str, Curves], path: Path) -
         axes.set_xlabel(AXES.get(name, "severity"), fontsize=9)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=6.5, loc="lower left")
-    figure.axes[0].set_ylabel("test accuracy in %", fontsize=9)
+        axes.legend(fontsize=7, loc="lower left")
+        if axes.get_subplotspec().is_first_col():
+            axes.set_ylabel("test accuracy in %", fontsize=9)
     save_figure(figure, path)

@@ -70,27 +70,20 @@ def read_images(model: VisionModel, data: str, root: str | None, limit: int | No
 
 
 def find_images(
-    model: VisionModel, data: str | None, root: str | None, limit: int | None, own: str | None = None
+    model: VisionModel, data: str | None, root: str | None, limit: int | None, of_run: str | None = None
 ) -> tuple[AtHand | None, str]:
     """The images of the data set given, which must be there, or of the network's own, which may be; or why there are
     none.
 
     The data stated in a weight file is used only if it is the name of a data set: a path would let the file choose
-    which folders of this machine are read.
-
-    Args:
-        model: the network.
-        data: that is given.
-        root: folder of the data sets.
-        limit: largest number of test images.
-        own: the data that the run folder of the weights names, which may be a path.
+    which folders of this machine are read. The path that the configuration of a run names is used, `of_run`.
     """
     if data is not None:
         return read_images(model, data, root, limit), ""
-    trusted, own = own is not None, own or model.metadata.get("data")
+    own = model.metadata.get("data")
     if not isinstance(own, str):
         return None, "the weights do not state the data they were trained on"
-    if not trusted and not is_dataset(own):
+    if not is_dataset(own) and own != of_run:
         return (
             None,
             f"the weights were trained on {cut(own, 100)!r}, which is not a registered data set; give it with --data",

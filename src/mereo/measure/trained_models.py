@@ -88,6 +88,14 @@ def _may_hold_images(data: str) -> bool:
     return not any(place.resolve().is_relative_to(path) for place in (Path.cwd(), Path.home())) and not path.is_mount()
 
 
+def images_of_run(model: VisionModel, source: Path) -> str | None:
+    """The folder or file of images that a run was trained on, if its configuration names one that is there."""
+    config = run_config(source)
+    if config is None or model.metadata.get("data") != config.data or is_dataset(config.data):
+        return None
+    return config.data if Path(config.data).exists() and _may_hold_images(config.data) else None
+
+
 def choose_data(models: Sequence[VisionModel], configs: Sequence[TrainConfig | None], data: str | None) -> str:
     """The data set to evaluate on: the one given, else the one that all were trained on.
 

@@ -176,7 +176,10 @@ def get_model_entry(name: str) -> ModelEntry:
     if name not in MODELS:
         if is_sequence_model(name):
             raise UsageError(f"model is {name!r}, which reads tokens; a network of images is needed here.")
-        raise unknown("model", name, [*MODELS, *SEQUENCE_MODELS])
+        others = " or ".join(f"{library}:NAME" for library in LIBRARIES)
+        raise UsageError(
+            f"{unknown('model', name, [*MODELS, *SEQUENCE_MODELS])} A network of another library is {others}."
+        )
     return MODELS[name]
 
 

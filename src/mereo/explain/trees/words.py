@@ -26,7 +26,7 @@ def level_labels(tree: ParseTree) -> list[str]:
 def edge_number(edge: Edge) -> str:
     """The number at an edge, signed for a vote: short, and 0 only where it is 0."""
     size = abs(edge.strength)
-    digits = ".2f" if size >= 0.1 or size == 0 else ".3f" if size >= 0.001 else ".0e"
+    digits = ".2f" if size >= 0.1 or size == 0 else ".3f" if size >= 0.001 else ".4f" if size >= 1e-4 else ".0e"
     return format(edge.strength, f"+{digits}" if edge.kind == "vote" else digits)
 
 
