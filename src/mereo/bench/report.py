@@ -98,26 +98,32 @@ def case_table(group: list[Measurement], run: Run) -> Table:
     columns += ["note"] if any(m.note for m in group) else []
     rows = []
     for m in group:
-        cells = {"contender": m.contender, "status": m.status, against: versus(m, reference, on_device=on_device)}
-        if m.wall is not None and m.cpu is not None:
-            spread = f"{milliseconds(m.wall.low)}-{milliseconds(m.wall.high)}"
-            cells |= {"wall ms (quartiles)": f"{milliseconds(m.wall.median)} ({spread})", "rounds": str(m.wall.count)}
-            cells |= {"CPU ms": milliseconds(m.cpu.median)}
-            if isinstance(batch, int):
-                cells["a second"] = f"{batch / m.wall.median:,.0f}"
-            if m.bound is not None and m.flops is not None:
-                cells["of bound (CPU)"] = share_of(m.bound, m, on_device=on_device)
-                cells["GFLOP/s"] = f"{m.flops / m.wall.median / 1e9:.3g}"
-            if m.own_bound is not None:
-                cells["of own bound (CPU)"] = share_of(m.own_bound, m, on_device=on_device)
-        if m.first is not None:
-            cells["first call s"] = f"{m.first:.2f}"
-        cells |= {"error": _error(m.output_error), "gradient error": _error(m.gradient_error)}
-        cells |= {"peak MiB": _mebibytes(m), "note": m.note}
-        cells |= {"process MiB": "-" if m.process is None else f"{m.process / MIB:,.0f}"}
+        cells = {against: versus(m, reference, on_device=on_device), **_cells(m, batch, on_device=on_device)}
         rows.append(tuple(cells.get(column, "-") for column in columns))
     line = roofline(group, run)
     return Table(f"{run.suite} {first.case}, {first.mode}", tuple(columns), tuple(rows), (line,) if line else ())
+
+
+def _cells(m: Measurement, batch: object, *, on_device: bool) -> dict[str, str]:
+    """The facts of a measurement by column; `batch` is the number of its entries, if it has one."""
+    cells = {"contender": m.contender, "status": m.status}
+    if m.wall is not None and m.cpu is not None:
+        spread = f"{milliseconds(m.wall.low)}-{milliseconds(m.wall.high)}"
+        cells |= {"wall ms (quartiles)": f"{milliseconds(m.wall.median)} ({spread})", "rounds": str(m.wall.count)}
+        cells |= {"CPU ms": milliseconds(m.cpu.median)}
+        if isinstance(batch, int):
+            cells["a second"] = f"{batch / m.wall.median:,.0f}"
+        if m.bound is not None and m.flops is not None:
+            cells["of bound (CPU)"] = share_of(m.bound, m, on_device=on_device)
+            cells["GFLOP/s"] = f"{m.flops / m.wall.median / 1e9:.3g}"
+        if m.own_bound is not None:
+            cells["of own bound (CPU)"] = share_of(m.own_bound, m, on_device=on_device)
+    if m.first is not None:
+        cells["first call s"] = f"{m.first:.2f}"
+    cells |= {"error": _error(m.output_error), "gradient error": _error(m.gradient_error)}
+    cells |= {"peak MiB": _mebibytes(m), "note": m.note}
+    cells |= {"process MiB": "-" if m.process is None else f"{m.process / MIB:,.0f}"}
+    return cells
 
 
 def scaling_tables(run: Run) -> list[Table]:

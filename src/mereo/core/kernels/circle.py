@@ -54,7 +54,7 @@ def _compiled(given: Exchange) -> Tensor:
     circle = given.circle
     rest = (given.v, numbers_of(circle), float(circle.radius), given.scale)
     out, lse = attend_compiled(given.q, given.k, *rest)
-    if exceeds(lse, LARGEST_SUM):  # much less to read than queries and keys
+    if exceeds(lse, LARGEST_SUM):  # fewer numbers to read than queries and keys
         out, lse = attend_compiled(*within_range(given.q, given.k), *rest)
     return out
 

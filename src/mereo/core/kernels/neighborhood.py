@@ -142,7 +142,7 @@ def _compiled(given: Exchange) -> Result:
     numbers = numbers_of(given.topology)
     out, lse = attend_compiled(given.q, given.k, given.v, given.bias, numbers, given.scale)
     bounded = given
-    if given.extra is not None or exceeds(lse, LARGEST_SUM):  # much less to read than queries and keys
+    if given.extra is not None or exceeds(lse, LARGEST_SUM):  # fewer numbers to read than queries and keys
         bounded = _bounded(given)
     if bounded.q is not given.q or bounded.k is not given.k:
         out, lse = attend_compiled(bounded.q, bounded.k, given.v, given.bias, numbers, given.scale)
