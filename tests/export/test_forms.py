@@ -97,9 +97,9 @@ def test_the_folder_that_a_run_names_is_read_and_that_of_a_weight_file_is_not(ma
         (folder / name).mkdir(parents=True)
         for number in range(4):
             picture(number).save(folder / name / f"{number}.png")
+    model.metadata = {"data": str(folder)}
     images, reason = find_images(model, None, None, None, str(folder))
     assert images is not None and reason == "" and images.name == "photos" and len(images.test) >= 2
-    model.metadata = {"data": str(folder)}
     images, reason = find_images(model, None, None, None)
     assert images is None and "not a registered data set" in reason
 

@@ -67,8 +67,8 @@ def print_summary(answers: "FolderAnswers", written: list[Path]) -> None:
         say()
         columns, errors = error_rows(answers)
         shown = [
-            (image, label, predicted, percent(other, 1), percent(own, 1), reason)
-            for image, label, predicted, other, own, reason in errors[:SHOWN]
+            (image, label, predicted, *(percent(float(share or 0), 1) for share in shares), reason)
+            for image, label, predicted, *shares, reason in errors[:SHOWN]
         ]
         title = f"The {SHOWN} most confident errors" if len(errors) > SHOWN else "Errors, the most confident first"
         print_table((columns[0], columns[1], columns[2], "probability", "of label", "reason"), shown, title=title)
