@@ -67,7 +67,7 @@ def print_summary(answers: "FolderAnswers", written: list[Path]) -> None:
         say()
         columns, errors = error_rows(answers)
         shown = [
-            (image, label, predicted, percent(other, 1), percent(own, 1), reason)
+            (image, label, predicted, *(f"{share:.1%}".replace("%", " %") for share in (other, own)), reason)
             for image, label, predicted, other, own, reason in errors[:SHOWN]
         ]
         title = f"The {SHOWN} most confident errors" if len(errors) > SHOWN else "Errors, the most confident first"

@@ -11,8 +11,10 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
+from mereo.cli.wrong_values import explain
 from mereo.errors import UsageError
 from mereo.files import check_name
 
@@ -112,15 +114,30 @@ def check_readable(name: str, path: Path) -> None:
         raise UsageError(f"{name} is {str(path)!r}, which is not a regular file or folder; give one.")
 
 
+def _metavar(annotation: Any) -> str | None:
+    """How the help names the value of an option that may be None: INT rather than {None}|INT."""
+    marked = get_origin(annotation) is Annotated  # as positional
+    kinds = set(get_args(get_args(annotation)[0] if marked else annotation))
+    names: dict[Any, str] = {
+        int: "INT", float: "FLOAT", str: "STR", Path: "PATH", tuple[float, ...]: "FLOAT [FLOAT ...]",
+    }  # fmt: skip
+    name = next((name for kind, name in names.items() if kinds == {kind, NoneType}), None)
+    return f"[{name}]" if marked and name is not None else name
+
+
 def _show_defaults(options: type) -> None:
     """Print a default in the help only where there is a value: for an empty list or None the text names the default."""
     from tyro.conf import arg
 
-    hint = arg(help_behavior_hint=lambda value: "" if value in ("", "None") else f"(default: {value})")
+    def hint(value: str) -> str:
+        return "" if value in ("", "None") else f"(default: {value})"
+
     for kind in options.__mro__:
         if dataclasses.is_dataclass(kind) and not kind.__dict__.get("_shows_defaults", False):
             for name, annotation in kind.__annotations__.items():
-                kind.__annotations__[name] = Annotated[annotation, hint]
+                kind.__annotations__[name] = Annotated[
+                    annotation, arg(help_behavior_hint=hint, metavar=_metavar(annotation))
+                ]
             type.__setattr__(kind, "_shows_defaults", True)
 
 
@@ -140,6 +157,7 @@ def parse(options: type[T], words: Sequence[str], command: str, default: T | Non
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UsageError(f"{one_line(errors.getvalue())} See mereo {command} --help.") from None
+        message = explain(one_line(errors.getvalue()), options, words)
+        raise UsageError(f"{message} See mereo {command} --help.") from None
     check_values(parsed)
     return parsed
