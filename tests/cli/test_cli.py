@@ -55,7 +55,7 @@ def test_help_lists_every_command(call):
 def test_every_command_has_help(call, command):
     code, out, _ = call(command, "--help")
     assert code == 0
-    assert f"mereo {command}" in out
+    assert f"mereo {command}" in out and "{None}" not in out
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,18 @@ def test_python_dash_m_is_the_same_command(python):
 WRONG = [
     (["trian"], "did you mean 'train'"),
     (["train", "--epoch", "3"], "--epochs"),
-    (["train", "--epochs", "three"], "three"),
+    (["train", "--epochs", "three"], "epochs is 'three'; it must be a whole number."),
+    (["train", "--epochs=1.5"], "epochs is '1.5'; it must be a whole number."),
+    (["train", "--epochs"], "epochs has no value; give one after --epochs."),
+    (["train", "--minutes", "five"], "minutes is 'five'; it must be a number."),
+    (["train", "--in-chans", "grey"], "in_chans is 'grey'; it must be a whole number."),
+    (["train", "--mean", "a", "b", "--lr", "1"], "mean is 'a b'; it must be numbers."),
+    (["train", "--sampler", "weights"], "sampler is 'weights'; it must be one of 'balanced', 'shuffle'."),
+    (["train", "--img-size", "small"], "error: img_size is 'small'; it must be"),
+    (["train", "--augment", "none", "flip"], "augment is 'none flip'; give 'none' by itself"),
+    (["export", "--to", "onyx"], "error: to is 'onyx'; it must be one of"),
+    (["evaluate", "--epsilon", "0.1"], "epsilon is 0.1, which only applies to attacks"),
+    (["evaluate", "--epsilon", "a"], "epsilon is 'a'; it must be numbers."),
     (["train", "--epochs", "-1"], "epochs is -1"),
     (["train", "--batch-size", "0"], "batch_size is 0"),
     (["train", "--lr", "nan"], "lr is nan"),
@@ -214,6 +225,8 @@ def test_images_that_do_not_fit_in_memory_are_refused(call, monkeypatch):
 def test_resuming_a_finished_run_is_reported(call, trained):
     code, out, _ = call("train", "--name", "small", "--resume")
     assert code == 0 and out.startswith("runs/small is already finished") and "runs/small/results.json" in out
+    code, out, err = call("train", "--name", "small", "--resume", "--epochs", "7")
+    assert code == 2 and "already finished" not in out and "epochs was" in err
 
 
 def test_images_need_not_be_square(call, trained):
@@ -266,7 +279,7 @@ def test_predict_names_files_that_are_no_images(call, trained):
     code, _, err = call("predict", "photos", "--weights", "runs/small", "--strict")
     assert code == 1 and "notes.png" in err
     code, _, err = call("predict", "photos/notes.png", "--weights", "runs/small")
-    assert code == 1 and "none of 1 files" in err
+    assert code == 1 and "cannot be read as an image" in err
 
 
 def test_explain_draws_a_picture(call, trained):

@@ -42,7 +42,8 @@ def check(options: EvaluateOptions) -> None:
     for field in fields(EvaluateOptions):
         value = getattr(options, field.name)
         if field.name in ATTACK_OPTIONS and not options.attack and value != field.default:
-            raise UsageError(f"{field.name} is {value!r}, which only applies to attacks; give one with --attack.")
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            raise UsageError(f"{field.name} is {shown}, which only applies to attacks; give one with --attack.")
     if options.out is not None and options.out.is_file():
         raise UsageError(f"out is {options.out}, which is a file; it must be a folder.")
 

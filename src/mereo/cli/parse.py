@@ -11,9 +11,11 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from mereo.errors import UsageError, check_choice
+from mereo.cli.wrong_values import explain
+from mereo.errors import UsageError
 from mereo.files import check_name
 
 T = TypeVar("T")
@@ -32,36 +34,6 @@ MOST_SIDE = 2**15
 """Largest side of an image in pixels."""
 _FRAME = re.compile(r"[─-╿]+|-{5,}")
 """The frame of an error message; drawn with minus signs in locales without line characters."""
-_CHOICE = re.compile(r"invalid choice (.+) for argument '([^']+)'\. Expected one of \((.*)\)", re.IGNORECASE)
-_NUMBER = re.compile(
-    r"Error parsing (\S+): (?:no type matching (?:\{None\}\|)?(INT|FLOAT) could be instantiated from \['(.*)'\]"
-    r"|(?:invalid literal for|could not convert string to) (int|float).*: '(.*)')"
-)
-_OWN = re.compile(r"Error parsing \S+: (.*; it must .*)")
-_WITHOUT_VALUE = re.compile(r"Missing value for argument '([^']+)'.*")
-
-
-def plain_words(error: str) -> str:
-    """An error of the parser as argument, value and remedy; any other text as it is.
-
-    The parser lists None among the choices of an option without a default, and lists them in any order.
-    """
-    if found := _CHOICE.fullmatch(error):
-        value, name, listed = found.groups()
-        choices = sorted(choice for choice in re.findall(r"'([^']*)'", listed) if choice != "None")
-        try:
-            check_choice(name, value.strip("'"), choices)
-        except UsageError as wrong:
-            return str(wrong)
-    if found := _NUMBER.fullmatch(error):
-        name, kind, value, other_kind, other_value = found.groups()
-        whole = (kind or other_kind).lower() == "int"
-        return f"{name} is {value or other_value!r}; it must be a {'whole ' if whole else ''}number"
-    if found := _OWN.fullmatch(error):
-        return found[1]
-    if found := _WITHOUT_VALUE.fullmatch(error):
-        return f"{found[1]} has no value; give one"
-    return error
 
 
 def one_line(message: str) -> str:
@@ -78,7 +50,7 @@ def one_line(message: str) -> str:
     if "Perhaps you meant:" in lines:
         after = lines[lines.index("Perhaps you meant:") + 1 :]
         suggested = [line.split()[0].rstrip(",") for line in after if line.startswith("--")]
-    text = plain_words(" ".join(paragraph).rstrip(".") or " ".join(message.split())).rstrip(".")
+    text = " ".join(paragraph).rstrip(".") or " ".join(message.split())
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} ..."
     if suggested:
@@ -142,15 +114,30 @@ def check_readable(name: str, path: Path) -> None:
         raise UsageError(f"{name} is {str(path)!r}, which is not a regular file or folder; give one.")
 
 
+def _metavar(annotation: Any) -> str | None:
+    """How the help names the value of an option that may be None: INT rather than {None}|INT."""
+    marked = get_origin(annotation) is Annotated  # as positional
+    kinds = set(get_args(get_args(annotation)[0] if marked else annotation))
+    names: dict[Any, str] = {
+        int: "INT", float: "FLOAT", str: "STR", Path: "PATH", tuple[float, ...]: "FLOAT [FLOAT ...]",
+    }  # fmt: skip
+    name = next((name for kind, name in names.items() if kinds == {kind, NoneType}), None)
+    return f"[{name}]" if marked and name is not None else name
+
+
 def _show_defaults(options: type) -> None:
     """Print a default in the help only where there is a value: for an empty list or None the text names the default."""
     from tyro.conf import arg
 
-    hint = arg(help_behavior_hint=lambda value: "" if value in ("", "None") else f"(default: {value})")
+    def hint(value: str) -> str:
+        return "" if value in ("", "None") else f"(default: {value})"
+
     for kind in options.__mro__:
         if dataclasses.is_dataclass(kind) and not kind.__dict__.get("_shows_defaults", False):
             for name, annotation in kind.__annotations__.items():
-                kind.__annotations__[name] = Annotated[annotation, hint]
+                kind.__annotations__[name] = Annotated[
+                    annotation, arg(help_behavior_hint=hint, metavar=_metavar(annotation))
+                ]
             type.__setattr__(kind, "_shows_defaults", True)
 
 
@@ -170,6 +157,7 @@ def parse(options: type[T], words: Sequence[str], command: str, default: T | Non
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UsageError(f"{one_line(errors.getvalue())} See mereo {command} --help.") from None
+        message = explain(one_line(errors.getvalue()), options, words)
+        raise UsageError(f"{message} See mereo {command} --help.") from None
     check_values(parsed)
     return parsed

@@ -33,6 +33,8 @@ def run(words: list[str], command: str) -> None:
 
     if not options.images and options.prompt is None:
         raise UsageError("no image is given; give files, folders or patterns.")
+    if options.images:
+        find_files(options.images)  # what does not exist is named before weights are read
     table_only = options.out is not None and options.out.suffix.lower() == ".csv"
     if options.out is not None and options.out.is_file() and not table_only:
         raise UsageError(f"out is {options.out}, which is a file; give a folder, or a file that ends in .csv.")

@@ -46,9 +46,11 @@ class Augmentation:
         """Read operations from their written forms; the inverse of `texts`."""
         if isinstance(texts, str):
             raise UsageError(f"augmentation is {texts!r}; it must be a list of operations, such as ['crop=4', 'flip'].")
-        operations = []
+        operations, texts = list[Operation](), list(texts)
         for text in texts:
             name, equals, value = text.strip().partition("=")
+            if name in ("auto", "none", "help") and not equals:
+                raise UsageError(f"augment is {' '.join(texts)!r}; give {name!r} by itself, or leave it out.")
             if name not in OPERATIONS:
                 raise unknown("augmentation", name, OPERATIONS)
             operations.append(OPERATIONS[name].from_text(value if equals else None))

@@ -4,8 +4,8 @@ from mereo.data.augmentation import OPERATIONS
 
 LINES = {
     "rotate": ("turn by an angle in +-DEGREES; black corners", "0 to 180"),
-    "shift": ("move by whole pixels in +-PIXELS on each axis; black enters", "0 and more"),
-    "crop": ("pad with PIXELS of black on every side, then cut the size out at random", "0 and more"),
+    "shift": ("move by whole pixels in +-PIXELS on each axis; black borders", "0 and more"),
+    "crop": ("pad with PIXELS of black on every side, then crop to the size at a random place", "0 and more"),
     "flip": ("mirror left and right with probability 1/2; not for text or digits", "no value"),
     "zoom": ("enlarge a part with a share of the area in LOW:HIGH; no black borders", "above 0 to 1"),
     "brightness": ("add a number in +-AMOUNT to all pixels", "0 to 1"),
@@ -25,7 +25,7 @@ OTHERS = (
     ("--mixup 0.2", "mix pairs of images and labels with a weight from Beta(0.2, 0.2)", "0 (off), 0.001 and more"),
     ("--cutmix 1", "paste a rectangle of another image, with an area from Beta(1, 1)", "0 (off), 0.001 and more"),
     ("--augment auto", "that of the data set: crop=4 flip for photographs, neither for text and digits", "by itself"),
-    ("--augment none", "none", "by itself"),
+    ("--augment none", "no augmentation", "by itself"),
 )
 
 

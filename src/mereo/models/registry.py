@@ -176,11 +176,23 @@ def get_model_entry(name: str) -> ModelEntry:
     if name not in MODELS:
         if is_sequence_model(name):
             raise UsageError(f"model is {name!r}, which reads tokens; a network of images is needed here.")
+        if (elsewhere := _in_a_library(name)) is not None:
+            raise UsageError(f"unknown model {name!r}; that of another library is named {elsewhere!r}.")
         others = " or ".join(f"{library}:NAME" for library in LIBRARIES)
         raise UsageError(
             f"{unknown('model', name, [*MODELS, *SEQUENCE_MODELS])} A network of another library is {others}."
         )
     return MODELS[name]
+
+
+def _in_a_library(name: str) -> str | None:
+    """The full name of a network that only another library has."""
+    for entry in LIBRARIES.values():
+        try:
+            return entry(name).name
+        except UsageError:
+            continue
+    return None
 
 
 def build(name: str, **given: Any) -> VisionModel:
