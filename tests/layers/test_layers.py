@@ -87,7 +87,7 @@ def test_feed_forward_is_two_layers() -> None:
 @pytest.mark.parametrize("options", [{}, {"kernel": 3, "stride": 2, "activation": nn.ReLU}, {"kernel": 3, "groups": 2}])
 def test_without_gradients_the_norm_is_folded_into_each_call(dtype: torch.dtype, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    layer, maps = ConvNorm(4, 8, **options), torch.randn(2, 4, 9, 9)
+    layer, maps = ConvNorm(4, 8, **options), torch.randn(2, 4, 17, 17)
     with torch.no_grad():
         layer[1].weight.uniform_(0.5, 2)
         layer[1].bias.normal_()

@@ -208,7 +208,7 @@ def report_unreadable(aside: Sequence[Aside], any_read: bool) -> None:
     shown = "; ".join(f"{path} ({reason})" for path, reason in aside[:MOST_SHOWN])
     shown += f"; and {len(aside) - MOST_SHOWN} more" if len(aside) > MOST_SHOWN else ""
     if not any_read and len(aside) == 1:
-        raise MereoError(f"{aside[0][0]} cannot be read as an image ({aside[0][1]}).")
+        raise MereoError(f"{aside[0][0]} cannot be read as an image ({aside[0][1].rstrip('.')}).")
     if not any_read:
         raise MereoError(f"none of {len(aside)} files could be read as an image: {shown}.")
     count = "1 file" if len(aside) == 1 else f"{len(aside)} files"
