@@ -117,7 +117,8 @@ def test_processes_of_one_launch_share_a_folder_and_an_error(tmp_path):
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"capsnet-digits", "capsnet-digits-2"}
     done = launch("--epochs", "1", "--name", "capsnet-digits")
-    assert done.returncode != 0 and done.stderr.count("mereo: error: ") == 2
+    # The launcher may end the others after the first error.
+    assert done.returncode != 0 and done.stderr.count("mereo: error: runs/capsnet-digits already exists") in (1, 2)
 
 
 def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
