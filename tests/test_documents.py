@@ -103,6 +103,16 @@ def test_the_blocks_of_the_page_on_attention_run():
     assert names["result"].loss < names["result"].history[0]["loss"]
 
 
+def test_the_blocks_of_the_page_on_generative_capsules_run(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "generative.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, names)
+    explained = names["explained"]
+    assert (explained.elbo > explained.trace[:, 0]).all() and names["rebuilt"].shape == (8, 1, 16, 16)
+
+
 def test_the_page_on_attention_has_the_rows_of_its_command():
     from mereo.bench.choices import CHOICES
 

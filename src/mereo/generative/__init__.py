@@ -12,13 +12,21 @@ from mereo.generative.constellations import make_constellations
 from mereo.generative.generative_capsnet import Explained, GenerativeCapsNet
 from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
 from mereo.generative.generative_capsules import GenerativeCapsules
+from mereo.generative.glyphs import Glyphs, make_glyphs
 from mereo.generative.inversion import Inversion, invert
 from mereo.generative.partition_metrics import adjusted_rand_index, segmentation_accuracy, variation_of_information
 from mereo.generative.pose_tree import PoseBelief, PoseTree, TreeSample
 from mereo.generative.predictive_coding import Inference, infer, label_energies
 from mereo.generative.probabilistic_capsules import PoseExplanation, ProbabilisticCapsules, prob_capsules_toy
+from mereo.generative.probabilistic_image_capsules import (
+    ImageBelief,
+    ImageExplanation,
+    ProbabilisticImageCapsules,
+    prob_image_capsules_toy,
+)
 from mereo.generative.ransac import RansacResult, ransac
 from mereo.generative.sparsity import coupling_entropy, hoyer_sparsity, winner_share
+from mereo.generative.template_renderer import TemplateRenderer
 from mereo.generative.toy import toy_routing
 from mereo.generative.von_mises_fisher import VonMisesFisher
 
@@ -30,6 +38,9 @@ __all__ = [
     "GenerativeCapsNet",
     "GenerativeCapsuleModel",
     "GenerativeCapsules",
+    "Glyphs",
+    "ImageBelief",
+    "ImageExplanation",
     "Inference",
     "Inversion",
     "MixtureSample",
@@ -37,7 +48,9 @@ __all__ = [
     "PoseExplanation",
     "PoseTree",
     "ProbabilisticCapsules",
+    "ProbabilisticImageCapsules",
     "RansacResult",
+    "TemplateRenderer",
     "TreeSample",
     "VonMisesFisher",
     "adjusted_rand_index",
@@ -48,7 +61,9 @@ __all__ = [
     "label_constellations",
     "label_energies",
     "make_constellations",
+    "make_glyphs",
     "prob_capsules_toy",
+    "prob_image_capsules_toy",
     "ransac",
     "segmentation_accuracy",
     "top_down_attention",

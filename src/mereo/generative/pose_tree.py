@@ -136,12 +136,14 @@ class PoseTree(nn.Module):
         rows = parents.unflatten(-1, (2, 3)).unsqueeze(-3)
         return (rows @ affine(self.relation)).flatten(-2)
 
-    def log_densities(self, children: Tensor, mean: Tensor, variance: Tensor | None = None) -> Tensor:
-        """log N(A_i; A_j M_ij, 1 / lambda_ij) of every parent, none first; with a variance its mean over q(A).
+    def log_densities(
+        self, children: Tensor, mean: Tensor, variance: Tensor | None = None, child_variance: Tensor | None = None
+    ) -> Tensor:
+        """log N(A_i; A_j M_ij, 1 / lambda_ij) of every parent, none first; with variances its mean over q(A).
 
-        E log N = log N(A_i; m_j M_ij, 1 / lambda_ij) - lambda_ij / 2 tr(M_ij^T S_j M_ij)
+        E log N = log N(m_i; m_j M_ij, 1 / lambda_ij) - lambda_ij / 2 (tr(M_ij^T S_j M_ij) + tr(S_i))
 
-        Shapes: children (batch, children, 6), mean and variance (..., batch, parents, 6)
+        Shapes: children and their variance (batch, children, 6), mean and variance (..., batch, parents, 6)
             -> (..., batch, parents + 1, children).
         """
         log_precision = self.log_precision.clamp(*LOG_SCALES)
@@ -149,9 +151,12 @@ class PoseTree(nn.Module):
         if variance is not None:
             rows = variance.unflatten(-1, (2, 3)).unsqueeze(-3)
             errors = errors + (rows @ affine(self.relation).square()).sum((-1, -2))
+        apart = (children - self.identity).square().sum(-1)
+        if child_variance is not None:
+            own = child_variance.sum(-1)
+            errors, apart = errors + own.unsqueeze(-2), apart + own
         of_parents = POSE / 2 * (log_precision - math.log(2 * math.pi)) - log_precision.exp() / 2 * errors
-        apart = (children - self.identity).square().sum(-1) / self.none_std**2
-        of_none = -POSE * (math.log(self.none_std) + math.log(2 * math.pi) / 2) - apart / 2
+        of_none = -POSE * (math.log(self.none_std) + math.log(2 * math.pi) / 2) - apart / (2 * self.none_std**2)
         of_none = of_none.expand(*of_parents.shape[:-2], -1).unsqueeze(-2)
         return torch.cat((of_none, of_parents), -2)
 
@@ -214,7 +219,7 @@ class PoseTree(nn.Module):
         if temperature is not None:
             check_positive(temperature=temperature, samples=samples)
         if samples:
-            noise = self._noise((samples, *belief.mean.shape), belief.mean, generator)
+            noise = self.noise((samples, *belief.mean.shape), belief.mean, generator)
             densities = self.log_densities(numbers, belief.mean + belief.std * noise)
         else:
             densities = self.log_densities(numbers, belief.mean, belief.std.square()).unsqueeze(0)
@@ -224,18 +229,20 @@ class PoseTree(nn.Module):
             by_set = (log_p * there).sum(-1).mean(0)
             expected = (self.log_sets(belief).exp() * by_set.T).sum(1)
         else:
-            uniform = self._noise((samples, *belief.logits.shape), belief.logits, generator, uniform=True)
+            uniform = self.noise((samples, *belief.logits.shape), belief.logits, generator, uniform=True)
             relaxed = nn.functional.logsigmoid((belief.logits + torch.logit(uniform, eps=1e-6)) / temperature)
             expected = (self.log_likelihoods(densities, relaxed) * there).sum(-1).mean(0)
         return expected - self.divergence(belief)
 
     @staticmethod
-    def _noise(
+    def noise(
         size: tuple[int, ...], like: Tensor, generator: torch.Generator | None, *, uniform: bool = False
     ) -> Tensor:
+        """Normal or uniform numbers with the type and device of `like`, whatever device the generator is on."""
         device = like.device if generator is None else generator.device
-        draw = torch.rand if uniform else torch.randn
-        return draw(size, generator=generator, dtype=like.dtype, device=device).to(like.device)
+        numbers = torch.empty(size, dtype=like.dtype, device=device)
+        numbers = numbers.uniform_(generator=generator) if uniform else numbers.normal_(generator=generator)
+        return numbers.to(like.device)
 
     def route(self, children: Tensor, belief: PoseBelief, mask: Tensor | None = None) -> Tensor:
         """Parent probabilities of each child, given beliefs about parents: the mean over all sets of present parents.
@@ -247,7 +254,14 @@ class PoseTree(nn.Module):
         """
         numbers, there = self.check(children, mask)
         scores = self.log_densities(numbers, belief.mean, belief.std.square()) + self.log_choice
-        open_ = self._open(self.sets) & there[:, None, None]
+        return self.choose(belief, scores, self._open(self.sets) & there[:, None, None])
+
+    def choose(self, belief: PoseBelief, scores: Tensor, open_: Tensor) -> Tensor:
+        """Softmax over the parents and none that are open in a set of parents, and its mean over the sets.
+
+        Shapes: scores (batch, parents + 1, children), open_ bool, as (batch, sets, parents + 1, children) ->
+            (batch, children, parents + 1).
+        """
         scores = scores.unsqueeze(1).expand(-1, len(self.sets), -1, -1)
         couplings = self.coupling(scores, open_.expand_as(scores))
         return torch.einsum("bt,btji->bij", self.log_sets(belief).exp(), couplings)
@@ -259,11 +273,9 @@ class PoseTree(nn.Module):
         like = self.relation
 
         def normal(*size: int) -> Tensor:
-            return self._noise(size, like, generator)
+            return self.noise(size, like, generator)
 
-        present = (
-            self._noise((images, self.num_parents), like, generator, uniform=True) < self.presence_logits.sigmoid()
-        )
+        present = self.noise((images, self.num_parents), like, generator, uniform=True) < self.presence_logits.sigmoid()
         parents = self.identity + self.prior_std * normal(images, self.num_parents, POSE)
         weights = self.log_choice.exp() * self._open(present)
         shares = weights.transpose(1, 2).flatten(0, 1)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mereo.errors import UsageError, check_positive
+from mereo.errors import check_positive
+from mereo.generative.belief_ascent import ascend
 from mereo.generative.pose_tree import POSE, PoseBelief, PoseTree
 
 
@@ -38,7 +39,7 @@ class SetEncoder(nn.Module):
         children, parents: how many there are.
         hidden: size of both layers.
 
-    Shapes: children (batch, children, 6), mask bool (batch, children) -> `PoseBelief`.
+    Shapes: children (batch, children, 6), mask bool, or the probability of each, (batch, children) -> `PoseBelief`.
     """
 
     def __init__(self, children: int, parents: int, hidden: int = 64) -> None:
@@ -118,30 +119,12 @@ class ProbabilisticCapsules(nn.Module):
             steps: of Adam, at least 1.
             lr: its rate.
         """
-        check_positive(lr=lr)
-        if not 1 <= steps <= 100_000:
-            raise UsageError(f"steps is {steps}; it must be at least 1 and at most 100,000.")
-        with torch.enable_grad():
-            belief = PoseBelief(*(part.detach().clone().requires_grad_() for part in self.encode(children, mask)))
-            optimiser = torch.optim.Adam(list(belief), lr=lr)
-            best, bounds = PoseBelief(*(part.detach().clone() for part in belief)), []
-            highest = None
-            for step in range(steps + 1):
-                bound = self.tree.elbo(children, belief, mask)
-                now = bound.detach()
-                better = torch.ones_like(now, dtype=torch.bool) if highest is None else now > highest
-                highest = now if highest is None else torch.where(better, now, highest)
-                for kept, part in zip(best, belief, strict=True):
-                    kept[better] = part.detach()[better]
-                bounds.append(now)
-                if step < steps:
-                    for part, gradient in zip(belief, torch.autograd.grad(-bound.sum(), list(belief)), strict=True):
-                        part.grad = gradient
-                    optimiser.step()
-        assert highest is not None
+        best, highest, trace = ascend(
+            lambda *parts: self.tree.elbo(children, PoseBelief(*parts), mask), self.encode(children, mask), steps, lr
+        )
         with torch.no_grad():
-            routing = self.tree.route(children, best, mask)
-        return PoseExplanation(best, routing, highest, torch.stack(bounds, 1))
+            routing = self.tree.route(children, PoseBelief(*best), mask)
+        return PoseExplanation(PoseBelief(*best), routing, highest, trace)
 
 
 def prob_capsules_toy() -> ProbabilisticCapsules:
