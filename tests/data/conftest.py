@@ -28,7 +28,7 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
         root = tmp_path / name
         for place, count in (entry.split("=") for entry in counts):
             folder = root / place
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for index in range(int(count)):
                 picture(len(place) * 100 + index, channels=channels).save(folder / f"{index:03d}.png")
         return root

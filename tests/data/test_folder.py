@@ -199,9 +199,36 @@ def test_a_folder_of_data_sets_is_not_taken_for_classes(make_folder: MakeFolder)
         dataset_info(str(parent))
     assert str(parent / "fruit") in str(caught.value)
     assert dataset_info(str(parent / "fruit")).num_classes == 2
-    # Classes may hold folders where they also hold images, or only one folder each.
-    assert dataset_info(str(make_folder("cat/young=2", "cat/old=2", "dog=3", name="mixed"))).num_classes == 2
+    # Classes may hold only one folder each.
     assert dataset_info(str(make_folder("cat/2020=2", "dog/2020=3", name="dated"))).num_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (("pets/cat=2", "pets/dog=2", "fruit/fig=2", "fruit/pear=2", "car=3"), r"\(fruit, pets: each .* .*all/fruit'"),
+        (("pets/cat=2", "pets/dog=2", "cat=3"), r"\(pets: it has a folder 'cat', and so has .* .*all/pets'"),
+        (("birds/test/crow=2", "birds/val/owl=2", "car=3"), r"\(birds: each has folders of splits\).* .*all/birds'"),
+        (("cat/train=2", "cat/test=2", "dog=3"), r"splits are inside of classes, such as 'cat/test'.* 'test/cat'"),
+    ],
+)
+def test_data_sets_beside_folders_of_images_are_refused(
+    make_folder: MakeFolder, counts: tuple[str, ...], message: str
+) -> None:
+    """Each of them was trained on as one class."""
+    with pytest.raises(UsageError, match=message):
+        dataset_info(str(make_folder(*counts, name="all")))
+
+
+def test_folders_inside_of_one_class_are_read_with_a_word(make_folder: MakeFolder) -> None:
+    mixed = make_folder("cat/young=2", "cat/old=2", "dog=3", name="mixed")
+    with pytest.warns(UserWarning, match=r"'cat' of images in folders \(old, young\).* give .*mixed/cat'"):
+        assert dataset_info(str(mixed)).num_classes == 2
+    parts = make_folder("cat/day=2", "cat/night=2", "dog/day=2", "dog/night=2", "fox=3", name="parts")
+    with pytest.warns(UserWarning, match="all count as 'cat'"):
+        assert dataset_info(str(parts)).num_classes == 3
+    kept = make_folder("cat=2", "cat/old=2", "cat/young=2", "dog=3", name="kept")
+    assert dataset_info(str(kept)).num_classes == 2
 
 
 def test_an_archive_or_folder_of_one_folder_is_that_folder(
@@ -234,7 +261,6 @@ def test_long_names_of_the_splits_are_known(make_folder: MakeFolder) -> None:
 
 
 def test_splits_are_known_in_any_capitals_and_two_folders_of_one_are_refused(make_folder: MakeFolder) -> None:
-    """One of them was left out without a word, and capitals made data sets of the splits."""
     capital = make_folder("Train/cat=6", "Train/dog=6", "Val/cat=1", "Val/dog=1", "TEST/cat=2", "TEST/dog=2", name="a")
     splits = load_splits(str(capital), img_size=8)
     assert [len(splits.train), len(splits.validation or ()), len(splits.test)] == [12, 2, 4]
@@ -243,7 +269,7 @@ def test_splits_are_known_in_any_capitals_and_two_folders_of_one_are_refused(mak
         dataset_info(str(both))
     make_folder("Training/cat=2", "Training/dog=2", name="sets/first")
     make_folder("Training/cat=2", "Training/dog=2", name="sets/second")
-    with pytest.raises(UsageError, match="first, second: each has a train folder"):
+    with pytest.raises(UsageError, match="first, second: each has folders of splits"):
         dataset_info(str(both.parent / "sets"))
 
 

@@ -125,3 +125,39 @@ def test_a_table_can_be_predicted_with_its_labels(pictures: Path) -> None:
     assert [path.parent.name for path in paths] == ["cat"] * 6 + ["dog"] * 5
     assert folder_labels([table], paths, ("dog", "cat")).tolist() == [1] * 6 + [0] * 5
     assert folder_labels([table], paths, ("dog", "bird")).tolist() == [UNKNOWN] * 6 + [0] * 5
+
+
+def test_a_name_without_a_suffix_is_the_only_image_of_that_name(pictures: Path) -> None:
+    """As in tables of Kaggle: the images are in a folder beside the table."""
+    for number, path in enumerate(sorted(pictures.rglob("*.png"))):
+        path.rename(pictures / f"{number:x}.v2{'.PNG' if number % 2 else '.png'}")
+    rows = [f"{number:x}.v2,{'cat' if number < 6 else 'dog'}" for number in range(11)]
+    table = write(pictures, *rows, head="image_id,label")
+    assert dataset_info(table).splits == {"train": 11}
+    assert find_images([table]) == [
+        pictures.parent / "pictures" / f"{n:x}.v2{'.PNG' if n % 2 else '.png'}" for n in range(11)
+    ]
+    # The folder may be stated; the file of just that name is taken; one that is missing is named and skipped.
+    (pictures / "0.v2.png").rename(pictures / "plain")
+    (pictures / "1.v2.PNG").rename(pictures / "plain.png")
+    lines = ["pictures/plain,cat", *(f"pictures/{row}" for row in rows[2:])]
+    table = write(
+        pictures,
+        *(f"{line},{split}" for split in ("train", "test") for line in lines),
+        "pictures/1.v2,cat,train",
+        head="id,label,split",
+    )
+    with pytest.warns(UserWarning, match=r"1 file .*pictures/1\.v2 .*Skipped"):
+        assert load_splits(table, img_size=8, validation_fraction=0).skipped == 1
+    assert find_images([table])[0].name == "plain"
+
+
+def test_a_name_of_two_images_or_of_none_is_refused(pictures: Path) -> None:
+    table = write(pictures, "000,cat", "001,dog", head="image_id,label")
+    with pytest.raises(UsageError, match=r"the image '000', which several .*: cat/000\.png, dog/000\.png") as no:
+        load_splits(write(pictures / "cat", "000,cat", "001,dog", head="image_id,label"), img_size=8)
+    assert "with its folder and its suffix" in str(no.value)
+    with pytest.raises(
+        UsageError, match=r"none of its images exists, such as '000'.*, names without a suffix also to a folder in it"
+    ):
+        load_splits(table, img_size=8)

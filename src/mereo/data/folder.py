@@ -11,13 +11,13 @@ from mereo.data.files import FileSplit, sniff
 from mereo.data.names import IMAGE_SUFFIXES, SPLITS, is_table
 from mereo.data.raw import RawDataset
 from mereo.data.set_aside import with_test
+from mereo.data.sets_inside import check_classes
 from mereo.data.table import read_table
 from mereo.data.trees import Tree, open_tree
 from mereo.errors import UsageError
 
 Layout = tuple[dict[str, FileSplit], tuple[str, ...]]
 """The splits that a folder itself has, and the class names."""
-_SHOWN = 5
 _LAYOUT = "it must hold train/<class>/<images>, and may hold val/ and test/ of the same form; or <class>/<images>"
 
 
@@ -62,39 +62,6 @@ def _split(tree: Tree, place: str, names: Sequence[str]) -> FileSplit:
         raise UsageError(f"{tree.path}/{place} has no files; add some or remove it.")
     labels = [label for label, name in enumerate(names) for _ in classes.get(name, [])]
     return FileSplit(tree, files, torch.tensor(labels, dtype=torch.int64))
-
-
-def _check_no_parent(tree: Tree) -> None:
-    """UsageError for a folder whose subfolders are data sets of their own rather than classes."""
-    inside: dict[str, set[str]] = {}
-    for folder in tree.folders:
-        top, slash, below = folder.partition("/")
-        if slash:
-            inside.setdefault(top, set()).add(below)
-    tops = [folder for folder in tree.folders if "/" not in folder]
-    splits = [top for top in tops if any(_is_train(below) for below in inside.get(top, ()))]
-    if splits:
-        raise _parent(tree, splits, "each has a train folder")
-    # Files of each folder itself: class folders hold images, a data set holds class folders.
-    filled = {file.rpartition("/")[0] for file in tree.files}
-    nested = [top for top in tops if len({below for below in inside.get(top, ()) if f"{top}/{below}" in filled}) > 1]
-    if tops and nested == tops and not filled & set(tops):
-        raise _parent(tree, nested, "each has folders rather than images")
-
-
-def _is_train(folder: str) -> bool:
-    """Whether a folder is a class of a training split, such as train/cat."""
-    place, slash, _ = folder.partition("/")
-    return bool(slash) and SPLITS.get(place.lower()) == "train"
-
-
-def _parent(tree: Tree, datasets: Sequence[str], reason: str) -> UsageError:
-    more = ", ..." if len(datasets) > _SHOWN else ""
-    return UsageError(
-        f"data is {str(tree.path)!r}, whose folders are data sets rather than classes"
-        f" ({', '.join(datasets[:_SHOWN])}{more}: {reason}); give one of them, such as"
-        f" {str(tree.path / datasets[0])!r}. If they are classes, list their images in a .csv with path and label."
-    )
 
 
 def _only_folder(tree: Tree) -> str:
@@ -177,7 +144,7 @@ def read_layout(path: Path, *, evaluation: bool = False) -> Layout:
         tree = _Below(tree, only)
     places = _split_folders(tree)
     if not places:
-        _check_no_parent(tree)
+        check_classes(tree)
         places = {"train": ""}
     if "train" not in places and not evaluation:
         raise UsageError(

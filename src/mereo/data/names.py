@@ -11,7 +11,9 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".ti
 """Suffixes of image files that can be read."""
 OTHER_SUFFIXES = (".heic", ".heif", ".avif")
 """Suffixes of image files that cannot be read; they are reported with a remedy instead of being left out."""
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar", ".parquet", ".arrow")
+TABLES = (".parquet", ".arrow")
+"""Suffixes of files that hold images as rows, and are read."""
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar", *TABLES)
 """Suffixes of files that hold many images. Some are read; the others are refused by name."""
 _OF_PROGRAMS = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir")
 

@@ -8,16 +8,20 @@ from typing import BinaryIO
 import torch
 
 from mereo.data.files import FileSplit
+from mereo.data.image_ids import SUFFIXES, image_files
 from mereo.data.names import SPLITS
 from mereo.data.regular import open_regular
 from mereo.data.trees import Tree
 from mereo.errors import MereoError, UsageError
 
 _COLUMNS = {
-    "path": ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img"),
+    "path": (
+        "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "image_id",
+        "id",
+    ),
     "label": ("label", "class", "target", "category", "class_name", "label_name"),
     "split": ("split", "set", "subset", "fold"),
-}
+}  # fmt: skip
 """Names of the columns, by what they hold, in any case."""
 _LOOKED_FOR = 1000
 """Images of a table of which it is checked at once whether they exist."""
@@ -51,7 +55,7 @@ def _columns(path: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def _rows(path: Path) -> list[tuple[str, str, str]]:
-    """(split, path, label) of every line."""
+    """(split, path, label) of every line, where the path of a name without a suffix is that of its file."""
     rows = []
     try:
         # A table has one line per sample, so it is read at once.
@@ -74,7 +78,8 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
             rows.append((SPLITS[split.strip().lower()], image, label))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise MereoError(f"the table {path} cannot be read ({error}); it must be a .csv file in UTF-8.") from error
-    return rows
+    files = image_files(path, [image for _, image, _ in rows])
+    return [(split, file, label) for (split, _, label), file in zip(rows, files, strict=True)]
 
 
 def _sorted_classes(labels: set[str]) -> tuple[str, ...]:
@@ -99,9 +104,10 @@ def _check_there(path: Path, files: Sequence[str]) -> None:
     looked_for = files[:: max(len(files) // _LOOKED_FOR, 1)]
     if looked_for and not any((path.parent / file).exists() for file in looked_for):
         what = "none of its images exists" if len(looked_for) == len(files) else "none of those looked for exists"
+        other = "" if files[0].lower().endswith(SUFFIXES) else ", names without a suffix also to a folder in it"
         raise UsageError(
             f"{path} lists {len(files):,} images, and {what}, such as {files[0]!r}; paths are relative to the folder of"
-            f" the table, {str(path.parent.resolve())!r}."
+            f" the table, {str(path.parent.resolve())!r}{other}."
         )
 
 

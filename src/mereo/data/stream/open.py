@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mereo.data.names import SPLITS
+from mereo.data.names import SPLITS, TABLES
 from mereo.data.raw import RawDataset
 from mereo.data.regular import kind_of, user_path
 from mereo.data.stream.hub import PREFIX, open_hub
@@ -21,7 +21,7 @@ from mereo.data.stream.tar_store import TarStore
 from mereo.errors import MereoError, UsageError
 from mereo.files import read_regular
 
-TAR, TABLES = (".tar",), (".parquet", ".arrow")
+TAR = (".tar",)
 CLASS_FILES = ("classes.txt", "classnames.txt")
 _PATTERN, _BRACES = re.compile(r"[*?\[{]"), re.compile(r"\{([^{}]*)\}")
 _MOST_FILES, _LONGEST, _LARGEST_LIST = 100_000, 4096, 2**24
