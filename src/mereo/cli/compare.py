@@ -12,7 +12,6 @@ from mereo.cli.show import print_table
 from mereo.errors import check_positive
 from mereo.files import check_name
 from mereo.runtime.printing import say
-from mereo.training.option_values import show_size
 
 if TYPE_CHECKING:
     from mereo.export.comparison_pictures import Curves
@@ -20,9 +19,11 @@ if TYPE_CHECKING:
     from mereo.measure.robustness import Robustness
 
 SHARED = (
-    "task", "data", "data_root", "epochs", "limit", "batch_size", "lr", "img_size", "warmup_epochs", "device",
-    "precision",
+    "task", "data", "data_root", "epochs", "minutes", "limit", "batch_size", "lr", "img_size", "warmup_epochs",
+    "device", "precision",
 )  # fmt: skip
+SETTINGS = ("epochs", "limit", "batch_size", "lr", "img_size", "warmup_epochs", "precision", "augment")
+"""Settings of a comparison that its table names."""
 
 
 def _side_by_side(
@@ -75,7 +76,7 @@ def _of_family(
     for line in left_out:
         say(line)
     upright = given | {"augment": upright_augmentation(options.data, options.data_root)}
-    rows = run_comparison(texts, options.seeds, options.output, upright, options.recipe, say, "none", timed=True)
+    rows = run_comparison(texts, options.seeds, options.output, upright, options.recipe, say, "none", family=True)
     runs = {row.model: row.run for row in rows if row.run is not None}
     measured = measure_robustness(runs, options.data, options.data_root, options.device or "auto", say=say)
     first = next(iter(measured.values()))
@@ -87,16 +88,19 @@ def _of_family(
     return rows, measured, [*left_out, *beside_plain(measured, [row.model for row in rows if row.plain]), how]
 
 
-def _protocol(options: CompareOptions, given: Mapping[str, Any]) -> str:
-    """The settings that all networks share, in a line."""
-    shown = dict(given)
-    if "img_size" in given:
-        shown["img_size"] = show_size(given["img_size"])
-    recipe = [f"recipe {options.recipe}"] if options.recipe else []
-    parts = [
-        f"{name} {shown[name]}" for name in SHARED if name in shown and name not in ("data", "data_root", "device")
-    ]
-    return ", ".join([*recipe, *parts, f"seeds {options.seeds}"])
+def _protocol(options: CompareOptions, rows: "Sequence[Row]") -> str:
+    """The settings of the runs in a line; where they differ between networks, all of them."""
+    from mereo.training.config import TrainConfig
+    from mereo.training.defaults import show_setting
+    from mereo.training.run_folder import RunFolder
+
+    configs = [TrainConfig.from_yaml(RunFolder(row.run).config) for row in rows if row.run is not None]
+    parts = [f"recipe {options.recipe}"] if options.recipe else []
+    for name in SETTINGS:
+        values = [value for config in configs if (value := getattr(config, name)) is not None]
+        shown = dict.fromkeys(show_setting(name, value) for value in values)
+        parts += [f"{name} {' or '.join(shown)}"] if shown else []
+    return ", ".join([*parts, f"seeds {options.seeds}"])
 
 
 def run(words: list[str], command: str) -> None:
@@ -123,7 +127,7 @@ def run(words: list[str], command: str) -> None:
             rows, robust, verdicts = _of_family(options, given)
             measured = {label: each.to_dict() for label, each in robust.items()}
             curves = {label: each.curves for label, each in robust.items()}
-    protocol = _protocol(options, given)
+    protocol = _protocol(options, rows)
     paths = write_comparison(rows, folder, options.data, protocol, measured, verdicts, curves)
     if options.json:
         say(json.dumps([row.to_dict() for row in ranked(rows)], indent=2))

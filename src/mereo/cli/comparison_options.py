@@ -17,6 +17,7 @@ class CompareOptions:
     can be resumed and extended with more networks or seeds.
 
     Examples:
+      mereo compare mspcaps_tiny --data my_photos
       mereo compare mspcaps_tiny capsnet:routing_steps=1,decoder=false --data digits --epochs 5 --seeds 3
       mereo compare mspcaps_paper efficient_capsnet_mnist --data mnist --epochs 3 --limit 10000
       mereo compare mspcaps_tiny --plain timm:resnet10t --data my_photos
@@ -36,24 +37,29 @@ class CompareOptions:
     data_root: str | None = None
     """Folder of the data sets; by default the environment variable MEREO_DATA, then ./data."""
     recipe: str | None = None
-    """Recipe for networks that are not given as recipes themselves; by default the defaults of `mereo train`."""
+    """Recipe for networks that are not given as recipes themselves; by default none, and settings that are not given
+    are chosen from the data and the first network, as `mereo train` does."""
     plain: str = "auto"
     """Plain network to compare them with, such as resnet20 or timm:resnet18, with a report on which is better at what;
     auto chooses one of about the same size unless a plain one is among them, none leaves it out."""
     epochs: int | None = None
-    """Passes over the training images; by default the recipe's."""
+    """Passes over the training images; by default the recipe's, or as many as --minutes allow the first network."""
+    minutes: float | None = None
+    """Time of a training of the first network, from which the epochs of all follow; by default by the number of
+    images. Not with a recipe."""
     seeds: int = 1
     """Number of runs of each network, with seeds 0, 1, ..."""
     limit: int | None = None
     """Largest number of training images; by default all."""
     batch_size: int | None = None
-    """Images per optimiser step; by default the recipe's."""
+    """Images per optimiser step; by default the recipe's, or chosen from the number of images."""
     lr: float | None = None
-    """Peak learning rate; by default the recipe's."""
+    """Peak learning rate; by default the recipe's, or chosen for each network."""
     warmup_epochs: float | None = None
-    """Epochs of learning rate warm-up; by default the recipe's."""
+    """Epochs of learning rate warm-up; by default the recipe's, or a tenth of the epochs."""
     img_size: ImageSize = None
-    """Size that images are resized to: one side, or height x width such as 64x48; by default that of each network."""
+    """Size that images are resized to: one side, or height x width such as 64x48; by default chosen from the images for
+    each network."""
     device: str | None = None
     """Device to run on: auto, cpu, cuda, cuda:1, mps ...; by default the recipe's, usually auto."""
     precision: str | None = None

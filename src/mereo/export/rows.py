@@ -20,7 +20,8 @@ from mereo.runtime import printing
 from mereo.runtime.device import choose_device
 from mereo.runtime.text import duration
 from mereo.tasks import Classification, get_task
-from mereo.training.compare import images_per_second, make_study
+from mereo.training.compare import comparison_folder, images_per_second, make_study
+from mereo.training.compare_defaults import CompareDefaults
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
 from mereo.training.measurement_cache import cached_measurement
@@ -116,7 +117,7 @@ def run_comparison(
     recipe: str | None = None,
     say: Callable[[str], None] = printing.say,
     plain: str = "none",
-    timed: bool = False,
+    family: bool = False,
 ) -> list[Row]:
     """Train what is not finished, and return one row per network.
 
@@ -126,35 +127,42 @@ def run_comparison(
         texts: networks and recipes, see `parse_variant`.
         overrides: fields of the configuration that are the same for all; `data` must be among them.
         plain: a plain baseline network, "auto" for one of about the same size, or "none".
-        timed: time a step of each network that is not finished first, print how long all trainings take, and measure
-            the memory of a step.
+        family: names are those of networks even where a recipe has the same. Because there are many, a step of each
+            that is not finished is timed first, to print how long all trainings take; the memory of a step is measured.
     """
     check_positive(seeds=seeds)
-    study = make_study(texts, recipe)
+    study = make_study(texts, recipe, recipes=not family)
+    # Before anything is chosen, so that a wrong argument of any network is reported at once.
     plans = make_plans(plan_runs(study, "compare", seeds, output, overrides))
+    info = next(iter(plans.values())).info
+    defaults = CompareDefaults(overrides, comparison_folder(overrides["data"], output), info, say)
+    study = defaults.apply(study)
+    plans = make_plans(plan_runs(study, "compare", seeds, output, overrides), info)
     chosen = choose_plain([plans[label, 0] for label in study.variants], list(study.variants), plain)
     if chosen is not None:
         baseline = Study("", "", study.recipe, dict([chosen]))
         # A plain network has its own size of images, and so its own place in `overrides`.
         kept = {name: value for name, value in overrides.items() if name != "img_size"}
-        planned = plans | make_plans(plan_runs(baseline, "compare", seeds, output, kept))
-        study = replace(study, variants={**study.variants, chosen[0]: chosen[1]})
+        baseline = defaults.apply(baseline)
+        planned = plans | make_plans(plan_runs(baseline, "compare", seeds, output, kept), info)
+        study = replace(study, variants={**study.variants, **baseline.variants})
         # Each round of seeds is a complete comparison.
         plans = {(label, seed): planned[label, seed] for seed in range(seeds) for label in study.variants}
+    defaults.save()
     left = [label for (label, _), plan in plans.items() if not RunFolder(run_path(plan.config)).results.exists()]
     estimated = {}
     for number, label in enumerate(study.variants, start=1):
-        if timed and label in left:
+        if family and label in left:
             say(f"{number}/{len(study.variants)} {label}: timing a step")
-        estimated[label] = estimate(plans[label, 0], measure=timed and label in left)
-    if timed and left:
+        estimated[label] = estimate(plans[label, 0], measure=family and label in left)
+    if family and left:
         seconds = sum((estimated[label].epoch_seconds or 0.0) * estimated[label].epochs for label in left)
         say(f"about {duration(seconds)} for {len(left)} trainings, without evaluation")
     results = finish_runs(plans, say)
     say("timing inference")
     rates, macs = _measure_inference({label: plans[label, 0].config for label in results})
     peaks: dict[str, int | None] = {}
-    for number, label in enumerate(results if timed else (), start=1):
+    for number, label in enumerate(results if family else (), start=1):
         say(f"{number}/{len(results)} {label}: memory of a step")
         peaks[label] = _peak(plans[label, 0])
     rows = []

@@ -19,12 +19,13 @@ REPEATS = 5
 """Rounds of a timing; the median counts."""
 
 
-def parse_variant(text: str, recipe: str | None = None) -> tuple[str, Variant]:
+def parse_variant(text: str, recipe: str | None = None, *, recipes: bool = True) -> tuple[str, Variant]:
     """`capsnet:routing_steps=1,decoder=false` as a label and the variant of a study.
 
     Args:
         text: a network or a recipe, with arguments of the network after a colon.
         recipe: for networks that are not given as recipes; the defaults of `mereo train` when None.
+        recipes: whether a name that a network and a recipe have means the recipe.
     """
     from mereo.models import MODELS, get_model_entry
     from mereo.models.registry import library_of
@@ -40,7 +41,7 @@ def parse_variant(text: str, recipe: str | None = None) -> tuple[str, Variant]:
     except ValueError as error:
         raise UsageError(f"{text!r}: {error}; write capsnet:routing_steps=1,decoder=false.") from None
     label = name + (":" + ",".join(sorted(words)) if words else "")
-    if name in RECIPES:
+    if name in RECIPES and (recipes or name not in MODELS):
         return label, Variant({"model": apply_recipe(name).model}, given, recipe=name)
     if name not in MODELS and library_of(name) is None:
         if Path(text).exists():
@@ -55,15 +56,15 @@ def parse_variant(text: str, recipe: str | None = None) -> tuple[str, Variant]:
     return label, Variant({"model": name}, given, recipe=recipe)
 
 
-def make_study(texts: Sequence[str], recipe: str | None = None) -> Study:
-    """The study that compares the named networks."""
+def make_study(texts: Sequence[str], recipe: str | None = None, *, recipes: bool = True) -> Study:
+    """The study that compares the named networks; arguments as of `parse_variant`."""
     if not texts:
         raise UsageError("models is empty; give some, such as mspcaps_tiny capsnet:routing_steps=1.")
     if recipe is not None and recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
     variants: dict[str, Variant] = {}
     for text in texts:
-        label, variant = parse_variant(text, recipe)
+        label, variant = parse_variant(text, recipe, recipes=recipes)
         if folder_name(label) in map(folder_name, variants):
             raise UsageError(f"{label} is given twice; give each network once.")
         variants[label] = variant

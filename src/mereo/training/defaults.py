@@ -50,15 +50,15 @@ class Defaults:
         """The plan of the training."""
         return replace(make_plan(self.config, self.info), given=self.given)
 
-    def lines(self) -> list[str]:
-        """Lines to print before the start: classes, sizes and every setting with its reason."""
+    def lines(self, *, timed: bool = True) -> list[str]:
+        """Lines to print before the start: classes, sizes, every setting with its reason, and the expected time."""
         if self.facts is None or self.choice is None:
             return []
         unsuited = _unsuited(self.config, self.facts)
-        return [*_describe(self.config, self.facts), *_settings(self.config, self.choice), *unsuited]
+        return [*_describe(self.config, self.facts), *_settings(self.config, self.choice, timed=timed), *unsuited]
 
 
-def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
+def choose_defaults(config: TrainConfig, given: Collection[str], info: DatasetInfo | None = None) -> Defaults:
     """Choose the settings that are not given from the data and from --minutes.
 
     Several processes could measure different times, so of what follows from time they take the number of epochs of
@@ -67,6 +67,7 @@ def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
     Args:
         config: with defaults where nothing is given.
         given: names of the fields that were given, by an option or in Python.
+        info: of the data, where that is known already.
     """
     config.check()
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -77,7 +78,7 @@ def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
     if config.task != "classification" or is_sequence_model(config.model):
         return Defaults(config)
     side = get_model_entry(config.model).defaults["img_size"]
-    info = dataset_info(config.data, config.data_root)
+    info = dataset_info(config.data, config.data_root) if info is None else info
     if info.text is not None:
         return Defaults(config)
     facts = data_facts(info, training_images(config, info))
@@ -100,13 +101,9 @@ def choose_defaults(config: TrainConfig, given: Collection[str]) -> Defaults:
 
 
 def show_defaults(defaults: Defaults, *, timed: bool = True) -> None:
-    """Print what was chosen; without the expected time of a training where none follows, or it is timed at length."""
-    for line in (defaults if timed else replace(defaults, choice=_untimed(defaults.choice))).lines():
+    """Print what was chosen; without the expected time where no training follows, or it is timed at length."""
+    for line in defaults.lines(timed=timed):
         say(line)
-
-
-def _untimed(choice: Choice | None) -> Choice | None:
-    return None if choice is None else replace(choice, seconds=None)
 
 
 def _describe(config: TrainConfig, facts: DataFacts) -> list[str]:
@@ -135,20 +132,21 @@ def _unsuited(config: TrainConfig, facts: DataFacts) -> list[str]:
     return lines
 
 
-def _show(name: str, value: Any) -> str:
+def show_setting(name: str, value: Any) -> str:
+    """The value of a field as text, as an option takes it."""
     if isinstance(value, tuple):
         return show_size(value) if name == "img_size" else " ".join(value)
-    return f"{value:g}"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def _settings(config: TrainConfig, choice: Choice) -> list[str]:
+def _settings(config: TrainConfig, choice: Choice, *, timed: bool) -> list[str]:
     rows = sorted(
-        (f"--{name.replace('_', '-')} {_show(name, value)}", choice.reasons[name])
+        (f"--{name.replace('_', '-')} {show_setting(name, value)}", choice.reasons[name])
         for name, value in choice.values.items()
     )
     lines = [f"chosen for {config.model} on this data; any option given is kept:"] if rows else []
     width = max((len(option) for option, _ in rows), default=0)
     lines += [f"  {option:<{width}}  {reason}" for option, reason in rows]
-    if choice.seconds is not None:
+    if timed and choice.seconds is not None:
         lines.append(f"expected time: {duration(choice.seconds)}, with the evaluation of each epoch")
     return lines

@@ -11,7 +11,7 @@ from mereo.models.metadata import Description, describe
 from mereo.models.pretrained import fill
 from mereo.models.registry import find_entry
 from mereo.models.sequence_model import SequenceModel
-from mereo.models.weights import is_described, load_state, load_tensors, read_metadata, weights_file
+from mereo.models.weights import is_described, load_state, read_metadata, weights_file
 from mereo.training.config import TrainConfig
 from mereo.training.option_values import parse_size
 
@@ -53,7 +53,7 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
     changes: dict[str, Any] = {"weights": str(Path(weights).absolute())} if Path(weights).exists() else {}
     if not is_described(path):
         return config.replace(**changes)
-    _, metadata = load_tensors(path)
+    metadata = read_metadata(path)
     described = describe(path, metadata)
     own = _own_arguments(described, metadata["args"])
     arguments = {name: value for name, value in own.items() if name not in OF_THE_DATA}

@@ -17,6 +17,7 @@ from mereo.training.config import TrainConfig
 from mereo.training.recipes import apply_recipe
 
 if TYPE_CHECKING:
+    from mereo.data import DatasetInfo
     from mereo.training.plan import Plan
 
 
@@ -70,9 +71,11 @@ def folder_name(label: str) -> str:
     return re.sub(r"[^\w.=-]+", "_", label).strip("_")
 
 
-def make_plans(configs: Mapping[tuple[str, int], "TrainConfig | Plan"]) -> dict[tuple[str, int], "Plan"]:
-    """The plans of several runs; shared data is inspected once."""
-    from mereo.data import DatasetInfo, dataset_info
+def make_plans(
+    configs: Mapping[tuple[str, int], "TrainConfig | Plan"], info: "DatasetInfo | None" = None
+) -> dict[tuple[str, int], "Plan"]:
+    """The plans of several runs; shared data is inspected once, or not at all where `info` of it is given."""
+    from mereo.data import dataset_info
     from mereo.training.plan import Plan, make_plan
 
     known: dict[tuple[str, str | None], DatasetInfo] = {}
@@ -83,7 +86,7 @@ def make_plans(configs: Mapping[tuple[str, int], "TrainConfig | Plan"]) -> dict[
             continue
         place = config.data, config.data_root
         if place not in known:
-            known[place] = dataset_info(*place)
+            known[place] = dataset_info(*place) if info is None else info
         plans[key] = make_plan(config, known[place])
     return plans
 

@@ -1,0 +1,100 @@
+"""The settings of a comparison that are not given: chosen from the data and the first network, and shared by all."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mereo.data import DatasetInfo
+from mereo.errors import UsageError
+from mereo.files import read_regular, write_atomically
+from mereo.training.config import FIELDS, TrainConfig
+from mereo.training.defaults import choose_defaults, show_setting
+from mereo.training.studies import Study, Variant
+
+NAME = "defaults.json"
+"""The file in the folder of a comparison that keeps what was chosen, because the time of a step differs each time."""
+PLACES = ("device", "data_root")
+"""Fields that may differ in a later call."""
+SHARED = ("minutes", "epochs", "batch_size", "validation_fraction")
+"""Settings of the first network that all others take; the other settings follow from these, the data and a network."""
+_LONGEST_FILE = 2**20
+
+
+class CompareDefaults:
+    """Chooses the settings that are not given, for each network of a comparison that has no recipe.
+
+    Epochs and batch size are those of the first network, so that all see the same images equally often. The rate
+    follows from the kind of network, and the size of the images from what is in them and from the time of the first.
+
+    Args:
+        overrides: fields that are given for all networks.
+        folder: of the comparison. What an earlier call with the same overrides chose is used again.
+        info: of the data.
+        say: prints what is chosen.
+    """
+
+    def __init__(
+        self, overrides: Mapping[str, Any], folder: Path, info: DatasetInfo, say: Callable[[str], None]
+    ) -> None:
+        self.overrides, self.path, self.info, self.say = overrides, folder / NAME, info, say
+        given = {name: value for name, value in overrides.items() if name not in PLACES}
+        self.kept: dict[str, Any] = {"given": json.loads(json.dumps(given)), "shared": {}, "networks": {}}
+        if (earlier := _read(self.path)).get("given") == self.kept["given"]:
+            self.kept = earlier
+            say(f"settings that are not given are those of {self.path}")
+
+    def apply(self, study: Study) -> Study:
+        """The study with every setting that was open; UsageError for a time in minutes beside a recipe."""
+        shared, networks = self.kept["shared"], self.kept["networks"]
+        variants, lines = dict(study.variants), []
+        for label, variant in study.variants.items():
+            if (recipe := variant.recipe or study.recipe) is not None:
+                if "minutes" in self.overrides:
+                    raise UsageError(
+                        f"minutes is {self.overrides['minutes']:g}, but {recipe} is a recipe, which has a number of"
+                        " epochs; give --epochs."
+                    )
+                continue
+            if label not in networks:
+                told, networks[label] = self._choose(label, variant)
+                lines += told
+                if not shared:
+                    shared.update({name: networks[label].get(name) for name in SHARED})
+            variants[label] = replace(variant, changes={**networks[label], **variant.changes})
+        for line in lines:
+            self.say(line)
+        return replace(study, variants=variants)
+
+    def save(self) -> None:
+        """Keep what was chosen for later calls."""
+        write_atomically(self.path, (json.dumps(self.kept, indent=2) + "\n").encode())
+
+    def _choose(self, label: str, variant: Variant) -> tuple[list[str], dict[str, Any]]:
+        """Lines to print, and the settings of a network that are not given."""
+        shared = {name: value for name, value in self.kept["shared"].items() if value is not None}
+        given = {**shared, **variant.changes, **self.overrides, "model_args": dict(variant.model_args)}
+        if "img_size" in variant.model_args:
+            given.pop("img_size", None)
+        defaults = choose_defaults(TrainConfig().replace(**given), given, self.info)
+        chosen = {} if defaults.choice is None else dict(defaults.choice.values)
+        first = not self.kept["networks"]
+        lines = defaults.lines(timed=False) if first else [_line(label, chosen)] if chosen else []
+        return lines, {name: value for name, value in shared.items() if name not in self.overrides} | chosen
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What an earlier call chose; empty if there was none, or the file is not one of ours."""
+    try:
+        kept = json.loads(read_regular(path, _LONGEST_FILE))
+        chosen = [kept["shared"], *kept["networks"].values()]
+        known = all(FIELDS.keys() >= settings.keys() for settings in chosen)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return {}
+    return dict(kept) if known else {}
+
+
+def _line(label: str, chosen: Mapping[str, Any]) -> str:
+    shown = ", ".join(f"{name} {show_setting(name, value)}" for name, value in chosen.items())
+    return f"chosen for {label}: {shown}; epochs and batch size as for the first network"
