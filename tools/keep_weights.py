@@ -1,5 +1,6 @@
-"""Keep the weights of a finished run in the package, with a card: python tools/keep_weights.py RUN [last|best].
+"""Keep the weights of a finished run in the package, with a card: python tools/keep_weights.py RUN [last|best] [KIND].
 
+They are named <model>.<data>, or <model>.<data>_<kind> for those of a kind such as `robust`, beside the usual ones.
 Weights that would take more than LARGEST bytes are kept in half precision.
 """
 
@@ -17,12 +18,12 @@ LARGEST = 5_000_000
 LICENSE = "apache-2.0"
 
 
-def keep(run: Path, which: str) -> Path:
-    """Write <model>.<data>.safetensors and its card; the path of the former."""
+def keep(run: Path, which: str, kind: str = "") -> Path:
+    """Write <model>.<data>[_<kind>].safetensors and its card; the path of the former."""
     folder = RunFolder(run)
     weights = folder.last if which == "last" else folder.best
     model, record = load(weights), read_record(weights)
-    name = f"{model.config['model']}.{record['data']}"
+    name = f"{model.config['model']}.{record['data']}" + (f"_{kind}" if kind else "")
     path = FOLDER / f"{name}.safetensors"
     model.pretrained_cfg["license"] = LICENSE
     state, extra = model.state_dict(), {"data": record["data"], "results": record["results"]}
@@ -59,4 +60,4 @@ On the command line: `mereo predict photo.png --weights {model}.{data}`.
 
 
 if __name__ == "__main__":
-    print(keep(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "last"))
+    print(keep(Path(sys.argv[1]), *(sys.argv[2:] or ["last"])))

@@ -38,7 +38,7 @@ def test_what_is_not_given_or_none_is_the_presets() -> None:
     ("name", "arguments", "message"),
     [
         ("mspcap_tiny", {}, "unknown model 'mspcap_tiny'; did you mean 'mspcaps_tiny'"),
-        ("resnet50", {}, "unknown model 'resnet50'; that of another library is named '(timm|torchvision):resnet50'"),
+        ("resnet50", {}, "unknown model 'resnet50'; did you mean '(timm|torchvision):resnet50'"),
         ("mspcaps_tiny", {"pach_size": 2}, "unknown argument of mspcaps_tiny 'pach_size'; did you mean 'patch_size'"),
         ("mspcaps_tiny", {"zzz": 2}, "unknown argument of mspcaps_tiny 'zzz'; known: .*channels, .*patch_size"),
         ("capsnet", {"pretrained": True}, "pretrained is True, but .*weights of 'capsnet'"),

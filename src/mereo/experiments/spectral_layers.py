@@ -16,7 +16,7 @@ from mereo.models import create_model
 
 DIM, DEPTH, PATCH, HEADS, HIDDEN = 128, 6, 4, 2, 512
 """Sizes of the networks; `HIDDEN` is that of the feed-forwards with two spectral blocks."""
-IMAGES, EPOCHS, RATE = 2500, 8, 1e-3
+IMAGES, EPOCHS, RATE = 2500, 10, 1e-3
 NETWORKS = {
     "attention only": (0, True),
     "2 spectral blocks, then attention": (2, True),

@@ -49,8 +49,12 @@ def description_of(name: str) -> dict[str, Any]:
 
 
 def default_tag(model: str) -> str | None:
-    """The data set that `pretrained=True` means: the only one, or the only one whose images have the preset's size."""
-    tags, preset = tags_of(model), get_model_entry(model).defaults
+    """The data set that `pretrained=True` means: the only one, or the only one whose images have the preset's size.
+
+    Weights with an attribute, such as `cifar10_robust`, are named where they are wanted.
+    """
+    preset = get_model_entry(model).defaults
+    tags = [tag for tag in tags_of(model) if description_of(f"{model}.{tag}").get("data", tag) == tag]
     if len(tags) > 1:
         args = {tag: description_of(f"{model}.{tag}")["args"] for tag in tags}
         images = ("in_chans", "img_size")

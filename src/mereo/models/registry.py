@@ -177,7 +177,7 @@ def get_model_entry(name: str) -> ModelEntry:
         if is_sequence_model(name):
             raise UsageError(f"model is {name!r}, which reads tokens; a network of images is needed here.")
         if (elsewhere := _in_a_library(name)) is not None:
-            raise UsageError(f"unknown model {name!r}; that of another library is named {elsewhere!r}.")
+            raise UsageError(f"unknown model {name!r}; did you mean {elsewhere!r}?")
         others = " or ".join(f"{library}:NAME" for library in LIBRARIES)
         raise UsageError(
             f"{unknown('model', name, [*MODELS, *SEQUENCE_MODELS])} A network of another library is {others}."
