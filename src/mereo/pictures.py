@@ -70,15 +70,36 @@ def new_figure(width: float, height: float, layout: Layout = "constrained", dpi:
     return figure
 
 
-def row_of_panels(
-    titles: Iterable[str], width: float, height: float, *, sharey: bool = False, fontsize: float = 9
-) -> tuple[Any, list[Any]]:
+def grid_of_panels(
+    count: int, across: int, panel: tuple[float, float], margin: tuple[float, float] = (0, 0), *, blocks: int = 1,
+    **given: Any,
+) -> tuple[Any, list[list[Any]]]:  # fmt: skip
+    """A figure, and the axes of `count` panels in each of its blocks; places left over are hidden.
+
+    Args:
+        count: panels of a block.
+        across: most panels next to each other.
+        panel, margin: width and height of a panel, and those of the rest of the figure, in inches.
+        blocks: one below the other.
+        given: to matplotlib's `subplots`.
+    """
+    across = min(count, across)
+    down = -(-count // across)
+    figure = new_figure(panel[0] * across + margin[0], panel[1] * down * blocks + margin[1])
+    axes = list(figure.subplots(blocks * down, across, squeeze=False, **given).flat)
+    parts = [axes[start : start + across * down] for start in range(0, len(axes), across * down)]
+    for part in parts:
+        for unused in part[count:]:
+            unused.set_visible(False)
+    return figure, [part[:count] for part in parts]
+
+
+def row_of_panels(titles: Iterable[str], width: float, height: float, **given: Any) -> tuple[Any, list[Any]]:
     """A figure and its panels side by side, each `width` inches wide, with their titles."""
     names = list(titles)
-    figure = new_figure(width * len(names), height)
-    panels = list(figure.subplots(1, len(names), sharey=sharey, squeeze=False)[0])
+    figure, (panels,) = grid_of_panels(len(names), len(names), (width, height), **given)
     for axes, name in zip(panels, names, strict=True):
-        axes.set_title(name, fontsize=fontsize, loc="left")
+        axes.set_title(name, fontsize=9, loc="left")
     return figure, panels
 
 

@@ -123,7 +123,7 @@ def test_facts_of_the_machine():
 
 
 def test_panels_are_two_in_a_row_so_that_their_text_is_readable_on_a_page():
-    figure, blocks = _grid(3, 3.4, 2.7, 2)
+    figure, blocks = _grid(3, 3.4, 2.7, blocks=2)
     assert [len(block) for block in blocks] == [3, 3] and figure.get_figwidth() < 9
     assert sum(axes.get_visible() for axes in figure.axes) == 6
     places = [axes.get_subplotspec() for axes in blocks[1]]

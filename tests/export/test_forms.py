@@ -13,7 +13,6 @@ from mereo.errors import MereoError, UsageError
 from mereo.export import FORMS, export_model, writing
 from mereo.export.images import find_images, read_images
 from mereo.export.record import read_record
-from pictures import picture
 
 silent = {"say": lambda line: None}
 
@@ -88,20 +87,6 @@ def test_data_that_is_not_there(make, run, tmp_path, monkeypatch):
     assert find_images(make("capsnet"), None, None, None)[0] is None
     with pytest.raises(UsageError, match="10 classes; the network has 3"):
         read_images(make("capsnet"), "digits", None, None)
-
-
-@pytest.mark.filterwarnings("ignore:.*has no test split")
-def test_the_folder_that_a_run_names_is_read_and_that_of_a_weight_file_is_not(make, tmp_path):
-    model, folder = make("capsnet"), tmp_path / "photos"
-    for name in ("cat", "cow", "dog"):
-        (folder / name).mkdir(parents=True)
-        for number in range(4):
-            picture(number).save(folder / name / f"{number}.png")
-    model.metadata = {"data": str(folder)}
-    images, reason = find_images(model, None, None, None, str(folder))
-    assert images is not None and reason == "" and images.name == "photos" and len(images.test) >= 2
-    images, reason = find_images(model, None, None, None)
-    assert images is None and "not a registered data set" in reason
 
 
 @pytest.mark.parametrize("form", ["onnx", "torch", "hub"])

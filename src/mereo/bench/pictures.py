@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from mereo.bench.growth import exponent
 from mereo.bench.report import heading, milliseconds, three_digits, versus
 from mereo.bench.results import Measurement, Run
-from mereo.pictures import new_figure, plain_log, save_figure
+from mereo.pictures import grid_of_panels, plain_log, save_figure
 from mereo.runtime.text import gibibytes
 
 COLOURS = ("#6b6b6b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4b3f9e", "#a0522d", "#111111")
@@ -19,6 +19,8 @@ MOST_INSIDE = 6
 INK, FAINT, WRONG = "#222222", "#8a8a8a", "#c4161c"
 ACROSS = 2
 """Panels next to each other: with more, their text is too small at the width of a page."""
+LEAST_WIDTH = 6.5
+"""Least width of a picture in inches, for its title."""
 WIDE = 30
 """Largest over smallest above which a panel is logarithmic."""
 MIB = 2**20
@@ -84,23 +86,10 @@ def _text(m: Measurement, quantity: Quantity, reference: Measurement | None) -> 
     return text if m.contender == m.reference else f"{text}  {versus(m, reference)}"
 
 
-def _grid(count: int, width: float, height: float, blocks: int = 1, **given: Any) -> tuple[Any, list[list[Any]]]:
-    """A figure, and the axes of `count` panels in each of its blocks, `ACROSS` in a row; those left over are hidden.
-
-    Args:
-        count: panels of a block.
-        width, height: of a panel in inches.
-        blocks: one below the other.
-        given: to `subplots`.
-    """
-    across, down = min(count, ACROSS), -(-count // ACROSS)
-    figure = new_figure(max(6.5, 1.2 + width * across), 1.3 + height * blocks * down)
-    axes = list(figure.subplots(blocks * down, across, squeeze=False, **given).flat)
-    parts = [axes[start : start + across * down] for start in range(0, len(axes), across * down)]
-    for part in parts:
-        for unused in part[count:]:
-            unused.set_visible(False)
-    return figure, [part[:count] for part in parts]
+def _grid(count: int, width: float, height: float, **given: Any) -> tuple[Any, list[list[Any]]]:
+    """A figure with panels of that size, `ACROSS` in a row, and room for its title."""
+    room = max(1.2, LEAST_WIDTH - width * min(count, ACROSS))
+    return grid_of_panels(count, ACROSS, (width, height), (room, 1.3), **given)
 
 
 def _bars(run: Run, panels: list[_Panel]) -> Any:
@@ -155,7 +144,7 @@ def _shows_exponents(run: Run, swept: str) -> bool:
 
 def _lines(run: Run, panels: list[_Panel], axes_swept: list[str]) -> Any:
     """A block a size that was swept, a panel a quantity, a line a contender; a cross is where it no longer fits."""
-    figure, grid = _grid(len(panels), 3.4, 2.7, len(axes_swept))
+    figure, grid = _grid(len(panels), 3.4, 2.7, blocks=len(axes_swept))
     for swept, row in zip(axes_swept, grid, strict=True):
         for axes, panel in zip(row, panels, strict=True):
             _draw_lines(axes, run, panel, swept)

@@ -23,8 +23,8 @@ HEADINGS = {
 }  # fmt: skip
 """Measurements in words, as headings; `EXPLAINED` is printed below them."""
 EXPLAINED = (
-    "Further measurements: the accuracy on test images, as they are, changed or attacked as the column names, or with"
-    " the couplings replaced; and the expected calibration error."
+    "The columns are accuracies on the test images: unchanged, with the change or attack in the heading, or with other"
+    " couplings; and the expected calibration error."
 )
 COLUMNS = (
     "network", "test {metric}", "spread", "seeds", "parameters", "MACs", "training images/s", "inference images/s",

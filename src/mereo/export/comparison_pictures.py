@@ -1,12 +1,15 @@
 """Pictures of a comparison of networks."""
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mereo.export.rows import Row, ranked
-from mereo.pictures import new_figure, save_figure
+from mereo.pictures import grid_of_panels, new_figure, save_figure
 
+TITLE = 90
+"""Characters of a line of a title."""
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 """(severity, accuracy) by the name of a corruption."""
 AXES = {"rotation": "degrees", "translation": "% of the side", "occlusion": "% of the side covered"}
@@ -39,7 +42,7 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
     ]
     # As wide as a page, so that the text stays readable on it.
     figure = new_figure(7.8, 0.4 + 3 * (1.0 + 0.28 * len(rows)))
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(textwrap.fill(title, TITLE), fontsize=10)
     grid = figure.subplots(3, 2, sharey=True)
     places = range(len(rows))
     colours = [f"C{i % 10}" for i in places]
@@ -89,16 +92,11 @@ def draw_measured(rows: Sequence[Row], headings: Sequence[str], lines: Sequence[
         headings, lines: the table of the measurements, networks in their order.
     """
     count = len(headings) - 1
-    across = min(count, 3)
-    figure = new_figure(2.2 * across + 1.6, 0.4 + (0.9 + 0.26 * len(lines)) * -(-count // across))
+    figure, (panels,) = grid_of_panels(count, 3, (2.2, 0.9 + 0.26 * len(lines)), (1.6, 0.4), sharey=True)
     figure.suptitle("Accuracy on test images, as they are and changed, and calibration error", fontsize=11)
-    grid = figure.subplots(-(-count // across), across, sharey=True, squeeze=False)
     places = range(len(lines))
     colours = ["0.6" if row.plain else "C0" for row in ranked(rows)]
-    for number, axes in enumerate(grid.flat):
-        if number >= count:
-            axes.set_axis_off()
-            continue
+    for number, axes in enumerate(panels):
         texts = [line[number + 1] for line in lines]
         values = [0.0 if text == "-" else float(text) for text in texts]
         axes.barh(places, values, color=colours, height=0.7)
@@ -108,7 +106,7 @@ def draw_measured(rows: Sequence[Row], headings: Sequence[str], lines: Sequence[
         axes.set_title(headings[number + 1], fontsize=9)
         axes.set_yticks(list(places), [line[0].replace(":", ":\n") for line in lines], fontsize=7)
         axes.tick_params(axis="x", labelsize=7)
-    grid[0, 0].invert_yaxis()
+    panels[0].invert_yaxis()
     save_figure(figure, path)
 
 
@@ -118,13 +116,8 @@ def draw_curves(rows: Sequence[Row], curves: Mapping[str, Curves], path: Path) -
     The legend of a panel names the networks of the highest mean accuracy and the plain ones.
     """
     names, plain = list(next(iter(curves.values()))), [row.model for row in ranked(rows) if row.plain]
-    across = min(len(names), 2)
-    down = -(-len(names) // across)
-    figure = new_figure(3.9 * across, 4.0 * down)
-    every = list(figure.subplots(down, across, sharey=True, squeeze=False).flat)
-    for unused in every[len(names) :]:
-        unused.set_visible(False)
-    for axes, name in zip(every, names, strict=False):
+    figure, (panels,) = grid_of_panels(len(names), 2, (3.9, 4.0), sharey=True)
+    for axes, name in zip(panels, names, strict=True):
         means = {label: sum(value for _, value in each[name][1:]) for label, each in curves.items()}
         best = sorted(means, key=lambda label: -means[label])[:NAMED]
         for number, row in enumerate(ranked(rows)):
