@@ -70,6 +70,12 @@ def test_what_a_model_cannot_give_is_reported_in_a_line(call: Call) -> None:
     assert code == 2 and "MSPCaps has no decoder" in err and err.count("\n") == 1 and not Path("other").exists()
 
 
+def test_an_unreadable_image_is_the_only_thing_that_is_reported(call: Call) -> None:
+    Path("photos/cut.png").write_bytes(Path("photos/one.png").read_bytes()[:300])
+    code, out, err = call("photos/cut.png", "--weights", "mspcaps.safetensors")
+    assert (code, out) == (1, "") and err.splitlines() == [err.strip()] and "cut.png cannot be read" in err
+
+
 def test_a_file_holds_one_kind(call: Call) -> None:
     assert call("photos", "--weights", "capsnet.safetensors", "--out", "a.html")[1] == "page: a.html\n"
     assert Path("a.html").read_text().count('class="case"') == 3

@@ -291,11 +291,3 @@ def test_facts_of_a_tar_file_are_those_of_its_images(tmp_path, monkeypatch):
     }  # fmt: skip
     assert about.largest == page(0).shape[:2] and about.lost
     assert chosen(about).values["augment"] == ("zoom=0.75:1",), "text is not mirrored"
-
-
-def test_the_count_of_the_classes_is_that_of_the_images_it_is_said_to_be_of(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    data = str(folder(tmp_path / "photos", 2, 10, colours))
-    wanted = {"data": data, "limit": 8, "model_args": {"channels": [4, 8, 8]}, "epochs": 1, "img_size": 16}
-    first, second, *_ = choose_defaults(TrainConfig(**wanted), set(wanted)).lines()
-    assert "8 of 20 images to train on" in first and "kind0 10, kind1 10" in second

@@ -1,5 +1,6 @@
 """Uneven classes are reported before a training starts, and the balanced accuracy then chooses the epoch."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,3 +74,14 @@ def test_a_run_keeps_the_epoch_of_the_highest_balanced_accuracy(
     folder = birds(tmp_path / "uneven", crow=40, wren=4)
     result = train(small_config(data=str(folder), limit=None, epochs=2), Report(silent=True))
     assert result.results["best_epoch"] == 2
+
+
+def test_the_line_of_an_epoch_and_the_history_show_what_chooses(
+    small_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(small_config(data=str(birds(tmp_path / "uneven", crow=40, wren=4)), limit=None, epochs=1))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch 1/1  ")]
+    assert re.search(r"val \d+\.\d\d %, balanced accuracy \d+\.\d\d % \(best\)", line), line
+    assert "val_balanced_accuracy" in result.folder.history.read_text().splitlines()[0]
+    even = train(small_config(data=str(birds(tmp_path / "even", crow=12, wren=9)), limit=None, epochs=1))
+    assert "balanced" not in capsys.readouterr().out + even.folder.history.read_text()

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ def single_kind(options: ExplainOptions) -> str | None:
 
 
 def wanted_kinds(options: ExplainOptions, model: "VisionModel") -> list[str]:
-    """The kinds to write; one that the model cannot give is left out with a word, unless it was asked for."""
+    """The kinds to write: those that were asked for, or all that the model can give."""
     from mereo.explain.folder import KINDS, why_not
 
     single, reasons = single_kind(options), why_not(model)
@@ -64,8 +65,6 @@ def wanted_kinds(options: ExplainOptions, model: "VisionModel") -> list[str]:
     for kind in asked:
         if kind in reasons:
             raise UsageError(f"only is {kind!r}, which this network does not support: {reasons[kind]}.")
-    for kind, reason in {} if asked else reasons.items():
-        say(f"no {kind}: {reason}", file=sys.stderr)
     return asked or [kind for kind in KINDS if kind not in reasons]
 
 
@@ -145,13 +144,17 @@ def write(
         reporter: shows the progress.
     """
     from mereo.explain import draw_explanation, write_explanations, write_page
-    from mereo.explain.folder import index_files
+    from mereo.explain.folder import index_files, why_not
 
     kinds, single, out = wanted_kinds(options, model), single_kind(options), options.out or new_folder()
     batches_of = -(-len(paths) // BATCH)
     check_outputs("out", [out] if single else index_files(out, kinds, batches_of), [*paths, source])
     with reading(*paths, source), reporter.stage("explained", len(paths)) as done:
         batches = read_batches(paths, model, options.strict, done)
+        # Images that cannot be read are the first thing that is reported.
+        batches = chain([next(batches)], batches)
+        for kind, reason in {} if options.only or single else why_not(model).items():
+            say(f"no {kind}: {reason}", file=sys.stderr)
         if single == "picture":
             first = next(batches)
             picture = draw_explanation(

@@ -38,6 +38,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 LONGEST_LINE = 1500
 """Longest error or warning in characters, about a screenful; the middle of a longer one is cut out."""
 STOPPED = "stopped."
+BUSY = 1.5
+"""Load for each core above which other programs are competing for it."""
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
@@ -89,10 +91,6 @@ def one_line(message: object) -> str:
 def _fail(message: object, code: int) -> int:
     say(f"mereo: error: {one_line(message)}", file=sys.stderr)
     return code
-
-
-BUSY = 1.5
-"""Load for each core above which other programs are competing for it."""
 
 
 def _spin_count() -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from mereo.cli.wrong_values import explain
+from mereo.cli.wrong_values import reworded
 from mereo.errors import UsageError
 from mereo.files import check_name
 
@@ -157,7 +157,7 @@ def parse(options: type[T], words: Sequence[str], command: str, default: T | Non
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        message = explain(one_line(errors.getvalue()), options, words)
+        message = reworded(one_line(errors.getvalue()), options, words)
         raise UsageError(f"{message} See mereo {command} --help.") from None
     check_values(parsed)
     return parsed

@@ -31,16 +31,12 @@ def run(words: list[str], command: str) -> None:
         from mereo.inference.predict import find_files, find_images, task_of
         from mereo.models import SequenceModel
 
-    if not options.images and options.prompt is None:
-        raise UsageError("no image is given; give files, folders or patterns.")
-    if options.images:
-        find_files(options.images)  # what does not exist is named before weights are read
-    table_only = options.out is not None and options.out.suffix.lower() == ".csv"
-    if options.out is not None and options.out.is_file() and not table_only:
+    # Before weights are read, so that a missing file is named at once.
+    given = find_files(options.images) if options.images or options.prompt is None else []
+    if options.out is not None and options.out.is_file() and not _is_table_name(options.out):
         raise UsageError(f"out is {options.out}, which is a file; give a folder, or a file that ends in .csv.")
     model, source = load_weights(options.weights, options.device, ready=True, images=False)
-    find = find_files if isinstance(model, SequenceModel) else find_images
-    paths = [] if options.prompt is not None and not options.images else find(options.images)
+    paths = find_images(options.images) if options.images and not isinstance(model, SequenceModel) else given
     if options.weights is None:
         say(f"using {source}", file=sys.stderr)
     if isinstance(model, SequenceModel):

@@ -146,9 +146,14 @@ def trained(
         from_file: whether it comes from a file, which leaves nothing to be chosen.
         report: shows the progress.
     """
+    from mereo.training.callbacks import check_callbacks
     from mereo.training.defaults import show_defaults
     from mereo.training.run_folder import check_free, check_resumable, folder_to_resume, resumed
+    from mereo.training.trackers import check_trackers
 
+    # Before anything is read or timed.
+    check_trackers(config.track)
+    check_callbacks(config.callbacks)
     folder, first = folder_to_resume(config), os.environ.get("RANK", "0") == "0"
     if config.resume and first:
         check_resumable(folder)
@@ -165,10 +170,7 @@ def trained(
         return None
     from mereo.training.second_network import train_watched, watched
     from mereo.training.show_estimate import announce
-    from mereo.training.trackers import check_trackers
 
-    # Before anything is read or timed.
-    check_trackers(config.track)
     if first:
         check_free(config)
     shown = first and (report is None or not report.silent)

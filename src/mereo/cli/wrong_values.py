@@ -1,4 +1,4 @@
-"""Words for options whose values cannot be read: which option, what it was, and what it must be."""
+"""Messages for options whose values cannot be read: which option, what it was, and what it must be."""
 
 import re
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ def _given(words: Sequence[str], option: str, several: bool) -> str:
     return ""
 
 
-def explain(message: str, options: type, words: Sequence[str]) -> str:
-    """The message of the parser in words of its user.
+def reworded(message: str, options: type, words: Sequence[str]) -> str:
+    """The message of the parser in the words of its user.
 
     Args:
         message: of one line.

@@ -1,28 +1,27 @@
-"""Training modes, and which parameters take gradients, restored after a block."""
+"""Training modes, and which parameters require gradients, restored after a block."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from torch import nn
 
 
 @contextmanager
-def modes_kept(*models: nn.Module) -> Iterator[None]:
-    """Every module of these models is in training or evaluation mode as before, when the block ends."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
+def _kept(owners: Iterable[object], name: str) -> Iterator[None]:
+    """An attribute of each of these objects is as before when the block ends."""
+    values = [(owner, getattr(owner, name)) for owner in owners]
     try:
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for owner, value in values:
+            setattr(owner, name, value)
 
 
-@contextmanager
-def gradients_kept(*models: nn.Module) -> Iterator[None]:
-    """The same parameters of these models require gradients as before, when the block ends."""
-    trained = [(parameter, parameter.requires_grad) for model in models for parameter in model.parameters()]
-    try:
-        yield
-    finally:
-        for parameter, requires_grad in trained:
-            parameter.requires_grad_(requires_grad)
+def modes_kept(*models: nn.Module) -> AbstractContextManager[None]:
+    """Every module of these models is in training or evaluation mode as before when the block ends."""
+    return _kept((module for model in models for module in model.modules()), "training")
+
+
+def gradients_kept(*models: nn.Module) -> AbstractContextManager[None]:
+    """The same parameters of these models require gradients as before when the block ends."""
+    return _kept((parameter for model in models for parameter in model.parameters()), "requires_grad")

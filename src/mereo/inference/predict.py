@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mereo.data import Batch, ImageSet, load_size
 from mereo.data.decode import decode, reason_of
-from mereo.data.names import ARCHIVES, IMAGE_SUFFIXES, OTHER_SUFFIXES, is_table
+from mereo.data.names import ARCHIVES, IMAGE_SUFFIXES, OTHER_SUFFIXES, TABLES, is_table
 from mereo.data.table import table_images
 from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import prepare_batch
@@ -64,10 +64,12 @@ class Prediction:
         return {"path": str(self.path), **self.values}
 
 
-Find = Callable[[Path], list[Path]]
-
-
-def _found(patterns: Sequence[str | Path], kind: str, in_folder: Find, in_file: Find) -> list[Path]:
+def _found(
+    patterns: Sequence[str | Path],
+    kind: str,
+    in_folder: Callable[[Path], list[Path]],
+    in_file: Callable[[Path], list[Path]],
+) -> list[Path]:
     """The files of paths, folders and globs, each once, in order; UsageError for none, and for what matches nothing."""
     listed: dict[Path, None] = {}
     for pattern in patterns:
@@ -93,10 +95,7 @@ def _files_of_folder(path: Path) -> list[Path]:
     return files
 
 
-_TABLES = (".parquet", ".arrow")
-
-
-def _evaluated(data: Path) -> str:
+def _evaluate_instead(data: Path) -> str:
     return f"measure the network on it with `mereo evaluate RUN --data {data}`"
 
 
@@ -104,8 +103,8 @@ def _images_of_folder(path: Path) -> list[Path]:
     suffixes = (*IMAGE_SUFFIXES, *OTHER_SUFFIXES)
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())
     if not files:
-        if any(p.suffix.lower() in (".tar", *_TABLES) for p in path.rglob("*")):
-            raise UsageError(f"{path} holds files of many images; {_evaluated(path)}.")
+        if any(p.suffix.lower() in (".tar", *TABLES) for p in path.rglob("*")):
+            raise UsageError(f"{path} holds files of many images; {_evaluate_instead(path)}.")
         raise UsageError(f"{path} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}); give a folder with images.")
     return files
 
@@ -115,8 +114,8 @@ def _images_of_file(path: Path) -> list[Path]:
     if is_table(path):
         return list(table_images(path))
     if path.name.lower().endswith(ARCHIVES):
-        unpacked = [] if path.suffix.lower() in _TABLES else ["unpack it and give the folder"]
-        read = [_evaluated(path)] if path.suffix.lower() in (".zip", ".tar", *_TABLES) else []
+        unpacked = [] if path.suffix.lower() in TABLES else ["unpack it and give the folder"]
+        read = [_evaluate_instead(path)] if path.suffix.lower() in (".zip", ".tar", *TABLES) else []
         raise UsageError(f"{path} is a file of many images; {', or '.join(unpacked + read)}.")
     return [path]
 
@@ -127,7 +126,7 @@ def find_files(patterns: Sequence[str | Path]) -> list[Path]:
     Raises:
         UsageError: for a path or pattern that matches nothing, and a folder without files.
     """
-    return _found(patterns, "file", _files_of_folder, lambda path: [path])
+    return _found(patterns, "image or text", _files_of_folder, lambda path: [path])
 
 
 def find_images(patterns: Sequence[str | Path]) -> list[Path]:

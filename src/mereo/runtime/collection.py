@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Inside this block Python collects no garbage: it would look for some dozens of times during long imports."""
+    """Without garbage collection inside the block: during long imports it would search dozens of times for nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
 """Callbacks at the start and the end of each epoch, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mereo.errors import UsageError, unknown
@@ -38,9 +38,8 @@ def register_callback(name: str, make: Callable[[], Callback]) -> None:
     CALLBACKS[name] = make
 
 
-def make_callbacks(names: tuple[str, ...]) -> dict[str, Callback]:
-    """The callbacks of one run by name; UsageError with the nearest names for an unknown one."""
+def check_callbacks(names: Sequence[str]) -> None:
+    """UsageError with the nearest names for a callback that is not registered."""
     for name in names:
         if name not in CALLBACKS:
             raise unknown("callback", name, CALLBACKS)
-    return {name: CALLBACKS[name]() for name in names}

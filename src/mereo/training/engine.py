@@ -22,13 +22,13 @@ from mereo.files import write_atomically
 from mereo.inference.evaluate import Scores, normalise, prepare_batch
 from mereo.models import save_weights
 from mereo.models.registry import lay_out
-from mereo.models.weights import check_finite, load_tensors, save_tensors
+from mereo.models.weights import check_finite, read_metadata, save_tensors
 from mereo.runtime.text import counted
 from mereo.training.adversarial import adversarial_training
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer, memory_format
 from mereo.training.batch_norm import share_batch_statistics, statistics_note
-from mereo.training.callbacks import make_callbacks
+from mereo.training.callbacks import CALLBACKS, check_callbacks
 from mereo.training.checkpoint import check_progress, full_tensor, load_state, model_state, save_state
 from mereo.training.config import TrainConfig
 from mereo.training.epochs import Epochs
@@ -78,8 +78,9 @@ class Trainer:
                 f"patience is {self.config.patience}, and no images are held out to choose the epoch by; leave it out."
             )
         self.chosen_by = choosing_metric(self.task, uneven=uneven_classes(setup) is not None)
+        self.columns = tuple(dict.fromkeys((*self.task.columns, f"val_{self.chosen_by}")))
         self.statistics = training_statistics(self.plan, self.splits.train)
-        self.callbacks = make_callbacks(self.config.callbacks)
+        self.callbacks = {name: CALLBACKS[name]() for name in self.config.callbacks}
         self._prepare_model()
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
@@ -206,7 +207,7 @@ class Trainer:
         """Train all remaining epochs."""
         epoch, first = self._resume()
         wanted = (self.config.tensorboard or TENSORBOARD in self.config.track) and self.main
-        events = open_events(self.folder, wanted, epoch + 1, self.report, self.task.columns)
+        events = open_events(self.folder, wanted, epoch + 1, self.report, self.columns)
         trackers = Trackers(self.config, self.folder, main=self.main)
         self.report.start(self.config.epochs * self.steps, epoch * self.steps + first, self.task.unit)
         try:
@@ -264,10 +265,10 @@ class Trainer:
             if better:
                 self._save_weights(self.folder.best, state)
             self._save_weights(self.folder.last, state)
-            write_history(self.folder.history, self.history, self.task.columns)
+            write_history(self.folder.history, self.history, self.columns)
         self.save_state(epoch + 1, 0, [0.0, 0.0], None)
         left = self.seconds / (epoch + 1) * (self.config.epochs - epoch - 1)
-        self.report.epoch(row, self.config.epochs, better and scores is not None, left, self.task)
+        self.report.epoch(row, self.config.epochs, better and scores is not None, left, self.task, self.chosen_by)
         # Not before the first results are shown, because the library that draws takes a second to load.
         if self.main and self.pictures and epoch == 0:
             self._draw_training_samples()
@@ -282,8 +283,7 @@ class Trainer:
             "train_loss": means[0],
             f"train_{metric}": means[1],
             "val_loss": None if scores is None else scores.loss,
-            f"val_{metric}": None if scores is None else scores.values[metric],
-        }
+        } | {f"val_{name}": None if scores is None else scores.values.get(name) for name in (metric, self.chosen_by)}
 
     def evaluated_state(self) -> dict[str, Tensor]:
         """The weights that are evaluated and saved: the average if there is one, otherwise the model's."""
@@ -326,7 +326,7 @@ class Trainer:
             return 0, 0
         if self.callbacks:
             # Before the optimiser is restored, because callbacks may have regrouped its parameters.
-            saved = load_tensors(self.folder.state)[1].get("progress")
+            saved = read_metadata(self.folder.state).get("progress")
             states = saved.get("callbacks") if isinstance(saved, dict) else None
             if not isinstance(states, dict) or not self.callbacks.keys() <= states.keys():
                 raise UsageError(
@@ -373,6 +373,7 @@ def train(config: TrainConfig | Plan, report: Report | None = None, *, pictures:
 
 def _train_in(folder: RunFolder, plan: Plan, report: Report, pictures: bool) -> RunResult:
     check_trackers(plan.config.track)
+    check_callbacks(plan.config.callbacks)
     resumed = plan.config.resume and folder.state.exists()
     setup = prepare(plan, progress=reading_progress(report), cache=folder.path, resumed=resumed)
     for line in describe_setup(setup):

@@ -46,13 +46,17 @@ class Report(Reporter):
             done = f"epoch {epoch}/{epochs}, step {self._done:,} of {self._total:,}"
             self.say(f"{done}{shown}, {rate:,.0f} {self.unit}/s, {self.left()} left")
 
-    def epoch(self, row: dict[str, Any], epochs: int, best: bool, left: float, task: Task) -> None:
-        """One epoch is done: a line of its metrics."""
+    def epoch(
+        self, row: dict[str, Any], epochs: int, best: bool, left: float, task: Task, chosen_by: str | None = None
+    ) -> None:
+        """One epoch is done: a line of its metrics, with the one that chooses the best epoch where it is another."""
         train, held_out = (row[f"{split}_{task.chooses[0]}"] for split in ("train", "val"))
         parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"loss {row['train_loss']:.4f}"]
         parts.append(f"train {task.show(train)}")
         if held_out is not None:
-            parts.append(f"val {task.show(held_out)}{' (best)' if best else ''}")
+            chosen = row.get(f"val_{chosen_by}") if chosen_by != task.chooses[0] else None
+            named = "" if chosen is None else f", {str(chosen_by).replace('_', ' ')} {task.show(chosen)}"
+            parts.append(f"val {task.show(held_out)}{named}{' (best)' if best else ''}")
         parts += [f"{row['images_per_second']:,.0f} {task.unit}/s", f"{duration(left)} left"]
         self.say("  ".join(parts))
 
