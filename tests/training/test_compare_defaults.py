@@ -50,6 +50,14 @@ def make_with(variants: Mapping[str, Variant]) -> Study:
     return replace(make_study(list(variants)), variants=variants)
 
 
+def test_networks_of_equal_settings_have_one_line(tmp_path):
+    given = {"data": "digits", "limit": 64, "epochs": 3, "batch_size": 16, "lr": 1e-3}
+    _, said = choose(tmp_path, given, SMALL, "resnet20", "resnet32")
+    assert said[-1].startswith("chosen for resnet20, resnet32: ")
+    assert "as for the first" not in said[-1], "epochs and batch size are given"
+    assert sum("resnet" in line for line in said) == 1
+
+
 def test_other_settings_choose_anew_and_what_is_given_stays(tmp_path):
     choose(tmp_path, GIVEN, SMALL)
     given = {"data": "digits", "limit": 64, "epochs": 3, "lr": 0.25}

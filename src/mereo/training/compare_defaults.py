@@ -10,7 +10,7 @@ from mereo.data import DatasetInfo
 from mereo.errors import UsageError
 from mereo.files import read_regular, write_atomically
 from mereo.training.config import FIELDS, TrainConfig
-from mereo.training.defaults import choose_defaults, show_setting
+from mereo.training.defaults import Defaults, choose_defaults, show_setting
 from mereo.training.studies import Study, Variant
 
 NAME = "defaults.json"
@@ -48,7 +48,8 @@ class CompareDefaults:
     def apply(self, study: Study) -> Study:
         """The study with every setting that was open; UsageError for a time in minutes beside a recipe."""
         shared, networks = self.kept["shared"], self.kept["networks"]
-        variants, lines = dict(study.variants), []
+        variants, lines = dict(study.variants), list[str]()
+        alike: dict[str, list[str]] = {}
         for label, variant in study.variants.items():
             if (recipe := variant.recipe or study.recipe) is not None:
                 if "minutes" in self.overrides:
@@ -58,12 +59,18 @@ class CompareDefaults:
                     )
                 continue
             if label not in networks:
-                told, networks[label] = self._choose(label, variant)
-                lines += told
+                defaults = self._choose(variant)
+                chosen = {} if defaults.choice is None else dict(defaults.choice.values)
+                taken = {name: value for name, value in self._shared().items() if name not in self.overrides}
+                networks[label] = taken | chosen
                 if not shared:
+                    lines = defaults.lines(timed=False)
                     shared.update({name: networks[label].get(name) for name in SHARED})
+                elif chosen:
+                    rest = f"; {', '.join(taken)} as for the first network" if taken else ""
+                    alike.setdefault(_shown(chosen) + rest, []).append(label)
             variants[label] = replace(variant, changes={**networks[label], **variant.changes})
-        for line in lines:
+        for line in [*lines, *(f"chosen for {', '.join(labels)}: {shown}" for shown, labels in alike.items())]:
             self.say(line)
         return replace(study, variants=variants)
 
@@ -71,17 +78,15 @@ class CompareDefaults:
         """Keep what was chosen for later calls."""
         write_atomically(self.path, (json.dumps(self.kept, indent=2) + "\n").encode())
 
-    def _choose(self, label: str, variant: Variant) -> tuple[list[str], dict[str, Any]]:
-        """Lines to print, and the settings of a network that are not given."""
-        shared = {name: value for name, value in self.kept["shared"].items() if value is not None}
-        given = {**shared, **variant.changes, **self.overrides, "model_args": dict(variant.model_args)}
+    def _shared(self) -> dict[str, Any]:
+        return {name: value for name, value in self.kept["shared"].items() if value is not None}
+
+    def _choose(self, variant: Variant) -> Defaults:
+        """The settings of a network that are not given."""
+        given = {**self._shared(), **variant.changes, **self.overrides, "model_args": dict(variant.model_args)}
         if "img_size" in variant.model_args:
             given.pop("img_size", None)
-        defaults = choose_defaults(TrainConfig().replace(**given), given, self.info)
-        chosen = {} if defaults.choice is None else dict(defaults.choice.values)
-        first = not self.kept["networks"]
-        lines = defaults.lines(timed=False) if first else [_line(label, chosen)] if chosen else []
-        return lines, {name: value for name, value in shared.items() if name not in self.overrides} | chosen
+        return choose_defaults(TrainConfig().replace(**given), given, self.info)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -95,6 +100,5 @@ def _read(path: Path) -> dict[str, Any]:
     return dict(kept) if known else {}
 
 
-def _line(label: str, chosen: Mapping[str, Any]) -> str:
-    shown = ", ".join(f"{name} {show_setting(name, value)}" for name, value in chosen.items())
-    return f"chosen for {label}: {shown}; epochs and batch size as for the first network"
+def _shown(chosen: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {show_setting(name, value)}" for name, value in chosen.items())
