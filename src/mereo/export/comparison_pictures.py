@@ -1,7 +1,7 @@
 """Pictures of a comparison of networks."""
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,25 +113,43 @@ def draw_measured(rows: Sequence[Row], headings: Sequence[str], lines: Sequence[
 def draw_curves(rows: Sequence[Row], curves: Mapping[str, Curves], path: Path) -> None:
     """One panel for each corruption, one line a network, plain networks black and dashed.
 
-    The legend of a panel names the networks of the highest mean accuracy and the plain ones.
+    The legend below the panels names the plain networks and those of the highest mean accuracy under each corruption;
+    the lines of the others are grey.
     """
-    names, plain = list(next(iter(curves.values()))), [row.model for row in ranked(rows) if row.plain]
-    figure, (panels,) = grid_of_panels(len(names), 2, (3.9, 4.0), sharey=True)
+    names = list(next(iter(curves.values())))
+    best = {label for name in names for label in _best(curves, name)}
+    styles = _line_styles(rows, best)
+    figure, (panels,) = grid_of_panels(len(names), 2, (3.9, 3.4), (0, 0.2 + 0.1 * len(styles)), sharey=True)
     for axes, name in zip(panels, names, strict=True):
-        means = {label: sum(value for _, value in each[name][1:]) for label, each in curves.items()}
-        best = sorted(means, key=lambda label: -means[label])[:NAMED]
-        for number, row in enumerate(ranked(rows)):
+        for row in ranked(rows):
             severities, values = zip(*curves[row.model][name], strict=True)
-            style: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": "-", "linewidth": 1.2}
-            if row.plain:
-                style = {"color": "black", "linestyle": ("--", "-.", ":")[plain.index(row.model) % 3], "linewidth": 1.8}
-            label = row.model if row.plain or row.model in best else None
-            axes.plot(severities, [100 * value for value in values], label=label, **style)
+            style = styles.get(row.model, {"color": "0.8", "linewidth": 0.9, "zorder": 1})
+            axes.plot(severities, [100 * value for value in values], **style)
         axes.set_title(f"accuracy under {name}", fontsize=10)
         axes.set_xlabel(AXES.get(name, "severity"), fontsize=9)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, loc="lower left")
         if axes.get_subplotspec().is_first_col():
             axes.set_ylabel("test accuracy in %", fontsize=9)
+    lines = {line.get_label(): line for line in panels[0].lines if line.get_label() in styles}
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=2, fontsize=8)
     save_figure(figure, path)
+
+
+def _best(curves: Mapping[str, Curves], name: str) -> list[str]:
+    """The networks of the highest mean accuracy under a corruption."""
+    return sorted(curves, key=lambda label: -sum(value for _, value in curves[label][name][1:]))[:NAMED]
+
+
+def _line_styles(rows: Sequence[Row], best: Collection[str]) -> dict[str, dict[str, Any]]:
+    """How the lines of plain networks and of the best ones are drawn, by network, in the order of the table."""
+    styles: dict[str, dict[str, Any]] = {}
+    plain = [row.model for row in rows if row.plain]
+    for row in ranked(rows):
+        if row.plain:
+            dashes = ("--", "-.", ":")[plain.index(row.model) % 3]
+            styles[row.model] = {"label": row.model, "color": "black", "linestyle": dashes, "linewidth": 1.8}
+        elif row.model in best:
+            colour = f"C{len(styles) % 10}"
+            styles[row.model] = {"label": row.model, "color": colour, "linewidth": 1.3}
+    return styles
