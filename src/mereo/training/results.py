@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from mereo.data import Images
 from mereo.inference.evaluate import Scores, prepare_batch
@@ -105,6 +107,14 @@ def summary_rows(result: RunResult) -> list[tuple[str, str]]:
         ("run folder", str(result.folder.path)),
     ]
     return rows
+
+
+def draw_training_samples(trainer: "Trainer") -> None:
+    """Up to 32 images of the first batch, as they are trained on."""
+    batch = trainer.batch(0, 0, trainer.sampler(0), 0)
+    trainer.task.check(prepare_batch(batch, trainer.cfg))
+    shown = tree_map_only(Tensor, lambda field: field[:32], batch)
+    trainer.task.draw_samples(shown, trainer.folder.train_samples)
 
 
 @torch.inference_mode()
