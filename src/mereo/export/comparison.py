@@ -12,7 +12,7 @@ from mereo.escape import for_markdown
 from mereo.export.comparison_pictures import Curves, count, draw_comparison, draw_curves, draw_measured
 from mereo.export.rows import Row, ranked
 from mereo.files import write_atomically
-from mereo.runtime.text import heading
+from mereo.runtime.text import heading, rounded
 
 WITHOUT_COLUMN = ("images", "attacked", "chance")
 """Measurements that the table leaves out: numbers of images, and the accuracy of guessing."""
@@ -44,7 +44,7 @@ def cells(row: Row) -> tuple[str, ...]:
     spread = "-" if row.spread is None else row.shown(row.spread)
     return (
         row.model, row.shown(row.value), spread, str(len(row.values)), f"{row.parameters:,}",
-        count(row.macs), f"{row.train_rate:,.0f}", f"{row.rate:,.0f}", f"{row.memory / 2**20:,.0f} MiB",
+        count(row.macs), rounded(row.train_rate), rounded(row.rate), f"{row.memory / 2**20:,.0f} MiB",
     )  # fmt: skip
 
 

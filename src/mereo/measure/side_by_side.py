@@ -15,7 +15,7 @@ from mereo.measure.couplings import CouplingEffect, coupling_effect
 from mereo.measure.curves import attack_curve, corruption_curve
 from mereo.measure.plan import part_of
 from mereo.measure.trained_models import load_trained_models
-from mereo.runtime.text import percent
+from mereo.runtime.text import percent, rounded
 
 IMAGES, ATTACKED = 512, 128
 """Largest numbers of test images, and of those that are attacked."""
@@ -136,7 +136,7 @@ def better_at(
         put(f"calibration error ({100 * a:.1f} and {100 * b:.1f} %)", abs(a - b) > CALIBRATION_APART, a < b)
     for name, (a, b) in cost.items():
         clear = max(a, b) > RATIO_APART * min(a, b)
-        put(f"{name} ({a:,.0f} and {b:,.0f})", clear, (a < b) == (name in least))
+        put(f"{name} ({rounded(a)} and {rounded(b)})", clear, (a < b) == (name in least))
     return better, worse, same
 
 

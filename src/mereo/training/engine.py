@@ -246,7 +246,7 @@ class Trainer:
         split = self.splits.test if self.config.paper_protocol else self.splits.validation
         scores = None if split is None else self.evaluate(split)
         timing = {
-            "images_per_second": round(rate, 1),
+            "images_per_second": round(rate, 3),
             "seconds": round(self.seconds, 2),
             "loading_share": loading / max(elapsed, 1e-9),
         }

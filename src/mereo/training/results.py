@@ -12,7 +12,7 @@ from mereo.data import Images
 from mereo.inference.evaluate import Scores, prepare_batch
 from mereo.models import SequenceModel, VisionModel
 from mereo.runtime.printing import say
-from mereo.runtime.text import duration
+from mereo.runtime.text import duration, rounded
 from mereo.tasks import Classification, Task
 from mereo.training.run_folder import RunFolder
 
@@ -102,7 +102,7 @@ def summary_rows(result: RunResult) -> list[tuple[str, str]]:
         rows.append(("probabilities", describe_calibration(r["calibration"])))
     rows += [
         ("parameters", f"{r['parameters']:,}"),
-        ("training", f"{duration(r['seconds'])} on {r['device']}, {r['images_per_second']:,.0f} {task.unit}/s"),
+        ("training", f"{duration(r['seconds'])} on {r['device']}, {rounded(r['images_per_second'])} {task.unit}/s"),
         ("weights", str(result.folder.best)),
         ("run folder", str(result.folder.path)),
     ]
