@@ -181,6 +181,8 @@ def _check_faults(faults: Sequence[str], model: VisionModel, path: Path) -> None
 
 def weights_file(path: str | Path) -> Path:
     """The file that `load` reads for the path of a file or folder, or a name of the package; UsageError if none is."""
+    if path == "":  # which would be the working folder
+        raise UsageError(f"weights are ''; {_at_hand(Path())}.")
     if not Path(path).exists() and str(path) in list_pretrained():
         return pretrained_path(str(path))
     path = Path(path)
