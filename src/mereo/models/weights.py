@@ -195,7 +195,10 @@ def weights_file(path: str | Path) -> Path:
     for file in (path / "model.safetensors", path / "weights" / "best.safetensors"):
         if file.is_file():
             return file
-    raise UsageError(f"weights are {str(path)!r}, a folder without weights; {_at_hand(path)}.")
+    what = "a folder without weights"
+    if (path / "config.yaml").is_file():
+        what = "a run without weights yet, because none of its epochs is finished"
+    raise UsageError(f"weights are {str(path)!r}, {what}; {_at_hand(path)}.")
 
 
 def _at_hand(folder: Path) -> str:
