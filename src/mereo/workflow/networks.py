@@ -29,7 +29,7 @@ def trained_network(model: Any, device: str = "auto") -> tuple[VisionModel, Path
     if model is None or isinstance(model, str | Path):
         return load_weights(fit("model", model, Path | None), device, ready=True)
     model = getattr(model, "_orig_mod", model)
-    if not isinstance(model, VisionModel) or isinstance(model, SequenceModel):
+    if not isinstance(model, VisionModel):
         raise UsageError(
             f"model is {_what(model)}; give a run folder, a weight file, or a network of mereo for images."
         )
