@@ -11,6 +11,8 @@ from PIL import Image
 import mereo
 from mereo.cli.lists import LISTS
 from mereo.cli.main import COMMANDS, main
+from mereo.cli.options import PredictOptions
+from mereo.cli.parse import parse
 from mereo.cli.train import options_from
 
 SMALL = [
@@ -158,6 +160,26 @@ def test_no_command_shows_the_usage(call):
     code, out, _ = call()
     assert code == 2
     assert "usage: mereo" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["predict", ""], "images"), (["predict", "--tta", ""], "images"), (["predict", "photo.png", ""], "images"),
+        (["predict", "photo.png", "--weights", ""], "weights"), (["predict", "photo.png", "--weights="], "weights"),
+        (["predict", "photo.png", "--out", ""], "out"), (["evaluate", "--data", ""], "data"),
+        (["train", "--output", ""], "output"), (["train", "--name", ""], "name"), (["train", "--epochs", ""], "epochs"),
+        (["train", "--model-args", ""], "model_args"), (["export", "--out="], "out"), (["bench", "--json", ""], "json"),
+    ],
+)  # fmt: skip
+def test_an_empty_argument_is_refused(call, words, name):
+    code, out, err = call(*words)
+    assert code == 2 and out == "" and err.startswith(f"mereo: error: {name} is ''; ") and "\\x00" not in err
+
+
+def test_an_empty_prompt_is_continued():
+    assert parse(PredictOptions, ["--prompt", ""], "predict").prompt == ""
+    assert parse(PredictOptions, ["--prompt="], "predict").prompt == ""
 
 
 def test_broken_weights_are_refused(call, trained):

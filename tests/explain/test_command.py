@@ -76,6 +76,27 @@ def test_an_unreadable_image_is_the_only_thing_that_is_reported(call: Call) -> N
     assert (code, out) == (1, "") and err.splitlines() == [err.strip()] and "cut.png cannot be read" in err
 
 
+def test_the_smallest_and_the_deepest_image_are_explained(call: Call) -> None:
+    Image.new("L", (1, 1), 200).save("photos/dot.png")
+    Image.new("I;16", (20, 20), 40_000).save("photos/deep.png")
+    code, out, err = call("photos/dot.png", "photos/deep.png", "--weights", "mspcaps.safetensors", "--out", "seen.png")
+    assert (code, out) == (0, "picture: seen.png\n"), err
+
+
+def test_a_run_without_a_finished_epoch_is_named(call: Call) -> None:
+    Path("runs/young").mkdir(parents=True)
+    Path("runs/young/config.yaml").write_text("model: capsnet\n")
+    code, out, err = call("photos/one.png", "--weights", "runs/young")
+    assert (code, out) == (2, "") and "weights are 'runs/young', a run without weights yet" in err
+
+
+def test_a_folder_below_a_file_is_refused(call: Call) -> None:
+    Path("file").write_text("")
+    for out in ("file/seen", "file/seen.png", "file/seen.html"):
+        code, _, err = call("photos/one.png", "--weights", "mspcaps.safetensors", "--out", out)
+        assert code == 1 and f"cannot write {out}" in err
+
+
 def test_a_file_holds_one_kind(call: Call) -> None:
     assert call("photos", "--weights", "capsnet.safetensors", "--out", "a.html")[1] == "page: a.html\n"
     assert Path("a.html").read_text().count('class="case"') == 3

@@ -1,6 +1,7 @@
 """ONNX and torch programs: equal to the network, also in a process of their own; nothing unequal is left."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from mereo.errors import MereoError, UsageError
 from mereo.export import FORMS, export_model, writing
 from mereo.export.images import find_images, read_images
 from mereo.export.record import read_record
+from mereo.training.run_lock import RunLock
 
 silent = {"say": lambda line: None}
 
@@ -99,6 +101,30 @@ def test_what_differs_is_not_left_behind(make, tmp_path, monkeypatch, form):
     with pytest.raises(MereoError, match=f"--to {form} differs"):
         export_model(model, [form], tmp_path, **silent)
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from mereo.export.writing import export_model
+from mereo.models import create_model
+
+model = create_model("capsnet", img_size=20, conv_channels=8, primary_types=2).eval()
+export_model(model, ["hub"], Path(sys.argv[1]), say=lambda line: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(make, tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    (left,) = tmp_path.iterdir()
+    assert done.returncode == -signal.SIGKILL and left.name.startswith(".unchecked-")
+    (tmp_path / ".unchecked-by-hand").mkdir()
+    running = tmp_path / ".unchecked-running"
+    running.mkdir()
+    lock = RunLock(running)
+    export_model(make("capsnet"), ["hub"], tmp_path, **silent)
+    lock.release()
+    assert {path.name for path in tmp_path.glob(".*")} == {".unchecked-by-hand", ".unchecked-running"}
 
 
 def test_scores_that_are_none_are_refused(make, tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ def test_the_verdict_states_when_a_network_has_no_advantage():
 
 
 def test_a_network_that_guesses_is_not_called_robust():
-    guess = Measured(500, 100, accuracy=0.1, calibration_error=0.0, corruption=0.1, attack=0.1, at_chance=True)
+    guess = Measured(500, 100, accuracy=0.1, calibration_error=0.0, corruption=0.1, attack=0.1, chance=0.1)
     line = verdict(("caps", "resnet20"), guess, GOOD, {})
     assert "caps: no better than chance" in line and "attack" not in line and "calibration" not in line
     assert coupling_line("caps", guess) is None

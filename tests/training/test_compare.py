@@ -128,6 +128,21 @@ def test_the_command_writes_a_page_and_a_picture(tmp_path, monkeypatch, capsys):
     assert "already finished" in printed.err
 
 
+def test_networks_that_guess_are_called_that(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    chance = {"accuracy": 1.0}
+    monkeypatch.setattr("mereo.measure.side_by_side.chance_accuracy", lambda confusion: chance["accuracy"])
+    words = ["compare", SMALL, "--epochs", "1", "--limit", "32", "--batch-size", "16", "--device", "cpu"]
+    words += ["--warmup-epochs", "0", "--plain", "none"]
+    for accuracy, guesses in ((1.0, True), (0.0, False)):
+        chance["accuracy"] = accuracy
+        assert main(words) == 0
+        out, page = capsys.readouterr().out, Path("runs/compare-digits/comparison.md").read_text().replace("\\", "")
+        assert all(("predicts no better than chance" in text) == guesses for text in (out, page))
+        (row,) = json.loads(Path("runs/compare-digits/comparison.json").read_text())["networks"]
+        assert row["at_chance"] == guesses
+
+
 def test_a_plain_network_is_put_beside_them(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--epochs", "1", "--limit", "32", "--batch-size", "16", "--warmup-epochs", "0", "--device", "cpu"]

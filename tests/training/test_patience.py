@@ -51,6 +51,15 @@ def epochs_of(result):
 
 
 @pytest.mark.usefixtures("_never_better")
+def test_a_stopped_run_that_is_resumed_is_reported_as_finished(small_config, silent, capsys):
+    train(small_config(epochs=9, patience=1), silent)
+    train(small_config(epochs=9, patience=1, resume=True))
+    out = capsys.readouterr().out
+    assert "training is already finished, after epoch 2 of 9" in out and "resuming" not in out
+    assert "no better epoch than 1 in 1 epoch\n" in out
+
+
+@pytest.mark.usefixtures("_never_better")
 def test_a_run_without_a_better_epoch_stops(small_config, silent):
     result = train(small_config(epochs=9, patience=2), silent)
     assert epochs_of(result) == 3 and result.results["best_epoch"] == 1

@@ -38,6 +38,12 @@ def test_patience_begins_anew_with_every_line(report, capsys, monkeypatch):
     assert lines[3].endswith("10 min 50 s left\n")  # 25 s a step, 26 steps
 
 
+def test_rates_below_one_image_a_second_are_shown(report, capsys):
+    report.patience = 0.0
+    report.step(1, 2, 0.4, 0.25)
+    assert ", 0.4 images/s, " in capsys.readouterr().out
+
+
 def test_a_silent_report_says_nothing(capsys):
     report = Report(silent=True)
     report.patience = 0.0

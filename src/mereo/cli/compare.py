@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mereo.cli.comparison_options import CompareOptions
@@ -88,6 +89,20 @@ def _of_family(
     return rows, measured, [*left_out, *beside_plain(measured, [row.model for row in rows if row.plain]), how]
 
 
+def _guessing(
+    rows: "Sequence[Row]", measured: Mapping[str, Mapping[str, float | None]]
+) -> tuple[list["Row"], list[str]]:
+    """The rows, marked where a network predicts no better than chance, and a sentence on each of these."""
+    from mereo.measure.conclusions import beside_chance, chance_words
+
+    words = {}
+    for name, each in measured.items():
+        accuracy = beside_chance(float(each["accuracy"] or 0.0), int(each["images"] or 0), each["chance"])
+        words[name] = chance_words(name, accuracy)
+    marked = [replace(row, at_chance=words.get(row.model) is not None) for row in rows]
+    return marked, [line for line in words.values() if line is not None]
+
+
 def _protocol(options: CompareOptions, rows: "Sequence[Row]") -> str:
     """The settings of the runs in a line; where they differ between networks, all of them."""
     from mereo.training.config import TrainConfig
@@ -127,6 +142,8 @@ def run(words: list[str], command: str) -> None:
             rows, robust, verdicts = _of_family(options, given)
             measured = {label: each.to_dict() for label, each in robust.items()}
             curves = {label: each.curves for label, each in robust.items()}
+    rows, guessing = _guessing(rows, measured)
+    verdicts = [*guessing, *verdicts]
     protocol = _protocol(options, rows)
     paths = write_comparison(rows, folder, options.data, protocol, measured, verdicts, curves)
     if options.json:

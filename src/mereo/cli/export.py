@@ -12,7 +12,7 @@ from mereo.cli.weights import load_weights
 from mereo.errors import UsageError, check_positive
 from mereo.files import check_outputs
 from mereo.runtime.printing import say
-from mereo.runtime.text import megabytes
+from mereo.runtime.text import megabytes, rounded
 
 if TYPE_CHECKING:
     from mereo.export.cost import Cost
@@ -121,5 +121,5 @@ def _show(exported: list["Exported"], costs: list["Cost"]) -> None:
         else:
             shown = tuple(f"{value:.6g}" for value in cost.scores.values.values())
             names = tuple(cost.scores.values)
-        measured.append((cost.runner, *shown, f"{cost.rate:,.0f}", megabytes(cost.size)))
+        measured.append((cost.runner, *shown, rounded(cost.rate), megabytes(cost.size)))
     print_table((f"{costs[0].scores.count:,} test images", *names, "images/s", "size"), measured)

@@ -1,7 +1,7 @@
 """Parses the command line; invalid usage gives an error of one line.
 
-Checks that apply to the options of every command are made here: no NUL characters, no number beyond 2^31, valid names
-of outputs, and regular files as inputs.
+Checks that apply to the options of every command are made here: no empty words, no NUL characters, no number beyond
+2^31, valid names of outputs, and regular files as inputs.
 """
 
 import contextlib
@@ -30,6 +30,10 @@ BOUNDS = {
     "memory_limit": 2**20, "seconds": 10**6, "checkpoint_seconds": 10**7, "images": 10**8,
 }  # fmt: skip
 """Largest values of the options that sizes are computed from, in every command that has them."""
+MAY_BE_EMPTY = ("--prompt",)
+"""Options of which an empty value is valid."""
+_EMPTY = "\0"
+"""Stands for an empty word until its option is known, because an empty path would become the working folder."""
 MOST_SIDE = 2**15
 """Largest side of an image in pixels."""
 _FRAME = re.compile(r"[─-╿]+|-{5,}")
@@ -66,6 +70,22 @@ def _check_sides(words: Sequence[str]) -> None:
             raise UsageError(f"img_size is {height} {width}; write --img-size {height}x{width}, height x width.")
 
 
+def _mark_empty(words: Sequence[str]) -> list[str]:
+    """The words with a mark in place of empty ones and of empty values after an equals sign."""
+    marked = []
+    for before, word in zip(["", *words], words, strict=False):
+        option, equals, value = word.partition("=")
+        given = value if option.startswith("--") and equals else word
+        empty = not given and (option if equals else before) not in MAY_BE_EMPTY
+        marked.append(word + _EMPTY if empty else word)
+    return marked
+
+
+def is_empty(name: str) -> UsageError:
+    """The error for an empty value of an option or argument."""
+    return UsageError(f"{name} is ''; give a value, or leave it out.")
+
+
 def _values(value: Any) -> Iterator[Any]:
     """All plain values of an option, including those in tuples and dicts."""
     if isinstance(value, dict):
@@ -85,6 +105,8 @@ def check_values(options: Any) -> None:
         for value in _values(given):
             if isinstance(value, str | Path):
                 text = str(value)
+                if text == _EMPTY:
+                    raise is_empty(name)
                 if "\0" in text or len(text) > LONGEST_PATH:
                     wrong = "contains NUL" if "\0" in text else f"is longer than {LONGEST_PATH} characters"
                     raise UsageError(f"{name} is {text[:60]!r}, which {wrong}.")
@@ -147,17 +169,18 @@ def parse(options: type[T], words: Sequence[str], command: str, default: T | Non
 
     _check_sides(words)
     _show_defaults(options)
-    errors = io.StringIO()
+    errors, marked = io.StringIO(), _mark_empty(words)
     try:
         with contextlib.redirect_stderr(errors):
             if default is None:
-                parsed = tyro.cli(options, args=list(words), prog=f"mereo {command}")
+                parsed = tyro.cli(options, args=marked, prog=f"mereo {command}")
             else:
-                parsed = tyro.cli(options, args=list(words), prog=f"mereo {command}", default=default)
+                parsed = tyro.cli(options, args=marked, prog=f"mereo {command}", default=default)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        message = reworded(one_line(errors.getvalue()), options, words)
+        text = errors.getvalue().replace(_EMPTY, "").replace(repr(_EMPTY), "''")
+        message = reworded(one_line(text), options, words)
         raise UsageError(f"{message} See mereo {command} --help.") from None
     check_values(parsed)
     return parsed

@@ -66,8 +66,7 @@ def load_weights(
     model = load(path, choose_device(device))
     if images and isinstance(model, SequenceModel):
         raise UsageError(f"weights are {str(path)!r}, of a network that reads tokens; this command is for images.")
-    if not isinstance(model, SequenceModel):
-        check_runs(model, path)
+    check_runs(model, path)
     return model, path
 
 

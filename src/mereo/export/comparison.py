@@ -12,10 +12,10 @@ from mereo.escape import for_markdown
 from mereo.export.comparison_pictures import Curves, count, draw_comparison, draw_curves, draw_measured
 from mereo.export.rows import Row, ranked
 from mereo.files import write_atomically
-from mereo.runtime.text import heading
+from mereo.runtime.text import heading, rounded
 
-COUNTED = ("images", "attacked")
-"""Measurements that are numbers of images."""
+WITHOUT_COLUMN = ("images", "attacked", "chance")
+"""Measurements that the table leaves out: numbers of images, and the accuracy of guessing."""
 HEADINGS = {
     "familiar_viewpoints": "familiar viewpoints", "rotation": "rotated", "translation": "translated",
     "occlusion": "occluded", "corruption": "corrupted", "attack": "attacked (PGD)", "apgd": "attacked (APGD)",
@@ -44,7 +44,7 @@ def cells(row: Row) -> tuple[str, ...]:
     spread = "-" if row.spread is None else row.shown(row.spread)
     return (
         row.model, row.shown(row.value), spread, str(len(row.values)), f"{row.parameters:,}",
-        count(row.macs), f"{row.train_rate:,.0f}", f"{row.rate:,.0f}", f"{row.memory / 2**20:,.0f} MiB",
+        count(row.macs), rounded(row.train_rate), rounded(row.rate), f"{row.memory / 2**20:,.0f} MiB",
     )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def measured_cells(
     rows: Sequence[Row], measured: Mapping[str, Mapping[str, float | None]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings and rows of a table of further measurements, shares in percent; what no network has is left out."""
-    names = [name for name in next(iter(measured.values())) if name not in COUNTED]
+    names = [name for name in next(iter(measured.values())) if name not in WITHOUT_COLUMN]
     names = [name for name in names if any(each[name] is not None for each in measured.values())]
 
     def shown(value: float | None) -> str:

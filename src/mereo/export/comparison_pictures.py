@@ -7,6 +7,7 @@ from typing import Any
 
 from mereo.export.rows import Row, ranked
 from mereo.pictures import grid_of_panels, new_figure, save_figure
+from mereo.runtime.text import rounded
 
 TITLE = 90
 """Characters of a line of a title."""
@@ -23,7 +24,7 @@ def count(number: float) -> str:
         if number >= size:
             shown = number / size
             return f"{shown:.0f} {unit}" if shown >= 100 else f"{shown:.1f} {unit}"
-    return f"{number:.0f}"
+    return rounded(number)
 
 
 def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
@@ -36,8 +37,8 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
         (f"test {metric}, mean and seeds", lambda row: row.value, str),
         ("parameters", lambda row: row.parameters, count),
         ("multiply-adds (MACs) of one image", lambda row: row.macs, count),
-        ("inference, images/s", lambda row: row.rate, lambda v: f"{v:,.0f}"),
-        ("training, images/s", lambda row: row.train_rate, lambda v: f"{v:,.0f}"),
+        ("inference, images/s", lambda row: row.rate, rounded),
+        ("training, images/s", lambda row: row.train_rate, rounded),
         ("training memory in MiB", lambda row: row.memory / 2**20, lambda v: f"{v:,.0f}"),
     ]
     # As wide as a page, so that the text stays readable on it.

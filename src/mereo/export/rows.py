@@ -54,6 +54,7 @@ class Row:
         run: folder of the run with the first seed.
         plain: whether it is a plain network.
         memory_measured: whether the memory was measured.
+        at_chance: whether it was found to predict no better than chance.
     """
 
     model: str
@@ -70,6 +71,7 @@ class Row:
     run: Path | None = None
     plain: bool = False
     memory_measured: bool = False
+    at_chance: bool = False
 
     @property
     def metric(self) -> str:
@@ -104,9 +106,9 @@ class Row:
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """The best first, by the metric of the task."""
+    """The best first, by the metric of the task; networks that guess last."""
     sign = -1 if get_task(rows[0].task).chooses[1] == "max" else 1
-    return sorted(rows, key=lambda row: sign * row.value)
+    return sorted(rows, key=lambda row: (row.at_chance, sign * row.value))
 
 
 def run_comparison(

@@ -1,7 +1,9 @@
 """Writes a network in its formats: each is loaded again and compared before it replaces an older file."""
 
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,14 @@ from mereo.files import cannot_write
 from mereo.inference.predict import read_images
 from mereo.models import VisionModel
 from mereo.runtime import printing
+from mereo.training.run_lock import RunLock, is_abandoned
 
 COARSE = 8 * 2**-8
 """In bfloat16 a score has steps of 2^-8, and another order of sums moves it by a few."""
 
 
+UNCHECKED = ".unchecked-"
+"""Start of the name of a folder of files that are not checked yet."""
 CHECKED_SIZES = ((1, 3), (48, 48), (61, 90), (350, 200))
 """Heights and widths of the images with which a file that takes pixels is compared."""
 
@@ -112,9 +117,7 @@ def export_model(
     except OSError as error:
         raise cannot_write(out, error) from error
     written = []
-    # Files that are not checked yet are kept apart, under the final name of the folder.
-    with tempfile.TemporaryDirectory(dir=out, prefix=".unchecked-") as apart:
-        folder = Path(apart) / out.resolve().name
+    with _apart(out) as folder:
         for place, form in enumerate(forms, start=1):
             say(f"{place}/{len(forms)} {form}: writing and comparing")
             files, score, difference = _write(model, form, folder, precision, known, notes, shown, images)
@@ -128,6 +131,20 @@ def export_model(
         Exported(form, precision, out / file_name(form, precision), files, difference, BATCHES, what, score)
         for form, files, score, difference in written
     ]
+
+
+@contextmanager
+def _apart(out: Path) -> Iterator[Path]:
+    """A folder in another for files that are not checked yet, under the final name; those of killed exports go."""
+    for leftover in out.glob(f"{UNCHECKED}*"):
+        if is_abandoned(leftover):
+            shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=UNCHECKED) as apart:
+        lock = RunLock(Path(apart))
+        try:
+            yield Path(apart) / out.resolve().name
+        finally:
+            lock.release()
 
 
 def _write(

@@ -73,6 +73,8 @@ def _found(
     """The files of paths, folders and globs, each once, in order; UsageError for none, and for what matches nothing."""
     listed: dict[Path, None] = {}
     for pattern in patterns:
+        if pattern == "":  # which would be the working folder
+            raise UsageError(f"one of the paths is ''; give {kind} files, folders or patterns.")
         path = Path(pattern)
         if path.is_dir():
             files = in_folder(path)

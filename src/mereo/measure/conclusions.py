@@ -8,6 +8,7 @@ import torch
 
 from mereo.measure.couplings import WAYS
 from mereo.runtime.text import percent
+from mereo.tasks.interval import wilson_interval
 
 FEW = 30
 """Images below which predictions at the level of chance are a matter of too few images."""
@@ -36,6 +37,12 @@ def chance_words(name: str, model: Mapping[str, Any]) -> str | None:
     if model["count"] < FEW and model["accuracy"] > model["chance"]:
         return f"{name}: too few images to state that it predicts better than chance {numbers}."
     return f"{name} predicts no better than chance {numbers}; its other numbers are those of a network that guesses."
+
+
+def beside_chance(accuracy: float, images: int, chance: float | None) -> dict[str, Any]:
+    """An accuracy on so many images, with its interval, as `is_at_chance` and `chance_words` take it."""
+    low, _ = wilson_interval(accuracy, images)
+    return {"accuracy": accuracy, "accuracy_low": low, "count": images, "chance": chance}
 
 
 def errors(model: Mapping[str, Any]) -> list[tuple[str, str, int]]:

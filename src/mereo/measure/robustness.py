@@ -3,13 +3,14 @@
 import hashlib
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from mereo.data.sets import find_dataset
 from mereo.inference.answers import collect_answers
 from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
+from mereo.inference.metrics import chance_accuracy, confusion_matrix
 from mereo.measure.attacks.attack import check_attack
 from mereo.measure.conclusions import CALIBRATION_APART, clearly_apart
 from mereo.measure.corruptions import CORRUPTIONS
@@ -43,6 +44,7 @@ class Robustness:
         couplings_uniform, couplings_shuffled: with replaced couplings; None without couplings.
         images, attacked: numbers of images.
         curves: (severity, accuracy) of each of these corruptions and of no change.
+        chance: accuracy of predictions that do not depend on the images; None with fewer than two classes among them.
     """
 
     accuracy: float
@@ -57,6 +59,7 @@ class Robustness:
     images: int
     attacked: int
     curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    chance: float | None = None
 
     def to_dict(self) -> dict[str, float | None]:
         """Plain values, without the curves."""
@@ -127,6 +130,8 @@ def measure_robustness(
     settings = {
         "data": data, "seed": seed, "images": IMAGES, "attacked": ATTACKED, "epsilon": EPSILON, "steps": STEPS,
         "changes": {name: CORRUPTIONS[name].severities for name in CHANGES},
+        # A file from before a measurement was added is measured again.
+        "fields": [each.name for each in fields(Robustness)],
     }  # fmt: skip
     measured = {}
     for number, (label, folder) in enumerate(runs.items(), start=1):
@@ -174,5 +179,6 @@ def _measure(folder: Path, data: str, data_root: str | None, device: str, seed: 
         images=len(answers.labels),
         attacked=len(clean.labels),
         curves={name: [(p.amount, p.accuracy) for p in points] for name, points in curves.items()},
+        chance=chance_accuracy(confusion_matrix(answers.predicted, answers.labels, len(one.class_names))),
         **means,
     )

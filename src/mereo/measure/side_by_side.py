@@ -7,15 +7,15 @@ from pathlib import Path
 
 from mereo.inference.answers import collect_answers
 from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
-from mereo.inference.metrics import chance_accuracy, confusion_matrix, wilson_interval
+from mereo.inference.metrics import chance_accuracy, confusion_matrix
 from mereo.measure.attacks.attack import check_attack
-from mereo.measure.conclusions import CALIBRATION_APART, clearly_apart, coupling_words
+from mereo.measure.conclusions import CALIBRATION_APART, beside_chance, clearly_apart, coupling_words, is_at_chance
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.couplings import CouplingEffect, coupling_effect
 from mereo.measure.curves import attack_curve, corruption_curve
 from mereo.measure.plan import part_of
 from mereo.measure.trained_models import load_trained_models
-from mereo.runtime.text import percent
+from mereo.runtime.text import percent, rounded
 
 IMAGES, ATTACKED = 512, 128
 """Largest numbers of test images, and of those that are attacked."""
@@ -37,7 +37,7 @@ class Measured:
         calibration_error: expected calibration error, of the better way to read the scores.
         corruption: mean accuracy over the corruptions in MILD.
         attack: accuracy under PGD.
-        at_chance: whether its accuracy is no better than that of predictions that do not depend on the images.
+        chance: accuracy of predictions that do not depend on the images; None with fewer than two classes among them.
         couplings: what replacing its couplings does; None without couplings.
     """
 
@@ -47,8 +47,13 @@ class Measured:
     calibration_error: float
     corruption: float
     attack: float
-    at_chance: bool = False
+    chance: float | None = None
     couplings: CouplingEffect | None = None
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether its accuracy is no better than chance."""
+        return is_at_chance(beside_chance(self.accuracy, self.images, self.chance))
 
     def to_dict(self) -> dict[str, float | None]:
         """Plain values, by the headings of a table."""
@@ -56,6 +61,7 @@ class Measured:
         return {
             "images": self.images, "attacked": self.attacked, "accuracy": self.accuracy,
             "calibration_error": self.calibration_error, "corruption": self.corruption, "attack": self.attack,
+            "chance": self.chance,
             "couplings_uniform": None if effect is None else effect.uniform.value,
             "couplings_shuffled": None if effect is None else effect.shuffled.value,
         }  # fmt: skip
@@ -90,12 +96,11 @@ def measure_side_by_side(
             corruption_curve(replace(CORRUPTIONS[name], severities=(0, mild)), one.model, one.split, answers, seed=seed)
             for name, mild in MILD.items()
         ]
-        chance = chance_accuracy(confusion_matrix(answers.predicted, answers.labels, len(one.class_names)))
-        low, _ = wilson_interval(answers.accuracy, len(answers.labels))
         measured[label] = Measured(
             len(answers.labels), len(clean.labels), answers.accuracy, min(errors),
             statistics.mean(curve[-1].accuracy for curve in corrupted), points[-1].accuracy,
-            chance is not None and low <= chance, coupling_effect(one.model, one.split, answers, seed=seed),
+            chance_accuracy(confusion_matrix(answers.predicted, answers.labels, len(one.class_names))),
+            coupling_effect(one.model, one.split, answers, seed=seed),
         )  # fmt: skip
     return measured
 
@@ -131,7 +136,7 @@ def better_at(
         put(f"calibration error ({100 * a:.1f} and {100 * b:.1f} %)", abs(a - b) > CALIBRATION_APART, a < b)
     for name, (a, b) in cost.items():
         clear = max(a, b) > RATIO_APART * min(a, b)
-        put(f"{name} ({a:,.0f} and {b:,.0f})", clear, (a < b) == (name in least))
+        put(f"{name} ({rounded(a)} and {rounded(b)})", clear, (a < b) == (name in least))
     return better, worse, same
 
 

@@ -249,8 +249,7 @@ def load_trained_models(
     for label, source, model, config in zip(short_names(sources), sources, models, configs, strict=True):
         if model.num_classes == 0:
             raise UsageError(f"{source} has no scores (num_classes is 0); there is nothing to evaluate.")
-        if not isinstance(model, SequenceModel):
-            check_runs(model, source)
+        check_runs(model, source)
         held = (
             (config.seed, config.validation_fraction, config.limit) if config is not None and split != "test" else None
         )

@@ -181,6 +181,8 @@ def _check_faults(faults: Sequence[str], model: VisionModel, path: Path) -> None
 
 def weights_file(path: str | Path) -> Path:
     """The file that `load` reads for the path of a file or folder, or a name of the package; UsageError if none is."""
+    if path == "":  # which would be the working folder
+        raise UsageError(f"weights are ''; {_at_hand(Path())}.")
     if not Path(path).exists() and str(path) in list_pretrained():
         return pretrained_path(str(path))
     path = Path(path)
@@ -193,7 +195,10 @@ def weights_file(path: str | Path) -> Path:
     for file in (path / "model.safetensors", path / "weights" / "best.safetensors"):
         if file.is_file():
             return file
-    raise UsageError(f"weights are {str(path)!r}, a folder without weights; {_at_hand(path)}.")
+    what = "a folder without weights"
+    if (path / "config.yaml").is_file():
+        what = "a run without weights yet, because none of its epochs is finished"
+    raise UsageError(f"weights are {str(path)!r}, {what}; {_at_hand(path)}.")
 
 
 def _at_hand(folder: Path) -> str:

@@ -19,6 +19,11 @@ def counted(count: int, unit: str) -> str:
     return f"{count:,} {unit}{'' if count == 1 else 's'}"
 
 
+def rounded(number: float) -> str:
+    """A rate or another amount in whole numbers, below ten with two digits: 1,234, 50, 2.5 or 0.04."""
+    return f"{number:,.0f}" if number >= 9.95 or number == 0 else f"{number:.2g}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as 45 s, 3 min 20 s or 2 h 5 min."""
     whole = round(seconds)

@@ -1,9 +1,10 @@
 """Callbacks at the start and the end of each epoch, by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mereo.errors import UsageError, unknown
+from mereo.models.weights import read_metadata
 from mereo.training.learning import Learning
 
 
@@ -43,3 +44,16 @@ def check_callbacks(names: Sequence[str]) -> None:
     for name in names:
         if name not in CALLBACKS:
             raise unknown("callback", name, CALLBACKS)
+
+
+def restore_callbacks(callbacks: Mapping[str, Callback], trainer: Any) -> None:
+    """Continue from the states in the checkpoint of a run; UsageError for one that lacks any of them."""
+    if not callbacks:
+        return
+    path = trainer.folder.state
+    saved = read_metadata(path).get("progress")
+    states = saved.get("callbacks") if isinstance(saved, dict) else None
+    if not isinstance(states, dict) or not callbacks.keys() <= states.keys():
+        raise UsageError(f"{path} has no state of the callbacks; remove it to start from the beginning.")
+    for name, callback in callbacks.items():
+        callback.restore(trainer, states[name])

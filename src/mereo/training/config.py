@@ -231,6 +231,9 @@ class TrainConfig:
         self._check_normalisation()
         if not self.data:
             raise UsageError("data is ''; give the name of a data set, or the path of a folder or file of images.")
+        for name in ("output", "weights"):
+            if getattr(self, name) == "":  # which would be the working folder
+                raise UsageError(f"{name} is ''; give a path, or leave it out.")
         if self.name is not None and (self.name in ("", "..") or Path(self.name).name != self.name):
             raise UsageError(f"name is {self.name!r}; it must be the name of a folder, without slashes.")
 

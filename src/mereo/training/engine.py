@@ -17,18 +17,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from mereo.data import Batch, Images
-from mereo.errors import MereoError, UsageError
+from mereo.errors import MereoError
 from mereo.files import write_atomically
 from mereo.inference.evaluate import Scores, normalise, prepare_batch
 from mereo.models import save_weights
 from mereo.models.registry import lay_out
-from mereo.models.weights import check_finite, read_metadata, save_tensors
+from mereo.models.weights import check_finite, save_tensors
 from mereo.runtime.text import counted
 from mereo.training.adversarial import adversarial_training
 from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer, memory_format
 from mereo.training.batch_norm import share_batch_statistics, statistics_note
-from mereo.training.callbacks import CALLBACKS, check_callbacks
+from mereo.training.callbacks import CALLBACKS, check_callbacks, restore_callbacks
 from mereo.training.checkpoint import check_progress, full_tensor, load_state, model_state, save_state
 from mereo.training.config import TrainConfig
 from mereo.training.epochs import Epochs
@@ -43,7 +43,7 @@ from mereo.training.order import derived_seed, generator, sample_epoch
 from mereo.training.plan import Plan, as_plan
 from mereo.training.provenance import compare_with_saved, describe_data, describe_environment
 from mereo.training.report import Report, reading_progress, write_history
-from mereo.training.results import RunResult
+from mereo.training.results import RunResult, draw_training_samples
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import learning_rate
 from mereo.training.seen import keep_seen, training_statistics
@@ -73,10 +73,6 @@ class Trainer:
         self.device, self.rank = self.accelerator.device, self.accelerator.process_index
         self.processes, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         self.batch_size, self.steps = self.plan.steps(len(self.splits.train), self.processes)
-        if self.config.patience is not None and (self.config.paper_protocol or self.splits.validation is None):
-            raise UsageError(
-                f"patience is {self.config.patience}, and no images are held out to choose the epoch by; leave it out."
-            )
         self.chosen_by = choosing_metric(self.task, uneven=uneven_classes(setup) is not None)
         self.columns = tuple(dict.fromkeys((*self.task.columns, f"val_{self.chosen_by}")))
         self.statistics = training_statistics(self.plan, self.splits.train)
@@ -220,7 +216,8 @@ class Trainer:
             trackers.close()
         if self.stopped_early:
             best = self.best["epoch"] if self.best else 0
-            self.report.say(f"stopped: no better epoch than {best} in {self.config.patience} epochs")
+            patience = counted(self.config.patience or 0, "epoch")
+            self.report.say(f"stopped: no better epoch than {best} in {patience}")
 
     @property
     def stopped_early(self) -> bool:
@@ -249,7 +246,7 @@ class Trainer:
         split = self.splits.test if self.config.paper_protocol else self.splits.validation
         scores = None if split is None else self.evaluate(split)
         timing = {
-            "images_per_second": round(rate, 1),
+            "images_per_second": round(rate, 3),
             "seconds": round(self.seconds, 2),
             "loading_share": loading / max(elapsed, 1e-9),
         }
@@ -271,7 +268,7 @@ class Trainer:
         self.report.epoch(row, self.config.epochs, better and scores is not None, left, self.task, self.chosen_by)
         # Not before the first results are shown, because the library that draws takes a second to load.
         if self.main and self.pictures and epoch == 0:
-            self._draw_training_samples()
+            draw_training_samples(self)
         return row
 
     def _row(self, epoch: int, means: list[float], scores: Scores | None) -> dict[str, Any]:
@@ -324,31 +321,20 @@ class Trainer:
     def _resume(self) -> tuple[int, int]:
         if not (self.config.resume and self.folder.state.exists()):
             return 0, 0
-        if self.callbacks:
-            # Before the optimiser is restored, because callbacks may have regrouped its parameters.
-            saved = read_metadata(self.folder.state).get("progress")
-            states = saved.get("callbacks") if isinstance(saved, dict) else None
-            if not isinstance(states, dict) or not self.callbacks.keys() <= states.keys():
-                raise UsageError(
-                    f"{self.folder.state} has no state of the callbacks; remove it to start from the beginning."
-                )
-            for name, callback in self.callbacks.items():
-                callback.restore(self, states[name])
+        # Before the optimiser is restored, because callbacks may have regrouped its parameters.
+        restore_callbacks(self.callbacks, self)
         progress = load_state(self.folder.state, self.objective, self.optimizer, self.average)
         check_progress(self.folder.state, progress, self.task.columns)
         for warning in compare_with_saved(self.folder.path, progress, self.provenance):
             self.report.say(warning)
         self.history, self.best = progress["history"], progress["best"]
         self.seconds, self.partial = progress["seconds"], progress["partial"]
-        if progress["epoch"] < self.config.epochs:
-            self.report.say(f"resuming at epoch {progress['epoch'] + 1}, step {progress['step'] + 1} of {self.steps}")
-        return progress["epoch"], progress["step"]
-
-    def _draw_training_samples(self) -> None:
-        batch = self.batch(0, 0, self.sampler(0), 0)
-        self.task.check(prepare_batch(batch, self.cfg))
-        shown = tree_map_only(Tensor, lambda field: field[:32], batch)
-        self.task.draw_samples(shown, self.folder.train_samples)
+        epoch, epochs = progress["epoch"], self.config.epochs
+        if self.stopped_early or epoch >= epochs:
+            self.report.say(f"training is already finished, after epoch {epoch} of {epochs}")
+        else:
+            self.report.say(f"resuming at epoch {epoch + 1}, step {progress['step'] + 1} of {self.steps}")
+        return epoch, progress["step"]
 
 
 def train(config: TrainConfig | Plan, report: Report | None = None, *, pictures: bool = True) -> RunResult:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mereo.files import write_atomically
 from mereo.runtime.progress import Reporter
-from mereo.runtime.text import duration
+from mereo.runtime.text import duration, rounded
 from mereo.tasks import Task
 
 COLUMNS = ("epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
@@ -40,11 +40,11 @@ class Report(Reporter):
 
     def step(self, epoch: int, epochs: int, rate: float, loss: float | None) -> None:
         """One optimiser step is done; the loss is None where it was not read from the device."""
-        shown = "" if loss is None else f", loss {loss:.4f}"
-        self.advance(title=f"epoch {epoch}/{epochs}{shown}", rate=f"{rate:,.0f} {self.unit}/s")
+        shown, speed = "" if loss is None else f", loss {loss:.4f}", f"{rounded(rate)} {self.unit}/s"
+        self.advance(title=f"epoch {epoch}/{epochs}{shown}", rate=speed)
         if loss is not None and self.due():
             done = f"epoch {epoch}/{epochs}, step {self._done:,} of {self._total:,}"
-            self.say(f"{done}{shown}, {rate:,.0f} {self.unit}/s, {self.left()} left")
+            self.say(f"{done}{shown}, {speed}, {self.left()} left")
 
     def epoch(
         self, row: dict[str, Any], epochs: int, best: bool, left: float, task: Task, chosen_by: str | None = None
@@ -57,7 +57,7 @@ class Report(Reporter):
             chosen = row.get(f"val_{chosen_by}") if chosen_by != task.chooses[0] else None
             named = "" if chosen is None else f", {str(chosen_by).replace('_', ' ')} {task.show(chosen)}"
             parts.append(f"val {task.show(held_out)}{named}{' (best)' if best else ''}")
-        parts += [f"{row['images_per_second']:,.0f} {task.unit}/s", f"{duration(left)} left"]
+        parts += [f"{rounded(row['images_per_second'])} {task.unit}/s", f"{duration(left)} left"]
         self.say("  ".join(parts))
 
 

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from mereo.data import Images
 from mereo.inference.evaluate import Scores, prepare_batch
 from mereo.models import SequenceModel, VisionModel
 from mereo.runtime.printing import say
-from mereo.runtime.text import duration
+from mereo.runtime.text import duration, rounded
 from mereo.tasks import Classification, Task
 from mereo.training.run_folder import RunFolder
 
@@ -100,11 +102,19 @@ def summary_rows(result: RunResult) -> list[tuple[str, str]]:
         rows.append(("probabilities", describe_calibration(r["calibration"])))
     rows += [
         ("parameters", f"{r['parameters']:,}"),
-        ("training", f"{duration(r['seconds'])} on {r['device']}, {r['images_per_second']:,.0f} {task.unit}/s"),
+        ("training", f"{duration(r['seconds'])} on {r['device']}, {rounded(r['images_per_second'])} {task.unit}/s"),
         ("weights", str(result.folder.best)),
         ("run folder", str(result.folder.path)),
     ]
     return rows
+
+
+def draw_training_samples(trainer: "Trainer") -> None:
+    """Up to 32 images of the first batch, as they are trained on."""
+    batch = trainer.batch(0, 0, trainer.sampler(0), 0)
+    trainer.task.check(prepare_batch(batch, trainer.cfg))
+    shown = tree_map_only(Tensor, lambda field: field[:32], batch)
+    trainer.task.draw_samples(shown, trainer.folder.train_samples)
 
 
 @torch.inference_mode()

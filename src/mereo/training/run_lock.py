@@ -1,4 +1,4 @@
-"""A lock that prevents a second training in a run folder, released when the process that holds it ends.
+"""A lock that prevents a second process from writing to a folder, released when the process that holds it ends.
 
 It is a lock of the operating system (`flock`, on Windows `msvcrt.locking`) on a file in the folder, so a killed process
 leaves no lock behind. Linux passes it on to NFS servers, where it works across machines; a warning is printed if the
@@ -62,7 +62,7 @@ else:
 
 
 class RunLock:
-    """The lock of one run folder, which must exist.
+    """The lock of one folder, which must exist: that of a run, or of an export that is not checked yet.
 
     Raises `LockedError` with process, host and time of the holder if it is locked.
     """
@@ -85,7 +85,7 @@ class RunLock:
             try:
                 locked = _lock(descriptor)
             except NoLocksError as error:
-                message = f"{self.path} cannot be locked ({error.strerror}); do not start a second training there."
+                message = f"{self.path} cannot be locked ({error.strerror}); do not let a second process write there."
                 warnings.warn(message, UserWarning, stacklevel=4)
                 return descriptor
             if not locked:
@@ -121,6 +121,20 @@ def check_unlocked(folder: Path) -> None:
     os.close(descriptor)  # which unlocks it
     if error is not None:
         raise error
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether a folder was locked by a process that was killed; False where the file system has no locks."""
+    try:
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return _lock(descriptor)
+    except NoLocksError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _refusal(folder: Path, descriptor: int) -> LockedError:

@@ -10,7 +10,7 @@ import torch
 from mereo.data import Images, Splits, load_splits, load_windows
 from mereo.data.characters import AUGMENT as SIGNS_AUGMENT
 from mereo.data.characters import are_signs
-from mereo.errors import MereoError
+from mereo.errors import MereoError, UsageError
 from mereo.models import SequenceModel, VisionModel
 from mereo.runtime.text import counted
 from mereo.tasks import Task
@@ -47,6 +47,12 @@ class Setup:
     device: torch.device
     crop: tuple[int, int]
     start: str | None
+
+    def __post_init__(self) -> None:
+        if self.config.patience is not None and (self.config.paper_protocol or self.splits.validation is None):
+            raise UsageError(
+                f"patience is {self.config.patience}, and no images are held out to choose the epoch by; leave it out."
+            )
 
     @property
     def config(self) -> TrainConfig:

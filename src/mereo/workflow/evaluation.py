@@ -33,7 +33,7 @@ from mereo.workflow.arrays import NAME, class_numbers, image_set
 from mereo.workflow.display import html_table, png, read_picture, text_table
 from mereo.workflow.images import labelled
 from mereo.workflow.networks import trained_network
-from mereo.workflow.options import options_of
+from mereo.workflow.options import fit, options_of
 
 _ELSEWHERE = {"weights": "it is the first argument, model", "json": "use `document` of the result"}
 
@@ -157,7 +157,7 @@ def evaluate(
     """
     models = list(model) if isinstance(model, list | tuple) else [newest_run() if model is None else model]
     named = str(data) if isinstance(data, str | Path) else None
-    wanted = None if out is None else Path(out)
+    wanted = fit("out", out, Path | None)
     parsed = options_of(EvaluateOptions, "mereo.evaluate", options, _ELSEWHERE, data=named, out=wanted)
     check(parsed)
     if not models:

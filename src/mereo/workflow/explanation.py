@@ -23,7 +23,7 @@ from mereo.runtime.progress import Reporter
 from mereo.workflow.display import html_table, png, text_table
 from mereo.workflow.images import as_files
 from mereo.workflow.networks import trained_network
-from mereo.workflow.options import options_of
+from mereo.workflow.options import fit, options_of
 
 _ELSEWHERE = {"images": "it is the second argument", "weights": "it is the first argument, model"}
 
@@ -120,7 +120,7 @@ def explain(
     mereo.explain(model, image)[0].maps["head.coupling"].heat            # (batch, height, width)
     """
     parsed = options_of(
-        ExplainOptions, "mereo.explain", options, _ELSEWHERE, images=(), out=None if out is None else Path(out)
+        ExplainOptions, "mereo.explain", options, _ELSEWHERE, images=(), out=fit("out", out, Path | None)
     )
     check_positive(keep=parsed.keep)
     single_kind(parsed)

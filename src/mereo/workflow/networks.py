@@ -10,6 +10,7 @@ from mereo.errors import UsageError, type_of
 from mereo.models import FeatureMaps, SequenceModel, VisionModel
 from mereo.runtime.device import choose_device
 from mereo.training.results import RunResult
+from mereo.workflow.options import fit
 
 
 def trained_network(model: Any, device: str = "auto") -> tuple[VisionModel, Path]:
@@ -26,9 +27,9 @@ def trained_network(model: Any, device: str = "auto") -> tuple[VisionModel, Path
     elif hasattr(model, "model_") and isinstance(model.model_, nn.Module):
         model = model.model_
     if model is None or isinstance(model, str | Path):
-        return load_weights(None if model is None else Path(model), device, ready=True)
+        return load_weights(fit("model", model, Path | None), device, ready=True)
     model = getattr(model, "_orig_mod", model)
-    if not isinstance(model, VisionModel) or isinstance(model, SequenceModel):
+    if not isinstance(model, VisionModel):
         raise UsageError(
             f"model is {_what(model)}; give a run folder, a weight file, or a network of mereo for images."
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mereo.cli.parse import check_values
+from mereo.cli.parse import check_values, is_empty
 from mereo.errors import UsageError, check_choice, type_of, unknown
 from mereo.training.option_values import parse_size
 
@@ -38,6 +38,8 @@ def fit(name: str, value: Any, hint: Any) -> Any:
     kind = get_origin(hint) or hint
     if kind is float and type(value) is int:
         return float(value)
+    if kind is Path and value == "":  # which would be the working folder
+        raise is_empty(name)
     if kind in (str, Path) and isinstance(value, str | Path):
         return kind(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
