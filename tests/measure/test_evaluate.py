@@ -14,6 +14,7 @@ import mereo
 from mereo.cli.main import main
 from mereo.errors import UsageError
 from mereo.inference.answers import Answers
+from mereo.inference.evaluate import normalise
 from mereo.inference.temperature import Calibration
 from mereo.measure import load_trained_models
 from mereo.measure.classification import calibrated_error, classification_metrics
@@ -253,6 +254,9 @@ WRONG = [
     (["{w}", "--attack-limit", "None"], "attack_limit is None"),
     (["{w}", "--masking-images", "5"], "masking_images is 5"),
     (["{w}", "--attack-loss", "margin"], "--attack"),
+    (["{w}", "--tta", "--attack", "fgsm"], "attack is fgsm, and tta is set"),
+    (["{w}", "--tta", "--five-crop"], "tta and five_crop are both set"),
+    (["{w}", "--five-crop"], "takes whole images of 16 x 16"),
     (["{w}", "--masking-images", "-1"], "masking_images is -1"),
     (["{w}", "--data", "digitz"], "digits"),
     (["{w}", "--split", "tests"], "test"),
@@ -284,6 +288,34 @@ def test_wrong_use_is_one_line(call, words, named):
     assert code == 2, err
     assert named in err and err.count("\n") == 1 and "Traceback" not in err + out
     assert not os.path.exists("evaluation")
+
+
+def test_five_crops_are_cut_from_images_with_their_border(call, monkeypatch):
+    titles = []
+    monkeypatch.setattr(
+        "mereo.measure.evaluation.draw_confusion", lambda confusion, names, title, path: titles.append(title)
+    )
+    torch.manual_seed(0)
+    model = mereo.create_model("mspcaps_tiny", channels=(4, 8, 8), in_chans=1, img_size=16, num_classes=10).eval()
+    model.pretrained_cfg = {**model.pretrained_cfg, "crop_pct": 0.8}
+    mereo.save_weights("cut.safetensors", model, class_names=DIGITS, data="digits")
+    code, out, err = call("cut.safetensors", "--limit", "60", "--five-crop", "--corruptions", "--equivariance")
+    assert code == 0, err
+    assert "digits, 60 test images, mean over 5 views" in out and "corners of images of 20 x 20" in out
+    assert "cut: accuracy, mean over 5 views" in err and titles == ["cut, mean over 5 views"]
+    text = Path("evaluation/report.md").read_text()
+    assert text.startswith("# digits, 60 test images, mean over 5 views") and "those of the image itself" in text
+    document = json.loads(Path("evaluation/report.json").read_text())
+    measured = document["models"]["cut"]
+    assert measured["views"]["count"] == 5 and document["plan"]["five_crop"]
+    (plain,) = load_trained_models([Path("cut.safetensors")], limit=60)
+    images = plain.split.images / 255
+    crops = [images[..., y : y + 16, x : x + 16] for y, x in ((0, 0), (0, 4), (4, 0), (4, 4), (2, 2))]
+    cfg = plain.model.pretrained_cfg
+    with torch.no_grad():
+        scores = sum(plain.model.eval()(normalise(crop, cfg["mean"], cfg["std"])) for crop in crops)
+    assert measured["accuracy"] == (scores.argmax(1) == plain.split.labels).double().mean()
+    assert measured["couplings"]["own"] == measured["corruptions"]["blur"][0]["accuracy"] == measured["accuracy"]
 
 
 def test_the_configuration_of_a_run_is_read(call):

@@ -13,7 +13,10 @@ from PIL import Image
 import mereo
 from mereo.cli.main import main
 from mereo.cli.options import EvaluateOptions, ExplainOptions, PredictOptions, TrainOptions
+from mereo.inference.evaluate import normalise
 from mereo.inference.predict import Prediction
+from mereo.inference.views import augmented_views, trained_augmentation
+from mereo.measure import load_trained_models
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.plan import make_plan
 from mereo.workflow import Predictions
@@ -147,6 +150,35 @@ def test_an_evaluation_is_that_of_the_command(run):
     assert evaluation.markdown.startswith("# digits") and evaluation.pictures
     both = mereo.evaluate([run, run.model], data="digits", limit=50, out="two", quiet=True)
     assert len(both.models) == 2 and (both.folder / "report.md").exists()
+
+
+def test_an_evaluation_over_views_is_that_of_the_command_and_of_a_loop(run, capsys):
+    words = [str(run.folder.path), "--tta", "--limit", "50", "--no-couplings", "--out", "report"]
+    assert main(["evaluate", *words]) == 0
+    printed = capsys.readouterr()
+    assert "digits, 50 test images, mean over 9 views" in printed.out and "mean over 9 views" in printed.err
+    with open("report/report.json") as file:
+        (expected,) = json.load(file)["models"].values()
+    evaluation = mereo.evaluate(run, tta=True, limit=50, couplings=False, quiet=True)
+    assert evaluation.models[run.folder.path.name] == expected
+    assert evaluation.title == "digits, 50 test images, mean over 9 views"
+    (one,) = load_trained_models([run.folder.path], limit=50)
+    cfg, views = run.model.pretrained_cfg, augmented_views(trained_augmentation(one.model))(one.split.images / 255)
+    with torch.no_grad():
+        scores = sum(one.model.eval()(normalise(view, cfg["mean"], cfg["std"])) for view in views)
+    assert expected["accuracy"] == (scores.argmax(1) == one.split.labels).double().mean()
+
+
+def test_predictions_over_five_crops_need_a_border(run, photo):
+    with pytest.raises(mereo.UsageError, match="five_crop is set, and the network takes whole images"):
+        mereo.predict(run, photo, five_crop=True)
+    run_cfg = run.model.pretrained_cfg
+    run.model.pretrained_cfg = {**run_cfg, "crop_pct": 0.8}
+    try:
+        (plain,), (averaged,) = (scores_of(mereo.predict(run, photo, five_crop=on)) for on in (False, True))
+    finally:
+        run.model.pretrained_cfg = run_cfg
+    assert plain != averaged
 
 
 def test_an_evaluation_of_arrays(run):

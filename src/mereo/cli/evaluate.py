@@ -113,7 +113,7 @@ def measured(
         attacks=tuple(dict.fromkeys(options.attack)), epsilons=tuple(sorted({0.0, *options.epsilon})),
         loss=options.attack_loss, steps=options.steps, queries=options.queries, restarts=options.restarts,
         attack_limit=options.attack_limit, masking_images=options.masking_images, batch_size=options.batch_size,
-        seed=options.seed, couplings=options.couplings,
+        seed=options.seed, couplings=options.couplings, tta=options.tta, five_crop=options.five_crop,
     )  # fmt: skip
     folder = new_folder(options.out)
     report = folder / "report.json"
@@ -142,12 +142,11 @@ def _show(part: str, document: dict[str, Any]) -> None:
 
 def _show_accuracy(document: dict[str, Any]) -> None:
     from mereo.measure.conclusions import chance_words, error_words
-    from mereo.measure.report import overview
+    from mereo.measure.report import overview, title, views_words
 
     models = document["models"]
-    count = next(iter(models.values()))["count"]
-    print_table(*overview(models), title=f"{document['data']}, {count:,} {document['split']} {document['unit']}")
-    for words in (chance_words, error_words):
+    print_table(*overview(models), title=title(document))
+    for words in (views_words, chance_words, error_words):
         for name, model in models.items():
             if (line := words(name, model)) is not None:
                 say(line)

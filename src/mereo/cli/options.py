@@ -62,6 +62,9 @@ class PredictOptions:
     none."""
     tta: bool = False
     """Test-time augmentation: average the scores over the image and 8 versions of it, augmented as in training."""
+    five_crop: bool = False
+    """Average the scores over five crops, at the centre and the corners of the image, for networks that take a crop of
+    it (crop_pct below 1)."""
     json: bool = False
     """Print the result as one JSON document."""
     batch_size: int = 64
@@ -134,6 +137,13 @@ class EvaluateOptions:
     """Images to evaluate on; validation means those held out during training."""
     limit: int | None = None
     """Largest number of images to evaluate, with classes in proportion; by default all."""
+    tta: bool = False
+    """Test-time augmentation: measure the mean of the scores over the image and 8 versions of it, augmented as in
+    training; 9 times as slow. Corrupted images are changed before the views are made; attacks are refused, and poses
+    measured without views."""
+    five_crop: bool = False
+    """Likewise the mean over five crops, at the centre and the corners of the image, for networks that take a crop of
+    it (crop_pct below 1); 5 times as slow."""
     couplings: bool = True
     """Also measure the accuracy with couplings replaced by uniform and by shuffled ones, for networks that have
     couplings."""

@@ -54,7 +54,8 @@ def run(words: list[str], command: str) -> None:
 
 def _check_classifier(options: PredictOptions, source: Path) -> None:
     """UsageError for options that need a classifier."""
-    wanted = {"out": options.out is not None, "labels": options.labels == "folders", "tta": options.tta}
+    wanted = {"out": options.out is not None, "labels": options.labels == "folders"}
+    wanted |= {"tta": options.tta, "five_crop": options.five_crop}
     for name, given in wanted.items():
         if given:
             raise UsageError(f"{name} is set, and {source} is not a classifier of images; leave it out.")
@@ -86,10 +87,10 @@ def _classify(model: "VisionModel", options: PredictOptions, paths: list[Path], 
     from mereo.inference.answer_report import summary
     from mereo.inference.labelled import answer_folder
     from mereo.inference.predict import describe_outputs, report_unreadable
-    from mereo.inference.views import augmented_views, trained_augmentation
+    from mereo.inference.views import mean_over_views
     from mereo.runtime.progress import Reporter
 
-    views = augmented_views(trained_augmentation(model)) if options.tta else None
+    model = mean_over_views(model, tta=options.tta, five_crop=options.five_crop)
     labels = _labels(model, options, paths)
     labelled = bool((labels >= 0).any())
     out = options.out or (new_folder() if labelled and not options.json else None)
@@ -105,8 +106,7 @@ def _classify(model: "VisionModel", options: PredictOptions, paths: list[Path], 
         Reporter(silent=len(paths) <= options.batch_size).stage("classified", len(paths)) as done,
     ):
         answers = answer_folder(
-            model, paths, labels, trained=trained, batch_size=options.batch_size, strict=options.strict, views=views,
-            progress=done,
+            model, paths, labels, trained=trained, batch_size=options.batch_size, strict=options.strict, progress=done,
         )  # fmt: skip
         report_unreadable(answers.aside, bool(answers.paths))
         written = [] if out is None else _write(answers, out, source)

@@ -20,7 +20,6 @@ from mereo.inference.label_checks import Suspect, likely_wrong_labels
 from mereo.inference.metrics import chance_accuracy, class_scores, confusion_matrix, wilson_interval
 from mereo.inference.predict import Aside, answer_files, class_names
 from mereo.inference.temperature import calibration_of, fit_temperature, probabilities
-from mereo.inference.views import Views
 from mereo.models import VisionModel
 
 UNKNOWN = -1
@@ -205,25 +204,23 @@ def answer_folder(
     trained: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = 64,
     strict: bool = False,
-    views: Views | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> FolderAnswers:
     """The answers of a classifier for image files, labelled or not.
 
     Args:
-        model: whose weights may hold a temperature.
+        model: whose weights may hold a temperature; with views, see `mean_over_views`.
         paths: of the files.
         labels: see `folder_labels`.
         trained: which images, as the network takes them, it was trained on; none where it is None.
         batch_size: files read at a time.
         strict: whether an unreadable file is an error.
-        views: test-time augmentation, see `augmented_views`.
         progress: called with the number of files done since the last call.
     """
     place_of = {path: place for place, path in enumerate(paths)}
     good, aside, scores, prints, hashes = list[Path](), list[Aside](), list[Tensor](), list[Tensor](), list[str]()
     seen = [torch.zeros(0, dtype=torch.bool)]
-    for answered in answer_files(model, paths, batch_size=batch_size, strict=strict, views=views):
+    for answered in answer_files(model, paths, batch_size=batch_size, strict=strict):
         good += answered.paths
         aside += answered.aside
         if answered.paths:

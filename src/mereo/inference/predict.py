@@ -22,9 +22,8 @@ from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import prepare_batch
 from mereo.inference.mode import evaluating
 from mereo.inference.temperature import calibration_of, probabilities
-from mereo.inference.views import Views
+from mereo.inference.views import MeanOverViews
 from mereo.models import VisionModel
-from mereo.models.folding import folded
 from mereo.tasks import Classification, Task, get_task
 
 FEW = 16
@@ -244,8 +243,8 @@ class Answered(NamedTuple):
 
     Attributes:
         paths: that were read.
-        images: as the model takes them, before normalisation.
-        outputs: of the task in float32; of views, their mean.
+        images: as the network takes them, before normalisation and without views.
+        outputs: of the task in float32.
         aside: the files that could not be read.
     """
 
@@ -262,24 +261,20 @@ def answer_files(
     *,
     batch_size: int = 64,
     strict: bool = False,
-    views: Views | None = None,
 ) -> Iterator[Answered]:
     """The outputs of a network for image files, a batch at a time.
 
     Args:
-        model: with the task that it was trained for.
+        model: with the task that it was trained for; with views, see `mean_over_views`.
         paths: of the files.
         batch_size: files read at a time.
         strict: whether an unreadable file is an error.
-        views: test-time augmentation, see `augmented_views`; None for the images only.
     """
     task, cfg = task_of(model), model.pretrained_cfg
-    if views is not None and not task.scores_classes:
-        raise UsageError(f"tta is set, and the outputs of the task {task.name} have no mean over views; leave it out.")
     device = next(model.parameters()).device
     # A copy with folded weights pays for itself after some images.
     many = len(paths) > FEW
-    ready = folded(model) if many else model
+    ready = model.fuse() if many else model
     with nullcontext() if many else evaluating(model):
         for start in range(0, len(paths), batch_size):
             part = paths[start : start + batch_size]
@@ -289,13 +284,12 @@ def answer_files(
                 continue
             seen = images.to(device)
             labels = torch.zeros(len(good), dtype=torch.int64, device=device)
-            shown = [seen] if views is None else views(seen)
-            outputs = [task.apply(ready, prepare_batch(Batch(view, labels), cfg)) for view in shown]
-            output = outputs[0] if views is None else torch.stack(outputs).float().mean(0)
+            output = task.apply(ready, prepare_batch(Batch(seen, labels), cfg))
             output = tree_map_only(Tensor, lambda x: x.float() if x.is_floating_point() else x, output)
             if not all(bool(x.isfinite().all()) for x in tree_leaves(output) if isinstance(x, Tensor)):
                 raise MereoError("the outputs of the network are not finite; its weights are damaged.")
-            yield Answered([part[place] for place in good], images, output, aside)
+            shown = model.unchanged(images) if isinstance(model, MeanOverViews) else images
+            yield Answered([part[place] for place in good], shown, output, aside)
 
 
 def describe_outputs(model: VisionModel, outputs: Any, top: int) -> list[dict[str, Any]]:
@@ -318,7 +312,6 @@ def predict(
     top: int = 3,
     batch_size: int = 64,
     strict: bool = False,
-    views: Views | None = None,
 ) -> Iterator[Prediction]:
     """Predictions for image files, in their order, a batch at a time.
 
@@ -326,15 +319,15 @@ def predict(
     read are named in a warning and skipped; MereoError if none can be read.
 
     Args:
-        model: whose weights may hold a temperature; then predictions have probabilities.
+        model: whose weights may hold a temperature; then predictions have probabilities. With views, see
+            `mean_over_views`.
         paths: of the files.
         top: classes of a prediction, the highest score first.
         batch_size: files read at a time.
         strict: whether an unreadable file is an error.
-        views: test-time augmentation, see `augmented_views`.
     """
     aside, count = list[Aside](), 0
-    for answered in answer_files(model, paths, batch_size=batch_size, strict=strict, views=views):
+    for answered in answer_files(model, paths, batch_size=batch_size, strict=strict):
         aside += answered.aside
         if answered.paths:
             count += len(answered.paths)

@@ -11,12 +11,15 @@ from mereo.pictures import new_figure, save_figure
 COLOURS = (MODELS[0], "#adb5bd", "#dee2e6")
 
 
-def draw_coupling_effects(effects: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+def draw_coupling_effects(
+    effects: Mapping[str, Mapping[str, Any]], path: Path, title: str = "Couplings replaced"
+) -> None:
     """Three bars a network: the metric with its own couplings, with uniform and with shuffled ones.
 
     Args:
         effects: `CouplingEffect.to_dict()` of each network.
         path: of the PNG.
+        title: above the bars.
     """
     figure = new_figure(7, 1.1 + 0.85 * len(effects))
     axes, metric = figure.subplots(), next(iter(effects.values()))["metric"]
@@ -32,6 +35,6 @@ def draw_coupling_effects(effects: Mapping[str, Mapping[str, Any]], path: Path) 
     axes.set_yticks(range(len(effects)), list(effects), fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.25)
-    quiet(axes, "Couplings replaced", f"{metric}{' in %' if share else ''}", "", "x")
+    quiet(axes, title, f"{metric}{' in %' if share else ''}", "", "x")
     axes.tick_params(axis="y", labelcolor=INK, color=FAINT)
     save_figure(figure, path)

@@ -1,6 +1,5 @@
 """Pictures of curves: accuracy over severity or epsilon, several networks in one plot, and attacked images."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from mereo.measure.curves import Point
-from mereo.measure.style import FAINT, INK, RIGHT, WRONG, colour, marker, quiet
+from mereo.measure.style import FAINT, INK, RIGHT, WRONG, colour, head, marker, quiet
 from mereo.pictures import displayable, new_figure, save_figure
 
 AMPLIFIED = 0.5
 """Grey level of an unchanged pixel in the picture of a perturbation."""
-TITLE_LETTERS = 11
-"""Of a title, to the inch."""
 
 
 def draw_curves(panels: Mapping[str, tuple[str, Mapping[str, Sequence[Point]]]], path: Path, chance: float) -> None:
@@ -75,8 +72,7 @@ def draw_attacked(
     rows, columns = len(clean), 1 + 2 * len(attacked)
     width = max(0.98 * columns + 0.2, 5.4)
     figure = new_figure(width, 1.22 * rows + 0.95)
-    heading = textwrap.fill(title, int(TITLE_LETTERS * width))
-    figure.suptitle(heading, fontsize=10, color=INK, fontweight="bold", x=0.01, ha="left")
+    head(figure, title, width)
     note = "The image and its class, then for each epsilon the attacked image, the predicted class,\nand what was"
     line = f"{note} added (white) or subtracted (black); grey is unchanged."
     figure.supxlabel(line, fontsize=7.5, color=FAINT, x=0.01, ha="left")

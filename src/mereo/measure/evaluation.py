@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from mereo.inference.answers import Answers, check_one_label, collect_answers
 from mereo.inference.evaluate import evaluate
 from mereo.inference.metrics import confusion_matrix
 from mereo.inference.temperature import calibration_of
+from mereo.inference.views import MeanOverViews, mean_over_views, words_of
 from mereo.measure.attack_stage import measure_attacks
 from mereo.measure.attacks.attack import check_attack
 from mereo.measure.classification import calibrated_error, classification_metrics, reliabilities
@@ -27,6 +28,7 @@ from mereo.measure.plan import Plan
 from mereo.measure.trained_models import TrainedModel
 from mereo.models import CapsuleClassifier
 from mereo.runtime.progress import Reporter
+from mereo.tasks import Task
 
 Finished = Callable[[str, dict[str, Any]], None]
 """(part, the document so far): called when a part is measured."""
@@ -54,15 +56,12 @@ def evaluate_models(
         finished: called after each of PARTS that is measured, before its pictures are drawn in the case of accuracy.
     """
     reporter = reporter or Reporter(silent=True)
-    names = sorted({network.task.name for network in trained})
-    if len(names) > 1:
-        raise UsageError(
-            f"the networks were trained for the tasks {' and '.join(names)}; evaluate each task by itself."
-        )
+    task = _task(trained)
+    scored = [_scored(network, plan) for network in trained]
     document: dict[str, Any] = {
         "mereo": __version__,
-        "task": names[0],
-        "unit": trained[0].task.unit,
+        "task": task.name,
+        "unit": task.unit,
         "data": trained[0].data,
         "class_names": list(trained[0].class_names),
         "plan": asdict(plan),
@@ -73,17 +72,40 @@ def evaluate_models(
         if finished is not None:
             finished(part, document)
 
-    if trained[0].task.scores_classes:
-        _classifiers(trained, plan, out, reporter, document["models"], done)
+    if task.scores_classes:
+        _classifiers(trained, scored, plan, out, reporter, document["models"], done)
     else:
         _by_task(trained, plan, out, reporter, document["models"], done)
     return document
 
 
+def _task(trained: Sequence[TrainedModel]) -> Task:
+    """The task of the networks; UsageError for several."""
+    names = sorted({network.task.name for network in trained})
+    if len(names) > 1:
+        raise UsageError(
+            f"the networks were trained for the tasks {' and '.join(names)}; evaluate each task by itself."
+        )
+    return trained[0].task
+
+
+def _scored(network: TrainedModel, plan: Plan) -> TrainedModel:
+    """The network that gives the scores: with the mean over views where the plan wants it."""
+    if plan.attacks and (plan.tta or plan.five_crop):
+        raise UsageError(
+            f"attack is {' '.join(plan.attacks)}, and {'tta' if plan.tta else 'five_crop'} is set; accuracy under"
+            " attack is measured without views, so do it in a command of its own, or leave the attack out."
+        )
+    return replace(network, model=mean_over_views(network.model, tta=plan.tta, five_crop=plan.five_crop))
+
+
 def _facts(network: TrainedModel) -> dict[str, Any]:
+    model = network.model
+    views = {"count": model.count, "changes": model.changes} if isinstance(model, MeanOverViews) else None
     return {
         "weights": str(network.source),
-        "parameters": sum(p.numel() for p in network.model.parameters()),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **({} if views is None else {"views": views}),
     }
 
 
@@ -127,26 +149,24 @@ def _coupled(network: TrainedModel) -> bool:
     return has_couplings(network.model)
 
 
-def _finish_couplings(models: dict[str, dict[str, Any]], out: Path, done: Callable[[str], None]) -> None:
+def _finish_couplings(
+    models: dict[str, dict[str, Any]], out: Path, done: Callable[[str], None], over: str = ""
+) -> None:
     effects = {name: model["couplings"] for name, model in models.items() if "couplings" in model}
     if effects:
-        draw_coupling_effects(effects, out / "couplings.png")
+        draw_coupling_effects(effects, out / "couplings.png", f"Couplings replaced{over}")
         done("couplings")
 
 
 def _classifiers(
-    trained: Sequence[TrainedModel], plan: Plan, out: Path, reporter: Reporter, models: dict[str, dict[str, Any]],
-    done: Callable[[str], None],
+    trained: Sequence[TrainedModel], scored: Sequence[TrainedModel], plan: Plan, out: Path, reporter: Reporter,
+    models: dict[str, dict[str, Any]], done: Callable[[str], None],
 ) -> None:  # fmt: skip
-    if plan.attacks or plan.equivariance:
-        check_one_label(trained[0].split)
-    for network in trained:
-        for name in plan.attacks:
-            for epsilon in check_epsilons(plan.epsilons):
-                check_attack(name, epsilon, plan.steps_of(name), plan.restarts, plan.loss, network.model)
+    """All of classifiers: `scored` give the scores, and attacks and poses are of `trained`."""
+    _check(trained, plan)
     answers: list[Answers] = []
-    for network in trained:
-        with reporter.stage(f"{network.name}: accuracy", len(network.split)) as advance:
+    for network in scored:
+        with reporter.stage(f"{network.name}: accuracy{words_of(network.model)}", len(network.split)) as advance:
             answers.append(collect_answers(network.model, network.split, batch_size=plan.batch_size, progress=advance))
         models[network.name] = {
             **_facts(network),
@@ -154,14 +174,14 @@ def _classifiers(
             **calibrated_error(answers[-1], calibration_of(network.model)),
         }
     done("accuracy")
-    for network, own in zip(trained, answers, strict=True):
+    for network, own in zip(scored, answers, strict=True):
         if network.split.labels_per_image == 1:
             _draw_classification(network, own, out / network.name)
     if plan.couplings:
-        _couplings(trained, answers, plan, reporter, models)
-        _finish_couplings(models, out, done)
+        _couplings(scored, answers, plan, reporter, models)
+        _finish_couplings(models, out, done, words_of(scored[0].model))
     if plan.corruptions:
-        _corruptions(trained, answers, plan, out, reporter, models)
+        _corruptions(scored, answers, plan, out, reporter, models)
         done("corruptions")
     if plan.attacks:
         measure_attacks(trained, answers, plan, out, reporter, models)
@@ -174,6 +194,16 @@ def _classifiers(
                 reason = f"{type(network.model).__name__} has no class capsules, whose poses would be compared"
                 models[network.name].setdefault("not_measured", {})["equivariance"] = reason
         done("equivariance")
+
+
+def _check(trained: Sequence[TrainedModel], plan: Plan) -> None:
+    """UsageError for attacks and poses that are impossible."""
+    if plan.attacks or plan.equivariance:
+        check_one_label(trained[0].split)
+    for network in trained:
+        for name in plan.attacks:
+            for epsilon in check_epsilons(plan.epsilons):
+                check_attack(name, epsilon, plan.steps_of(name), plan.restarts, plan.loss, network.model)
 
 
 def _couplings(
@@ -192,11 +222,11 @@ def _couplings(
 
 
 def _draw_classification(network: TrainedModel, answers: Answers, folder: Path) -> None:
-    names = network.class_names
+    names, title = network.class_names, f"{network.name}{words_of(network.model)}"
     confusion = confusion_matrix(answers.predicted, answers.labels, len(names))
-    draw_confusion(confusion, names, network.name, folder / "confusion.png")
-    draw_calibration(reliabilities(answers), network.name, folder / "calibration.png")
-    draw_scores(answers, network.name, folder / "scores.png")
+    draw_confusion(confusion, names, title, folder / "confusion.png")
+    draw_calibration(reliabilities(answers), title, folder / "calibration.png")
+    draw_scores(answers, title, folder / "scores.png")
 
 
 def _corruptions(
@@ -214,7 +244,7 @@ def _corruptions(
                 )
             curves[network.name] = points
             models[network.name].setdefault("corruptions", {})[name] = [p.to_dict() for p in points]
-        panels[name] = corruption.unit, curves
+        panels[f"{name}{words_of(trained[0].model)}"] = corruption.unit, curves
     chance = 1 / math.comb(len(trained[0].class_names), trained[0].split.labels_per_image)
     draw_curves(panels, out / "corruptions.png", chance)
 

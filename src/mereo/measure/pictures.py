@@ -11,7 +11,7 @@ from mereo.inference.answers import Answers
 from mereo.inference.calibration import Reliability, expected_calibration_error
 from mereo.inference.metrics import wilson_interval
 from mereo.measure.classification import highest_and_lead
-from mereo.measure.style import FAINT, INK, RIGHT, RULE, WRONG, quiet
+from mereo.measure.style import FAINT, INK, RIGHT, RULE, WRONG, head, quiet
 from mereo.pictures import new_figure, save_figure
 
 MOST_NUMBERED, MOST_NAMED = 20, 40
@@ -76,26 +76,27 @@ def draw_calibration(reliabilities: Mapping[str, Reliability], title: str, path:
 
     Args:
         reliabilities: the bins of each way.
-        title: above the first.
+        title: above all.
         path: of the PNG.
     """
-    figure = new_figure(4.3 * len(reliabilities), 5.3)
+    width = 4.3 * len(reliabilities)
+    figure = new_figure(width, 5.5)
+    head(figure, title, width)
     grid = figure.subplots(2, len(reliabilities), squeeze=False, sharex=True, height_ratios=[3.2, 1])
     for place, (how, bins) in enumerate(reliabilities.items()):
         upper, lower = grid[0, place], grid[1, place]
         _reliability(upper, bins)
-        heading = f"{title}, {HOW.get(how, how)}" if place == 0 else HOW.get(how, how)
-        quiet(upper, heading, "", "share correct" if place == 0 else "")
-        upper.set_title(heading, fontsize=9, color=INK, loc="left", fontweight="bold")
+        quiet(upper, "", "", "share correct" if place == 0 else "")
+        upper.set_title(HOW.get(how, how), fontsize=9, color=INK, loc="left")
         upper.set_ylim(0, 1.02)
         upper.set_xlim(0, 1)
         upper.text(
             0.97, 0.04, f"ECE {100 * expected_calibration_error(bins):.1f} %", ha="right", fontsize=9, color=INK,
             transform=upper.transAxes, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8},
         )  # fmt: skip
-        width = 1 / len(bins.images)
+        step = 1 / len(bins.images)
         shares = 100 * bins.images / bins.images.sum().clamp(min=1)
-        lower.bar((bins.edges[:-1] + width / 2).numpy(), shares.numpy(), width=0.9 * width, color="#adb5bd")
+        lower.bar((bins.edges[:-1] + step / 2).numpy(), shares.numpy(), width=0.9 * step, color="#adb5bd")
         quiet(lower, "", "confidence", "% of images" if place == 0 else "", grid="y")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False, labelcolor=INK)

@@ -16,6 +16,8 @@ class Plan:
     """What is evaluated beyond the metrics on clean images.
 
     Attributes:
+        tta: whether scores are the mean over the image and changes of it, see `mean_over_views`.
+        five_crop: whether they are the mean over five crops.
         couplings: whether the metric is also measured with replaced couplings, of networks that have any.
         corruptions: whether accuracy under corruption is measured.
         equivariance: whether the poses of rotated and shifted images are measured.
@@ -44,6 +46,8 @@ class Plan:
     batch_size: int = 256
     seed: int = 0
     couplings: bool = True
+    tta: bool = False
+    five_crop: bool = False
 
     def steps_of(self, name: str) -> int:
         """Steps or queries of an attack."""

@@ -37,6 +37,9 @@ its zeros. The network was trained with its own couplings. A difference is clear
 number of images whose result changes."""
 UNCHECKED = """\
 Whether masked gradients make these accuracies too high was not checked; `--masking-images 64` does."""
+VIEWS = """\
+The scores of an image are the mean over views of it. Corruptions change the image before views are made of it, and a
+temperature in the weights was fitted without views."""
 ATTACKS = """\
 On {images:,} of the {count:,} images. Attacks change every pixel by at most epsilon within [0, 1], before
 normalisation, and raise the loss `{loss}` of the scores; {restarts}. Images misclassified before the attack count as
@@ -93,6 +96,19 @@ def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[st
     return columns, rows
 
 
+def title(document: dict[str, Any]) -> str:
+    """The data, how many images were evaluated, and over how many views of each."""
+    first = next(iter(document["models"].values()))
+    over = f", mean over {first['views']['count']} views" if "views" in first else ""
+    return f"{document['data']}, {first['count']:,} {document['split']} {document['unit']}{over}"
+
+
+def views_words(name: str, model: dict[str, Any]) -> str | None:
+    """A line on the views of a network; None where there are none."""
+    views = model.get("views")
+    return None if views is None else f"{name}: mean over {views['count']} views: {views['changes']}"
+
+
 def attacked(models: dict[str, dict[str, Any]]) -> int:
     """How many of the images were attacked."""
     first = next(iter(models.values()))
@@ -115,12 +131,12 @@ def markdown(document: dict[str, Any]) -> str:
     models, plan = document["models"], document["plan"]
     first = next(iter(models.values()))
     parts = [
-        f"# {for_markdown(document['data'])}, {document['split']} {document.get('unit', 'images')}"
-        f" ({first['count']:,})",
+        f"# {for_markdown(title(document))}",
         table(*overview(models)),
     ]
-    parts += [for_markdown(line) for name, m in models.items() if (line := chance_words(name, m))]
-    parts += [for_markdown(line) for name, m in models.items() if (line := error_words(name, m))]
+    parts += [VIEWS] if "views" in first else []
+    for words in (views_words, chance_words, error_words):
+        parts += [for_markdown(line) for name, m in models.items() if (line := words(name, m))]
     if "objects" in first:
         parts.append(WORDS.format(objects=first["objects"]))
     elif "calibration" in first:
@@ -187,18 +203,28 @@ def _model(name: str, model: dict[str, Any]) -> list[str]:
     if "attacked_images" in model:
         parts.append(f"![attacked images]({folder}/attacked.png)")
     if "equivariance" in model:
-        parts += ["### Equivariance of the class capsules", EQUIVARIANCE, f"![poses]({folder}/equivariance.png)"]
-        columns = ("linear", "unmoved", "shuffled", "length", "angle")
-        fields = ("linear", "unmoved", "permuted", "length")
-        parts += [
+        parts += _equivariance(model, folder)
+    return parts
+
+
+def _equivariance(model: dict[str, Any], folder: str) -> list[str]:
+    columns = ("linear", "unmoved", "shuffled", "length", "angle")
+    fields = ("linear", "unmoved", "permuted", "length")
+    alone = ["The poses are those of the image itself, without views."] if "views" in model else []
+    return [
+        "### Equivariance of the class capsules",
+        EQUIVARIANCE,
+        *alone,
+        f"![poses]({folder}/equivariance.png)",
+        *[
             table(
                 (f"{kind}, {TRANSFORMS[kind][2]}", *columns),
                 [(f"{m['amount']:g}", *[_number(m[f], 2) for f in fields], f"{m['angle']:.0f}°") for m in moved],
             )
             + (f"\n\nNo rule: {model['no_fit'][kind]}." if kind in model["no_fit"] else "")
             for kind, moved in model["equivariance"].items()
-        ]
-    return parts
+        ],
+    ]
 
 
 def _scores(scores: dict[str, Any], folder: str) -> list[str]:

@@ -15,7 +15,7 @@ from mereo.data import ImageSet
 from mereo.data.split import stratified
 from mereo.errors import UsageError
 from mereo.inference.predict import task_of
-from mereo.measure.report import markdown, overview
+from mereo.measure.report import markdown, overview, title
 from mereo.measure.trained_models import (
     TrainedModel,
     choose_data,
@@ -74,9 +74,8 @@ class Evaluation:
 
     @property
     def title(self) -> str:
-        """The data, and how many images were evaluated."""
-        count = next(iter(self.models.values()))["count"]
-        return f"{self.document['data']}, {count:,} {self.document['split']} {self.document['unit']}"
+        """The data, how many images were evaluated, and over how many views of each."""
+        return title(self.document)
 
     @property
     def markdown(self) -> str:
@@ -150,7 +149,8 @@ def evaluate(
             (images, labels) of arrays or tensors, the labels being names or numbers of the network's classes.
         out: folder for the report and the pictures; by default a temporary one.
         quiet: print no progress.
-        options: those of the command: split, limit, corruptions, equivariance, attack, batch_size, device and others.
+        options: those of the command: split, limit, tta, corruptions, equivariance, attack, batch_size, device and
+            others.
 
     evaluation = mereo.evaluate("runs/mspcaps_tiny-photos", corruptions=True)
     evaluation.accuracy; evaluation.models; evaluation.pictures

@@ -10,7 +10,7 @@ from mereo.cli.options import PredictOptions
 from mereo.errors import UsageError, check_positive
 from mereo.inference.predict import Prediction
 from mereo.inference.predict import predict as predict_files
-from mereo.inference.views import augmented_views, trained_augmentation
+from mereo.inference.views import mean_over_views
 from mereo.runtime.text import percent
 from mereo.workflow.display import html_table, text_table
 from mereo.workflow.images import as_files, thumbnail
@@ -20,6 +20,8 @@ from mereo.workflow.options import options_of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_OF_NETWORK = ("device", "tta", "five_crop")
+"""Options that decide about the network, before images are read."""
 SHOWN = 24
 """Rows of a table in a notebook."""
 _ELSEWHERE = {
@@ -110,7 +112,7 @@ def predict(model: Any, images: Any, **options: Any) -> Predictions:
             for the newest run.
         images: paths, folders or patterns; PIL images; arrays (height, width, channels) or a batch of them, uint8 or in
             [0, 1]; tensors (channels, height, width) or a batch of them; or a list of any of these.
-        options: those of the command: top, batch_size, device, strict, tta.
+        options: those of the command: top, batch_size, device, strict, tta, five_crop.
 
     predictions = mereo.predict("runs/mspcaps_tiny-photos", "holiday/*.jpg")
     predictions.classes         # ["beach", ...]
@@ -119,14 +121,14 @@ def predict(model: Any, images: Any, **options: Any) -> Predictions:
     parsed = options_of(PredictOptions, "mereo.predict", options, _ELSEWHERE)
     check_positive(top=parsed.top, batch_size=parsed.batch_size)
     known = inspect.signature(predict_files).parameters
-    passed = {name: getattr(parsed, name) for name in options if name not in ("device", "tta")}
+    passed = {name: getattr(parsed, name) for name in options if name not in _OF_NETWORK}
     for name in passed:
         if name not in known:
             raise UsageError(f"{name} is an option of the command only; leave it out.")
     network, source = trained_network(model, parsed.device)
-    views = augmented_views(trained_augmentation(network)) if parsed.tta else None
+    network = mean_over_views(network, tta=parsed.tta, five_crop=parsed.five_crop)
     with as_files(images) as (paths, held):
-        items = list(predict_files(network, paths, views=views, **passed))
+        items = list(predict_files(network, paths, **passed))
     names = {path: Path(path.stem) for path in held}
     items = [replace(item, path=names.get(item.path, item.path)) for item in items]
     return Predictions(items, source, {names[path]: picture for path, picture in held.items()})
