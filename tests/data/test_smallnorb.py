@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from mereo.data import dataset_info, load_splits
+from mereo.data.load import load_size
 from mereo.data.sets.smallnorb import STEMS, read_matrix
 from mereo.errors import UsageError
+from mereo.models import get_model_entry
 from norb_files import BYTES, INTEGERS, write_matrix, write_smallnorb
 
 
@@ -62,6 +64,13 @@ def test_the_published_recipe_resizes_to_48_and_crops_32(tmp_path: Path) -> None
         (whole[i].unfold(1, 32, 1).unfold(2, 32, 1) == drawn[i][:, None, None]).all(dim=(0, 3, 4)) for i in range(3)
     ]
     assert all(each.any() for each in places) and len({int(each.flatten().int().argmax()) for each in places}) > 1
+
+
+@pytest.mark.parametrize(
+    "name", ["capsnet_smallnorb", "matrix_capsnet_310k", "vb_tiny", "vb_small", "vb_base", "sr_convnet", "sr_smallnet"]
+)
+def test_networks_for_smallnorb_crop_32_of_48(name: str) -> None:
+    assert load_size((32, 32), get_model_entry(name).crop_pct) == (48, 48)
 
 
 def head(magic: int, *sizes: int, axes: int | None = None) -> bytes:

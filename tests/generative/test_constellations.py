@@ -25,6 +25,8 @@ def draw(images: int = 200, seed: int = 0, **options: Any) -> Constellations:
 def test_templates_are_centred_and_scaled() -> None:
     points, owner = make_templates()
     assert owner.tolist() == [0] * 4 + [1] * 3 + [2] * 4
+    triangle = torch.tensor([[-4 / 3, 0], [2 / 3, -1], [2 / 3, 1]], dtype=D)  # (1, 2), (3, 1), (3, 3), centred
+    torch.testing.assert_close(points[4:7], triangle * (9 / 14) ** 0.5)
     torch.testing.assert_close(points[:4].abs(), torch.full((4, 2), 0.7071067811865476, dtype=D))
     for number, parts in enumerate((4, 3, 4)):
         own = points[owner == number]

@@ -147,6 +147,10 @@ def test_a_change_of_viewpoint_changes_the_poses_by_the_same_matrix() -> None:
     before = module.route(poses, present).pose.unflatten(-1, (4, 4))
     turned = (turn @ poses.unflatten(-1, (4, 4))).flatten(-2)
     torch.testing.assert_close(module.route(turned, present).pose.unflatten(-1, (4, 4)), turn @ before)
+    # Clusters with a diagonal covariance fit turned votes differently, so that later steps share out otherwise.
+    module, _, _ = some(side=4, steps=3)
+    before, after = (module.route(x, present).pose.unflatten(-1, (4, 4)) for x in (poses, turned))
+    assert (after - turn @ before).abs().max() > 0.1
 
 
 def test_absent_children_have_no_influence() -> None:
@@ -162,6 +166,14 @@ def test_a_parent_without_children_is_zero_and_finite() -> None:
     cluster = fit_clusters(VOTES, torch.zeros(1, 2, 3, dtype=D), *torch.zeros(2, 2, dtype=D), 0.01, 1e-6)
     close(cluster.mean[0], [[0.0, 0.0], [0.0, 0.0]])
     assert all(x.isfinite().all() for x in cluster)
+
+
+def test_one_child_leaves_the_floor_as_the_variance() -> None:
+    module, poses, present = some(1)
+    torch.testing.assert_close(module(poses, present), by_loops(module, poses, present, 3))
+    module, poses = module.float(), poses.float().requires_grad_()
+    module(poses, present.float()).sum().backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in (poses, *module.parameters()))
 
 
 @pytest.mark.parametrize("routing", [EMRouting, VariationalBayesRouting, InvertedDotProductRouting, SelfRouting])

@@ -220,6 +220,16 @@ def test_a_window_of_a_convolution_is_the_dense_routing() -> None:
     torch.testing.assert_close(layer(poses).pose, expected)
 
 
+def test_start_of_the_transforms() -> None:
+    torch.manual_seed(0)
+    for module, inner in (
+        (InvertedDotProductRouting(200, 30, 16), 4),
+        (InvertedDotProductRouting(200, 30, 6, 8, pose="vector"), 6),
+    ):
+        assert module.weight.std().item() == pytest.approx((30 / (inner * 200)) ** 0.5, rel=0.02)
+        assert (module.norm.weight == 1).all() and (module.norm.bias == 0).all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

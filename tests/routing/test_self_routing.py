@@ -170,6 +170,15 @@ def test_counts() -> None:
     assert SelfRouting(288, 32, 16, 16).weight.numel() == 288 * 32 * 16 * 16
 
 
+def test_start_of_the_transforms() -> None:
+    torch.manual_seed(0)
+    # He's uniform distribution of (senders, receivers * receiver_dim, sender_dim), as in the authors' code.
+    expected = torch.nn.init.kaiming_uniform_(torch.empty(50, 4 * 5, 3))
+    got = SelfRouting(50, 4, 3, 5).weight
+    assert got.abs().max().item() == pytest.approx((6 / (4 * 5 * 3)) ** 0.5, rel=0.01)
+    assert got.std().item() == pytest.approx(expected.std().item(), rel=0.05)
+
+
 @pytest.mark.parametrize(("arguments", "message"), [({"receivers": 0}, "receivers is 0"), ({"dim": 0}, "sender_dim")])
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -230,6 +239,19 @@ def test_a_window_over_the_whole_map_is_the_dense_routing() -> None:
     expected = dense.route(whole.gather(poses), whole.gather(active))
     torch.testing.assert_close(parents.pose.flatten(2), expected.pose)
     torch.testing.assert_close(parents.activation.flatten(1), expected.activation)
+
+
+def test_a_window_of_one_child_gives_its_gate_and_its_vote_whatever_its_activation() -> None:
+    shape: dict[str, Any] = {"pose": "vector", "in_pose": (4,), "compete": "window", "routing": "self_routing"}
+    layer = ConvCapsules(1, 3, 1, **shape).double()
+    torch.nn.init.normal_(layer.routing.gate)
+    poses = torch.randn(2, 1, 4, 5, 6, dtype=D)
+    gates = torch.einsum("bdyx,rd->bryx", poses[:, 0], layer.routing.gate[:, 0]).softmax(1)
+    votes = torch.einsum("bdyx,rde->breyx", poses[:, 0], layer.weight[:, 0, 0])
+    for active in (0.01, 1.0):
+        parents = layer(poses, torch.full((2, 1, 5, 6), active, dtype=D))
+        torch.testing.assert_close(parents.activation, gates)
+        torch.testing.assert_close(parents.pose, votes)
 
 
 def test_activations_of_a_convolution_sum_to_one_and_children_beyond_the_map_have_no_influence() -> None:

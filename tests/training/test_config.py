@@ -8,6 +8,7 @@ from mereo.models import MODELS, SEQUENCE_MODELS, is_model
 from mereo.training.config import TrainConfig
 from mereo.training.option_values import show_size
 from mereo.training.recipes import RECIPES, apply_recipe
+from mereo.training.schedule import learning_rate
 
 
 def test_yaml_round_trip(tmp_path):
@@ -118,6 +119,31 @@ def test_recipes_hold_what_the_papers_state():
     efficient = apply_recipe("efficient_capsnet_mnist")
     assert (efficient.lr, efficient.decay_rate, efficient.batch_size, efficient.min_lr) == (5e-4, 0.97, 16, 5e-5)
     assert apply_recipe("mspcaps_paper", model="mspcaps_large").model == "mspcaps_large"
+
+
+def test_recipes_of_capsules_hold_what_the_papers_state():
+    def stated(name, *fields, data=None):
+        config = apply_recipe(name, data=data)
+        return tuple(getattr(config, each) for each in ("optimizer", "lr", "weight_decay", "batch_size", *fields))
+
+    decay = ("schedule", "decay_rate", "decay_steps")
+    found = stated("matrix_capsnet_paper", "loss", *decay)
+    assert found == ("adam", 3e-3, 2e-7, 64, "spread_sigmoid", "exponential", 0.96, 20_000)
+    assert stated("variational_bayes", "epochs", "schedule") == ("adam", 1e-3, 0.0, 128, 300, "constant")
+    assert stated("self_routing", "epochs", "augment") == ("sgd", 0.1, 1e-4, 64, 350, ("crop=4", "flip"))
+    for data, augment in (("svhn", ("crop=4",)), ("smallnorb", ("brightness=0.125", "contrast=0.7:1.3"))):
+        assert stated("self_routing", "epochs", "augment", data=data) == ("sgd", 0.1, 1e-4, 64, 200, augment)
+    found = stated("inverted_dot_product", "epochs", "augment")
+    assert found == ("sgd", 0.1, 5e-4, 128, 350, ("crop=4", "flip"))
+    for name, shift in (("sparse_caps", "shift=2"), ("sparse_caps_affnist", "shift=6")):
+        found = stated(name, "augment", "task", *decay)
+        assert found == ("adam", 1e-3, 0.0, 128, (shift,), "reconstruction", "exponential", 0.96, 2000)
+        assert apply_recipe(name).epochs * 60_000 // 128 == 30_000
+    for name, loss in (("deepcaps", "auto"), ("deepcaps_second", "hard_margin")):
+        assert stated(name, "epochs", "loss") == ("adam", 1e-3, 0.0, 256, 100, loss)
+        config = apply_recipe(name)
+        rates = [learning_rate(config, 195 * epoch, 195) for epoch in (0, 10, 20)]
+        assert rates == pytest.approx([1e-3, 5e-4, 2.5e-4])
 
 
 def test_an_unknown_recipe_suggests_the_nearest():

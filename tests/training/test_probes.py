@@ -56,6 +56,8 @@ def test_two_samples_have_the_closed_form() -> None:
     assert machine.offsets.abs().item() < 1e-12
     capped = support_vector_machine(x, torch.tensor([0, 1]), 2, inverse_penalty=1.0)
     assert capped.weights.abs().max() == 1
+    near = support_vector_machine(0.05 * x, torch.tensor([0, 1]), 2)
+    assert near.weights.tolist() == [[100, -100]], "C is 100 where none is given, as published"
 
 
 def test_classes_of_different_sizes_and_classes_without_samples() -> None:

@@ -95,6 +95,10 @@ class ClassIndependentDecoder(nn.Module):
     Shapes: (batch, classes * pose), all but one capsule zero -> (batch, channels, height, width), at least 0; in
         evaluation inside (0, 1).
 
+    Deviates: of the row and column too many that a stride of 2 makes, the first is dropped, where the authors' code
+        drops the last, so that their weights would make images shifted by 7 pixels at 64x64. In evaluation images are
+        clamped to the range of pixels.
+
     Reference: arXiv:1904.09546 and the authors' code.
     """
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import mereo
 from mereo import create_model
+from mereo.capsules import ClassIndependentDecoder
 from mereo.errors import UsageError
 from mereo.explain import explain
 from mereo.models import DeepCaps
@@ -111,6 +112,42 @@ def test_the_decoder_sees_one_capsule_whatever_its_class(size: tuple[int, int]) 
     torch.testing.assert_close(model.reconstruct(moved, labels + 1), image)
 
 
+def by_scatter(maps: Tensor, layer: nn.ConvTranspose2d) -> Tensor:
+    """A transposed convolution of 3x3: each cell adds its kernel; the last rows and columns are kept."""
+    images, _, rows, columns = maps.shape
+    stride = layer.stride[0]
+    whole = maps.new_zeros(images, layer.weight.shape[1], stride * rows + 2, stride * columns + 2)
+    for y in range(rows):
+        for x in range(columns):
+            top, left = stride * y, stride * x
+            whole[..., top : top + 3, left : left + 3] += torch.einsum("bi,iokl->bokl", maps[..., y, x], layer.weight)
+    return whole[..., 1 : 1 + stride * rows, 1 : 1 + stride * columns] + layer.bias.view(-1, 1, 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("training", [True, False])
+def test_decoder_layer_by_layer(training: bool) -> None:
+    torch.manual_seed(0)
+    decoder = ClassIndependentDecoder(4, (2, 9, 12), (5, 3)).double().train(training)
+    nn.init.normal_(decoder.norm.running_mean)
+    chosen = torch.randn(3, 4, dtype=torch.float64)
+    maps = (chosen @ decoder.project.weight.T + decoder.project.bias).clamp(min=0).view(3, 16, 5, 6)
+    mean, variance = decoder.norm.running_mean.clone(), decoder.norm.running_var.clone()
+    if training:
+        mean, variance = maps.mean((0, 2, 3)), maps.var((0, 2, 3), correction=0)
+    kept = 0.8 * decoder.norm.running_mean + 0.2 * maps.mean((0, 2, 3))
+    maps = (maps - mean.view(-1, 1, 1)) / (variance.view(-1, 1, 1) + decoder.norm.eps).sqrt()
+    for layer in decoder.layers:
+        maps = by_scatter(maps, layer)
+    expected = maps.clamp(min=0)[..., :9, :12]
+    image = decoder(torch.cat((torch.zeros(3, 4, dtype=torch.float64), chosen), 1))
+    # Ends of the range only in training; no ReLU between the layers.
+    torch.testing.assert_close(image, expected if training else expected.clamp(1e-6, 1 - 1e-6))
+    assert (expected == 0).any() and (expected > 0).any()
+    if training:
+        torch.testing.assert_close(decoder.norm.running_mean, kept)
+
+
 def test_decoder_of_the_authors_code() -> None:
     decoder = outline("deepcaps_64").decoder
     assert decoder.start == (16, 8, 8) and decoder.norm.momentum == 0.2
@@ -134,6 +171,7 @@ def test_children_have_places_but_those_of_the_last_map() -> None:
     with mereo.record(model) as trace:
         model(images)
     assert trace["stages.3.skip.coupling"].shape == (2, 1, 3, 3)
+    assert [len(trace.steps(name)) for name in trace] == [3, 3], "three passes, as published"
     assert explain(model, images).maps["head.coupling"].heat.shape == (2, 13, 16)
 
 
@@ -143,7 +181,10 @@ def test_starts() -> None:
     assert layer.conv.weight.numel() == 589_824 and 0.0624 < layer.conv.weight.abs().max() <= 0.0625
     head = ClassCaps(640, 10, 8, 32)
     assert head.weight.abs().max().item() == pytest.approx((6 / (40 * 10 * 640)) ** 0.5, rel=1e-3)
-    assert head.bias.abs().max() <= (6 / 42) ** 0.5
+    assert 0.95 * (6 / 42) ** 0.5 < head.bias.abs().max() <= (6 / 42) ** 0.5
+    stem = create_model("deepcaps_32", types=2, dims=(2, 2, 2, 2), decoder=False).stages[0][0][0]
+    assert stem.weight.abs().max().item() == pytest.approx((6 / (9 * (3 + 128))) ** 0.5, rel=1e-2)
+    assert (stem.bias == 0).all()
 
 
 def test_wrong_arguments() -> None:

@@ -119,6 +119,7 @@ def test_couplings_are_shown_over_the_maps() -> None:
     # 8 x 9 children of 2 types, windows of stride 2 and 1.
     assert trace["layers.0.capsules.routing.coupling"].shape == (2, 1, 2 * 3 * 4, 2 * 8 * 9)
     assert trace["layers.1.capsules.routing.coupling"].shape == (2, 1, 2 * 1 * 2, 2 * 3 * 4)
+    assert [len(trace.steps(name)) for name in trace] == [2, 2, 2], "two passes, as published"
     torch.testing.assert_close(trace["head.coupling"].sum(2), torch.ones(2, 1, 4, dtype=D))
     assert explain(model, images).maps["head.coupling"].heat.shape == (2, 16, 18)
 

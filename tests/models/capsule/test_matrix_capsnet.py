@@ -168,6 +168,7 @@ def test_couplings_of_all_layers_are_shown_over_the_image() -> None:
     with record(model) as trace, torch.no_grad():
         model(images)
     sizes = {name: tuple(trace[name].shape) for name in trace}
+    assert [len(trace.steps(name)) for name in trace] == [3, 3, 3], "three fits, as published"
     assert sizes == {
         "first.routing.coupling": (2, 1, 3 * 4 * 4, 2 * 9 * 9),
         "second.routing.coupling": (2, 1, 3 * 2 * 2, 3 * 4 * 4),

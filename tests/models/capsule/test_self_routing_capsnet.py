@@ -67,6 +67,17 @@ def test_sides_of_deeper_networks() -> None:
     assert {name: outline(name).sides for name in sizes} == sizes
 
 
+def test_starts() -> None:
+    torch.manual_seed(0)
+    model = create_model("sr_resnet20", **SMALL, depth=2)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            bound = (6 / module.weight[0].numel()) ** 0.5
+            assert 0.9 * bound < module.weight.abs().max() <= bound
+    bound = (6 / (3 * 4 * 4)) ** 0.5
+    assert 0.95 * bound < model.middle[0].capsules.weight.abs().max() <= bound
+
+
 def some(**arguments: Any) -> SelfRoutingCapsNet:
     torch.manual_seed(0)
     model = create_model("sr_resnet20", **{**SMALL, **arguments}).double()

@@ -104,6 +104,7 @@ def test_couplings_are_shown_over_the_maps() -> None:
         model(images)
     assert trace["layers.0.routing.coupling"].shape == (2, 1, 3 * 3 * 3, 2 * 8 * 8)
     assert trace["head.routing.coupling"].shape[2] == 4
+    assert [len(trace.steps(name)) for name in trace] == [3, 3, 3], "three fits, as published"
     assert explain(model, images).scores.shape == (2, 4)
 
 
@@ -124,6 +125,14 @@ def test_starts_of_the_transforms() -> None:
     weight = outline_of(some(types=(8, 16, 16), side=4))
     bound = (6 / ((8 + 16) * 9 * 16)) ** 0.5
     assert bound * 0.98 < weight.abs().max() <= bound
+    model = some(types=(8, 16, 16), side=4, channels=32)
+    # Classes share their transforms, so that a child counts once; poses and activations start apart.
+    bounds = [
+        (model.head.weight, 6 / ((16 + 4) * 16)), (model.stem[0].weight, 6 / (2 * 25)),
+        (model.primary.conv.weight[:128], 6 / (32 + 128)), (model.primary.conv.weight[128:], 6 / (32 + 8)),
+    ]  # fmt: skip
+    for started, square in bounds:
+        assert 0.95 * square**0.5 < started.abs().max() <= square**0.5
     noisy = outline_of(some(init="noisy_identity")) - 0.1 * torch.eye(2)
     assert noisy.min() >= 0 and noisy.max() <= 0.01
 

@@ -44,7 +44,7 @@ class MatrixCapsNet(CapsuleClassifier):
 
     Deviates: a batch normalisation after the first convolution, as in public implementations; the paper names none
         (batch_norm=False). It does not give the padding of the first convolution either. Coordinates are those of the
-        centre of a cell, from 0 to 1.
+        centre of a cell, from 0 to 1. Images are read as they are; the paper standardises each of them.
 
     Reference: Hinton, Sabour, Frosst 2018 (ICLR), section 4.
     """
@@ -151,6 +151,7 @@ register_model(
     "Matrix capsules with EM routing and 32 types in every layer, for 32x32 crops of smallNORB.",
     source="https://openreview.net/forum?id=HJWLfGWRb",
     parameters=316_458,
+    crop_pct=2 / 3,
     recipe="matrix_capsnet_paper",
     tiny={"img_size": 17, "channels": 6, "types": (2, 3, 3), "pose": 2, "padding": 2, "num_classes": 4},
     variants={

@@ -4,7 +4,8 @@ from typing import Any
 
 from mereo.training.recipes.recipe import CIFAR10, DIGITS, Recipe
 
-# Their reconstruction loss is a mean over the pixels and has the weight 0.4; ours is a sum.
+# Their reconstruction loss is a mean over the pixels and has the weight 0.4; ours is a sum. Their zoom of 0.1, which
+# also shrinks, and rotation by 0.1 degrees are left out, and the flips of digits.
 _DEEPCAPS: dict[str, Any] = {
     "model": "deepcaps_64", "data": "cifar10", "epochs": 100, "batch_size": 256, "optimizer": "adam",
     "lr": 1e-3, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.5**0.1, "warmup_epochs": 0.0,
@@ -104,6 +105,7 @@ RECIPES: dict[str, Recipe] = {
             "model_args": {"padding": 2, "cost_per_children": True},
         },
     ),
+    # Of this and the next one: the authors' momentum is not Nesterov's, that of the optimiser "sgd" is.
     "self_routing": Recipe(
         "Self-routing capsules as published on CIFAR-10; where the authors divide the rate twice by 10, a cosine.",
         "Hahn, Pyeon, Kim, NeurIPS 2019, and the authors' code",
