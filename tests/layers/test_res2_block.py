@@ -67,7 +67,6 @@ def test_equals_its_equations_with_gradients(inputs: int, outputs: int, stride: 
 
 
 @torch.no_grad()
-@torch.no_grad()
 @pytest.mark.parametrize("stride", [1, 2])
 def test_equals_the_block_of_timm(stride: int) -> None:
     """There the group that passes unchanged, or pooled, is the last one."""

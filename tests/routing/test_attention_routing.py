@@ -203,6 +203,21 @@ def test_dropout_acts_on_the_numbers_of_the_children_in_training_only() -> None:
         torch.testing.assert_close(many, module.eval()(maps), rtol=0, atol=0.5)
 
 
+@torch.no_grad()
+def test_dropout_acts_on_single_numbers_and_before_the_votes() -> None:
+    module = AttentionRouting(1, 1, 4, 4, kernel=1, dropout=0.5).double()
+    # One type of children has a share of 1; with these weights the parents are what is left of the children.
+    module.weight.copy_(torch.eye(4, dtype=D).view_as(module.weight))
+    module.transform.copy_(torch.eye(4, dtype=D).view_as(module.transform))
+    maps = torch.rand(3, 1, 4, 6, 5, dtype=D) + 1
+    factors = module(maps) / maps
+    assert set(factors.flatten().tolist()) == {0.0, 2.0}
+    dropped = (factors == 0).squeeze(1)
+    assert dropped.double().mean().item() == pytest.approx(0.5, abs=0.15)
+    for axis in (0, 1, 2, 3):  # neither images, capsules, rows nor columns are dropped as one
+        assert (dropped.any(axis) & ~dropped.all(axis)).any()
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e4, 1e30])
 def test_zero_and_huge_maps_are_finite(scale: float) -> None:
     module, maps = some()

@@ -67,6 +67,16 @@ def test_counts() -> None:
     assert count == {"simplified": 16 * 10 * 8 + 16 * 10 + 16, "full": 768}
 
 
+def test_starts() -> None:
+    torch.manual_seed(0)
+    simplified, full = OrthAttention(8, 10, 16), OrthAttention(8, 10, 16, "full")
+    for vectors, fans in ((simplified.keys, 8 * 16 + 8 * 10), (simplified.turn, 10 + 16)):
+        bound = 2**0.5 * (6 / fans) ** 0.5  # Xavier uniform with the gain sqrt(2)
+        assert 0.97 * bound < vectors.abs().max() <= bound
+    assert (simplified.scale == 1).all()
+    assert full.turns.vectors.std().item() == pytest.approx(1, rel=0.1)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("mode", MODES)
 def test_shares_sum_to_one_with_exact_zeros(mode: str) -> None:

@@ -153,6 +153,23 @@ def test_couplings_on_the_image_and_explanations() -> None:
     torch.testing.assert_close(lengths**2 / (1 + lengths**2), best)
 
 
+@pytest.mark.parametrize("reading", ["map", "votes"])
+def test_starts(reading: str) -> None:
+    torch.manual_seed(0)
+    model = create_model("aa_capsnet_28", reading=reading, img_size=19, conv_channels=64, primary_types=8)
+    for layer, inputs in ((model.conv, 1), (model.primary.conv, 64)):
+        assert layer.weight.std().item() == pytest.approx((2 / (inputs * 81)) ** 0.5, rel=0.03)
+        assert not layer.bias.any()
+    if reading == "votes":
+        assert model.head.weight.std().item() == pytest.approx(0.1, rel=0.03)
+        assert not model.head.attention.gamma.any()
+        return
+    assert not model.attention.gamma.any()
+    for layer in (model.head[0], model.head[2]):
+        bound = (6 / (layer.in_features + layer.out_features)) ** 0.5
+        assert 0.98 * bound < layer.weight.abs().max() <= bound and not layer.bias.any()
+
+
 def test_recipe() -> None:
     config = apply_recipe("aa_capsnet")
     assert (config.model, config.optimizer, config.lr, config.batch_size) == ("aa_capsnet_28", "adam", 1e-3, 128)

@@ -1,5 +1,6 @@
 """AR-CapsNet: counts, a slow forward, scores, shifts, places of children, starts, refusals."""
 
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from mereo import create_model
 from mereo.errors import UsageError
 from mereo.explain import explain, observe, parse_trees
 from mereo.models import ARCapsNet
+from mereo.models.capsule.ar_capsnet import ConvCaps
 from mereo.models.registry import get_model_entry, outline
+from mereo.training.recipes import apply_recipe
 
 
 def count(module: nn.Module | None) -> int:
@@ -126,6 +129,24 @@ def test_evaluation_is_deterministic_and_training_drops() -> None:
     assert not torch.equal(model.train()(images), model(images))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("stride", [1, 2])
+def test_what_goes_past_a_block_is_not_dropped(stride: int) -> None:
+    block = ConvCaps(1, 4, 4, stride, 0.5).double()
+    route = block.routing
+    for parameter in route.parameters():
+        parameter.zero_()
+    route.weight[0, 0, :, :, 1, 1].copy_(torch.eye(4))
+    route.transform[0].copy_(torch.eye(4))
+    maps = 0.1 + 0.2 * torch.rand(2, 4, 5, 7, dtype=torch.float64)
+    before = block(maps).atanh()
+    assert block.residual == (stride == 1)
+    factors = before / maps[:, :, ::stride, ::stride]
+    expected = (1.0, 3.0) if block.residual else (0.0, 2.0)
+    low, high = (torch.isclose(factors, factors.new_tensor(value)) for value in expected)
+    assert (low | high).all() and low.any() and high.any()
+
+
 def test_zero_images_have_finite_scores_and_gradients() -> None:
     model = some(blocks=2).train()
     scores = model(torch.zeros(3, *model.image_shape, dtype=torch.float64))
@@ -176,9 +197,22 @@ def test_starts() -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             assert module.bias is not None and not module.bias.any()
-    second = model.stages[0][3].weight
-    assert second.abs().max().item() == pytest.approx((6 / (9 * 64)) ** 0.5, rel=1e-2)
+            outputs, inputs, *kernel = module.weight.shape
+            # Glorot uniform; the maps of the types have one of their own each.
+            outputs = outputs // (module.groups if isinstance(module, nn.Conv2d) else 1)
+            bound = (6 / (math.prod(kernel) * (inputs + outputs))) ** 0.5
+            assert 0.97 * bound < module.weight.abs().max() <= bound
     assert model.stages[1].affine.weight.abs().max().item() == pytest.approx((6 / 16) ** 0.5, rel=2e-2)
+
+
+@pytest.mark.parametrize(("data", "epochs"), [("mnist", 20), ("affnist", 20), ("cifar10", 200)])
+def test_recipe_of_the_authors_code(data: str, epochs: int) -> None:
+    config = apply_recipe("ar_capsnet", data=data)
+    assert (config.epochs, config.batch_size, config.optimizer, config.lr) == (epochs, 100, "rmsprop", 1e-3)
+    assert (config.schedule, config.decay_steps, config.validation_fraction) == ("inverse", 10_000, 0.1)
+    pixels = math.prod(outline(config.model).image_shape)
+    # 0.3 times the mean squared error, of which ours is the sum over the pixels.
+    assert config.reconstruction_weight * pixels == pytest.approx(0.3)
 
 
 def test_wrong_arguments() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mereo import create_model
 from mereo.models import CapsNet, CapsuleClassifier
+from mereo.training.recipes import apply_recipe
 
 SMALL = {"conv_channels": 8, "primary_types": 3, "primary_dim": 4, "class_dim": 5}
 
@@ -84,6 +85,20 @@ def test_presets() -> None:
     assert made["capsnet_smallnorb"].image_shape == (2, 32, 32) and made["capsnet_smallnorb"].num_classes == 5
     assert made["capsnet_svhn"].head.weight.shape == (10, 16 * 64, 6, 8)
     assert made["capsnet_multimnist"].image_shape == (1, 36, 36)
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "augment"),
+    [("paper", 0.0005, ("shift=2",)), ("cifar", 0.0, ("none",)), ("multimnist", 0.0005, ("none",))],
+)
+def test_recipes_of_the_authors_code(name: str, weight: float, augment: tuple[str, ...]) -> None:
+    config = apply_recipe(f"capsnet_{name}")
+    assert (config.optimizer, config.lr, config.batch_size, config.weight_decay) == ("adam", 1e-3, 128, 0.0)
+    rate = (config.schedule, config.decay_rate, config.decay_steps, config.min_lr, config.warmup_epochs)
+    assert rate == ("exponential", 0.96, 2000, 1e-6, 0.0)
+    assert (config.reconstruction_weight, config.augment) == (weight, augment)
+    if name == "paper":  # 60,000 images are 469 batches, and the authors train for 300,000 steps
+        assert abs(config.epochs * 469 - 300_000) < 469
 
 
 # --- a slow forward, from the equations -----------------------------------------------------------------------------

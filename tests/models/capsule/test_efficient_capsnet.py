@@ -1,5 +1,6 @@
 """Efficient-CapsNet against the paper: counts, maps, the order of ReLU and norm, and a slow forward."""
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from mereo import create_model
 from mereo.errors import UsageError
 from mereo.models import CapsuleClassifier
+from mereo.models.registry import outline
+from mereo.training.recipes import apply_recipe
 
 STEM = ((5, 4, 1), (3, 8, 2), (3, 16, 1))
 
@@ -206,6 +209,25 @@ def test_start_of_instance_norms(init: str) -> None:
         assert all((m.weight == 1).all() and (m.bias == 0).all() for m in norms)
     else:
         assert all(0.03 < p.abs().max() <= 0.05 for m in norms for p in (m.weight, m.bias))
+
+
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [("mnist", 0.392), ("multimnist", 0.196), ("smallnorb", 0.392)],
+)
+def test_recipes(name: str, weight: float) -> None:
+    config = apply_recipe(f"efficient_capsnet_{name}")
+    rate = (config.optimizer, config.schedule, config.lr, config.decay_rate, config.min_lr)
+    assert rate == ("adam", "exponential", 5e-4, 0.97, 5e-5)
+    # A factor of the mean over the pixels, for each object; ours is of the sum.
+    pixels = math.prod(outline(config.model).image_shape)
+    assert config.reconstruction_weight * pixels == pytest.approx(weight)
+
+
+def test_pixels_of_mnist_are_divided_by_256() -> None:
+    config = apply_recipe("efficient_capsnet_mnist")
+    assert config.mean is not None and config.std is not None
+    assert (255 / 255 - config.mean[0]) / config.std[0] == pytest.approx(255 / 256)
 
 
 @torch.no_grad()

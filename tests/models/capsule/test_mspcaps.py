@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mereo import create_model, record
 from mereo.core import lengths
 from mereo.models import CapsuleClassifier, MSPCaps
+from mereo.models.registry import get_model_entry
 
 SHARED_LARGE = {"share_weights": True, "pose_dims": (16, 16, 32), "mid_dim": 32, "out_dim": 64}
 
@@ -70,6 +71,8 @@ def test_presets() -> None:
     assert large.middle.fine_weight.shape == (16, 64, 16, 64) and large.head.fine_weight.shape == (10, 16, 64, 128)
     assert tiny.middle.coupling.dropout == tiny.head.coupling.dropout == 0.1
     assert create_model("mspcaps_tiny", coupling_drop=0.0).head.coupling.dropout == 0
+    for name in ("mspcaps_tiny", "mspcaps_large"):
+        assert get_model_entry(name).normalisation(1) == ((0.5,), (0.5,))
 
 
 def test_middle_capsules_are_a_multiple_of_the_coarsest() -> None:

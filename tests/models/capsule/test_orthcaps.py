@@ -16,6 +16,7 @@ from mereo.models import OrthCaps
 from mereo.models.capsule.orthcaps import Block, CapsuleActivation, Shortcut
 from mereo.models.registry import outline
 from mereo.select import prune
+from mereo.training.recipes import apply_recipe
 
 SMALL: dict[str, Any] = {"types": 4, "dim": 3, "blocks": ((5, 2, 1), (5, 1, 2)), "num_classes": 3, "in_chans": 2}
 
@@ -150,6 +151,46 @@ def test_pruned_capsules_have_no_share(per_position: bool) -> None:
 
 
 @torch.no_grad()
+def test_pruning_by_position_compares_the_capsules_of_each_cell() -> None:
+    model = some(theta=0.5, per_position=True)
+    maps = torch.randn(2, 4 * 3, 4, 5, dtype=torch.float64).relu()
+    pruned, kept = model.prune(maps)
+    for b in range(2):
+        for y in range(4):
+            for x in range(5):
+                cell = maps[b, :, y, x].view(4, 3)
+                for i in range(4):
+                    rivals = [j for j in range(4) if cell[j].norm() > cell[i].norm()]
+                    product = [cell[i] @ cell[j] / (cell[i].norm() * cell[j].norm()).clamp(min=1e-9) for j in rivals]
+                    stays = not any(cosine > 0.5 for cosine in product)
+                    assert bool(kept[b, i, y, x]) == stays
+                    expected = cell[i] if stays else torch.zeros(3, dtype=torch.float64)
+                    assert torch.equal(pruned[b, 3 * i : 3 * i + 3, y, x], expected)
+    assert kept.any() and not kept.all()
+
+
+@torch.no_grad()
+def test_a_type_of_which_nothing_is_kept_under_the_convolution_has_no_share() -> None:
+    model = some(theta=-0.1, per_position=True)  # cosines of what leaves a ReLU are 0 or more: one stays in each cell
+    images = some_images(model)
+    _, kept = model.prune(model.stages[1](model.stages[0](images)))
+    with mereo.record(model) as trace:
+        model(images)
+    shares = trace["stages.2.layers.0.attention.coupling"].squeeze(1).unflatten(2, (4, -1)).unflatten(1, (5, -1))
+    rows, columns = kept.shape[2:]
+    across, gone = -(-columns // 2), 0
+    for b in range(2):
+        for i in range(4):
+            for place in range(shares.shape[2]):
+                y, x = 2 * (place // across), 2 * (place % across)
+                window = kept[b, i, max(y - 1, 0) : min(y + 2, rows), max(x - 1, 0) : min(x + 2, columns)]
+                if not window.any():
+                    gone += 1
+                    assert not shares[b, :, place, i].any()
+    assert gone
+
+
+@torch.no_grad()
 def test_capsule_relu() -> None:
     sums = torch.randn(3, 4, 5, 2, 3, dtype=torch.float64)
     sums[0, 0, :, 0, 0] = 0
@@ -199,6 +240,13 @@ def test_dropout_obeys_evaluation() -> None:
     assert torch.equal(model(images), model(images))
     model.head.train()
     assert not torch.equal(model(images), model(images))
+
+
+def test_recipe() -> None:
+    config = apply_recipe("orthcaps", data="cifar10")
+    assert (config.optimizer, config.lr, config.weight_decay, config.loss) == ("adamw", 2.5e-3, 5e-4, "margin")
+    assert (config.batch_size, config.epochs, config.warmup_epochs) == (128, 300, 5.0)
+    assert outline("orthcaps_s").decoder is None and "flip" not in apply_recipe("orthcaps", data="svhn").augment
 
 
 def test_wrong_arguments() -> None:

@@ -1,5 +1,6 @@
 """ParseCaps: counts, shapes of the stages, concepts, independence of the batch, stochastic depth, explanations."""
 
+import math
 from typing import Any
 
 import pytest
@@ -42,6 +43,33 @@ def test_counts() -> None:
     assert [count(grey.head), count(grey.concepts)] == [36_995, 650]
     assert count(outline("parsecaps")) == 496_460
     assert count(outline("parsecaps_224", num_classes=2)) == 501_524
+    # The authors' class has a norm over (16, 36, 64) besides, which nothing uses.
+    assert [count(outline("parsecaps")) + 2 * 16 * 36 * 64, count(grey) + 2 * 16 * 36 * 64] == [570_188, 568_621]
+
+
+def test_starts() -> None:
+    torch.manual_seed(0)
+    model = create_model("parsecaps")
+    linears = [m for stage in model.stages[2:] for m in stage.modules() if isinstance(m, nn.Linear)]
+    assert len(linears) == (2 + 5) * 6
+    for linear in linears:
+        assert linear.weight.std().item() == pytest.approx(0.02, rel=0.06) and not linear.bias.any()
+    with torch.no_grad():
+        for layer in (model.head.routing.first, model.head.routing.second):
+            layer.weight.zero_()
+            layer.bias.zero_()
+        # GELU(sigmoid(0)) = 0.345731 in each of the 64 numbers, of which the largest is GELU(1).
+        lengths = model.eval()(torch.rand(2, 3, 32, 32))
+        torch.testing.assert_close(lengths, torch.full((2, 10), 8 * 0.345731), rtol=0, atol=1e-5)
+        model.head.routing.second.bias.fill_(50)
+        torch.testing.assert_close(model(torch.rand(1, 3, 32, 32)), torch.full((1, 10), 8 * 0.841345))
+
+
+def test_decoder_of_the_authors_code() -> None:
+    decoder = outline("parsecaps", decoder=True).decoder
+    assert decoder.start == (16, 8, 8) and decoder.project.in_features == 64
+    made = [(layer.out_channels, layer.kernel_size[0], layer.stride[0]) for layer in decoder.layers]
+    assert made == [(64, 3, 1), (32, 3, 2), (16, 3, 2), (3, 3, 1)]
 
 
 @torch.no_grad()
@@ -69,6 +97,24 @@ def test_a_stage_equals_the_equations(routing: str) -> None:
         y = F.gelu(F.layer_norm(x, (6,)) @ cell.mix.first.weight.T + cell.mix.first.bias)
         x = x + y @ cell.mix.second.weight.T + cell.mix.second.bias
     torch.testing.assert_close(stage(maps), x.permute(0, 3, 1, 2))
+
+
+@torch.no_grad()
+def test_stem_and_primary_capsules_equal_the_equations() -> None:
+    model = some(img_size=(20, 18)).double()
+    images = maps = torch.randn(2, 3, 20, 18, dtype=torch.float64)
+    for i, (kernel, stride) in enumerate(((5, 1), (3, 1), (3, 1), (3, 2))):
+        conv, norm = model.stages[0][3 * i : 3 * i + 2]
+        maps = F.conv2d(maps, conv.weight, conv.bias, stride, kernel // 2)
+        maps = F.batch_norm(maps, norm.running_mean, norm.running_var, norm.weight, norm.bias).relu()
+    depthwise, _, pointwise = model.stages[1].make
+    maps = F.conv2d(maps, depthwise.weight, depthwise.bias, 2, 1, groups=4)
+    maps = torch.where(maps > 0, maps, 0.01 * maps)
+    capsules = torch.einsum("dc,bcyx->byxd", pointwise.weight[..., 0, 0], maps) + pointwise.bias
+    for cell in model.stages[1].cells:
+        capsules = cell(capsules)
+    primary = model.forward_intermediates(images, intermediates_only=True)[1]
+    torch.testing.assert_close(primary, F.gelu(capsules).permute(0, 3, 1, 2))
 
 
 @torch.no_grad()
@@ -106,6 +152,24 @@ def test_concepts_see_only_the_capsule_of_the_label() -> None:
     assert torch.equal(model.concept_scores(capsules), model.concept_scores(capsules, chosen))
     with pytest.raises(UsageError, match="num_concepts is 0"):
         some(num_concepts=0).concept_scores(capsules)
+
+
+def test_loss_of_the_concepts() -> None:
+    model, labels = some(num_concepts=3).double(), torch.tensor([0, 2])
+    capsules = model.capsules(torch.rand(2, 3, 64, 64, dtype=torch.float64))
+    capsules = Capsules(capsules.pose.detach().requires_grad_(), capsules.activation)
+    concepts, expected = torch.tensor([[1, 0, 0], [0, 1, 1]]), 0.0
+    for b, label in enumerate(labels.tolist()):
+        for k in range(3):
+            score = model.concepts.weight[k] @ capsules.pose[b, label] + model.concepts.bias[k]
+            share = 1 / (1 + math.exp(-score.item()))
+            expected -= math.log(share if concepts[b, k] else 1 - share) / 6
+    loss = model.concept_loss(capsules, concepts, labels)
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    (gradient,) = torch.autograd.grad(loss, capsules.pose)
+    assert gradient.any(2).tolist() == [[True, False, False], [False, False, True]]
+    with pytest.raises(UsageError, match=r"concepts are \(2, 2\)"):
+        model.concept_loss(capsules, concepts[:, :2], labels)
 
 
 @torch.no_grad()

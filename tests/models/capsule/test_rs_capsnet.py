@@ -14,6 +14,7 @@ from mereo.errors import UsageError
 from mereo.explain import explain, observe, parse_trees
 from mereo.models import RSCapsNet
 from mereo.models.registry import get_model_entry, outline
+from mereo.training.recipes import apply_recipe
 
 
 def count(module: nn.Module | None) -> int:
@@ -79,6 +80,18 @@ def test_equals_the_equations(changes: dict[str, Any]) -> None:
     scores = model(images)
     torch.testing.assert_close(scores, v.norm(dim=-1))
     assert (scores >= 0).all() and (scores < 1).all()
+
+
+@torch.no_grad()
+def test_the_stem_is_a_convolution_a_norm_and_a_relu_before_the_first_block() -> None:
+    model = some()
+    images = torch.rand(2, *model.image_shape, dtype=torch.float64)
+    (convolution, norm, _), *blocks = model.stages[0]
+    maps = F.conv2d(images, convolution.weight, None, padding=1)
+    maps = F.batch_norm(maps, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps).relu()
+    for block in blocks:
+        maps = block(maps)
+    torch.testing.assert_close(model.stage(0, images), maps)
 
 
 @torch.no_grad()
@@ -169,6 +182,13 @@ def test_starts() -> None:
     assert model.primary.convs[2].weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.05)
     assert model.head.weight.std().item() == pytest.approx(0.1, rel=0.05)
     assert not model.primary.convs[0].bias.any()
+
+
+def test_recipe_flips_no_house_numbers() -> None:
+    photos, numbers = (apply_recipe("rs_capsnet", data=data) for data in ("cifar10", "svhn"))
+    assert (photos.optimizer, photos.lr, photos.schedule, photos.batch_size) == ("adam", 1e-3, "cosine", 128)
+    assert photos.reconstruction_weight == 0.0005
+    assert (photos.augment, numbers.augment) == (("crop=4", "flip"), ("crop=4",))
 
 
 def test_wrong_arguments() -> None:

@@ -133,7 +133,7 @@ class ParseCaps(CapsuleClassifier):
 
     Deviates: sides need not be divisible by 32; a `class_stride` of 1 is ours. In evaluation there is no dropout and,
         unless `batch_stats`, the norm before the classes has running statistics; the authors' code has both always on.
-        The decorrelation and the axial form are ours.
+        The decorrelation, the axial form and the loss of the concepts are ours.
 
     Reference: arXiv:2411.01564.
     """
@@ -254,6 +254,20 @@ class ParseCaps(CapsuleClassifier):
             raise UsageError("num_concepts is 0, so there are no scores of concepts; make the network with some.")
         scores: Tensor = self.concepts(self.chosen(capsules, classes))
         return scores
+
+    def concept_loss(self, capsules: Capsules, concepts: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Binary cross-entropy of the scores of the concepts, the mean over images and concepts.
+
+        Add it to the loss of the classes in a training loop of your own: no data set of `mereo train` has concepts.
+
+        Args:
+            capsules, classes: as of `concept_scores`.
+            concepts: 1 for those that an image shows and 0 for the others, (batch, num_concepts).
+        """
+        scores = self.concept_scores(capsules, classes).float()
+        if concepts.shape != scores.shape:
+            raise UsageError(f"concepts are {tuple(concepts.shape)}; they must be {tuple(scores.shape)}.")
+        return nn.functional.binary_cross_entropy_with_logits(scores, concepts.to(scores.dtype))
 
     def reconstruct(self, capsules: Capsules, classes: Tensor | None = None) -> Tensor:
         if self.training and self.decorrelation > 0:

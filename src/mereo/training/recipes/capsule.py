@@ -118,6 +118,8 @@ RECIPES: dict[str, Recipe] = {
     "efficient_capsnet_smallnorb": Recipe(
         "Efficient-CapsNet on smallNORB.",
         "arXiv:2101.12491 and the authors' code",
+        # They standardise each camera by the statistics of the data and add a brightness of up to 2 deviations. Here
+        # pixels stay in [0, 1], as targets of the decoder too.
         {
             "model": "efficient_capsnet_smallnorb", "data": "smallnorb", "epochs": 200, "batch_size": 16,
             "optimizer": "adam", "lr": 5e-4, "weight_decay": 0.0, "schedule": "exponential", "decay_rate": 0.97,
