@@ -1,4 +1,4 @@
-"""The default network gives way to a plain one where it learns nothing, and only there."""
+"""The default network gives way to a plain one where it learns too little, and only there."""
 
 import json
 from dataclasses import replace
@@ -30,9 +30,10 @@ def trainer(accuracies, *, epochs=10, images=FEWEST_IMAGES, classes=5):
     )  # fmt: skip
 
 
-def watch(accuracies, **about):
-    run = trainer(accuracies, **about)
-    Learning().on_epoch_end(run, len(accuracies) - 1, run.history[-1])
+def watch(accuracies, *, given=None, **about):
+    run, callback = trainer(accuracies, **about), Learning()
+    callback.given = given
+    callback.on_epoch_end(run, len(accuracies) - 1, run.history[-1])
 
 
 def test_a_training_is_ended_once_where_it_does_not_learn():
@@ -44,6 +45,14 @@ def test_a_training_is_ended_once_where_it_does_not_learn():
     watch([0.2, 0.35, 0.45])
 
 
+def test_more_is_expected_where_another_network_can_take_its_place():
+    slow = [0.2, 0.35, 0.45]
+    watch(slow)
+    with pytest.raises(NotLearningError):
+        watch(slow, given={})
+    watch([0.5, 0.55, 0.6], given={})
+
+
 def test_few_images_and_the_last_epoch_decide_nothing():
     watch([0.2] * 3, images=FEWEST_IMAGES - 1)
     watch([0.2] * 3, epochs=3)
@@ -53,7 +62,7 @@ def test_few_images_and_the_last_epoch_decide_nothing():
 
 def test_the_bound_lies_between_guessing_and_no_error():
     for largest in (0.01, 0.5, 0.99):
-        assert largest < least_accuracy(largest) < 1
+        assert largest < least_accuracy(largest) < least_accuracy(largest, replaceable=True) < 1
     assert checked_after(10) == 3 and checked_after(60) == 12
 
 

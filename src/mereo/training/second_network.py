@@ -1,4 +1,4 @@
-"""The default network, and a plain one in its place where it learns nothing."""
+"""The default network, and a plain one in its place where it learns too little."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ from mereo.training.results import RunResult
 from mereo.training.run_folder import INCIDENTAL
 
 WATCH = "learning"
-"""The callback that ends a training which learns nothing."""
+"""The callback that ends a training which learns too little."""
 SECOND = "resnet20"
-"""The network that replaces one that learns nothing: residual, without capsules, for images of any size."""
+"""The network that replaces one that learns too little: residual, without capsules, for images of any size."""
 OWN_SIDE, SIDE, STRIDE = 32, 64, 2
 """The side of images that the second network is made for, the largest side that it is given, and the stride of its
 first convolution for images of that side, with which they take no longer than small ones."""
@@ -29,7 +29,7 @@ KEPT = INCIDENTAL - {"name", "resume", "minutes"}
 
 
 def watched(defaults: Defaults) -> Defaults:
-    """The settings with the callback `learning`, which ends a training that learns nothing.
+    """The settings with the callback `learning`, which ends a training that learns too little.
 
     That is only where the network was not given and its settings were chosen, with validation images and in one
     process. Otherwise the settings stay as they are, without what was given, so that no second network is trained.
@@ -74,7 +74,7 @@ def largest_side(config: TrainConfig) -> int | None:
 def train_watched(
     plan: Plan, report: Report | None = None, show: Callable[[Defaults], None] = lambda second: None
 ) -> RunResult:
-    """Train, and train a second network where the first learns nothing and was not given.
+    """Train, and train a second network where the first learns too little and was not given.
 
     A resumed run does the same, because its checkpoint keeps what was given.
 
