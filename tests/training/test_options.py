@@ -52,7 +52,8 @@ class Shifted:
 
 @pytest.fixture
 def _callback(monkeypatch):
-    monkeypatch.setattr(callbacks, "CALLBACKS", {})
+    monkeypatch.setitem(callbacks.CALLBACKS, "shifted", Shifted)  # removed after the test
+    del callbacks.CALLBACKS["shifted"]
     callbacks.register_callback("shifted", Shifted)
     with pytest.raises(UsageError, match="shifted"):
         callbacks.register_callback("shifted", Shifted)
