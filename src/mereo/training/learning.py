@@ -24,7 +24,7 @@ where a plain one ended clearly better, or above 0.6, where it did not."""
 
 
 class NotLearningError(MereoError):
-    """A training that predicts no better than its largest class.
+    """A training that after a fifth of its epochs predicts hardly better than guessing.
 
     Attributes:
         folder: of the run.
