@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from mereo.measure.curves import Point
-from mereo.measure.style import FAINT, INK, RIGHT, WRONG, colour, head, marker, quiet
+from mereo.measure.style import FAINT, INK, RIGHT, WRONG, colour, figure_title, marker, quiet
 from mereo.pictures import displayable, new_figure, save_figure
 
 AMPLIFIED = 0.5
@@ -72,7 +72,7 @@ def draw_attacked(
     rows, columns = len(clean), 1 + 2 * len(attacked)
     width = max(0.98 * columns + 0.2, 5.4)
     figure = new_figure(width, 1.22 * rows + 0.95)
-    head(figure, title, width)
+    figure_title(figure, title, width)
     note = "The image and its class, then for each epsilon the attacked image, the predicted class,\nand what was"
     line = f"{note} added (white) or subtracted (black); grey is unchanged."
     figure.supxlabel(line, fontsize=7.5, color=FAINT, x=0.01, ha="left")

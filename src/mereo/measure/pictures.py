@@ -11,7 +11,7 @@ from mereo.inference.answers import Answers
 from mereo.inference.calibration import Reliability, expected_calibration_error
 from mereo.inference.metrics import wilson_interval
 from mereo.measure.classification import highest_and_lead
-from mereo.measure.style import FAINT, INK, RIGHT, RULE, WRONG, head, quiet
+from mereo.measure.style import FAINT, INK, RIGHT, RULE, WRONG, figure_title, quiet
 from mereo.pictures import new_figure, save_figure
 
 MOST_NUMBERED, MOST_NAMED = 20, 40
@@ -81,7 +81,7 @@ def draw_calibration(reliabilities: Mapping[str, Reliability], title: str, path:
     """
     width = 4.3 * len(reliabilities)
     figure = new_figure(width, 5.5)
-    head(figure, title, width)
+    figure_title(figure, title, width)
     grid = figure.subplots(2, len(reliabilities), squeeze=False, sharex=True, height_ratios=[3.2, 1])
     for place, (how, bins) in enumerate(reliabilities.items()):
         upper, lower = grid[0, place], grid[1, place]

@@ -8,12 +8,11 @@ RIGHT, WRONG = "#2b8a3e", "#e03131"
 MODELS = ("#1971c2", "#e8590c", "#2b8a3e", "#9c36b5", "#c2255c", "#0c8599", "#846358", "#495057")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
-
 TITLE_LETTERS = 11
 """Of a title above a figure, to the inch."""
 
 
-def head(figure: Any, title: str, width: float) -> None:
+def figure_title(figure: Any, title: str, width: float) -> None:
     """A title above all panels of a figure that is so many inches wide, on as many lines as it needs."""
     lines = textwrap.fill(title, int(TITLE_LETTERS * width))
     figure.suptitle(lines, fontsize=10, color=INK, fontweight="bold", x=0.01, ha="left")
