@@ -69,7 +69,7 @@ def test_other_settings_choose_anew_and_what_is_given_stays(tmp_path):
     assert not any(line.startswith("settings that are not given") for line in said)
 
 
-@pytest.mark.parametrize("text", ["", "[", "[]", '{"given": 1}', '{"shared": {}, "networks": {"a": {"size": 1}}}'])
+@pytest.mark.parametrize("text", ["", "[", "[]", '{"given": 1}', '{"given": 1, "networks": {"a": {"size": 1}}}'])
 def test_a_file_that_is_none_of_ours_is_replaced(tmp_path, text):
     (tmp_path / "defaults.json").write_text(text)
     given = {"data": "digits", "limit": 64, "epochs": 3}

@@ -40,15 +40,15 @@ class CompareDefaults:
     ) -> None:
         self.overrides, self.path, self.info, self.say = overrides, folder / NAME, info, say
         given = {name: value for name, value in overrides.items() if name not in PLACES}
-        self.kept: dict[str, Any] = {"given": json.loads(json.dumps(given)), "shared": {}, "networks": {}}
+        self.kept: dict[str, Any] = {"given": json.loads(json.dumps(given)), "networks": {}}
         if (earlier := _read(self.path)).get("given") == self.kept["given"]:
             self.kept = earlier
             say(f"settings that are not given are those of {self.path}")
 
     def apply(self, study: Study) -> Study:
         """The study with every setting that was open; UsageError for a time in minutes beside a recipe."""
-        shared, networks = self.kept["shared"], self.kept["networks"]
-        variants, lines = dict(study.variants), list[str]()
+        networks, variants = self.kept["networks"], dict(study.variants)
+        lines: list[str] = []
         alike: dict[str, list[str]] = {}
         for label, variant in study.variants.items():
             if (recipe := variant.recipe or study.recipe) is not None:
@@ -59,16 +59,15 @@ class CompareDefaults:
                     )
                 continue
             if label not in networks:
-                defaults = self._choose(variant)
+                taken = self._of_the_first()
+                defaults = self._choose(variant, taken)
                 chosen = {} if defaults.choice is None else dict(defaults.choice.values)
-                taken = {name: value for name, value in self._shared().items() if name not in self.overrides}
-                networks[label] = taken | chosen
-                if not shared:
+                if not networks:
                     lines = defaults.lines(timed=False)
-                    shared.update({name: networks[label].get(name) for name in SHARED})
                 elif chosen:
                     rest = f"; {', '.join(taken)} as for the first network" if taken else ""
                     alike.setdefault(_shown(chosen) + rest, []).append(label)
+                networks[label] = taken | chosen
             variants[label] = replace(variant, changes={**networks[label], **variant.changes})
         for line in [*lines, *(f"chosen for {', '.join(labels)}: {shown}" for shown, labels in alike.items())]:
             self.say(line)
@@ -78,12 +77,14 @@ class CompareDefaults:
         """Keep what was chosen for later calls."""
         write_atomically(self.path, (json.dumps(self.kept, indent=2) + "\n").encode())
 
-    def _shared(self) -> dict[str, Any]:
-        return {name: value for name, value in self.kept["shared"].items() if value is not None}
+    def _of_the_first(self) -> dict[str, Any]:
+        """The settings of the first network that all others take; none for itself."""
+        first: dict[str, Any] = next(iter(self.kept["networks"].values()), {})
+        return {name: value for name, value in first.items() if name in SHARED}
 
-    def _choose(self, variant: Variant) -> Defaults:
+    def _choose(self, variant: Variant, taken: Mapping[str, Any]) -> Defaults:
         """The settings of a network that are not given."""
-        given = {**self._shared(), **variant.changes, **self.overrides, "model_args": dict(variant.model_args)}
+        given = {**taken, **variant.changes, **self.overrides, "model_args": dict(variant.model_args)}
         if "img_size" in variant.model_args:
             given.pop("img_size", None)
         return choose_defaults(TrainConfig().replace(**given), given, self.info)
@@ -93,8 +94,7 @@ def _read(path: Path) -> dict[str, Any]:
     """What an earlier call chose; empty if there was none, or the file is not one of ours."""
     try:
         kept = json.loads(read_regular(path, _LONGEST_FILE))
-        chosen = [kept["shared"], *kept["networks"].values()]
-        known = all(FIELDS.keys() >= settings.keys() for settings in chosen)
+        known = all(FIELDS.keys() >= settings.keys() for settings in kept["networks"].values())
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return {}
     return dict(kept) if known else {}
