@@ -36,7 +36,7 @@ def test_epochs_and_batch_size_are_those_of_the_first_network_and_the_rate_is_it
     assert {name: second[name] for name in ("epochs", "batch_size")} == {
         name: first[name] for name in ("epochs", "batch_size")
     }
-    assert first["lr"] == pytest.approx(3 * second["lr"], rel=0.05), "the rate follows from the kind of network"
+    assert second["lr"] == pytest.approx(5 / 3 * first["lr"], rel=0.05), "the rate follows from the kind of network"
     assert any("--epochs" in line for line in said) and said[-1].startswith("chosen for resnet20: lr ")
     # A second call measures nothing, so that it goes on with the same settings.
     monkeypatch.setattr(defaults, "TrialStep", None)

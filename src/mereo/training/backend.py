@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +39,12 @@ def make_accelerator(config: TrainConfig, device: torch.device) -> Any:
         os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     precision = "no" if config.precision == "fp32" else config.precision
     return Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
+
+
+def arithmetic(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """The context in which a network computes with that precision, as the accelerator does in a training."""
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return torch.autocast(device.type, dtype=kinds[precision]) if precision in kinds else nullcontext()
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from mereo.runtime.text import counted
 from mereo.training.config import TrainConfig
 from mereo.training.facts import GREY, PHOTOGRAPHS, TEXT, DataFacts
 
-Seconds = Callable[[int | None], float]
-"""Measured seconds of training for one image of a side, or of the size that the configuration gives for None."""
+Seconds = Callable[[int | None, str], float]
+"""Measured seconds of training for one image of a side, or of the size that the configuration gives for None, with a
+precision."""
 
 LEAST_MINUTES, MOST_MINUTES, IMAGES_OF_LEAST = 1.5, 20.0, 2500
 """Default time of a training: in proportion to the images, the least for up to so many."""
@@ -31,9 +32,9 @@ LARGER = (1.5, 2.0)
 """Larger sides that are tried, divided by that of the network."""
 LARGEST_SMALL_SIDE = 64
 """Networks for larger images are given images of their own size."""
-OVERHEAD = 1.2
+OVERHEAD = 1.1
 """Time of a step, divided by that of its forward and backward pass."""
-EPOCH_SECONDS = 0.3
+EPOCH_SECONDS = 0.15
 """Seconds of an epoch outside of its steps."""
 EVALUATION = 0.35
 """Time to evaluate an image, divided by that of its forward and backward pass."""
@@ -41,9 +42,12 @@ BATCHES = ((12_000, 32), (40_000, 64))
 """Images up to which a batch size is chosen; 128 beyond."""
 STEPS_OF_EPOCH = 4
 """Least steps of an epoch of a very small data set, which gets smaller batches."""
-RATE, CAPSULE_RATE = 1e-3, 3e-3
-"""Peak learning rates of batches of 32 and more: of any network, and of the family mspcaps."""
+RATE, BATCH_NORM_RATE, CAPSULE_RATE = 1e-3, 5e-3, 3e-3
+"""Peak learning rates of batches of 32 and more: of any network, of those that normalise by the batch only, and of the
+family mspcaps."""
 CAPSULE_RATE_OF_128 = 2e-3
+FASTER = 0.8
+"""bfloat16 is chosen where a step takes at most this fraction of the time that it takes in single precision."""
 FINE_TUNING = 1 / 3
 """Factor of the learning rate where weights are given."""
 WARMUP_STEPS = 20
@@ -71,12 +75,19 @@ def batch_for(images: int, parts: int = 1) -> int:
     return parts * max(size // parts, 1)
 
 
-def rate_for(config: TrainConfig, batch_size: int) -> float:
-    """The peak rate of a network by its family and batch: it falls with the root of batches below 32."""
+def rate_for(config: TrainConfig, batch_size: int, *, batch_norm: bool = False) -> float:
+    """The peak rate of a network by its kind and batch: it falls with the root of batches below 32.
+
+    Args:
+        config: names the network.
+        batch_size: images of a step.
+        batch_norm: whether the network normalises by statistics of the batch only.
+    """
     if config.optimizer not in ("adamw", "adam"):
         return config.lr
-    capsules = config.model.startswith("mspcaps")
-    rate = RATE if not capsules else CAPSULE_RATE if batch_size <= 64 else CAPSULE_RATE_OF_128
+    rate = BATCH_NORM_RATE if batch_norm else RATE
+    if config.model.startswith("mspcaps"):
+        rate = CAPSULE_RATE if batch_size <= 64 else CAPSULE_RATE_OF_128
     if config.weights is not None:
         rate *= FINE_TUNING
     return float(f"{rate * min(math.sqrt(batch_size / 32), 1.0):.1e}")
@@ -142,8 +153,8 @@ class _Length:
 class _Chooser:
     """Collects the values of the fields that are not given, each with its reason."""
 
-    def __init__(self, config: TrainConfig, given: Collection[str], facts: DataFacts) -> None:
-        self.config, self.given, self.facts = config, given, facts
+    def __init__(self, config: TrainConfig, given: Collection[str], facts: DataFacts, batch_norm: bool) -> None:
+        self.config, self.given, self.facts, self.batch_norm = config, given, facts, batch_norm
         self.values: dict[str, Any] = {}
         self.reasons: dict[str, str] = {}
 
@@ -158,11 +169,21 @@ class _Chooser:
         self.put("batch_size", batch_for(images, parts), f"{images:,} images to train on")
         batch = int(self.values.get("batch_size", config.batch_size))
         tuned = "with these weights to start from" if config.weights is not None else f"for {config.model}"
-        self.put("lr", rate_for(config, batch), f"{tuned} in batches of {batch}")
+        rate = rate_for(config, batch, batch_norm=self.batch_norm)
+        self.put("lr", rate, f"{tuned} in batches of {batch}")
         return batch
 
+    def precision(self, side: int | None, seconds: Seconds) -> str:
+        """Choose the precision by its speed on images of a side."""
+        if "precision" in self.given:
+            return self.config.precision
+        single, half = seconds(side, "fp32"), seconds(side, "bf16")
+        chosen = "bf16" if half <= FASTER * single else "fp32"
+        self.put("precision", chosen, f"bf16 is {single / half:.1f} times as fast as fp32 on this machine")
+        return chosen
+
     def length(self, sides: Sequence[int | None], steps: int, seconds: Seconds) -> _Length:
-        """Choose the time and the epochs in it, on images of the largest side with which enough epochs fit.
+        """Choose the precision, the time and its epochs, on images of the largest side with which enough of them fit.
 
         Args:
             sides: that may be chosen, ascending.
@@ -176,8 +197,9 @@ class _Chooser:
         most_epochs, most_steps = ENOUGH_STEPS if "minutes" in given else ENOUGH_EPOCHS
         most = max(most_epochs, math.ceil(most_steps / steps))
         wanted = config.epochs if "epochs" in given else min(EPOCHS_TO_ENLARGE, most)
+        precision = self.precision(sides[0], seconds)
         for side in reversed(sides):
-            each = epoch_seconds(seconds(side), facts.images, held_out)
+            each = epoch_seconds(seconds(side, precision), facts.images, held_out)
             fitting = epochs_in(60 * minutes, each, 1, most)
             if fitting >= wanted:
                 break
@@ -207,6 +229,7 @@ def choose(
     seconds: Seconds | None = None,
     *,
     parts: int = 1,
+    batch_norm: bool = False,
 ) -> Choice:
     """The settings of a training that are not given.
 
@@ -217,8 +240,9 @@ def choose(
         side: of the images that the network is made for; None if that cannot be chosen.
         seconds: measures the time of an image; None if no time is to be measured.
         parts: into which a batch is split, over time and over processes.
+        batch_norm: whether the network normalises by statistics of the batch only.
     """
-    chooser = _Chooser(config, given, facts)
+    chooser = _Chooser(config, given, facts, batch_norm)
     steps = max(facts.images // max(chooser.batch_and_rate(parts), 1), 1)
     is_free = "img_size" not in given and "img_size" not in config.model_args
     sides: list[int | None] = [None] if side is None or not is_free else [*_sides(facts, side)]

@@ -17,7 +17,7 @@ NAME = "defaults.json"
 """The file in the folder of a comparison that keeps what was chosen, because the time of a step differs each time."""
 PLACES = ("device", "data_root")
 """Fields that may differ in a later call."""
-SHARED = ("minutes", "epochs", "batch_size", "validation_fraction")
+SHARED = ("minutes", "epochs", "batch_size", "precision", "validation_fraction")
 """Settings of the first network that all others take; the other settings follow from these, the data and a network."""
 _LONGEST_FILE = 2**20
 

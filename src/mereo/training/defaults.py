@@ -6,6 +6,7 @@ They are resolved once, to plain numbers that the run folder keeps, so that a ru
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from mereo.data import DatasetInfo, dataset_info
@@ -14,6 +15,7 @@ from mereo.errors import UsageError
 from mereo.models import get_model_entry, is_sequence_model
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration
+from mereo.training.batch_norm import normalises_batches
 from mereo.training.choice import Choice, choose
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.estimate import estimate
@@ -23,7 +25,7 @@ from mereo.training.plan import Plan, make_plan, training_images
 from mereo.training.setup import BLACK
 from mereo.training.trial_step import TrialStep
 
-TIMED_SECONDS = 0.6
+TIMED_SECONDS = 0.45
 """Seconds spent on timing a step."""
 SHOWN = 20
 """Classes that are listed by name."""
@@ -83,19 +85,22 @@ def choose_defaults(config: TrainConfig, given: Collection[str], info: DatasetIn
         return Defaults(config)
     facts = data_facts(info, training_images(config, info))
     # Before anything is measured, so that an invalid setting is reported at once.
-    make_plan(config, info)
+    plan = make_plan(config, info)
 
-    def plan_at(chosen: int | None) -> Plan:
-        return make_plan(config if chosen is None else config.replace(img_size=chosen), info)
-
-    def seconds(chosen: int | None) -> float:
-        return TrialStep(plan_at(chosen)).image_seconds(TIMED_SECONDS)
+    @cache
+    def seconds(chosen: int | None, precision: str) -> float:
+        sized = config if chosen is None else config.replace(img_size=chosen)
+        return TrialStep(make_plan(sized.replace(precision=precision), info)).image_seconds(TIMED_SECONDS)
 
     own = side if isinstance(side, int) and config.weights is None else None
     # What does not fit into memory is not timed; a warning follows before the training.
-    estimated = estimate(plan_at(None), measure=False, operations=False)
+    trial = TrialStep(plan)
+    estimated = estimate(trial, measure=False, operations=False)
     timed = estimated.memory <= estimated.available and processes == 1
-    choice = choose(config, given, facts, own, seconds if timed else None, parts=config.accumulate * processes)
+    choice = choose(
+        config, given, facts, own, seconds if timed else None,
+        parts=config.accumulate * processes, batch_norm=normalises_batches(trial.model),
+    )  # fmt: skip
     kept = {name: getattr(config, name) for name in FIELDS if name in given}
     return Defaults(config.replace(**choice.values), info, facts, choice, kept)
 

@@ -65,7 +65,7 @@ class Estimate:
 
 
 def estimate(
-    config: TrainConfig | Plan,
+    config: TrainConfig | Plan | TrialStep,
     *,
     measure: bool | Callable[[Estimate], bool] = True,
     before_timing: Callable[[Estimate], None] = lambda estimated: None,
@@ -74,14 +74,14 @@ def estimate(
     """Estimate the cost of a configuration.
 
     Args:
-        config: of the training.
+        config: of the training, its plan, or a trial step of it.
         measure: time some steps on random images, for a few seconds, and leave unreadable files out of the count; or a
             function of the estimate so far that decides this. A step that does not fit in memory is not timed.
         before_timing: called with the estimate before the timing starts.
         operations: count the FLOPs, which takes a second; otherwise they are 0.
     """
-    plan = as_plan(config)
-    config, trial = plan.config, TrialStep(plan)
+    trial = config if isinstance(config, TrialStep) else TrialStep(as_plan(config))
+    plan, config = trial.plan, trial.plan.config
     parameters = sum(p.numel() for p in trial.model.parameters())
     trained = sum(p.numel() for p in trial.model.parameters() if p.requires_grad)
     # In addition to the weights themselves: gradients and moments of what is trained, and the average of all weights.

@@ -2,6 +2,8 @@
 
 import statistics
 import time
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,13 +11,15 @@ from torch import Tensor
 from mereo.data import Batch
 from mereo.models.registry import lay_out
 from mereo.training.adversarial import adversarial_training
-from mereo.training.backend import make_optimizer, memory_format
+from mereo.training.backend import arithmetic, make_optimizer, memory_format
 from mereo.training.freezing import freeze_as_configured, start_training
 from mereo.training.groups import parameter_groups
 from mereo.training.plan import Plan, training_images
 
 MOST_BATCHES = 5
 """Batches of one size that are timed."""
+LARGER_IF = 5
+"""Batches are doubled while there is time for this many as they are; the first of a size takes longer."""
 
 
 class TrialStep:
@@ -40,7 +44,7 @@ class TrialStep:
         self.objective = self.task.objective(self.model, config)
         start_training(self.objective, frozen)
         # Random images are as good as normalised.
-        self.adversary = adversarial_training(config, lambda images: images)
+        self.adversary = adversarial_training(config, lambda images: images, self._arithmetic)
         self.images = training_images(config, plan.info)
         self.batch_size = min(config.batch_size, max(self.images, 1))
         self.part_size = max(self.batch_size // config.accumulate, 1)
@@ -56,7 +60,11 @@ class TrialStep:
         """The training loss of a batch, part of it replaced by adversarial images where the plan asks for that: ()."""
         if self.adversary is not None:
             batch = self.adversary(self.model, batch, 0, 0)
-        return self.objective(batch)[0]
+        with self._arithmetic():
+            return self.objective(batch)[0]
+
+    def _arithmetic(self) -> AbstractContextManager[Any]:
+        return arithmetic(self.plan.config.precision, self.device)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """The optimiser of the training, of the parameters that are not frozen."""
@@ -80,7 +88,7 @@ class TrialStep:
         count = min(2, self.part_size)
         times = [self._seconds(count)]
         while (left := end - time.perf_counter()) > min(times) and len(times) < MOST_BATCHES:
-            if count < self.part_size and left > 8 * min(times):
+            if count < self.part_size and left > LARGER_IF * min(times):
                 count, times = min(2 * count, self.part_size), []
             times.append(self._seconds(count))
         return statistics.median_low(times) / count
