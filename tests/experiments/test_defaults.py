@@ -18,6 +18,7 @@ def test_the_grid_trains_on_as_many_pixels_at_every_size():
     assert {(row.get("batch_size"), row.get("lr")) for row in rows.values()} >= {(32, 3e-3), (128, 1e-3)}
     assert {"batch_size": 32, "lr": 3e-3} not in defaults.grid(config.replace(batch_size=32, lr=3e-3)).values()
     assert any(row.get("img_size") == 48 for row in rows.values())
+    assert {row["lr"] for row in rows.values() if row.get("model") == "resnet20"} == {3e-3, 1e-2}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -41,7 +42,7 @@ def test_a_row_has_the_chosen_settings_and_the_best_of_the_grid(tmp_path, monkey
     monkeypatch.setattr(defaults, "BATCHES", (128,))
     monkeypatch.setattr(defaults, "RATES", (1e-3,))
     monkeypatch.setattr(defaults, "SIDES", ())
-    monkeypatch.setattr(defaults, "NETWORKS", ())
+    monkeypatch.setattr(defaults, "NETWORKS", {})
     settings = Settings(tmp_path, variants=("digits",), epochs=1, limit=64, device="cpu", say=lambda line: None)
     results = EXPERIMENTS["defaults"].run(settings)
     (row,) = next(iter(results["tables"].values()))

@@ -67,6 +67,15 @@ def test_images_and_convolutions_have_the_memory_layout_of_the_training(plan, ch
         assert tensor.is_contiguous(memory_format=torch.channels_last) == channels_last
 
 
+@pytest.mark.parametrize(("precision", "kind"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_the_loss_is_computed_in_the_precision_of_the_training(plan, precision, kind):
+    trial = TrialStep(plan(precision=precision))
+    kinds = []
+    trial.model.stages[0].register_forward_hook(lambda module, inputs, output: kinds.append(output.dtype))
+    trial.loss(trial.example(2)).backward()
+    assert kinds == [kind]
+
+
 def test_the_loss_is_that_of_adversarial_images_where_the_plan_asks_for_them(plan):
     clean, attacked = (TrialStep(plan(adversarial=adversarial)) for adversarial in (0.0, 0.3))
     attacked.model.load_state_dict(clean.model.state_dict())
