@@ -185,7 +185,10 @@ def test_the_command_on_a_labelled_folder(weights, folder, tmp_path, capsys, mon
     assert {row["kind"] for row in rows_of(out / "duplicates.csv")} == {"same file"}
     assert {row["image"].rpartition("/")[2] for row in rows_of(out / "labels.csv")} >= {"copy.png", "=dog0.png"}
     # Again into the same folder, and with the mean over views.
+    capsys.readouterr()
     assert main(["predict", str(folder), "--weights", str(weights), "--out", str(out), "--tta", "--device", "cpu"]) == 0
+    assert "views          every score is the mean over 9 views of the image" in capsys.readouterr().out
+    assert json.loads((out / "predictions.json").read_text())["summary"]["views"] == 9
 
 
 def test_a_single_image_gets_probabilities(weights, folder, capsys) -> None:

@@ -34,9 +34,13 @@ def print_summary(answers: "FolderAnswers", written: list[Path]) -> None:
     if "held_out" in s:
         rows[0] = ("accuracy", _accuracy(s["held_out"], "images that were not trained on"))
         rows.append(("", _accuracy(s["all"], "labelled images, those trained on included")))
+    if answers.views > 1:
+        rows.append(("views", f"every score is the mean over {answers.views} views of the image"))
     figures = s.get("held_out", s["all"])
     if figures["count"]:
         how = "temperature of the weights" if answers.temperature is not None else "fitted to the other half of them"
+        if answers.temperature is not None and answers.views > 1:
+            how = "temperature of the weights, fitted to single views"
         rows.append(
             ("probabilities", f"calibration error {percent(figures['ece'], 1)},"
              f" {percent(figures['ece_uncalibrated'], 1)} without calibration ({how})")

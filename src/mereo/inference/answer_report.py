@@ -108,7 +108,7 @@ def summary(answers: FolderAnswers) -> dict[str, Any]:
     labelled, trained = answers.labels >= 0, answers.trained
     document: dict[str, Any] = {
         "images": len(answers.paths), "labelled": int(labelled.sum()), "temperature": answers.temperature,
-        "set_aside": len(aside_rows(answers)[1]), "duplicate_groups": len(answers.duplicates),
+        "views": answers.views, "set_aside": len(aside_rows(answers)[1]), "duplicate_groups": len(answers.duplicates),
     }  # fmt: skip
     if bool(labelled.any()):
         document |= {"trained_on": int((labelled & trained).sum()), "all": answers.figures(labelled)}

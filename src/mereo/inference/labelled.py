@@ -20,6 +20,7 @@ from mereo.inference.label_checks import Suspect, likely_wrong_labels
 from mereo.inference.metrics import chance_accuracy, class_scores, confusion_matrix, wilson_interval
 from mereo.inference.predict import Aside, answer_files, class_names
 from mereo.inference.temperature import calibration_of, fit_temperature, probabilities
+from mereo.inference.views import MeanOverViews
 from mereo.models import VisionModel
 
 UNKNOWN = -1
@@ -75,6 +76,7 @@ class FolderAnswers:
         duplicates: groups of images that show the same.
         aside: files that could not be read, with reasons.
         in_pairs: whether each file holds the views of two cameras, side by side.
+        views: of an image, over which its scores are a mean.
     """
 
     paths: list[Path]
@@ -87,6 +89,7 @@ class FolderAnswers:
     duplicates: list[Duplicates]
     aside: list[Aside]
     in_pairs: bool = False
+    views: int = 1
 
     @cached_property
     def probabilities(self) -> Tensor:
@@ -244,4 +247,5 @@ def answer_folder(
         duplicates=find_duplicates(hashes, torch.cat(prints)) if prints else [],
         aside=aside,
         in_pairs=model.image_shape[0] == 2,
+        views=model.count if isinstance(model, MeanOverViews) else 1,
     )
