@@ -10,8 +10,10 @@ import torch
 
 import mereo
 from mereo.errors import MereoError, UsageError
+from mereo.inference.evaluate import evaluate
 from mereo.models.weights import load_tensors
 from mereo.runtime.device import choose_device
+from mereo.training.backend import arithmetic
 from mereo.training.config import TrainConfig
 from mereo.training.engine import Trainer, train
 from mereo.training.order import epoch_order
@@ -251,6 +253,18 @@ def test_settings_that_must_work(small_config, silent, tmp_path, changes):
         changes = {"data": str(image_folder(tmp_path)), "batch_size": 4}
     result = train(small_config(epochs=1, **changes), silent)
     assert all(torch.isfinite(t).all() for t in weights_of(result.folder).values())
+
+
+def test_the_test_images_are_evaluated_in_single_precision_whatever_the_training(small_config, silent):
+    config = small_config(epochs=1, precision="bf16", loss="margin")
+    result = train(config, silent)
+    setup = prepare(config)
+    loss = setup.plan.task().objective(result.model, config).loss
+    exact = evaluate(result.model, setup.splits.test, loss=loss)
+    assert result.test_best.loss == pytest.approx(exact.loss, rel=1e-6)
+    with arithmetic("bf16", torch.device("cpu")):
+        rounded = evaluate(result.model, setup.splits.test, loss=loss)
+    assert rounded.loss != pytest.approx(exact.loss, rel=1e-6)
 
 
 def image_folder(tmp_path):

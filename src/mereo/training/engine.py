@@ -289,11 +289,11 @@ class Trainer:
             state |= {name: full_tensor(tensor).cpu() for name, tensor in self.average.average.items()}
         return state
 
-    def evaluate(self, split: Images) -> Scores:
-        """Evaluate those weights on every image of a split, divided among the processes."""
+    def evaluate(self, split: Images, *, final: bool = False) -> Scores:
+        """Evaluate those weights on every image of a split, divided among the processes; see `evaluate_run`."""
         return evaluate_run(
             self.plain_objective, split, self.task,
-            average=self.average, accelerator=self.accelerator, batch_size=self.batch_size,
+            average=self.average, accelerator=self.accelerator, batch_size=self.batch_size, final=final,
         )  # fmt: skip
 
     def _save_weights(self, path: Path, state: dict[str, Tensor]) -> None:

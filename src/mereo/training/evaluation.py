@@ -1,7 +1,7 @@
 """Evaluation during a run: of the averaged weights if there are any, divided among processes."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -45,15 +45,22 @@ def evaluate_run(
     average: WeightAverage | None,
     accelerator: Any,
     batch_size: int,
+    final: bool,
 ) -> Scores:
-    """Metrics of the averaged weights, if there are any, on every image of a split."""
+    """Metrics of the averaged weights, if there are any, on every image of a split.
+
+    Args:
+        objective, split, task, average, accelerator: of the run.
+        batch_size: of the training; at least LEAST_BATCH images are evaluated at once.
+        final: in single precision, as saved weights are used, and not in that of the training.
+    """
     processes = accelerator.num_processes
     with averaged(objective.model, average):
         return evaluate(
             objective.model, split, task=task, loss=objective.loss, batch_size=max(batch_size, LEAST_BATCH),
             rank=accelerator.process_index, processes=processes,
             reduce=(lambda t: accelerator.reduce(t, "sum")) if processes > 1 else None,
-            autocast=accelerator.autocast,
+            autocast=nullcontext if final else accelerator.autocast,
         )  # fmt: skip
 
 

@@ -23,14 +23,14 @@ def finish(trainer: "Trainer") -> RunResult:
     trainer.report.say(f"evaluating {len(splits.test):,} test {task.unit}")
     total = trainer.config.epochs * trainer.steps
     trainer.plain_objective.at_step(total - 1, total)
-    test_last = trainer.evaluate(splits.test)
+    test_last = trainer.evaluate(splits.test, final=True)
     trainer.accelerator.wait_for_everyone()
     tensors, _ = load_tensors(folder.best)
     trainer.average = None
     with fitting(folder.best):
         restore_model(trainer.objective, tensors)
     best_is_last = trainer.best is not None and trainer.best["epoch"] == len(trainer.history)
-    test_best = test_last if best_is_last else trainer.evaluate(splits.test)
+    test_best = test_last if best_is_last else trainer.evaluate(splits.test, final=True)
     results = run_results(trainer, test_best, test_last)
     calibration = calibrate_run(model, task, splits, chosen_on_test=trainer.config.paper_protocol)
     if calibration is not None:
