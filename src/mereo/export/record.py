@@ -39,6 +39,8 @@ def read_record(weights: Path) -> dict[str, Any]:
     kept = ("parameters", "chosen_on", "best_epoch", "train_images", "seconds", "device", "torch")
     figures = {"test": results[f"test_{which}"], **{name: results[name] for name in kept}}
     figures |= {"which": which, "epochs": config.epochs}
+    if which == "last":
+        figures["chosen_on"] = "last epoch"
     task = {} if config.task == "classification" else {"task": config.task}
     return {**task, "data": config.data, "seed": config.seed, "results": figures, "command": command_of(config)}
 
