@@ -7,6 +7,7 @@ from mereo.errors import UsageError
 from mereo.experiments import EXPERIMENTS, Settings, defaults
 from mereo.experiments.made_images import KINDS, make_folder
 from mereo.training.config import TrainConfig
+from mereo.training.run_folder import RunFolder
 
 
 def test_the_grid_trains_on_as_many_pixels_at_every_size():
@@ -18,7 +19,6 @@ def test_the_grid_trains_on_as_many_pixels_at_every_size():
     assert {(row.get("batch_size"), row.get("lr")) for row in rows.values()} >= {(32, 3e-3), (128, 1e-3)}
     assert {"batch_size": 32, "lr": 3e-3} not in defaults.grid(config.replace(batch_size=32, lr=3e-3)).values()
     assert any(row.get("img_size") == 48 for row in rows.values())
-    assert {row["lr"] for row in rows.values() if row.get("model") == "resnet20"} == {3e-3, 1e-2}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,11 +38,23 @@ def test_unknown_and_missing_sets_are_refused(tmp_path):
 
 
 @pytest.mark.slow
+def test_plain_networks_have_epochs_of_their_own(tmp_path):
+    given = {"data": "digits", "limit": 64, "minutes": 0.05}
+    rows = defaults.PLAIN
+    assert {row["lr"] for row in rows.values()} == {3e-3, 1e-2}
+    configs = [defaults._plain(row, given, RunFolder(tmp_path)) for row in rows.values()]
+    assert [config.lr for config in configs] == [3e-3, 1e-2]
+    assert {(config.model, config.img_size) for config in configs} == {("resnet20", 32)}
+    RunFolder(tmp_path).config.write_text(configs[0].replace(epochs=7).to_yaml())
+    assert defaults._plain(rows["resnet20, rate 0.01"], given, RunFolder(tmp_path)).epochs == 7
+
+
+@pytest.mark.slow
 def test_a_row_has_the_chosen_settings_and_the_best_of_the_grid(tmp_path, monkeypatch):
     monkeypatch.setattr(defaults, "BATCHES", (128,))
     monkeypatch.setattr(defaults, "RATES", (1e-3,))
     monkeypatch.setattr(defaults, "SIDES", ())
-    monkeypatch.setattr(defaults, "NETWORKS", {})
+    monkeypatch.setattr(defaults, "PLAIN", {})
     settings = Settings(tmp_path, variants=("digits",), epochs=1, limit=64, device="cpu", say=lambda line: None)
     results = EXPERIMENTS["defaults"].run(settings)
     (row,) = next(iter(results["tables"].values()))

@@ -24,7 +24,7 @@ LEAST_EPOCHS = 10
 """Epochs that a training has by default, even if it takes longer; with --minutes it is one."""
 ENOUGH_EPOCHS, ENOUGH_STEPS = (60, 2500), (200, 8000)
 """Epochs, or steps where epochs are short, beyond which little is gained: by default, and with --minutes."""
-EPOCHS_TO_ENLARGE = 15
+EPOCHS_TO_ENLARGE = 25
 """Epochs that must fit into the time with larger images, or images stay at the size of the network."""
 LOST_DETAIL = 0.15
 """Share of the variance that resizing may remove before larger images are chosen."""

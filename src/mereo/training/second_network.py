@@ -19,9 +19,6 @@ WATCH = "learning"
 """The callback that ends a training which learns too little."""
 SECOND = "resnet20"
 """The network that replaces one that learns too little: residual, without capsules, for images of any size."""
-OWN_SIDE, SIDE, STRIDE = 32, 64, 2
-"""The side of images that the second network is made for, the largest side that it is given, and the stride of its
-first convolution for images of that side, with which they take no longer than small ones."""
 LEAST_SHARE = 1 / 3
 """Least fraction of the time of the first network that the second one has."""
 KEPT = INCIDENTAL - {"name", "resume", "minutes"}
@@ -53,22 +50,7 @@ def second_choice(first: TrainConfig, given: Mapping[str, Any], seconds: float) 
     kept |= {"model": SECOND, "callbacks": (), "resume": False}
     if "epochs" not in given and first.minutes is not None:
         kept["minutes"] = round(max(first.minutes - seconds / 60, LEAST_SHARE * first.minutes), 2)
-    config = TrainConfig().replace(**kept)
-    if "img_size" in given:
-        return choose_defaults(config, kept)
-    # The facts about the images decide their size, and the size the time of a step.
-    side = OWN_SIDE if (largest := largest_side(config)) is None else min(max(largest, OWN_SIDE), SIDE)
-    strided = {"stem_stride": STRIDE} if side >= STRIDE * OWN_SIDE else {}
-    return choose_defaults(config.replace(img_size=side, model_args=strided), {*kept, "img_size", "model_args"})
-
-
-def largest_side(config: TrainConfig) -> int | None:
-    """The larger side of the largest of the sampled images; None where it is not known."""
-    from mereo.data import dataset_info
-    from mereo.training.facts import data_facts
-
-    facts = data_facts(dataset_info(config.data, config.data_root), 1)
-    return None if facts.largest is None else max(facts.largest)
+    return choose_defaults(TrainConfig().replace(**kept), kept)
 
 
 def train_watched(
