@@ -63,7 +63,8 @@ class CompareOptions:
     device: str | None = None
     """Device to run on: auto, cpu, cuda, cuda:1, mps ...; by default the recipe's, usually auto."""
     precision: str | None = None
-    """Arithmetic of the network in training: fp32, bf16 or fp16; by default the recipe's."""
+    """Arithmetic of the network in training: fp32, bf16 or fp16; by default the recipe's, or the faster of fp32 and
+    bf16."""
     output: str = "runs"
     """Folder that holds the folder of the comparison."""
     json: bool = False
