@@ -6,6 +6,7 @@ import tarfile
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
@@ -14,6 +15,7 @@ from mereo.cli.main import main
 from mereo.cli.train import given_options
 from mereo.data import dataset_info
 from mereo.errors import UsageError
+from mereo.training.backend import has_bfloat16
 from mereo.training.choice import EPOCHS, Choice, batch_for, choose, default_minutes, epoch_seconds, rate_for
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.defaults import Defaults, choose_defaults, show_defaults
@@ -157,6 +159,20 @@ def test_bfloat16_is_chosen_where_it_is_clearly_faster():
     assert fast.values["epochs"] > 1.5 * slow.values["epochs"]
     assert "precision" not in chosen(facts(), 3e-3, half=0.5, precision="fp32").values
     assert chosen(facts(), 3e-3, half=0.5, precision="bf16").values["epochs"] == fast.values["epochs"]
+
+
+@pytest.mark.parametrize(("kind", "there"), [("cpu", True), ("cuda", True), ("cuda", False), ("mps", False)])
+def test_bfloat16_is_not_tried_where_the_device_has_none(monkeypatch, kind, there):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: there)
+    assert has_bfloat16(torch.device(kind)) == there
+    tried = []
+
+    def measure(side, precision):
+        tried.append(precision)
+        return 1e-3
+
+    choice = choose(TrainConfig(), set(), facts(), 32, measure, bfloat16=there)
+    assert ("bf16" in tried) == there == ("precision" in choice.values)
 
 
 def test_minutes_grow_with_the_images_between_bounds():

@@ -47,6 +47,13 @@ def arithmetic(precision: str, device: torch.device) -> AbstractContextManager[A
     return torch.autocast(device.type, dtype=kinds[precision]) if precision in kinds else nullcontext()
 
 
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device trains in bfloat16: CPUs, if slowly, and GPUs that have it."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu"
+
+
 @contextmanager
 def deterministic_on(device: torch.device) -> Iterator[None]:
     """Deterministic algorithms on a CPU; elsewhere they would cost speed, so the setting is unchanged."""

@@ -153,8 +153,11 @@ class _Length:
 class _Chooser:
     """Collects the values of the fields that are not given, each with its reason."""
 
-    def __init__(self, config: TrainConfig, given: Collection[str], facts: DataFacts, batch_norm: bool) -> None:
-        self.config, self.given, self.facts, self.batch_norm = config, given, facts, batch_norm
+    def __init__(
+        self, config: TrainConfig, given: Collection[str], facts: DataFacts, *, batch_norm: bool, bfloat16: bool
+    ) -> None:
+        self.config, self.given, self.facts = config, given, facts
+        self.batch_norm, self.bfloat16 = batch_norm, bfloat16
         self.values: dict[str, Any] = {}
         self.reasons: dict[str, str] = {}
 
@@ -175,7 +178,7 @@ class _Chooser:
 
     def precision(self, side: int | None, seconds: Seconds) -> str:
         """Choose the precision by its speed on images of a side."""
-        if "precision" in self.given:
+        if "precision" in self.given or not self.bfloat16:
             return self.config.precision
         single, half = seconds(side, "fp32"), seconds(side, "bf16")
         chosen = "bf16" if half <= FASTER * single else "fp32"
@@ -230,6 +233,7 @@ def choose(
     *,
     parts: int = 1,
     batch_norm: bool = False,
+    bfloat16: bool = True,
 ) -> Choice:
     """The settings of a training that are not given.
 
@@ -241,8 +245,9 @@ def choose(
         seconds: measures the time of an image; None if no time is to be measured.
         parts: into which a batch is split, over time and over processes.
         batch_norm: whether the network normalises by statistics of the batch only.
+        bfloat16: whether the device has it.
     """
-    chooser = _Chooser(config, given, facts, batch_norm)
+    chooser = _Chooser(config, given, facts, batch_norm=batch_norm, bfloat16=bfloat16)
     steps = max(facts.images // max(chooser.batch_and_rate(parts), 1), 1)
     is_free = "img_size" not in given and "img_size" not in config.model_args
     sides: list[int | None] = [None] if side is None or not is_free else [*_sides(facts, side)]

@@ -15,6 +15,7 @@ from mereo.errors import UsageError
 from mereo.models import get_model_entry, is_sequence_model
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration
+from mereo.training.backend import has_bfloat16
 from mereo.training.batch_norm import normalises_batches
 from mereo.training.choice import Choice, choose
 from mereo.training.config import FIELDS, TrainConfig
@@ -100,6 +101,7 @@ def choose_defaults(config: TrainConfig, given: Collection[str], info: DatasetIn
     choice = choose(
         config, given, facts, own, seconds if timed else None,
         parts=config.accumulate * processes, batch_norm=normalises_batches(trial.model),
+        bfloat16=has_bfloat16(plan.device),
     )  # fmt: skip
     kept = {name: getattr(config, name) for name in FIELDS if name in given}
     return Defaults(config.replace(**choice.values), info, facts, choice, kept)
