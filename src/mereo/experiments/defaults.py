@@ -27,34 +27,34 @@ LIMIT = 2000
 """Training images of the larger sets."""
 BATCHES, RATES, SIDES = (32, 128), (1e-3, 3e-3), (32, 48)
 PLAIN = {f"resnet20, rate {rate:g}": {"model": "resnet20", "lr": rate} for rate in (3e-3, 1e-2)}
-"""Plain networks to compare with; their epochs are as many as the time allows."""
+"""Plain networks to compare with."""
 FORMER = "the former default"
 NOTES = [
     "chosen: what mereo train chooses with no option, its time measured on this machine. grid: batches of"
-    f" {' and '.join(map(str, BATCHES))}, rates of {' and '.join(map(str, RATES))}, other image sizes with fewer"
-    f" epochs, so that all see as many pixels, and {' and '.join(PLAIN)} with as many epochs as the time allows; the"
-    " best is taken on the test images, which favours the grid.",
+    f" {' and '.join(map(str, BATCHES))} and rates of {' and '.join(map(str, RATES))} for as many epochs, and"
+    f" {' and '.join(map(str, SIDES))} pixels and {' and '.join(PLAIN)} for as long; the best is taken on the test"
+    " images, which favours the grid.",
     "The rules were fitted to these sets, with one seed; on others the difference may be larger.",
     f"{FORMER}: batches of 128 at 0.001, with as many epochs as chosen.",
 ]
 
 
 def grid(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """The settings to compare with the chosen ones, by label: batches and rates at the chosen size, then other sizes.
+    """The batches and rates to compare with the chosen ones, by label, for as many epochs.
 
     The chosen ones are a point of the grid or between its points.
     """
-    side = config.img_size
-    rows: dict[str, dict[str, Any]] = {}
-    for batch in BATCHES:
-        for rate in RATES:
-            if (batch, rate) != (config.batch_size, config.lr):
-                rows[f"batch {batch}, rate {rate:g}"] = {"batch_size": batch, "lr": rate}
-    for other in SIDES:
-        if isinstance(side, int) and other != side:
-            epochs = max(round(config.epochs * (side / other) ** 2), 1)
-            rows[f"{other} pixels, {epochs} epochs"] = {"img_size": other, "epochs": epochs}
-    return rows
+    return {
+        f"batch {batch}, rate {rate:g}": {"batch_size": batch, "lr": rate}
+        for batch in BATCHES
+        for rate in RATES
+        if (batch, rate) != (config.batch_size, config.lr)
+    }
+
+
+def others(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Other image sizes and plain networks, by label; the rest of their settings is chosen."""
+    return {f"{side} pixels": {"img_size": side} for side in SIDES if side != config.img_size} | PLAIN
 
 
 def _given(data: str, settings: Settings) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def _first(given: dict[str, Any], folder: Path) -> TrainConfig:
     return first
 
 
-def _plain(changes: dict[str, Any], given: dict[str, Any], run: RunFolder) -> TrainConfig:
-    """The settings of a plain network, chosen as for the time of a run, or those of its run where it has begun."""
+def _as_long(changes: dict[str, Any], given: dict[str, Any], run: RunFolder) -> TrainConfig:
+    """The settings with another size or network, chosen for the same time, or those of its run where it has begun."""
     if run.config.exists():
         return TrainConfig.from_yaml(run.config)
     own = {**given, **changes}
@@ -96,16 +96,15 @@ def _run(data: str, settings: Settings, folder: Path) -> dict[str, Any]:
     """One row: the chosen settings, their accuracy, and the best of the grid."""
     given = _given(data, settings)
     first = _first(given, folder)
-    others = first.replace(output=str(folder), resume=True, callbacks=())
+    unwatched = first.replace(callbacks=())
     planned = {("chosen", seed): _trained(first, given, seed, folder) for seed in range(settings.seeds)}
     config = planned["chosen", 0]
-    rows = grid(others)
-    for number, (label, changes) in enumerate((rows | PLAIN).items(), start=1):
+    rows = grid(unwatched)
+    for number, (label, changes) in enumerate((rows | others(unwatched)).items(), start=1):
         for seed in range(settings.seeds):
-            named = {"seed": seed, "name": f"grid{number}-seed{seed}", "output": str(folder), "resume": True}
             run = RunFolder(folder / f"grid{number}-seed{seed}")
-            base = others.replace(**changes) if label in rows else _plain(changes, given, run)
-            planned[label, seed] = base.replace(**named)
+            base = unwatched.replace(**changes) if label in rows else _as_long(changes, given, run)
+            planned[label, seed] = base.replace(seed=seed, name=run.path.name, output=str(folder), resume=True)
     results = finish_runs(planned, settings.say)
     accuracy = {
         label: 100 * sum(row["test_best"]["accuracy"] for row in rows) / len(rows) for label, rows in results.items()
