@@ -109,6 +109,17 @@ def test_the_state_keeps_what_was_given(tmp_path):
     assert old.state() == {"given": None}
 
 
+def test_the_second_network_has_what_is_left_of_the_given_minutes_or_the_default_time(monkeypatch):
+    seen = []
+    monkeypatch.setattr("mereo.training.second_network.choose_defaults", lambda config, given: seen.append(given))
+    first = TrainConfig(minutes=1.5, epochs=20)
+    for given in ({"minutes": 1.5}, {}, {"minutes": 1.5, "epochs": 20}):
+        second_choice(first, given, 30.0)
+    assert seen[0]["minutes"] == 1.0 and "minutes" not in seen[1] and seen[2]["minutes"] == 1.5
+    second_choice(first, {"minutes": 1.5}, 89.0)
+    assert seen[3]["minutes"] == 0.5
+
+
 def test_the_second_network_keeps_what_was_given_and_where_it_runs():
     first = TrainConfig(
         model="mspcaps_tiny", batch_size=32, lr=0.1, epochs=3, img_size=24, callbacks=(WATCH,), resume=True,

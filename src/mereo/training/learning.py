@@ -1,4 +1,4 @@
-"""Ends a training that learns too little, so that another network gets the time that is left."""
+"""Ends a training that learns too little, so that another network can take its place."""
 
 import math
 from collections.abc import Mapping

@@ -39,7 +39,7 @@ def watched(defaults: Defaults) -> Defaults:
 
 
 def second_choice(first: TrainConfig, given: Mapping[str, Any], seconds: float) -> Defaults:
-    """The settings of the second network, in the time that the first left.
+    """The settings of the second network, in what the first left of `--minutes`, or for the time by default.
 
     Args:
         first: the settings of the first network.
@@ -48,7 +48,7 @@ def second_choice(first: TrainConfig, given: Mapping[str, Any], seconds: float) 
     """
     kept = {**given, **{name: getattr(first, name) for name in KEPT}}
     kept |= {"model": SECOND, "callbacks": (), "resume": False}
-    if "epochs" not in given and first.minutes is not None:
+    if "minutes" in given and "epochs" not in given and first.minutes is not None:
         kept["minutes"] = round(max(first.minutes - seconds / 60, LEAST_SHARE * first.minutes), 2)
     return choose_defaults(TrainConfig().replace(**kept), kept)
 
