@@ -127,9 +127,9 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> None:
     axes = figure.subplots()
     for shift, column in enumerate((f"{FORMER} %", "best of grid %", "chosen %")):
         axes.bar([n + 0.27 * (shift - 1) for n in range(len(rows))], [row[column] for row in rows], 0.25, label=column)
-    axes.set_xticks(range(len(rows)), [row["data"] for row in rows])
+    axes.set_xticks(range(len(rows)), [row["data"].replace("_", "\n") for row in rows])
     axes.set_ylabel("test accuracy in %")
-    axes.legend(fontsize=8, loc="lower right")
+    figure.legend(fontsize=8, loc="outside lower center", ncols=3)
     save_figure(figure, path)
 
 
