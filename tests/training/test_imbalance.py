@@ -70,7 +70,7 @@ def test_a_run_keeps_the_epoch_of_the_highest_balanced_accuracy(
     from mereo.training.engine import Trainer
 
     values = iter([scores(0.9, 0.5), scores(0.8, 0.8), *[scores(0.5, 0.5)] * 3])
-    monkeypatch.setattr(Trainer, "evaluate", lambda self, split: next(values))
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, split, final=False: next(values))
     folder = birds(tmp_path / "uneven", crow=40, wren=4)
     result = train(small_config(data=str(folder), limit=None, epochs=2), Report(silent=True))
     assert result.results["best_epoch"] == 2

@@ -1,7 +1,9 @@
 """Every kind of source serves the same images as a folder that is decoded into memory."""
 
+import gc
 import gzip
 import importlib.util
+import os
 import sys
 
 import numpy as np
@@ -12,6 +14,7 @@ from mereo.data import dataset_info, load_split, load_splits
 from mereo.data.stream import StreamedSet, is_stream, open_stream, write_shards
 from mereo.data.stream.open import expand
 from mereo.data.stream.tar_index import index_path, make_index, pack, read_index
+from mereo.data.stream.tar_store import _Opened
 from mereo.errors import MereoError, UsageError
 from sources import NAMES, csv_of, encoded, tables_of
 
@@ -55,6 +58,21 @@ def test_a_source_serves_what_the_folder_holds(kind, folder, tmp_path):
         assert (info.num_classes, info.in_chans, dict(info.splits)) == (3, 3, {"train": 24, "test": 9})
     stored = load_splits(data, img_size=8, validation_fraction=0, stream=False)
     assert not isinstance(stored.train, StreamedSet) and everything(stored.test) == everything(expected.test)
+
+
+def test_a_file_is_closed_before_its_owner_in_a_cycle_is_finalised(tmp_path):
+    (tmp_path / "a.tar").write_bytes(b"abc")
+    opened = _Opened(tmp_path / "a.tar")
+    held, file = [opened], opened.file
+    opened.itself = opened
+    del opened
+    # This collection puts the owner, which is found through the list, behind the file; the next one finalises in order.
+    gc.collect()
+    number = file.fileno()
+    del held, file
+    gc.collect()  # a warning would be an error
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(number)
 
 
 def test_splits_in_folders_of_their_own(folder, tmp_path):

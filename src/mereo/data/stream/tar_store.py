@@ -2,6 +2,7 @@
 
 import io
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,10 +24,8 @@ class _Opened:
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("rb", buffering=0)
-
-    def __del__(self) -> None:
-        if hasattr(self, "file"):
-            self.file.close()
+        # In a cycle of objects that are no longer needed, the file itself could be finalised first, with a warning.
+        weakref.finalize(self, self.file.close)
 
 
 class TarStore(Store):
