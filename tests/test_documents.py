@@ -30,7 +30,7 @@ WRITTEN = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("
 one_worker = pytest.mark.xdist_group("site")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site():
     """The pages that are made from the code; they take a while, so one worker of pytest-xdist has all its tests."""
     return whole.pages()

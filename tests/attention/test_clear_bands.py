@@ -47,7 +47,7 @@ def work(rank: int, ranks: int, port: int) -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_processes_equal_one() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -34,7 +34,7 @@ def call(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "added", [name if name == "all" else pytest.param(name, marks=pytest.mark.slow) for name in ADDED]
+    "added", [name if name == "all" else pytest.param(name, marks=pytest.mark.long) for name in ADDED]
 )
 def test_added_parameters_go_every_way(call, added):
     arguments = [*SMALL, *ADDED[added]]

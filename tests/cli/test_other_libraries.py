@@ -98,7 +98,7 @@ def test_wrong_options(call, words, fact):
     assert code == 2 and fact in err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchvision_goes_through_every_command(call, tmp_path):
     """Trained, continued, loaded, evaluated, explained, exported and used for predictions, with a clear line for what
     does not apply."""

@@ -26,7 +26,7 @@ def test_promise(check: Check, entry: Mechanism) -> None:
     check.run(entry)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @every_mechanism
 def test_compiles_with_the_default_backend(entry: Mechanism) -> None:
     if CHECKS["compiles_to_one_graph"].applies(entry):

@@ -277,7 +277,7 @@ def test_start() -> None:
     assert model.middle.weight.std().item() == pytest.approx((2 / (16 * 8)) ** 0.5, rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trains_compiled_with_the_default_backend() -> None:
     model = create_model("mspcaps_tiny", channels=(4, 8, 8), scales=(0, 2), depth=1).eval()
     images = torch.rand(3, 3, 32, 32)
