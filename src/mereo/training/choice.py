@@ -64,7 +64,7 @@ class Choice:
 
 def default_minutes(images: int) -> float:
     """The time of a training of so many images, if none is given."""
-    return min(max(LEAST_MINUTES, LEAST_MINUTES * images / IMAGES_OF_LEAST), MOST_MINUTES)
+    return round(min(max(LEAST_MINUTES, LEAST_MINUTES * images / IMAGES_OF_LEAST), MOST_MINUTES), 2)
 
 
 def batch_for(images: int, parts: int = 1) -> int:
