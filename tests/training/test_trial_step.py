@@ -96,3 +96,18 @@ def test_a_slow_step_is_timed_on_a_part_of_its_batch(plan, monkeypatch):
     monkeypatch.setattr(trial_step, "time", SimpleNamespace(perf_counter=lambda: 0.01 * sum(counts)))
     assert TrialStep(plan(limit=None, batch_size=1024)).image_seconds(1.0) == pytest.approx(0.01)
     assert max(counts) > 2 and sum(counts) < 200
+
+
+def test_the_first_batch_of_a_size_is_not_the_only_one_that_is_timed(plan, monkeypatch):
+    taken = []
+
+    def slow_at_first(self, count):
+        taken.append(0.3 if not taken else 0.01)
+        return taken[-1]
+
+    monkeypatch.setattr(TrialStep, "_seconds", slow_at_first)
+    monkeypatch.setattr(trial_step.time, "perf_counter", lambda: sum(taken))
+    trial = TrialStep(plan(batch_size=2))
+    assert trial.image_seconds(0.305) == 0.01 / 2 and len(taken) == 2
+    taken.clear()
+    assert trial.image_seconds(0.2) == 0.3 / 2 and len(taken) == 1

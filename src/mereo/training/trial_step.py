@@ -87,7 +87,10 @@ class TrialStep:
         end = time.perf_counter() + limit
         count = min(2, self.part_size)
         times = [self._seconds(count)]
-        while (left := end - time.perf_counter()) > min(times) and len(times) < MOST_BATCHES:
+        # The first batch of a size takes longer, so it is not the only one unless it is longer than the limit itself.
+        while len(times) < MOST_BATCHES and (
+            (left := end - time.perf_counter()) > min(times) or (len(times) == 1 and times[0] < limit)
+        ):
             if count < self.part_size and left > LARGER_IF * min(times):
                 count, times = min(2 * count, self.part_size), []
             times.append(self._seconds(count))
