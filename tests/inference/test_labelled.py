@@ -9,11 +9,12 @@ import torch
 from PIL import Image
 
 import mereo
+from mereo.cli.answers import print_summary
 from mereo.cli.main import main
 from mereo.errors import UsageError
 from mereo.inference.duplicates import find_duplicates, fingerprints
 from mereo.inference.gallery import read_shown
-from mereo.inference.label_checks import likely_wrong_labels
+from mereo.inference.label_checks import confident_answers, expected_errors, likely_wrong_labels
 from mereo.inference.labelled import UNKNOWN, FolderAnswers, folder_labels
 from mereo.inference.temperature import KEY
 
@@ -61,10 +62,10 @@ def test_duplicates_are_the_same_files_and_the_same_pictures() -> None:
 def answers_of(scores: list[list[float]], labels: list[int], trained: list[bool], **more: object) -> FolderAnswers:
     from pathlib import Path
 
-    given = {"temperature": 1.0, "duplicates": [], "aside": []} | more
+    given = {"names": ("a", "b"), "kind": "logits", "temperature": 1.0, "duplicates": [], "aside": []} | more
     return FolderAnswers(
-        [Path(f"{n}.png") for n in range(len(labels))], ("a", "b"), torch.tensor(scores), "logits",
-        torch.tensor(labels), torch.tensor(trained), **given,
+        paths=[Path(f"{n}.png") for n in range(len(labels))], scores=torch.tensor(scores),
+        labels=torch.tensor(labels), trained=torch.tensor(trained), **given,
     )  # fmt: skip
 
 
@@ -104,6 +105,36 @@ def test_a_network_that_guesses_suspects_no_label() -> None:
     labels[:3] = 1 - labels[:3]
     answers = answers_of(knows.tolist(), labels.tolist(), [False] * 60, temperature=1.0)
     assert {suspect.place for suspect in answers.suspects} == {0, 1, 2}
+    assert answers.are_labels_likely_wrong and "likely wrong label: " in answers.reason(0)
+
+
+def test_expected_errors_against_loops() -> None:
+    generator = torch.Generator().manual_seed(1)
+    p = torch.randn(40, 3, generator=generator).mul(2).softmax(1)
+    labels = torch.randint(0, 3, (40,), generator=generator)
+    total = 0.0
+    for row in p.tolist():
+        k = max(range(3), key=lambda j: row[j])
+        own = [q[k] for q, label in zip(p.tolist(), labels.tolist(), strict=True) if label == k]
+        total += 1 - row[k] if row[k] >= sum(own) / len(own) else 0.0
+    assert expected_errors(p, labels) == pytest.approx(total, rel=1e-6) and total > 1
+    assert expected_errors(p[:0], labels[:0]) == 0 and confident_answers(p[:0], labels[:0]).shape == (0,)
+
+
+def test_labels_that_a_poor_network_doubts_are_not_called_wrong(capsys) -> None:
+    """Its labels are right and its probabilities true: drawn from them. The suspects are its own errors."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(400, 4, generator=generator).mul(1.5)
+    labels = torch.multinomial(scores.softmax(1), 1, generator=generator)[:, 0]
+    answers = answers_of(scores.tolist(), labels.tolist(), [False] * 400, temperature=1.0, names=tuple("abcd"))
+    count = len(answers.suspects)
+    assert count > 20 and answers.own_errors == pytest.approx(count, rel=0.25)
+    assert not answers.are_labels_likely_wrong
+    assert "wrong label or error of the network" in answers.reason(answers.suspects[0].place)
+    print_summary(answers, [])
+    out = capsys.readouterr().out
+    assert f"to check       {count} labels" in out and "likely wrong" not in out
+    assert f"the network itself is wrong about {answers.own_errors:.0f} of so confident answers" in out
 
 
 def test_without_a_temperature_each_half_is_calibrated_on_the_other() -> None:

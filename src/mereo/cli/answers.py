@@ -1,6 +1,7 @@
 """The output of `mereo predict` for a folder of labelled images."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from mereo.runtime.text import counted, percent
 
 if TYPE_CHECKING:
     from mereo.inference.labelled import FolderAnswers
+    from mereo.inference.spreadsheet import Cell
 
 SHOWN = 10
 """Rows of a list that is printed; the files have them all."""
@@ -22,6 +24,20 @@ def _accuracy(figures: dict[str, Any], what: str) -> str:
         f"{percent(figures['accuracy'])} of {figures['count']:,} {what} (95 % interval {low} to {high}; balanced"
         f" {percent(figures['balanced_accuracy'])})"
     )
+
+
+def _labels(answers: "FolderAnswers", suspects: "Sequence[Sequence[Cell]]") -> list[tuple[str, str]]:
+    """Rows about labels that are likely wrong, and about those where the network may be wrong instead."""
+    certain = len(suspects) if answers.are_labels_likely_wrong else len(answers.contradictions)
+    rows = []
+    for name, part in (("likely wrong", suspects[:certain]), ("to check", suspects[certain:])):
+        if part:
+            image, *_, why = part[0]
+            rows.append((name, f"{counted(len(part), 'label')}, such as that of {image} ({why})"))
+    if suspects[certain:]:
+        number = f"{answers.own_errors:.0f}" if answers.own_errors >= 1 else "one"
+        rows.append(("", f"by its probabilities the network itself is wrong about {number} of so confident answers"))
+    return rows
 
 
 def print_summary(answers: "FolderAnswers", written: list[Path]) -> None:
@@ -48,17 +64,15 @@ def print_summary(answers: "FolderAnswers", written: list[Path]) -> None:
     if answers.errors:
         confused = ", ".join(f"{a} as {b} ({n})" for a, b, n in answers.confusions[:3])
         rows.append(("errors", f"{len(answers.errors):,}: {confused}{', ...' if len(answers.confusions) > 3 else ''}"))
-    if suspects := label_rows(answers)[1]:
-        image, *_, why = suspects[0]
-        rows.append(("likely wrong", f"{counted(len(suspects), 'label')}, such as that of {image} ({why})"))
+    rows += _labels(answers, label_rows(answers)[1])
     if answers.duplicates:
         count = sum(len(group.members) for group in answers.duplicates)
         rows.append(("duplicates", f"{count} images in {counted(len(answers.duplicates), 'group')}"))
     if aside := aside_rows(answers)[1]:
         rows.append(("set aside", f"{counted(len(aside), 'file')}, such as {aside[0][0]} ({aside[0][1]})"))
     places = {
-        "errors": "errors.csv", "likely wrong": "labels.csv", "duplicates": "duplicates.csv",
-        "set aside": "set_aside.csv",
+        "errors": "errors.csv", "likely wrong": "labels.csv", "to check": "labels.csv",
+        "duplicates": "duplicates.csv", "set aside": "set_aside.csv",
     }  # fmt: skip
     for name, text in rows:
         where = files.get(places.get(name, ""))

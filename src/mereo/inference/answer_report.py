@@ -17,7 +17,8 @@ GALLERY = "errors.png"
 METHOD = (
     "confident learning (arXiv:1911.00068): an image is listed if the class of its highest probability is not its label"
     " and that probability is at least the mean probability of that class among the images labelled so; images that the"
-    " network was trained on are left out; images that show the same and have different labels are listed too"
+    " network was trained on are left out; images that show the same and have different labels are listed too;"
+    " expected_errors are those of the network itself among answers as confident: the sum of one minus the probability"
 )
 WHY = "the network is as confident of the suggestion as it is of images labelled so"
 
@@ -66,7 +67,7 @@ def error_rows(answers: FolderAnswers) -> tuple[tuple[str, ...], list[tuple[Cell
 
 
 def label_rows(answers: FolderAnswers) -> tuple[tuple[str, ...], list[tuple[Cell, ...]]]:
-    """Columns and rows of likely wrong labels: same picture with two labels first, then the most certain."""
+    """Columns and rows of labels to check: same picture with two labels first, then the most certain."""
     columns = ("image", "label", "suggested", "probability of suggested", "probability of label", "reason")
     rows: list[tuple[Cell, ...]] = []
     suspects = [
@@ -112,7 +113,8 @@ def summary(answers: FolderAnswers) -> dict[str, Any]:
     }  # fmt: skip
     if bool(labelled.any()):
         document |= {"trained_on": int((labelled & trained).sum()), "all": answers.figures(labelled)}
-        document["likely_wrong_labels"], document["method_of_labels"] = len(label_rows(answers)[1]), METHOD
+        document["labels_to_check"], document["method_of_labels"] = len(label_rows(answers)[1]), METHOD
+        document["expected_errors"] = round(answers.own_errors, 1)
         document["confusions"] = [{"label": a, "predicted": b, "count": count} for a, b, count in answers.confusions]
         if bool((labelled & trained).any()):
             document["held_out"] = answers.figures(~trained)

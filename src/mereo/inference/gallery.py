@@ -16,8 +16,8 @@ from mereo.runtime.text import percent
 MOST = 24
 """Errors on the picture, the most confident."""
 COLUMNS, WIDE, HIGH, HEAD = 4, 2.5, 3.25, 0.5
-LETTERS, LINES = 38, 2
-"""Letters of a line below an image, and lines of the reason."""
+LETTERS, NAME_LETTERS, LINES = 38, 30, 2
+"""Letters of a line below an image, of the file name in bold, and lines of the reason."""
 LARGEST = 256
 """Rows and columns of an image on the picture."""
 INK, WRONG, RIGHT, FAINT = "#24292f", "#c92a2a", "#2b8a3e", "#57606a"
@@ -38,7 +38,7 @@ def read_shown(path: Path, in_pairs: bool = False) -> npt.NDArray[np.uint8]:
         return pixels.transpose(1, 2, 0)
 
 
-def fitting_name(name: str, most: int = LETTERS) -> str:
+def fitting_name(name: str, most: int = NAME_LETTERS) -> str:
     """A file name of at most so many letters, its middle left out: names often differ at their ends."""
     shown = for_terminal(name)
     if len(shown) <= most:

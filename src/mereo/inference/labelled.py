@@ -16,7 +16,7 @@ from mereo.data.table import table_images
 from mereo.inference.answers import Answers
 from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.inference.duplicates import Duplicates, content_hash, find_duplicates, fingerprints
-from mereo.inference.label_checks import Suspect, likely_wrong_labels
+from mereo.inference.label_checks import Suspect, expected_errors, likely_wrong_labels
 from mereo.inference.metrics import chance_accuracy, class_scores, confusion_matrix, wilson_interval
 from mereo.inference.predict import Aside, answer_files, class_names
 from mereo.inference.temperature import calibration_of, fit_temperature, probabilities
@@ -125,16 +125,31 @@ class FolderAnswers:
 
     @cached_property
     def suspects(self) -> list[Suspect]:
-        """Likely wrong labels among the images that the network was not trained on, see `likely_wrong_labels`.
+        """Labels to check among the images that the network was not trained on, see `likely_wrong_labels`.
 
         None where it predicts these no better than chance: then it knows less than whoever labelled them.
         """
-        held = ((self.labels >= 0) & ~self.trained).nonzero()[:, 0]
+        held = self._held
         chance = chance_accuracy(confusion_matrix(self.predicted[held], self.labels[held], len(self.names)))
         if chance is not None and self.figures(~self.trained)["accuracy_low"] <= chance:
             return []
         checked = likely_wrong_labels(self.probabilities[held], self.labels[held])
         return [suspect._replace(place=int(held[suspect.place])) for suspect in checked]
+
+    @cached_property
+    def own_errors(self) -> float:
+        """How many of its confident answers the network is expected to get wrong itself, see `expected_errors`."""
+        return expected_errors(self.probabilities[self._held], self.labels[self._held])
+
+    @property
+    def are_labels_likely_wrong(self) -> bool:
+        """Whether there are more than twice as many suspects as the network is expected to get wrong itself."""
+        return len(self.suspects) > 2 * self.own_errors
+
+    @property
+    def _held(self) -> Tensor:
+        """Places of the labelled images that the network was not trained on."""
+        return ((self.labels >= 0) & ~self.trained).nonzero()[:, 0]
 
     @cached_property
     def contradictions(self) -> list[tuple[int, int]]:
@@ -183,7 +198,8 @@ class FolderAnswers:
         reasons = []
         suspect = next((s for s in self.suspects if s.place == place), None)
         if suspect is not None:
-            reasons.append(f"likely wrong label: {self.names[suspect.suggested]}?")
+            what = "likely wrong label" if self.are_labels_likely_wrong else "wrong label or error of the network"
+            reasons.append(f"{what}: {self.names[suspect.suggested]}?")
         other = dict(self.contradictions).get(place)
         if other is not None:
             name = self.names[int(self.labels[other])]
