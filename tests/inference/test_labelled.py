@@ -106,6 +106,8 @@ def test_a_network_that_guesses_suspects_no_label() -> None:
     answers = answers_of(knows.tolist(), labels.tolist(), [False] * 60, temperature=1.0)
     assert {suspect.place for suspect in answers.suspects} == {0, 1, 2}
     assert answers.are_labels_likely_wrong and "likely wrong label: " in answers.reason(0)
+    trained = answers_of(knows.tolist(), labels.tolist(), [True] * 60, temperature=1.0)
+    assert trained.suspects == answers.suspects
 
 
 def test_expected_errors_against_loops() -> None:
@@ -134,7 +136,7 @@ def test_labels_that_a_poor_network_doubts_are_not_called_wrong(capsys) -> None:
     print_summary(answers, [])
     out = capsys.readouterr().out
     assert f"to check       {count} labels" in out and "likely wrong" not in out
-    assert f"the network itself is wrong about {answers.own_errors:.0f} of so confident answers" in out
+    assert f"the network itself is expected to be wrong in about {answers.own_errors:.0f} answers" in out
 
 
 def test_without_a_temperature_each_half_is_calibrated_on_the_other() -> None:

@@ -36,7 +36,7 @@ def _labels(answers: "FolderAnswers", suspects: "Sequence[Sequence[Cell]]") -> l
             rows.append((name, f"{counted(len(part), 'label')}, such as that of {image} ({why})"))
     if suspects[certain:]:
         number = f"{answers.own_errors:.0f}" if answers.own_errors >= 1 else "one"
-        rows.append(("", f"by its probabilities the network itself is wrong about {number} of so confident answers"))
+        rows.append(("", f"the network itself is expected to be wrong in about {number} answers of this confidence"))
     return rows
 
 

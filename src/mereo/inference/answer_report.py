@@ -16,9 +16,9 @@ TABLES = ("predictions.csv", "errors.csv", "labels.csv", "duplicates.csv", "set_
 GALLERY = "errors.png"
 METHOD = (
     "confident learning (arXiv:1911.00068): an image is listed if the class of its highest probability is not its label"
-    " and that probability is at least the mean probability of that class among the images labelled so; images that the"
-    " network was trained on are left out; images that show the same and have different labels are listed too;"
-    " expected_errors are those of the network itself among answers as confident: the sum of one minus the probability"
+    " and that probability is at least the mean probability of that class among the images labelled so; images that"
+    " show the same and have different labels are listed too; expected_errors are those of the network itself among"
+    " answers as confident: the sum of one minus the probability"
 )
 WHY = "the network is as confident of the suggestion as it is of images labelled so"
 

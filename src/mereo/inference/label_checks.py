@@ -33,7 +33,7 @@ def likely_wrong_labels(probabilities: Tensor, labels: Tensor) -> list[Suspect]:
     suspects = {n : k_n != label_n} among the `confident_answers`
 
     Args:
-        probabilities: of the classes, by a network that was not trained on these images.
+        probabilities: of the classes. A network that was trained with these labels contradicts fewer of them.
         labels: that the images have.
 
     Deviates: the suggested class is also the most probable of all, which the paper does not ask for; others were

@@ -125,31 +125,28 @@ class FolderAnswers:
 
     @cached_property
     def suspects(self) -> list[Suspect]:
-        """Labels to check among the images that the network was not trained on, see `likely_wrong_labels`.
+        """Labels to check, see `likely_wrong_labels`.
 
-        None where it predicts these no better than chance: then it knows less than whoever labelled them.
+        Images that the network was trained on are among them: few of their labels are contradicted, but that is
+        stronger evidence. None where it predicts no better than chance: then it knows less than whoever labelled them.
         """
-        held = self._held
-        chance = chance_accuracy(confusion_matrix(self.predicted[held], self.labels[held], len(self.names)))
-        if chance is not None and self.figures(~self.trained)["accuracy_low"] <= chance:
+        known = (self.labels >= 0).nonzero()[:, 0]
+        chance = chance_accuracy(confusion_matrix(self.predicted[known], self.labels[known], len(self.names)))
+        if chance is not None and self.figures(self.labels >= 0)["accuracy_low"] <= chance:
             return []
-        checked = likely_wrong_labels(self.probabilities[held], self.labels[held])
-        return [suspect._replace(place=int(held[suspect.place])) for suspect in checked]
+        checked = likely_wrong_labels(self.probabilities[known], self.labels[known])
+        return [suspect._replace(place=int(known[suspect.place])) for suspect in checked]
 
     @cached_property
     def own_errors(self) -> float:
         """How many of its confident answers the network is expected to get wrong itself, see `expected_errors`."""
-        return expected_errors(self.probabilities[self._held], self.labels[self._held])
+        known = self.labels >= 0
+        return expected_errors(self.probabilities[known], self.labels[known])
 
     @property
     def are_labels_likely_wrong(self) -> bool:
         """Whether there are more than twice as many suspects as the network is expected to get wrong itself."""
         return len(self.suspects) > 2 * self.own_errors
-
-    @property
-    def _held(self) -> Tensor:
-        """Places of the labelled images that the network was not trained on."""
-        return ((self.labels >= 0) & ~self.trained).nonzero()[:, 0]
 
     @cached_property
     def contradictions(self) -> list[tuple[int, int]]:
