@@ -31,7 +31,7 @@ TINY = [(entry.name, "") for entry in families().values()] + [(PLAIN, "")]
 VARIANTS = [(entry.name, variant) for entry in families().values() for variant in entry.variants or {}]
 every_family = pytest.mark.parametrize("case", TINY, ids=lambda case: case[0])
 every_case = pytest.mark.parametrize("case", TINY + VARIANTS, ids=lambda case: " ".join(case).strip())
-every_exported_case = pytest.mark.parametrize(
+every_costly_case = pytest.mark.parametrize(
     "case",
     [*TINY, *(pytest.param(case, marks=pytest.mark.long) for case in VARIANTS)],  # seconds each
     ids=lambda case: " ".join(case).strip(),
@@ -443,7 +443,7 @@ def test_convolutions_have_the_layout_that_suits_the_network(case: Case) -> None
 # --- compilers and exporters ----------------------------------------------------------------------------------------
 
 
-@every_case
+@every_costly_case
 def test_compiles_to_one_graph(case: Case) -> None:
     model = tiny(case)
     images = some_images(model)
@@ -452,7 +452,7 @@ def test_compiles_to_one_graph(case: Case) -> None:
         assert difference(torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images)) < 1e-4
 
 
-@every_exported_case
+@every_costly_case
 def test_exports_with_a_free_batch_size_to_torch_and_onnx(case: Case) -> None:
     model = tiny(case)
     images = some_images(model)
