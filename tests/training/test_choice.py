@@ -141,12 +141,12 @@ def test_rates_follow_the_network_the_batch_and_the_weights():
     assert rate_for(TrainConfig(), 32) == 3e-3 and rate_for(TrainConfig(), 128) == 2e-3
     assert rate_for(TrainConfig(), 8) == 1.5e-3
     assert rate_for(TrainConfig(model="cait_xxs24_224"), 32) == 1e-3
-    assert rate_for(TrainConfig(model="resnet20"), 32, batch_norm=True) == 5e-3
+    assert rate_for(TrainConfig(model="resnet20"), 32, batch_norm=True) == 7e-3
     assert rate_for(TrainConfig(weights="run"), 32) == 1e-3
     assert rate_for(TrainConfig(optimizer="sgd", lr=0.1), 32) == 0.1
 
 
-@pytest.mark.parametrize(("model", "expected"), [("resnet20", 5e-3), ("capsnet", 1e-3), ("timm:resnet10t", 5e-3)])
+@pytest.mark.parametrize(("model", "expected"), [("resnet20", 7e-3), ("capsnet", 1e-3), ("timm:resnet10t", 7e-3)])
 def test_networks_that_normalise_by_the_batch_only_have_a_higher_rate(model, expected):
     config = TrainConfig(model=model, data="digits", epochs=2, batch_size=32)
     assert choose_defaults(config, {"model", "data", "epochs", "batch_size"}).config.lr == expected

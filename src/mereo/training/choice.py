@@ -42,7 +42,7 @@ BATCHES = ((12_000, 32), (40_000, 64))
 """Images up to which a batch size is chosen; 128 beyond."""
 STEPS_OF_EPOCH = 4
 """Least steps of an epoch of a very small data set, which gets smaller batches."""
-RATE, BATCH_NORM_RATE, CAPSULE_RATE = 1e-3, 5e-3, 3e-3
+RATE, BATCH_NORM_RATE, CAPSULE_RATE = 1e-3, 7e-3, 3e-3
 """Peak learning rates of batches of 32 and more: of any network, of those that normalise by the batch only, and of the
 family mspcaps."""
 CAPSULE_RATE_OF_128 = 2e-3
