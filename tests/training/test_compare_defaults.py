@@ -11,7 +11,7 @@ from mereo.cli.main import main
 from mereo.data import dataset_info
 from mereo.errors import UsageError
 from mereo.training import defaults
-from mereo.training.choice import batch_for
+from mereo.training.choice import BATCH_NORM_RATE, CAPSULE_RATE, batch_for
 from mereo.training.compare import make_study
 from mereo.training.compare_defaults import CompareDefaults
 from mereo.training.studies import Study, Variant, make_plans, plan_runs
@@ -36,7 +36,8 @@ def test_epochs_and_batch_size_are_those_of_the_first_network_and_the_rate_is_it
     assert {name: second[name] for name in ("epochs", "batch_size")} == {
         name: first[name] for name in ("epochs", "batch_size")
     }
-    assert second["lr"] == pytest.approx(5 / 3 * first["lr"], rel=0.05), "the rate follows from the kind of network"
+    ratio = BATCH_NORM_RATE / CAPSULE_RATE
+    assert second["lr"] == pytest.approx(ratio * first["lr"], rel=0.05), "the rate follows from the kind of network"
     assert any("--epochs" in line for line in said) and said[-1].startswith("chosen for resnet20: lr ")
     # A second call measures nothing, so that it goes on with the same settings.
     monkeypatch.setattr(defaults, "TrialStep", None)
