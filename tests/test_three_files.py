@@ -68,7 +68,7 @@ def mechanism(path: Path) -> Addition:
         conformance="tests/conformance/test_mechanisms.py",
         check=f"""
 import torch, mereo
-from mereo.mechanisms import MECHANISMS
+from mereo.catalogue import MECHANISMS
 from site_pages import mechanisms
 page, row = mechanisms.page(MECHANISMS[{name!r}]), f"({name}.md)"
 assert page.startswith("# {name}\\n") and row in mechanisms.listing() and {entry.source.link!r} in page

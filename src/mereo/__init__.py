@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Any
 from mereo._timm_hook import register_with_timm
 
 if TYPE_CHECKING:
-    from mereo.attention import neighborhood_attention, watchable
-    from mereo.attention.sparse.sea_model import sea
-    from mereo.attention.sparse.sparsifiner_model import sparsifiner
     from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
+    from mereo.mechanisms.attention import neighborhood_attention, watchable
+    from mereo.mechanisms.attention.sparse.sea_model import sea
+    from mereo.mechanisms.attention.sparse.sparsifiner_model import sparsifiner
+    from mereo.mechanisms.scan import lightning_attention
+    from mereo.mechanisms.select import evit
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
-    from mereo.scan import lightning_attention
-    from mereo.select import evit
-    from mereo.technique import moh
+    from mereo.surgery import moh
     from mereo.training.attention_matches import sea_matches, sparsifiner_matches
     from mereo.training.distil import Distilled, distil
     from mereo.training.matching import Match
@@ -55,28 +55,28 @@ _HOMES = {
     "create_model": "mereo.models",
     "distil": "mereo.training.distil",
     "evaluate": "mereo.workflow",
-    "evit": "mereo.select",
+    "evit": "mereo.mechanisms.select",
     "from_pretrained": "mereo.export",
-    "get_mechanism": "mereo.mechanisms",
+    "get_mechanism": "mereo.catalogue",
     "intervene": "mereo.core",
     "is_model": "mereo.models",
-    "lightning_attention": "mereo.scan",
-    "list_mechanisms": "mereo.mechanisms",
+    "lightning_attention": "mereo.mechanisms.scan",
+    "list_mechanisms": "mereo.catalogue",
     "list_models": "mereo.models",
     "load": "mereo.models",
-    "moh": "mereo.technique",
-    "neighborhood_attention": "mereo.attention",
+    "moh": "mereo.surgery",
+    "neighborhood_attention": "mereo.mechanisms.attention",
     "predict": "mereo.workflow",
     "push_to_hub": "mereo.export",
     "record": "mereo.core",
     "save_pretrained": "mereo.export",
     "save_weights": "mereo.models",
-    "sea": "mereo.attention.sparse.sea_model",
+    "sea": "mereo.mechanisms.attention.sparse.sea_model",
     "sea_matches": "mereo.training.attention_matches",
-    "sparsifiner": "mereo.attention.sparse.sparsifiner_model",
+    "sparsifiner": "mereo.mechanisms.attention.sparse.sparsifiner_model",
     "sparsifiner_matches": "mereo.training.attention_matches",
     "train": "mereo.workflow",
-    "watchable": "mereo.attention",
+    "watchable": "mereo.mechanisms.attention",
 }
 
 __all__ = [

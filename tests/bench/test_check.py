@@ -8,7 +8,7 @@ import torch
 from mereo.bench.case import Workload
 from mereo.bench.check import EXACT, Outcome, Step, compare, norm_error, outcome, relative_error
 from mereo.bench.suites.routing import einsum_routing
-from mereo.routing import dynamic_routing
+from mereo.mechanisms.routing import dynamic_routing
 
 
 def agreement_of(function, reference=torch.mul, mode="training"):

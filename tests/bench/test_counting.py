@@ -17,7 +17,7 @@ from mereo.bench.counting import (
     stored_votes_bytes,
     stored_votes_work,
 )
-from mereo.routing import DynamicRouting
+from mereo.mechanisms.routing import DynamicRouting
 
 CAPSNET = Setting({"batch": 128, "children": 1152, "parents": 10, "child_dim": 8, "parent_dim": 16, "steps": 3})
 

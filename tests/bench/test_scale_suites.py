@@ -88,7 +88,7 @@ def test_combiner():
 @pytest.mark.slow
 def test_choose():
     from mereo.bench.choices import CHOICES
-    from mereo.mechanisms import MECHANISMS
+    from mereo.catalogue import MECHANISMS
 
     assert {choice.mechanism for choice in CHOICES} <= MECHANISMS.keys()
     assert len({choice.name for choice in CHOICES}) == len(CHOICES)

@@ -2,8 +2,8 @@
 
 import json
 
+from mereo.catalogue import FAMILIES, get_mechanism
 from mereo.cli.main import main
-from mereo.mechanisms import FAMILIES, get_mechanism
 
 
 def test_mechanisms_are_grouped_by_family_with_their_sources(capsys):

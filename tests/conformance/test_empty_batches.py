@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mereo
-from mereo.mechanisms import MECHANISMS
+from mereo.catalogue import MECHANISMS
 
 NETWORKS = ["mspcaps_tiny", "capsnet", "efficient_capsnet"]
 

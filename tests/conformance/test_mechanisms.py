@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mechanism_checks import CHECKS, Check, check_compiled
-from mereo.mechanisms import FAMILIES, MECHANISMS, Mechanism
+from mereo.catalogue import FAMILIES, MECHANISMS, Mechanism
 
 TESTS = Path(__file__).parents[1]
 ENTRIES = sorted(MECHANISMS.items())
@@ -45,4 +45,4 @@ def test_the_file_lies_in_the_room_of_its_family(entry: Mechanism) -> None:
 def test_every_family_has_a_room_that_the_catalogue_imports(family: str) -> None:
     room = f"mereo.{FAMILIES[family]}"
     assert importlib.import_module(room).__doc__
-    assert f"import {room}" in (TESTS.parent / "src" / "mereo" / "mechanisms.py").read_text()
+    assert f"import {room}" in (TESTS.parent / "src" / "mereo" / "catalogue.py").read_text()

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from torch import nn
 
-import mereo.mechanisms  # noqa: F401 - registers all of them
-from mereo.attention import HopfieldAttention, MultiHeadAttention
+import mereo.catalogue  # noqa: F401 - registers all of them
 from mereo.core import MECHANISMS, depends, get_mechanism, list_mechanisms, mechanism
 from mereo.core.catalogue import COMMON, PROMISES
 from mereo.errors import UsageError
+from mereo.mechanisms.attention import HopfieldAttention, MultiHeadAttention
 
 FACTS: dict[str, Any] = {
     "family": "routing",
@@ -24,7 +24,8 @@ def test_entries_are_listed_by_pattern_and_family() -> None:
     assert "multi_head" in list_mechanisms("multi_h*") and "hopfield" not in list_mechanisms("multi_h*")
     assert "hopfield" in list_mechanisms(family="memory") and "multi_head" not in list_mechanisms(family="memory")
     entry = get_mechanism("multi_head")
-    assert entry.target is MultiHeadAttention and (entry.family, entry.room) == ("dense attention", "attention.dense")
+    assert entry.target is MultiHeadAttention
+    assert (entry.family, entry.room) == ("dense attention", "mechanisms.attention.dense")
     assert entry.summary.startswith("Replace each token")
     assert get_mechanism("hopfield").target is HopfieldAttention
 

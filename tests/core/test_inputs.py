@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import mereo
+from mereo.catalogue import MECHANISMS
 from mereo.core.inputs import check_inputs
 from mereo.errors import UsageError
-from mereo.mechanisms import MECHANISMS
 
 CLASSES = sorted(name for name, entry in MECHANISMS.items() if inspect.isclass(entry.target))
 ODD = {

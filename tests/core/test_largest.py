@@ -8,8 +8,6 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import mereo
-from mereo.attention import SeaAttention, clear_attention
-from mereo.attention.sparse.combiner import combiner_attention
 from mereo.core import Causal, Coupling
 from mereo.core.distributed import distributed_attention
 from mereo.core.distributed.partial import merge
@@ -18,6 +16,8 @@ from mereo.core.kernels import circle, neighborhood
 from mereo.core.kernels.attention import METHODS, attend
 from mereo.core.kernels.largest import exceeds, largest_entry, within_range
 from mereo.errors import UsageError
+from mereo.mechanisms.attention import SeaAttention, clear_attention
+from mereo.mechanisms.attention.sparse.combiner import combiner_attention
 
 INFINITY, NAN = float("inf"), float("nan")
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

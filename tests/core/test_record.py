@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mereo.attention import MultiHeadAttention
 from mereo.core import Call, Coupling, Grid, Signal, intervene, record
 from mereo.core.record import Change
 from mereo.errors import UsageError
-from mereo.routing import DynamicRouting
+from mereo.mechanisms.attention import MultiHeadAttention
+from mereo.mechanisms.routing import DynamicRouting
 
 
 class Model(nn.Module):

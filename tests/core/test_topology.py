@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from mereo.attention import MultiHeadAttention
 from mereo.core import Causal, Coupling, Grid, grid_groups, record
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError
+from mereo.mechanisms.attention import MultiHeadAttention
 
 
 @pytest.mark.parametrize(

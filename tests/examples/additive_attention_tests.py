@@ -1,7 +1,7 @@
 """Additive attention against loops."""
 
 import torch
-from mereo.attention.dense.additive_attention import AdditiveAttention
+from mereo.mechanisms.attention.dense.additive_attention import AdditiveAttention
 
 
 def test_scores_come_from_the_network_that_compares() -> None:

@@ -1,7 +1,7 @@
 """Band attention against loops."""
 
 import torch
-from mereo.attention.local.band_attention import BandAttention
+from mereo.mechanisms.attention.local.band_attention import BandAttention
 
 
 def test_a_token_is_a_mean_of_the_tokens_in_its_band() -> None:

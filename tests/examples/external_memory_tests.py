@@ -1,7 +1,7 @@
 """External attention against loops."""
 
 import torch
-from mereo.attention.memory.external_memory import ExternalMemory
+from mereo.mechanisms.attention.memory.external_memory import ExternalMemory
 
 
 def test_each_token_is_the_weighted_sum_of_the_values() -> None:

@@ -1,7 +1,7 @@
 """Fourier mixing: worked numbers."""
 
 import torch
-from mereo.mixer.fourier_mixer import FourierMixer
+from mereo.mechanisms.mixer.fourier_mixer import FourierMixer
 
 
 def test_a_constant_goes_to_the_first_entry() -> None:

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from mereo.scan.linear_attention import LinearAttention
+from mereo.mechanisms.scan.linear_attention import LinearAttention
 
 
 def test_a_token_reads_the_sum_of_the_tokens_so_far() -> None:

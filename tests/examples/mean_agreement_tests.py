@@ -1,7 +1,7 @@
 """Mean-agreement routing against loops."""
 
 import torch
-from mereo.routing.mean_agreement import MeanAgreementRouting
+from mereo.mechanisms.routing.mean_agreement import MeanAgreementRouting
 
 from mereo.core import squash
 

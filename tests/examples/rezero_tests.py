@@ -1,7 +1,7 @@
 """ReZero: the start and the equation."""
 
 import torch
-from mereo.technique.rezero import rezero
+from mereo.surgery.rezero import rezero
 from torch import nn
 
 

@@ -1,7 +1,7 @@
 """Spatial gate: a gate computed by loops, and worked numbers."""
 
 import torch
-from mereo.gate.spatial_gate import SpatialGate
+from mereo.mechanisms.gate.spatial_gate import SpatialGate
 
 
 def test_zero_weights_halve_every_position() -> None:

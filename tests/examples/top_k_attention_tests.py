@@ -1,7 +1,7 @@
 """Top-k attention against loops."""
 
 import torch
-from mereo.attention.sparse.top_k_attention import TopKAttention
+from mereo.mechanisms.attention.sparse.top_k_attention import TopKAttention
 
 
 def test_a_token_is_a_mean_of_the_tokens_with_the_highest_scores() -> None:

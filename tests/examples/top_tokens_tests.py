@@ -1,7 +1,7 @@
 """Token selection: worked numbers."""
 
 import torch
-from mereo.select.top_tokens import TopTokens
+from mereo.mechanisms.select.top_tokens import TopTokens
 
 
 def test_the_tokens_with_the_highest_scores_stay_in_the_order_of_their_scores() -> None:

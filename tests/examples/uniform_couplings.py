@@ -13,7 +13,7 @@ from mereo.core import Coupling, intervene, mechanism
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    from mereo.attention import MultiHeadAttention
+    from mereo.mechanisms.attention import MultiHeadAttention
 
     return nn.Sequential(MultiHeadAttention(6, 2), nn.Linear(6, 3)), (torch.randn(2, 5, 6),)
 

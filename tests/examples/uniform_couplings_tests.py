@@ -1,10 +1,10 @@
 """Uniform couplings: what they are and that they end."""
 
 import torch
-from mereo.intervention.uniform_couplings import uniform_couplings
+from mereo.interventions.uniform_couplings import uniform_couplings
 
-from mereo.attention import MultiHeadAttention
 from mereo.core import record
+from mereo.mechanisms.attention import MultiHeadAttention
 
 
 def test_every_sender_counts_alike_inside_the_block() -> None:

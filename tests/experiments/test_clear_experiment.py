@@ -10,7 +10,7 @@ from PIL import Image
 from mereo.cli.main import main
 from mereo.experiments import clear
 from mereo.experiments.flow_transformer import FlowTransformer, noised, sampled
-from mereo.technique import linearise
+from mereo.surgery import linearise
 
 
 def network() -> FlowTransformer:

@@ -12,8 +12,8 @@ from torch import nn
 from mereo.cli.main import main
 from mereo.experiments import mixer_gating, spectral_layers
 from mereo.experiments.mixer_gating import MixerBlock, SumGate
-from mereo.gate import MixerGate
-from mereo.mixer import SpectralGating
+from mereo.mechanisms.gate import MixerGate
+from mereo.mechanisms.mixer import SpectralGating
 from mereo.models.vision.ninformer import NiNBlock
 
 

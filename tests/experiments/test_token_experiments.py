@@ -11,7 +11,7 @@ from mereo.core.kernels import library
 from mereo.experiments import evit as evit_experiment
 from mereo.experiments import neighborhood
 from mereo.experiments.patch_transformer import PatchTransformer
-from mereo.select import evit
+from mereo.mechanisms.select import evit
 
 
 def test_the_transformer_accepts_fewer_patches() -> None:

@@ -25,8 +25,8 @@ from mereo.explain import (
 from mereo.explain.attention_layers import cells_of
 from mereo.explain.attention_pictures import _draw_spectrum, _gate_maps, chosen_layers, why_no_attention
 from mereo.explain.folder import why_not
-from mereo.gate import SqueezeExcite
-from mereo.mixer import SpectralGating
+from mereo.mechanisms.gate import SqueezeExcite
+from mereo.mechanisms.mixer import SpectralGating
 from mereo.models import VisionModel
 from mereo.pictures import new_figure
 from plain_cnn import PlainCNN, registered

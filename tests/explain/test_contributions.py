@@ -9,8 +9,8 @@ from torch import Tensor
 import mereo
 from mereo.errors import UsageError
 from mereo.explain import observe, vote_contributions
+from mereo.mechanisms.routing import CrossAgreementRouting, SelfAttentionRouting
 from mereo.models import CapsuleClassifier
-from mereo.routing import CrossAgreementRouting, SelfAttentionRouting
 from routed_children import children_and_transforms
 
 Make = Callable[..., CapsuleClassifier]

@@ -19,7 +19,7 @@ from mereo.generative.constellations import (
 from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
 from mereo.generative.partition_metrics import adjusted_rand_index
 from mereo.generative.routing_inference import ROUTINGS, PoseVotes, pair_votes, point_votes, route_constellations
-from mereo.routing import route_by_agreement
+from mereo.mechanisms.routing import route_by_agreement
 
 D = torch.float64
 TEMPLATES = make_templates()

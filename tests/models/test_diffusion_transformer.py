@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import mereo
-from mereo.attention import balance_loss
-from mereo.attention.sparse.head_schedules import HeadSchedule
 from mereo.errors import UsageError
+from mereo.mechanisms.attention import balance_loss
+from mereo.mechanisms.attention.sparse.head_schedules import HeadSchedule
 from mereo.models.diffusion_transformer import DiffusionTransformer, diffusion_transformer
 
 MIXED = HeadSchedule((1, 1), (16, 16), (4, 4), (1, 4), (2, 0))

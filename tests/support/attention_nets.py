@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.attention import MultiHeadAttention
 from mereo.core import Coupling, Grid
 from mereo.core.kernels.attention import attend
 from mereo.core.tiles import Tiles, from_grid, from_windows, grid_tiles, to_grid, to_windows, window_tiles
-from mereo.gate import SqueezeExcite
+from mereo.mechanisms.attention import MultiHeadAttention
+from mereo.mechanisms.gate import SqueezeExcite
 from mereo.models import VisionModel
 
 

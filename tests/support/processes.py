@@ -13,4 +13,4 @@ needs_gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_availa
 
 def in_processes(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What the function returned in each process."""
-    return run_processes(size, function, *arguments, preload=["mereo.attention", "sharded_checks"])
+    return run_processes(size, function, *arguments, preload=["mereo.mechanisms.attention", "sharded_checks"])

@@ -7,8 +7,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 import mereo
-from mereo.attention import MultiHeadAttention
-from mereo.attention.dense import ShardedAttention
 from mereo.core import Coupling
 from mereo.core.distributed import (
     count_traffic,
@@ -19,6 +17,8 @@ from mereo.core.distributed import (
     unshard,
 )
 from mereo.errors import UsageError
+from mereo.mechanisms.attention import MultiHeadAttention
+from mereo.mechanisms.attention.dense import ShardedAttention
 
 HEADS, DIM = 4, 8
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mereo.attention import BlockAttention, GridAttention
+from mereo.mechanisms.attention import BlockAttention, GridAttention
 
 
 def perturbed(module: nn.Module) -> nn.Module:

@@ -9,9 +9,9 @@ from torch import nn
 
 import mereo
 from mereo import Match, distil
-from mereo.attention import MultiHeadAttention, WindowAttention
 from mereo.data import ImageSet
 from mereo.errors import MereoError, UsageError
+from mereo.mechanisms.attention import MultiHeadAttention, WindowAttention
 from mereo.training.matching import kl_of_logits, kl_of_shares, squares
 from mereo.training.order import epoch_order
 

@@ -28,7 +28,7 @@ def _finite(output: Any) -> bool:
 def _entry(random: Random) -> Any:
     import torch
 
-    from mereo.mechanisms import MECHANISMS
+    from mereo.catalogue import MECHANISMS
 
     torch.manual_seed(random.getrandbits(30))
     return MECHANISMS[random.choice(sorted(MECHANISMS))]
@@ -200,7 +200,7 @@ def kernels(random: Random) -> Try:
 
         mask = None
         if which == "dynamic":
-            from mereo.routing import dynamic_routing
+            from mereo.mechanisms.routing import dynamic_routing
 
             tensors = [make(B, S, D, times=scale), make(R, S, D, E, times=0.3)]
             steps, ways = random.choice([1, 2, 3]), ["fused", "streamed", "auto"]
@@ -221,7 +221,7 @@ def kernels(random: Random) -> Try:
                 votes = (SharedVotes if shared else DenseVotes)(u, w, method=way, tile=tile)
                 return getattr(votes, verb)(other)
         elif which == "best":
-            from mereo.routing.cross_agreement import CrossAgreementRouting
+            from mereo.mechanisms.routing.cross_agreement import CrossAgreementRouting
 
             members = random.choice([1, 2, 4])
             sizes = [max(n, 1) for n in (S, R, D, E)]

@@ -27,7 +27,7 @@ def shapes(random: Random) -> Try:
     def work() -> Done:
         import torch
 
-        from mereo.routing import dynamic_routing
+        from mereo.mechanisms.routing import dynamic_routing
 
         children = (torch.randn(B, S, D) * scale).requires_grad_()
         weight = (torch.randn(R, S, D, E) * 0.3).requires_grad_()
@@ -62,8 +62,8 @@ def mechanisms(random: Random) -> Try:
 
         import torch
 
+        from mereo.catalogue import MECHANISMS
         from mereo.errors import UsageError
-        from mereo.mechanisms import MECHANISMS
 
         drawn = Random(seed)
         torch.manual_seed(0)

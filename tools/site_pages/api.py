@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import mereo
+import mereo.mechanisms
 from site_pages.docstrings import markdown
 
 INTRODUCTION = """# API
@@ -18,8 +19,10 @@ The public names of each package. [How mereo is built](../architecture.md) descr
 
 
 def rooms() -> list[str]:
-    """The packages under mereo, but for the command line, which has a reference of its own."""
-    return [m.name for m in pkgutil.iter_modules(mereo.__path__) if m.ispkg and m.name != "cli"]
+    """The packages under mereo, one for each family of mechanisms; the command line has a reference of its own."""
+    packages = [m.name for m in pkgutil.iter_modules(mereo.__path__) if m.ispkg]
+    families = [f"mechanisms.{m.name}" for m in pkgutil.iter_modules(mereo.mechanisms.__path__)]
+    return sorted([*(name for name in packages if name not in ("cli", "mechanisms")), *families])
 
 
 def home(module: ModuleType, name: str) -> str:

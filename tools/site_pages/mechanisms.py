@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import mereo
+from mereo.catalogue import FAMILIES, MECHANISMS, PROMISES
 from mereo.core import Mechanism
-from mereo.mechanisms import FAMILIES, MECHANISMS, PROMISES
 from site_pages.docstrings import markdown, prose
 from site_pages.tables import arguments, table
 
@@ -94,7 +94,8 @@ def promises(entry: Mechanism) -> str:
 def page(entry: Mechanism) -> str:
     """The page of one mechanism."""
     home = entry.target.__module__
-    room = home.split(".")[1]
+    parts = home.split(".")
+    package, room = (".".join(parts[:3]), parts[2]) if parts[1] == "mechanisms" else (".".join(parts[:2]), parts[1])
     doc, source = inspect.getdoc(entry.target) or "", inspect.getdoc(sys.modules[home]) or ""
     facts = {"family": entry.family} | entry.facts()
     return "\n".join(
@@ -110,7 +111,7 @@ def page(entry: Mechanism) -> str:
             example(entry),
             "## Source and cost\n",
             markdown(source),
-            f"Code: `src/{home.replace('.', '/')}.py`. Everything beside it: [mereo.{room}](../api/{room}.md).",
+            f"Code: `src/{home.replace('.', '/')}.py`. Everything beside it: [{package}](../api/{room}.md).",
         )
     )
 

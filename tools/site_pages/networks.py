@@ -9,7 +9,7 @@ import torch
 import yaml
 
 import mereo
-from mereo.mechanisms import MECHANISMS
+from mereo.catalogue import MECHANISMS
 from mereo.models import MODELS, SEQUENCE_MODELS, ModelEntry, SequenceEntry, VisionModel
 from mereo.training.recipes import RECIPES
 from site_pages.docstrings import markdown, prose

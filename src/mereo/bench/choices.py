@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import nn
 
-from mereo.attention import (
+from mereo.mechanisms.attention import (
     BiLevelRoutingAttention,
     BlockAttention,
     ChannelGroupAttention,
@@ -23,7 +23,7 @@ from mereo.attention import (
     RoutingAttention,
     WindowAttention,
 )
-from mereo.scan import LightningAttention
+from mereo.mechanisms.scan import LightningAttention
 
 Tokens = Literal["sequence", "image", "channels first"]
 """Shapes of the input: (batch, tokens, dim), (batch, rows, columns, dim) or (batch, dim, rows, columns)."""

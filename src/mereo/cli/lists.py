@@ -64,7 +64,7 @@ def _of_library(pattern: str) -> Rows:
 
 
 def _mechanisms() -> Rows:
-    from mereo.mechanisms import FAMILIES, MECHANISMS
+    from mereo.catalogue import FAMILIES, MECHANISMS
 
     families = list(FAMILIES)
     return [
@@ -134,7 +134,7 @@ LISTS: dict[str, Callable[[], Rows]] = {
 }
 
 
-REGISTERS = {"models": "mereo.models", "mechanisms": "mereo.mechanisms", "tasks": "mereo.tasks"}
+REGISTERS = {"models": "mereo.models", "mechanisms": "mereo.catalogue", "tasks": "mereo.tasks"}
 """Modules that fill the registers of those lists whose making imports PyTorch."""
 
 
@@ -174,7 +174,7 @@ def run(words: list[str], command: str) -> None:
     if command == "mechanisms" and options.pattern in {row["name"] for row in chosen}:
         say()
         name = options.pattern
-        rows_of = cached_list(f"mechanisms {name}", lambda: _details(name), "mereo.mechanisms")
+        rows_of = cached_list(f"mechanisms {name}", lambda: _details(name), "mereo.catalogue")
         print_table(("fact", "value"), rows_of)
 
 
@@ -185,7 +185,7 @@ def _arguments(name: str) -> list[tuple[str, str]]:
 
 
 def _details(name: str) -> list[tuple[str, str]]:
-    from mereo.mechanisms import PROMISES, get_mechanism
+    from mereo.catalogue import PROMISES, get_mechanism
 
     entry = get_mechanism(name)
     return [

@@ -18,17 +18,17 @@ from mereo.errors import UsageError, check_choice, check_positive, unknown
 Example = tuple[nn.Module, tuple[Tensor, ...]]
 
 FAMILIES: dict[str, str] = {
-    "routing": "routing",
-    "dense attention": "attention.dense",
-    "local attention": "attention.local",
-    "sparse attention": "attention.sparse",
-    "memory": "attention.memory",
-    "scan": "scan",
-    "gate": "gate",
-    "mixer": "mixer",
-    "token selection": "select",
-    "technique": "technique",
-    "intervention": "intervention",
+    "routing": "mechanisms.routing",
+    "dense attention": "mechanisms.attention.dense",
+    "local attention": "mechanisms.attention.local",
+    "sparse attention": "mechanisms.attention.sparse",
+    "memory": "mechanisms.attention.memory",
+    "scan": "mechanisms.scan",
+    "gate": "mechanisms.gate",
+    "mixer": "mechanisms.mixer",
+    "token selection": "mechanisms.select",
+    "technique": "surgery",
+    "intervention": "interventions",
 }
 """Each family with the package of its files."""
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from torch import nn
 
-from mereo.attention import CombinerAttention, RoutingAttention
 from mereo.layers import DecoderBlock
+from mereo.mechanisms.attention import CombinerAttention, RoutingAttention
 
 DIM, HEADS, HIDDEN = 64, 4, 128
 

@@ -18,7 +18,7 @@ from mereo.experiments.fitting import fit
 from mereo.experiments.flow_transformer import FlowTransformer, noised, sampled
 from mereo.experiments.settings import Settings
 from mereo.runtime.device import choose_device
-from mereo.technique import linearise
+from mereo.surgery import linearise
 from mereo.training.distil import distil
 from mereo.training.matching import Match
 

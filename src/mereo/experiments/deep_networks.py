@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.attention import ClassAttention, MultiHeadAttention
 from mereo.errors import UsageError, check_choice
 from mereo.layers import FeedForward, Residual
 from mereo.layers.residual import start_by_depth
+from mereo.mechanisms.attention import ClassAttention, MultiHeadAttention
 
 TOKENS = ("first", "late", "class attention")
 """Where the class token joins: in the first layer, in the last two, or there by class attention."""

@@ -16,7 +16,7 @@ from mereo.experiments.deep_training import small_images, train_short
 from mereo.experiments.patch_transformer import PatchTransformer
 from mereo.experiments.settings import Settings
 from mereo.inference.flops import count_flops
-from mereo.select import evit
+from mereo.mechanisms.select import evit
 
 RATES = (0.9, 0.7, 0.5)
 ROUNDS, TIMED = 7, 64

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mereo.attention import MultiHeadAttention
 from mereo.layers import FeedForward, Linear
+from mereo.mechanisms.attention import MultiHeadAttention
 
 
 class FlowBlock(nn.Module):

@@ -18,7 +18,7 @@ from mereo.experiments.occlusion import hide, random_square
 from mereo.experiments.parts_pictures import draw_occlusion, draw_rebuilt, draw_samples
 from mereo.experiments.settings import Settings
 from mereo.generative.generative_capsnet import GenerativeCapsNet
-from mereo.routing import DynamicRouting
+from mereo.mechanisms.routing import DynamicRouting
 from mereo.runtime.device import choose_device
 from mereo.training.losses import many_hot, margin_loss
 from mereo.training.probes import logistic_regression

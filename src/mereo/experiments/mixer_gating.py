@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from mereo.experiments.comparison import compare
 from mereo.experiments.deep_training import small_images
 from mereo.experiments.settings import Settings
-from mereo.gate import MixerGate
-from mereo.gate.mixer_gate import Mixing, TokenLinear
 from mereo.layers import FeedForward
+from mereo.mechanisms.gate import MixerGate
+from mereo.mechanisms.gate.mixer_gate import Mixing, TokenLinear
 from mereo.models import create_model
 from mereo.models.vision import NiNformer
 

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.attention import HeadRouter, MultiHeadAttention, balance_loss
-from mereo.attention.sparse import BALANCE_WEIGHT
 from mereo.core import record
 from mereo.data import Batch, Splits, load_splits
 from mereo.experiments.fitting import batches, fit
 from mereo.experiments.settings import Settings
+from mereo.mechanisms.attention import HeadRouter, MultiHeadAttention, balance_loss
+from mereo.mechanisms.attention.sparse import BALANCE_WEIGHT
 from mereo.runtime.device import choose_device
-from mereo.technique import moh
+from mereo.surgery import moh
 
 SHARES = (0.75, 0.5)
 DIM, HEADS, DEPTH, PATCH, SIZE = 64, 8, 3, 2, 16

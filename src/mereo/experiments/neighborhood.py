@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from mereo.attention import neighborhood_attention
 from mereo.core.kernels import library
 from mereo.experiments.settings import Settings
+from mereo.mechanisms.attention import neighborhood_attention
 
 SIZES: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {1: ((2048,), (15, 31, 63)), 2: ((40, 40), (5, 7, 9, 13))}
 """Axes -> the grid, and windows."""

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from mereo.attention import MultiHeadAttention
 from mereo.layers import FeedForward
+from mereo.mechanisms.attention import MultiHeadAttention
 
 
 class PatchBlock(nn.Module):

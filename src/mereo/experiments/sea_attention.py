@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.attention.hosted import HostedAttention, attention_layers, replace_attention
-from mereo.attention.sparse import set_top_k
-from mereo.attention.sparse.sea_estimate import KernelAttention
-from mereo.attention.sparse.sea_model import sea
 from mereo.experiments.replaced_attention import BATCH, EPOCHS, TOKENS, train_teacher
 from mereo.experiments.settings import Settings
+from mereo.mechanisms.attention.hosted import HostedAttention, attention_layers, replace_attention
+from mereo.mechanisms.attention.sparse import set_top_k
+from mereo.mechanisms.attention.sparse.sea_estimate import KernelAttention
+from mereo.mechanisms.attention.sparse.sea_model import sea
 from mereo.training.attention_matches import sea_matches
 from mereo.training.matching import Match
 

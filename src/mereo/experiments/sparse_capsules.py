@@ -18,9 +18,9 @@ from mereo.data.images import Images
 from mereo.errors import UsageError, check_choice
 from mereo.experiments.fitting import fit
 from mereo.experiments.settings import Settings
+from mereo.mechanisms.routing.competing_capsules import MASKS, win_entropy
 from mereo.models import SparseCapsNet
 from mereo.pictures import row_of_panels, save_figure
-from mereo.routing.competing_capsules import MASKS, win_entropy
 from mereo.runtime.device import choose_device
 from mereo.tasks.reconstruction import ReconstructionObjective
 from mereo.training.probes import logistic_regression, support_vector_machine

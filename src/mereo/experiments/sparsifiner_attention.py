@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from mereo.attention.hosted import attention_layers, watchable
-from mereo.attention.sparse import SparsifinerAttention, attention_cost, set_phase
-from mereo.attention.sparse.sparsifiner_model import sparsifiner
 from mereo.core import record
 from mereo.experiments.replaced_attention import BATCH, DIM, EPOCHS, HEADS, TOKENS, Teacher, train_teacher
 from mereo.experiments.settings import Settings
+from mereo.mechanisms.attention.hosted import attention_layers, watchable
+from mereo.mechanisms.attention.sparse import SparsifinerAttention, attention_cost, set_phase
+from mereo.mechanisms.attention.sparse.sparsifiner_model import sparsifiner
 from mereo.training.attention_matches import sparsifiner_matches
 
 RATES = (0.5, 0.25, 0.1, 0.05)

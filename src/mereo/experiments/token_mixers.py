@@ -3,12 +3,19 @@
 import torch
 from torch import Tensor, nn
 
-from mereo.attention import BlockAttention, MultiHeadAttention, NeighborhoodAttention
 from mereo.experiments.settings import Settings
-from mereo.gate import MixerGate, SqueezeExcite
-from mereo.mixer import SpectralGating
-from mereo.mixer.template import INSTANCES, MixingFacts, draw_mixing_matrices, make_mixer, mixing_facts, mixing_matrix
-from mereo.scan import LightningAttention
+from mereo.mechanisms.attention import BlockAttention, MultiHeadAttention, NeighborhoodAttention
+from mereo.mechanisms.gate import MixerGate, SqueezeExcite
+from mereo.mechanisms.mixer import SpectralGating
+from mereo.mechanisms.mixer.template import (
+    INSTANCES,
+    MixingFacts,
+    draw_mixing_matrices,
+    make_mixer,
+    mixing_facts,
+    mixing_matrix,
+)
+from mereo.mechanisms.scan import LightningAttention
 
 SIDE, DIM = 5, 8
 TEMPLATE, OURS = "template.png", "mechanisms.png"

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.attention import TopDownAttention
 from mereo.core import lengths, record
 from mereo.data import Batch, OverlaidPairs, load_splits
 from mereo.data.images import Images, ImageSet
@@ -20,6 +19,7 @@ from mereo.experiments.fitting import batches, fit
 from mereo.experiments.settings import Settings
 from mereo.experiments.top_down_pictures import Shown, draw_assignments, draw_entropies
 from mereo.generative import CapsuleMixture
+from mereo.mechanisms.attention import TopDownAttention
 from mereo.models.capsule.capsnet import CapsNet
 from mereo.runtime.device import choose_device
 from mereo.training.losses import many_hot, margin_loss

@@ -30,7 +30,13 @@ from mereo.explain.trees.growth import parse_trees
 from mereo.explain.trees.page import explanation_page
 from mereo.explain.trees.pictures import draw_parse_tree
 from mereo.explain.trees.tree import Edge, Node, ParseTree
-from mereo.mixer.template import MixingFacts, draw_mixing_matrices, mixing_facts, mixing_matrix, token_jacobian
+from mereo.mechanisms.mixer.template import (
+    MixingFacts,
+    draw_mixing_matrices,
+    mixing_facts,
+    mixing_matrix,
+    token_jacobian,
+)
 
 __all__ = [
     "AttentionLayer",

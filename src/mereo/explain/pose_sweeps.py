@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.capsules import mask_poses
 from mereo.errors import MereoError, UsageError, check_positive
 from mereo.explain.observation import Observation, chosen_classes
 from mereo.inference.mode import evaluating
+from mereo.layers.capsules import mask_poses
 from mereo.models import CapsuleClassifier, VisionModel
 
 

@@ -3,7 +3,6 @@
 Source: Kiefer, Millidge, Tschantz, Buckley 2022, arXiv:2209.02567; the inversion is ours, docs/generative.md.
 """
 
-from mereo.attention import top_down_attention
 from mereo.core.calls import check_calls
 from mereo.generative.capsule_mixture import CapsuleMixture, MixtureSample
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
@@ -29,6 +28,7 @@ from mereo.generative.sparsity import coupling_entropy, hoyer_sparsity, winner_s
 from mereo.generative.template_renderer import TemplateRenderer
 from mereo.generative.toy import toy_routing
 from mereo.generative.von_mises_fisher import VonMisesFisher
+from mereo.mechanisms.attention import top_down_attention
 
 __all__ = [
     "CONSTELLATION_PRESETS",

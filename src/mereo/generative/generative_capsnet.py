@@ -5,11 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import PaddedConv2d, PrimaryCapsules
 from mereo.core.shapes import conv_out, image_size
 from mereo.errors import UsageError, check_positive
 from mereo.generative.generative_capsules import GenerativeCapsules
 from mereo.generative.inversion import Inversion
+from mereo.layers.capsules import PaddedConv2d, PrimaryCapsules
 
 KERNEL = 5
 FIELD, STRIDE = 9, 2

@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 from mereo.core import Coupling, settle, squash
 from mereo.errors import UsageError, check_choice, check_steps
 from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
-from mereo.routing.em import fit_clusters, inverse_temperatures, vote_scores
+from mereo.mechanisms.routing.em import fit_clusters, inverse_temperatures, vote_scores
 
 
 class PoseVotes(NamedTuple):

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.attention.sparse.head_router import HeadRouter
 from mereo.core import Coupling
 from mereo.core.kernels.affine import Linear
 from mereo.core.key_lists import KeyLists
 from mereo.core.squash import accumulation_type
 from mereo.errors import check_heads
+from mereo.mechanisms.attention.sparse.head_router import HeadRouter
 
 Size = tuple[int, int]
 

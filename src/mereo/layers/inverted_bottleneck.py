@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from mereo.core.kernels.affine import Linear, convolve, linear
 from mereo.core.shapes import same_padding
 from mereo.errors import UsageError, check_choice, check_positive
-from mereo.gate import SqueezeExcite
 from mereo.layers.norms import norm_factors
 from mereo.layers.stochastic_depth import StochasticDepth
+from mereo.mechanisms.gate import SqueezeExcite
 
 Border = tuple[int, int, int, int]
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core.squash import accumulation_type
-from mereo.scan.lightning import simple_rms_norm
+from mereo.mechanisms.scan.lightning import simple_rms_norm
 
 
 class ChannelNorm(nn.LayerNorm):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mereo.errors import UsageError, check_positive
-from mereo.gate import SqueezeExcite
 from mereo.layers.conv_norm import ConvNorm
+from mereo.mechanisms.gate import SqueezeExcite
 
 
 class Res2SEBlock(nn.Module):

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from mereo.capsules import mask_poses
 from mereo.core import Capsules, lengths
 from mereo.errors import UsageError
+from mereo.layers.capsules import mask_poses
 from mereo.models.base import VisionModel
 
 

@@ -7,12 +7,12 @@ authors' code of both.
 import torch
 from torch import Tensor, nn
 
-from mereo.attention.sparse import MoHAttention
-from mereo.attention.sparse.head_schedules import SCHEDULES, HeadSchedule, get_schedule
 from mereo.core.kernels.affine import Linear
 from mereo.errors import UsageError, check_heads, check_positive, check_probability, unknown
 from mereo.layers import FeedForward
 from mereo.layers.self_attention import SelfAttention
+from mereo.mechanisms.attention.sparse import MoHAttention
+from mereo.mechanisms.attention.sparse.head_schedules import SCHEDULES, HeadSchedule, get_schedule
 
 FREQUENCIES = 256
 """Sines and cosines of the time."""
@@ -81,7 +81,8 @@ class DiffusionTransformer(nn.Module):
     Shapes: images (batch, in_chans, side, side), time (batch,) from 0 to 1000, labels int64 (batch,) -> (batch, 2
         in_chans, side, side).
 
-    `mereo.attention.balance_loss` gives the term that spreads the tokens over the heads; the paper adds 0.01 times it.
+    `mereo.mechanisms.attention.balance_loss` gives the term that spreads the tokens over the heads; the paper adds
+    0.01 times it.
 
     Reference: arXiv:2212.09748, section 3.2 (adaLN-Zero); every block starts as the identity and the output as zero.
     """

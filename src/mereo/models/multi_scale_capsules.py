@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from mereo.capsules import PatchifyCapsules
 from mereo.core import Grid, grid_groups
 from mereo.errors import UsageError
+from mereo.layers.capsules import PatchifyCapsules
+from mereo.mechanisms.routing import CrossAgreementRouting
 from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
-from mereo.routing import CrossAgreementRouting
 
 
 class LastParts(NamedTuple):

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.attention.sparse import BALANCE_WEIGHT, Balanced, balance_loss
 from mereo.core import Capsules
 from mereo.data import Batch
 from mereo.errors import UsageError
+from mereo.mechanisms.attention.sparse import BALANCE_WEIGHT, Balanced, balance_loss
 from mereo.models import CapsuleClassifier
 from mereo.tasks.base import Metrics, Objective, Settings, Task, precise, register_task
 from mereo.tasks.interval import wilson_interval

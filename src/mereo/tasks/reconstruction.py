@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from mereo.core import lengths
 from mereo.data import Batch
 from mereo.errors import UsageError
+from mereo.mechanisms.routing.competing_capsules import BOOST_EVERY
 from mereo.models.capsule.sparse_capsnet import Rebuilt
-from mereo.routing.competing_capsules import BOOST_EVERY
 from mereo.tasks.base import Metrics, Objective, Settings, Task, register_task
 from mereo.tasks.losses import many_hot, margin_loss, reconstruction_loss
 from mereo.tasks.pictures import draw_images

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from mereo.attention.sparse import SeaHosted, SparsifinerAttention, map_losses
 from mereo.errors import UsageError
+from mereo.mechanisms.attention.sparse import SeaHosted, SparsifinerAttention, map_losses
 from mereo.training.matching import Match
 
 

@@ -12,7 +12,7 @@ from mereo.core.kernels import backends
 from mereo.core.kernels.plain import Routing
 from mereo.core.kernels.routing import METHODS, route
 from mereo.errors import UsageError
-from mereo.routing import DynamicRouting, dynamic_routing
+from mereo.mechanisms.routing import DynamicRouting, dynamic_routing
 
 needs_library = pytest.mark.skipif(backends()["fused"] != "available", reason=backends()["fused"])
 WITHOUT_VOTES = ["streamed", pytest.param("fused", marks=needs_library)]

@@ -10,7 +10,7 @@ import torch
 from mereo.core import DenseVotes, SharedVotes
 from mereo.core.kernels import backends
 from mereo.errors import UsageError
-from mereo.routing import CrossAgreementRouting, dynamic_routing
+from mereo.mechanisms.routing import CrossAgreementRouting, dynamic_routing
 
 needs_library = pytest.mark.skipif(backends()["fused"] != "available", reason=backends()["fused"])
 METHODS = ["auto", "plain", "streamed", pytest.param("fused", marks=needs_library)]

@@ -11,7 +11,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from mereo.core import DenseVotes, SharedVotes
 from mereo.errors import UsageError
 from mereo.generative import bessel
-from mereo.routing import CrossAgreementRouting, DynamicRouting
+from mereo.mechanisms.routing import CrossAgreementRouting, DynamicRouting
 
 B, S, R, D, E = 2, 4, 3, 3, 2
 Function = Callable[[Tensor], Tensor]

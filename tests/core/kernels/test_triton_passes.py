@@ -11,7 +11,7 @@ from torch import Tensor
 from mereo.core.kernels import backends
 from mereo.core.kernels.streamed import StreamedPasses
 from mereo.core.kernels.triton_passes import TritonPasses, too_large
-from mereo.routing import dynamic_routing
+from mereo.mechanisms.routing import dynamic_routing
 
 SIZES = [(3, 7, 3, 4, 5), (1, 1, 1, 1, 1), (18, 20, 10, 8, 16), (40, 3, 2, 5, 3)]
 on_gpu = pytest.mark.skipif(backends()["triton"] != "available", reason=backends()["triton"])

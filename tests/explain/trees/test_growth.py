@@ -15,8 +15,8 @@ from mereo.explain import Observation, ParseTree, observe, parse_trees
 from mereo.explain.places import box_of
 from mereo.explain.trees.layout import CLASS, arrange
 from mereo.explain.trees.words import caption, carried, describe
+from mereo.mechanisms.routing import CrossAgreementRouting, SelfAttentionRouting
 from mereo.models import CapsuleClassifier
-from mereo.routing import CrossAgreementRouting, SelfAttentionRouting
 from routed_children import children_and_transforms
 
 Make = Callable[..., CapsuleClassifier]

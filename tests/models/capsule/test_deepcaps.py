@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import mereo
 from mereo import create_model
-from mereo.capsules import ClassIndependentDecoder
 from mereo.errors import UsageError
 from mereo.explain import explain
+from mereo.layers.capsules import ClassIndependentDecoder
 from mereo.models import DeepCaps
 from mereo.models.capsule.deepcaps import ClassCaps, ConvCaps
 from mereo.models.registry import outline

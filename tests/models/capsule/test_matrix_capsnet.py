@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from mereo import create_model
-from mereo.capsules import ConvCapsules
 from mereo.core import record
 from mereo.explain import coupling_maps, observe
+from mereo.layers.capsules import ConvCapsules
 from mereo.models.registry import outline
 from mereo.tasks.losses import spread_loss, spread_margin
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import mereo
 from mereo import create_model
-from mereo.capsules import PrimaryCapsules
 from mereo.errors import UsageError
 from mereo.explain import explain
+from mereo.layers.capsules import PrimaryCapsules
 from mereo.models import MSCapsNet
 from mereo.models.registry import outline
 from mereo.training.recipes import apply_recipe

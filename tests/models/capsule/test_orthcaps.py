@@ -12,10 +12,10 @@ from mereo import create_model
 from mereo.core.normalisers import entmax15
 from mereo.errors import UsageError
 from mereo.explain import explain, observe, parse_trees
+from mereo.mechanisms.select import prune
 from mereo.models import OrthCaps
 from mereo.models.capsule.orthcaps import Block, CapsuleActivation, Shortcut
 from mereo.models.registry import outline
-from mereo.select import prune
 from mereo.training.recipes import apply_recipe
 
 SMALL: dict[str, Any] = {"types": 4, "dim": 3, "blocks": ((5, 2, 1), (5, 1, 2)), "num_classes": 3, "in_chans": 2}

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo import create_model, record
-from mereo.capsules.attending import CapsuleStage
 from mereo.core import Capsules, Coupling
 from mereo.data import Batch
 from mereo.errors import UsageError
 from mereo.explain import explain, observe, parse_trees
+from mereo.layers.capsules.attending import CapsuleStage
 from mereo.models import ParseCaps
 from mereo.models.capsule.parsecaps import PrimaryStage, correlation_penalty
 from mereo.models.registry import get_model_entry, outline

@@ -12,10 +12,10 @@ from torch import Tensor
 import mereo
 from mereo.errors import UsageError
 from mereo.layers import SimpleGLU, SimpleRMSNorm
+from mereo.mechanisms.scan import decay_slopes
+from mereo.mechanisms.scan.lightning import LinearizedPositions
 from mereo.models.registry import outline
 from mereo.models.sequence.tnl import TNL
-from mereo.scan import decay_slopes
-from mereo.scan.lightning import LinearizedPositions
 
 
 def norm(x: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import mereo
-from mereo.attention.sparse import BiLevelRoutingAttention
 from mereo.errors import UsageError
+from mereo.mechanisms.attention.sparse import BiLevelRoutingAttention
 from mereo.models import get_model_entry
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS

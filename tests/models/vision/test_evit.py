@@ -8,9 +8,9 @@ import torch
 import mereo
 from mereo.errors import UsageError
 from mereo.inference.flops import count_flops
+from mereo.mechanisms.select import kept_patches, set_keep_rate
 from mereo.models.registry import outline
 from mereo.models.vision.evit import TINY, EViT
-from mereo.select import kept_patches, set_keep_rate
 
 
 def tiny(**changes: Any) -> EViT:

@@ -7,7 +7,7 @@ import torch
 
 import mereo
 from mereo.errors import UsageError
-from mereo.mixer import SpectralGating
+from mereo.mechanisms.mixer import SpectralGating
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS
 from mereo.models.registry import outline

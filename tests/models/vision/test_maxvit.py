@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import mereo
-from mereo.attention import BlockAttention
 from mereo.core.tiles import from_grid, from_windows, to_grid, to_windows
 from mereo.errors import UsageError
+from mereo.mechanisms.attention import BlockAttention
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS
 from mereo.models.registry import outline

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import mereo
-from mereo.attention import balance_loss
 from mereo.data import Batch
 from mereo.errors import UsageError
+from mereo.mechanisms.attention import balance_loss
 from mereo.models.registry import outline
 from mereo.models.vision.moh_vit import TINY, MoHViT
 from mereo.tasks.classification import ClassificationObjective

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import mereo
-from mereo.attention import SingleHeadAttention
 from mereo.errors import UsageError
+from mereo.mechanisms.attention import SingleHeadAttention
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS
 from mereo.models.registry import outline

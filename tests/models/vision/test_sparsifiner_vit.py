@@ -3,7 +3,7 @@
 import torch
 
 import mereo
-from mereo.attention.sparse import attention_cost, set_phase
+from mereo.mechanisms.attention.sparse import attention_cost, set_phase
 from mereo.models.registry import outline
 from mereo.models.vision.sparsifiner_vit import TINY, SparsifinerViT
 

@@ -8,7 +8,7 @@ import torch
 import mereo
 from mereo.core import Coupling
 from mereo.errors import UsageError
-from mereo.mixer import SpectralGating
+from mereo.mechanisms.mixer import SpectralGating
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS
 from mereo.models.vision.spectformer import AttentionBlock, SpectFormer, SpectralBlock

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mereo
-from mereo.attention import balance_loss
 from mereo.errors import UsageError
+from mereo.mechanisms.attention import balance_loss
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS
 from mereo.models.registry import outline

@@ -12,7 +12,7 @@ from mereo.layers import resize_positions
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS
 from mereo.models.vision.vit import TINY, ViT
-from mereo.technique import linearise
+from mereo.surgery import linearise
 
 DISTILLED = {"distilled": True, "img_size": (13, 8)}
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import mereo
-from mereo.attention import ClassAttention
 from mereo.errors import UsageError
+from mereo.mechanisms.attention import ClassAttention
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS
 from mereo.models.token_labels import TokenLabels, draw_box, token_label_loss

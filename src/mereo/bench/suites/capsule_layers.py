@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
 from mereo.bench.counting import FLOAT
-from mereo.capsules import ConvCapsules
 from mereo.core.kernels import library
 from mereo.core.window_votes import WindowVotes
-from mereo.routing.em import EMVoteRouting
+from mereo.layers.capsules import ConvCapsules
+from mereo.mechanisms.routing.em import EMVoteRouting
 
 STEPS, SIDE = 3, 4
 """Fits of EM routing, and the side of a pose."""

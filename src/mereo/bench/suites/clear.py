@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.attention import clear_attention
 from mereo.bench.case import Contender, Mode, Setting, Suite, Table, UnavailableError, Work, Workload
 from mereo.bench.counting import FLOAT
 from mereo.bench.results import Run
 from mereo.core import Circle
+from mereo.mechanisms.attention import clear_attention
 
 MOST_DENSE = 2**28
 """Pairs of tokens above which the dense contenders are left out."""

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.attention import routing_attention
-from mereo.attention.sparse.clusters import normalised
 from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import FLOAT
 from mereo.bench.long_sequences import LENGTHS, causal_sdpa
 from mereo.core.kernels.clustered import distances
+from mereo.mechanisms.attention import routing_attention
+from mereo.mechanisms.attention.sparse.clusters import normalised
 
 
 def _clusters(setting: Setting) -> int:

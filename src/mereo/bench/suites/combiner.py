@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.attention import combiner_attention
 from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import FLOAT
 from mereo.bench.long_sequences import LENGTHS, causal_sdpa
+from mereo.mechanisms.attention import combiner_attention
 
 OTHERS = ("logsparse", "axial_vertical", "axial_rowmajor", "axial_mixture")
 

@@ -6,7 +6,7 @@ import torch
 
 from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
 from mereo.bench.counting import FLOAT
-from mereo.select import evit
+from mereo.mechanisms.select import evit
 
 WIDTHS = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
 """Size of the tokens and number of heads of DeiT."""

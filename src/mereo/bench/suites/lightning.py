@@ -8,7 +8,7 @@ from torch import Tensor
 from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import FLOAT
 from mereo.bench.long_sequences import LENGTHS, causal_sdpa, pairs
-from mereo.scan import decay_slopes, lightning_attention
+from mereo.mechanisms.scan import decay_slopes, lightning_attention
 
 BLOCK = 64
 

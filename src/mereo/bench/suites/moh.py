@@ -4,7 +4,7 @@ import torch
 
 from mereo.bench.case import Contender, Mode, Setting, Suite, Workload
 from mereo.bench.suites.evit import host, inputs, work
-from mereo.technique import moh
+from mereo.surgery import moh
 
 
 def _contender(setting: Setting, name: str, active: float, method: str = "auto") -> Contender:

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.attention import neighborhood_attention
 from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
 from mereo.bench.counting import FLOAT
 from mereo.core import Neighborhood
+from mereo.mechanisms.attention import neighborhood_attention
 
 MOST_DENSE = 2**28
 """Pairs of tokens above which the dense contenders are left out."""

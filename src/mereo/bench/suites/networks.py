@@ -12,13 +12,13 @@ from mereo.bench.case import Contender, Mode, Setting, Suite, Table, Unavailable
 from mereo.bench.check import Step
 from mereo.bench.counting import network_work
 from mereo.bench.kernels import PREFIX, labelled, shares
-from mereo.capsules import PatchifyCapsules
 from mereo.data import Augmentation, Batch, ImageSet
 from mereo.inference.evaluate import normalise
+from mereo.layers.capsules import PatchifyCapsules
+from mereo.mechanisms.routing import CrossAgreementRouting, DynamicRouting, SelfAttentionRouting
 from mereo.models import MODELS as NETWORKS
 from mereo.models import VisionModel, create_model, get_model_entry
 from mereo.models.capsule.capsnet import CapsNet
-from mereo.routing import CrossAgreementRouting, DynamicRouting, SelfAttentionRouting
 from mereo.tasks import Classification
 from mereo.training.losses import Objective, many_hot, margin_loss
 

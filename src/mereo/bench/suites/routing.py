@@ -13,7 +13,7 @@ from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, 
 from mereo.bench.contenders import compiled
 from mereo.bench.counting import routing_work, stored_votes_bytes, stored_votes_work
 from mereo.core.kernels import backends
-from mereo.routing import dynamic_routing
+from mereo.mechanisms.routing import dynamic_routing
 
 TAKES = "(children (B, S, d), weight (R, S, d, D), steps) -> parents (B, R, D)"
 VOTE_COPIES = {"forward": 3, "training": 6}

@@ -11,7 +11,7 @@ from torch import Tensor
 from mereo.bench.case import Contender, Mode, Setting, Suite, Work
 from mereo.bench.counting import FLOAT
 from mereo.bench.suites.capsule_layers import Plain, layer_contender, plain_votes
-from mereo.capsules import ConvCapsules
+from mereo.layers.capsules import ConvCapsules
 
 STEPS = {"variational_bayes": 3, "self_routing": 1, "inverted_dot_product": 2}
 """Routings with how often each fits the parents."""

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.attention import SeaAttention
 from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
 from mereo.bench.counting import FLOAT
 from mereo.bench.long_sequences import LENGTHS, pairs
 from mereo.errors import check_choice
+from mereo.mechanisms.attention import SeaAttention
 
 MOST_PAIRS = 2**30
 """Pairs of tokens, over batch and heads, above which dense attention is left out."""

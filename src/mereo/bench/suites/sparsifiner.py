@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from mereo.attention import SparsifinerAttention
-from mereo.attention.sparse import attention_cost
 from mereo.bench.case import Contender, Mode, Setting, Suite, Table, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.mechanisms.attention import SparsifinerAttention
+from mereo.mechanisms.attention.sparse import attention_cost
 
 RATES = (0.05, 0.25, 0.5, 0.9)
 """Shares of the keys that a query keeps."""

@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mereo.attention import PositionAttention
-from mereo.capsules import PaddedConv2d, PrimaryCapsules, flat_capsules, primary_grid
 from mereo.core import squash
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive
+from mereo.layers.capsules import PaddedConv2d, PrimaryCapsules, flat_capsules, primary_grid
+from mereo.mechanisms.attention import PositionAttention
+from mereo.mechanisms.routing import VoteAttentionRouting
 from mereo.models.base import VisionModel
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing import VoteAttentionRouting
 
 READINGS = ("map", "votes")
 SOURCE = "https://air.uniud.it/handle/11390/1221110"

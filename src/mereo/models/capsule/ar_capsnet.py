@@ -10,13 +10,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import FullyConnectedDecoder, PaddedConv2d
 from mereo.core import Grid, lengths
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive
+from mereo.layers.capsules import FullyConnectedDecoder, PaddedConv2d
+from mereo.mechanisms.routing import AttentionRouting
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing import AttentionRouting
 
 MOST_BLOCKS = 100
 HIDDEN = (512, 512)

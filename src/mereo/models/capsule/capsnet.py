@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, primary_grid
 from mereo.core.initialise import start_as_capsnet
 from mereo.core.shapes import image_size
 from mereo.errors import check_choice, check_not_negative, check_positive
+from mereo.layers.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, primary_grid
+from mereo.mechanisms.routing import DynamicRouting
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing import DynamicRouting
 
 
 class CapsNet(CapsuleClassifier):

@@ -7,15 +7,15 @@ Cost at 28x28: 0.28 G multiply-adds an image, of which attention on the map of 2
 
 from torch import Tensor, nn
 
-from mereo.attention import PositionAttention
-from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, flat_capsules, primary_grid
 from mereo.core import Grid, squash
 from mereo.core.shapes import image_size
 from mereo.errors import check_choice, check_positive, check_steps
-from mereo.gate import CapsuleGate, SqueezeExcite
+from mereo.layers.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, flat_capsules, primary_grid
+from mereo.mechanisms.attention import PositionAttention
+from mereo.mechanisms.gate import CapsuleGate, SqueezeExcite
+from mereo.mechanisms.routing import DynamicRouting
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing import DynamicRouting
 
 REDUCTION, LEAST_HIDDEN = 16, 8
 """Channels for each hidden unit of the gate of channels, and its fewest such units: very few may all die."""

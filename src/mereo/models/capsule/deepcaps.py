@@ -11,14 +11,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import ClassIndependentDecoder, PaddedConv2d, flat_capsules
 from mereo.core import Grid, squash
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive, check_steps
+from mereo.layers.capsules import ClassIndependentDecoder, PaddedConv2d, flat_capsules
+from mereo.mechanisms.routing import Convolution3DRouting, DynamicRouting
 from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing import Convolution3DRouting, DynamicRouting
 
 STEM = 128
 """Channels of the first convolution, each a type of capsules of one number."""

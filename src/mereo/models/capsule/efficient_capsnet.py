@@ -9,13 +9,13 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import DepthwisePrimaryCapsules, FullyConnectedDecoder, UpsamplingDecoder
 from mereo.core import lengths
 from mereo.core.shapes import conv_out, image_size
 from mereo.errors import UsageError, check_choice, check_positive
+from mereo.layers.capsules import DepthwisePrimaryCapsules, FullyConnectedDecoder, UpsamplingDecoder
+from mereo.mechanisms.routing import SelfAttentionRouting
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing import SelfAttentionRouting
 
 Stem = tuple[tuple[int, int, int], ...]
 MNIST_STEM: Stem = ((5, 32, 1), (3, 64, 1), (3, 64, 1), (3, 128, 2))

@@ -10,17 +10,17 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.capsules import ConvCapsules
 from mereo.core import Capsules, Grid, bounded
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError, check_choice, check_positive, check_steps
 from mereo.layers import BasicBlock, ConvNorm
+from mereo.layers.capsules import ConvCapsules
+from mereo.mechanisms.routing import InvertedDotProductRouting, InvertedDotProductVoteRouting
+from mereo.mechanisms.routing.inverted_dot_product import square_side
 from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing import InvertedDotProductRouting, InvertedDotProductVoteRouting
-from mereo.routing.inverted_dot_product import square_side
 
 BACKBONES = ("resnet", "simple")
 SCHEDULES = ("concurrent", "sequential")

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mereo.capsules import ConvCapsules, PrimaryMatrixCapsules
 from mereo.core import Capsules, Grid
 from mereo.core.shapes import conv_out, image_size
 from mereo.errors import UsageError, check_choice, check_positive
+from mereo.layers.capsules import ConvCapsules, PrimaryMatrixCapsules
+from mereo.mechanisms.routing.em import EMOptions
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing.em import EMOptions
 
 STEM_KERNEL = 5
 
@@ -34,7 +34,7 @@ class MatrixCapsNet(CapsuleClassifier):
         padding: of the first convolution; 2 keeps its map at half the image.
         batch_norm: after the first convolution.
         steps, inverse_temperature, schedule, variance_floor, floor, renormalise, cost_per_children: of EM routing, see
-            `mereo.routing.em.EMOptions`.
+            `mereo.mechanisms.routing.em.EMOptions`.
         compete: the parents of all "positions" compete for a child (the paper), or those of one "window".
         coordinates: add row and column of a child of the class capsules to two entries of its vote: the first two of
             the right "column" of the matrix (the paper), the first two of the upper "row", or to "none".

@@ -8,11 +8,11 @@ votes, which are not stored.
 
 from torch import Tensor, nn
 
-from mereo.capsules import FullyConnectedDecoder, MultiDimClassCaps, PaddedConv2d, flat_capsules
-from mereo.capsules.multi_dim import VARIANTS
 from mereo.core import Grid, squash
 from mereo.core.shapes import conv_out, image_size
 from mereo.errors import UsageError, check_choice, check_positive, check_probability, check_steps
+from mereo.layers.capsules import FullyConnectedDecoder, MultiDimClassCaps, PaddedConv2d, flat_capsules
+from mereo.layers.capsules.multi_dim import VARIANTS
 from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model

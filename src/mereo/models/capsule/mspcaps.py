@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import PatchifyCapsules, ResidualBlock, patch_grids
 from mereo.core import Grid, grid_groups
 from mereo.core.coupling import Over
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive, check_steps
+from mereo.layers.capsules import PatchifyCapsules, ResidualBlock, patch_grids
+from mereo.mechanisms.routing import DynamicRouting
 from mereo.models.base import Features
 from mereo.models.capsule_sizes import Grids, cells, resize_routings
 from mereo.models.multi_scale_capsules import LastParts, MultiScaleCapsules
 from mereo.models.registry import register_model
-from mereo.routing import DynamicRouting
 
 MOST_DEPTH = 100
 SMALL = 64

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mereo.capsules import PatchifyCapsules, UpsamplingDecoder
 from mereo.core import Grid
 from mereo.core.coupling import Over
 from mereo.errors import UsageError, check_choice, check_positive
+from mereo.layers.capsules import PatchifyCapsules, UpsamplingDecoder
 from mereo.models.base import Features, VisionModel
 from mereo.models.multi_scale_capsules import MultiScaleCapsules
 from mereo.models.on_backbone import OnBackbone

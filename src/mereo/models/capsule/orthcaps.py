@@ -15,11 +15,11 @@ from mereo.core.kernels.affine import Linear
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.windows import Windows
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
+from mereo.mechanisms.routing import OrthAttention
+from mereo.mechanisms.routing.orth_attention import MODES, NORMALISERS
+from mereo.mechanisms.select import CapsulePruning
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing import OrthAttention
-from mereo.routing.orth_attention import MODES, NORMALISERS
-from mereo.select import CapsulePruning
 
 STEM = ((5, 32, 1), (3, 64, 1), (3, 64, 1), (3, 64, 2))
 """Kernel, channels and stride of the convolutions before the capsules."""

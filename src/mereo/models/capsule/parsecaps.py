@@ -9,15 +9,15 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import ClassIndependentDecoder
-from mereo.capsules.attending import ROUTINGS, CapsuleCell, CapsuleStage
 from mereo.core import Capsules, Grid, bounded
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_heads, check_positive, check_probability
 from mereo.layers import Linear
+from mereo.layers.capsules import ClassIndependentDecoder
+from mereo.layers.capsules.attending import ROUTINGS, CapsuleCell, CapsuleStage
+from mereo.mechanisms.routing import PositionRouting
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing import PositionRouting
 
 SLOPE = 0.01
 DECODER = (64, 32, 16)

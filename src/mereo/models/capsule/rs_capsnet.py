@@ -11,15 +11,15 @@ import math
 
 from torch import Tensor, nn
 
-from mereo.capsules import FullyConnectedDecoder, MultiScalePrimaryCapsules
 from mereo.core import Grid, squash
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive, check_steps
 from mereo.layers import ConvNorm, Res2SEBlock
+from mereo.layers.capsules import FullyConnectedDecoder, MultiScalePrimaryCapsules
+from mereo.mechanisms.routing import DynamicRouting, LinearCombinationCaps
 from mereo.models.base import Features
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing import DynamicRouting, LinearCombinationCaps
 
 SOURCE = "doi:10.1109/ACCESS.2020.2992655"
 MOST_BLOCKS = 100

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import ConvCapsules
 from mereo.core import Capsules, Grid, lengths, squash
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_choice, check_positive, check_steps
 from mereo.layers import BasicBlock, ConvNorm
+from mereo.layers.capsules import ConvCapsules
+from mereo.mechanisms.routing import DynamicRouting, EMRouting, SelfRouting
+from mereo.mechanisms.routing.self_routing import EMPTY
 from mereo.models.base import Features, VisionModel
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
-from mereo.routing import DynamicRouting, EMRouting, SelfRouting
-from mereo.routing.self_routing import EMPTY
 
 BACKBONES = ("resnet20", "convnet", "smallnet")
 POOLINGS = ("average", "max", "linear")
@@ -101,7 +101,7 @@ class MiddleCapsules(nn.Module):
     Args:
         types, dim: of capsules, and their pose size.
         stride: of the windows of 3x3, which reach one cell beyond the map.
-        routing: a name of `mereo.routing.VOTE_ROUTINGS`.
+        routing: a name of `mereo.mechanisms.routing.VOTE_ROUTINGS`.
         options: of the routing.
 
     Shapes: poses (batch, types, dim, rows, columns), activation (batch, types, rows, columns) or None -> the same for

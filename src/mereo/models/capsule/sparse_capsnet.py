@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from mereo.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, primary_grid
 from mereo.core.initialise import start_as_capsnet
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive
+from mereo.layers.capsules import FullyConnectedDecoder, PaddedConv2d, PrimaryCapsules, primary_grid
+from mereo.mechanisms.routing import CompetingCapsules
 from mereo.models.base import VisionModel
 from mereo.models.registry import register_model
-from mereo.routing import CompetingCapsules
 
 
 class Rebuilt(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.capsules import ConvCapsules
 from mereo.core import Capsules, Grid
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_choice, check_positive, check_steps
+from mereo.layers.capsules import ConvCapsules
 from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 

@@ -7,9 +7,9 @@ Cost: 2 (4 C^2 + 2 C F) FLOPs a token and layer for the projections, and 4 C (s 
 import torch
 from torch import Tensor, nn
 
-from mereo.attention.sparse.combiner import CombinerAttention
 from mereo.errors import UsageError, check_positive, check_probability
 from mereo.layers import DecoderBlock
+from mereo.mechanisms.attention.sparse.combiner import CombinerAttention
 from mereo.models.registry import register_model
 from mereo.models.sequence_model import SequenceModel
 

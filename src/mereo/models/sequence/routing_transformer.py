@@ -7,9 +7,9 @@ Cost: for N tokens, k clusters of w and blocks of b, 2 N (k + 2 w) D FLOPs for a
 
 from torch import Tensor, nn
 
-from mereo.attention.sparse.routing_attention import RoutingAttention, RoutingState
 from mereo.errors import UsageError, check_positive, check_probability
 from mereo.layers import DecoderBlock
+from mereo.mechanisms.attention.sparse.routing_attention import RoutingAttention, RoutingState
 from mereo.models.registry import register_model
 from mereo.models.sequence_model import SequenceModel
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from mereo.errors import UsageError, check_positive
 from mereo.layers import SimpleGLU, SimpleRMSNorm
+from mereo.mechanisms.scan import LightningAttention, ScanState
 from mereo.models.registry import register_model
 from mereo.models.sequence_model import SequenceModel
-from mereo.scan import LightningAttention, ScanState
 
 
 class TNLBlock(nn.Module):
@@ -53,7 +53,7 @@ class TNL(SequenceModel):
         num_heads: of the linear attention; divides `dim`.
         glu_dim: G, hidden size of the channel mixer.
         lrpe_layers: how many layers, counted from the first, turn queries and keys by position; one in the paper.
-        decay: how fast the heads forget: "alibi", "paper" or "none", see `mereo.scan.decay_slopes`.
+        decay: how fast the heads forget: "alibi", "paper" or "none", see `mereo.mechanisms.scan.decay_slopes`.
         block: tokens that linear attention multiplies as pairs.
         tied: scores by the embeddings, with no weights of their own.
         context: tokens of the windows that it is trained on; it reads any number.
@@ -62,7 +62,7 @@ class TNL(SequenceModel):
 
     `step` takes a token and a state whose size does not depend on how many tokens were read.
 
-    Deviates: the decay of the released code, see `mereo.scan.LightningAttention`.
+    Deviates: the decay of the released code, see `mereo.mechanisms.scan.LightningAttention`.
 
     Reference: arXiv:2307.14995, section 3; arXiv:2405.17381, section 3. Weights normal of 0.02.
     """

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.attention.sparse import BiLevelRoutingAttention
 from mereo.core.initialise import start_linears
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive, check_probability
 from mereo.layers import FeedForward, SelfAttention, StochasticDepth, linear_rates
+from mereo.mechanisms.attention.sparse import BiLevelRoutingAttention
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.attention.dense import ClassAttention, TalkingHeadAttention
 from mereo.core import Coupling, Grid
 from mereo.core.initialise import start_linears
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive
 from mereo.layers import FeedForward, Residual, resize_positions
 from mereo.layers.residual import start_by_depth
+from mereo.mechanisms.attention.dense import ClassAttention, TalkingHeadAttention
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model

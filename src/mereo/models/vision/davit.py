@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.attention.dense.channel_group import ChannelGroupAttention
-from mereo.attention.local.window import WindowAttention
 from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import autocasts
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
 from mereo.layers import ChannelNorm, FeedForward, StochasticDepth, linear_rates
+from mereo.mechanisms.attention.dense.channel_group import ChannelGroupAttention
+from mereo.mechanisms.attention.local.window import WindowAttention
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model

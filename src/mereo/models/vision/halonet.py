@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mereo.attention.dense import BottleneckAttention, LambdaAttention
-from mereo.attention.local import HaloAttention
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
-from mereo.gate import EfficientChannelGate, SqueezeExcite
 from mereo.layers import ConvNorm, StochasticDepth, linear_rates
+from mereo.mechanisms.attention.dense import BottleneckAttention, LambdaAttention
+from mereo.mechanisms.attention.local import HaloAttention
+from mereo.mechanisms.gate import EfficientChannelGate, SqueezeExcite
 from mereo.models.base import VisionModel, grid_of_cells
 
 LARGEST = 1e6

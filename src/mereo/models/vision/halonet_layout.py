@@ -6,8 +6,8 @@ from typing import Any
 from torch import nn
 
 from mereo.errors import UsageError
-from mereo.gate.efficient_channel_gate import kernel_for
 from mereo.layers import ConvNorm
+from mereo.mechanisms.gate.efficient_channel_gate import kernel_for
 from mereo.models.layout import Pair, register_layout
 from mereo.models.vision.halonet import ACTIVATIONS, STEMS, HaloNet, HaloNetBlock, squeezed
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.attention.dense import ClassAttention
 from mereo.core import Coupling
 from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
@@ -20,7 +19,8 @@ from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
 from mereo.layers import ChannelNorm, ConvNorm, FeedForward, StochasticDepth, linear_rates
-from mereo.mixer.spectral_gating import SpectralGating
+from mereo.mechanisms.attention.dense import ClassAttention
+from mereo.mechanisms.mixer.spectral_gating import SpectralGating
 from mereo.models.base import VisionModel, grid_of_cells
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model

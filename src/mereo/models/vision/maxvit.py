@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.attention import BlockAttention, GridAttention
 from mereo.core.kernels.affine import Linear, convolve
 from mereo.core.kernels.kept import kept
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, Window
@@ -22,6 +21,7 @@ from mereo.core.tiles import from_grid, from_windows, grid_tiles, to_grid, to_wi
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 from mereo.layers import ChannelNorm, FeedForward, InvertedBottleneck, LayerScale, StochasticDepth, linear_rates
 from mereo.layers.norms import norm_factors
+from mereo.mechanisms.attention import BlockAttention, GridAttention
 from mereo.models.base import VisionModel, check_sides
 
 LARGEST = 1e9

@@ -5,16 +5,16 @@ Source: Jin, Zhu, Yuan, Yan, ICML 2025, arXiv:2410.11842, section 3; the publish
 
 from typing import Any
 
-from mereo.attention.sparse import HeadRouter
+from mereo.mechanisms.attention.sparse import HeadRouter
 from mereo.models.registry import IMAGENET, register_model
 from mereo.models.vision_transformer import TransformerBlock, VisionTransformer
-from mereo.technique.moh import MixtureOfHeads
+from mereo.surgery.moh import MixtureOfHeads
 
 
 class MoHViT(VisionTransformer):
     """Classify by a transformer in which each token uses the shared heads and the best of the others.
 
-    out = W_o [g_1 H_1, ..., g_h H_h] + b,   gates g of `mereo.attention.HeadRouter`
+    out = W_o [g_1 H_1, ..., g_h H_h] + b,   gates g of `mereo.mechanisms.attention.HeadRouter`
 
     Args:
         num_classes, in_chans, img_size, patch_size, embed_dim, depth, num_heads, distilled, drop_path_rate: of the
@@ -23,8 +23,8 @@ class MoHViT(VisionTransformer):
         active: routed heads that act for a token.
         gate: form of the gates, "code" or "paper".
 
-    `mereo train` adds 0.01 times `mereo.attention.balance_loss(model)` to the loss, so that all heads are used; do
-    the same in a loop of your own.
+    `mereo train` adds 0.01 times `mereo.mechanisms.attention.balance_loss(model)` to the loss, so that all heads are
+    used; do the same in a loop of your own.
 
     Reads as: gates `blocks.I.attn.router.gates` (batch, tokens, heads) are how much each token takes of each head.
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mereo.attention.local.neighborhood import NeighborhoodAttention
 from mereo.core.initialise import start_linears
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
 from mereo.layers import ChannelNorm, FeedForward, Residual, linear_rates
+from mereo.mechanisms.attention.local.neighborhood import NeighborhoodAttention
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model

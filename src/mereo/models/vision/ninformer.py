@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
-from mereo.gate.mixer_gate import MixerGate
 from mereo.layers import FeedForward
+from mereo.mechanisms.gate.mixer_gate import MixerGate
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import register_model

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.attention.dense.single_head import SingleHeadAttention
 from mereo.core.initialise import start_linears
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive
-from mereo.gate.squeeze_excite import SqueezeExcite
 from mereo.layers import ConvNorm
+from mereo.mechanisms.attention.dense.single_head import SingleHeadAttention
+from mereo.mechanisms.gate.squeeze_excite import SqueezeExcite
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model

@@ -7,7 +7,7 @@ where all are.
 
 from typing import Any
 
-from mereo.attention.sparse import SparsifinerAttention
+from mereo.mechanisms.attention.sparse import SparsifinerAttention
 from mereo.models.registry import IMAGENET, register_model
 from mereo.models.vision_transformer import TransformerBlock, VisionTransformer
 
@@ -26,7 +26,7 @@ class SparsifinerViT(VisionTransformer):
         top_basis, basis_threshold: what is kept of its coefficients and its basis, see `ConnectivityPredictor`.
 
     The predictors learn in the phase "reconstruction", from the attention of a trained transformer with the same
-    weights; `mereo.attention.sparse.set_phase` and `mereo.sparsifiner` have the recipe.
+    weights; `mereo.mechanisms.attention.sparse.set_phase` and `mereo.sparsifiner` have the recipe.
 
     Reference: arXiv:2303.13755, section 3.
     """

@@ -16,7 +16,7 @@ from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_heads, check_positive
 from mereo.layers import FeedForward, SelfAttention, StochasticDepth, linear_rates, resize_positions
-from mereo.mixer.spectral_gating import SpectralGating
+from mereo.mechanisms.mixer.spectral_gating import SpectralGating
 from mereo.models.base import VisionModel
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model

@@ -9,14 +9,14 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.attention.sparse import HeadRouter
-from mereo.attention.sparse.head_schedules import get_schedule
 from mereo.core.initialise import start_linears
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
 from mereo.layers import ChannelNorm, Linear, StochasticDepth, linear_rates
 from mereo.layers.aggregated_attention import AggregatedAttention, PixelAttention
+from mereo.mechanisms.attention.sparse import HeadRouter
+from mereo.mechanisms.attention.sparse.head_schedules import get_schedule
 from mereo.models.base import VisionModel, check_sides, grid_of_cells
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model
@@ -93,7 +93,8 @@ class TransNeXt(VisionModel):
 
     Reads as: `stages.I.blocks.J.attention.coupling` (batch, heads, cells, cells + pooled cells) is what each cell takes
         from its window and from the pooled map; `stages.I.blocks.J.attention.router.gates` (batch, cells, heads) how
-        much of each head. With mixtures of heads, `mereo train` adds 0.01 times `mereo.attention.balance_loss(model)`.
+        much of each head. With mixtures of heads, `mereo train` adds 0.01 times
+        `mereo.mechanisms.attention.balance_loss(model)`.
 
     Reference: arXiv:2311.17132, section 3 and table 1; arXiv:2410.11842, section 3 and appendix A.
     """

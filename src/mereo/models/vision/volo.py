@@ -11,14 +11,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mereo.attention.dense import ClassAttention
-from mereo.attention.local.outlook import OutlookAttention
 from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
 from mereo.layers import ConvNorm, FeedForward, SelfAttention, StochasticDepth, linear_rates, resize_positions
+from mereo.mechanisms.attention.dense import ClassAttention
+from mereo.mechanisms.attention.local.outlook import OutlookAttention
 from mereo.models.base import VisionModel, grid_of_cells
 from mereo.models.layout import Pair, register_layout
 from mereo.models.registry import IMAGENET, register_model

@@ -1,0 +1,16 @@
+"""Every mechanism of the library: importing this module fills the catalogue."""
+
+import mereo.interventions
+import mereo.mechanisms.attention.dense
+import mereo.mechanisms.attention.local
+import mereo.mechanisms.attention.memory
+import mereo.mechanisms.attention.sparse
+import mereo.mechanisms.gate
+import mereo.mechanisms.mixer
+import mereo.mechanisms.routing
+import mereo.mechanisms.scan
+import mereo.mechanisms.select
+import mereo.surgery  # noqa: F401
+from mereo.core.catalogue import FAMILIES, MECHANISMS, PROMISES, Mechanism, get_mechanism, list_mechanisms
+
+__all__ = ["FAMILIES", "MECHANISMS", "PROMISES", "Mechanism", "get_mechanism", "list_mechanisms"]

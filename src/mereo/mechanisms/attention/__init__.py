@@ -1,0 +1,110 @@
+"""Attention and associative memories: receivers that divide themselves among senders.
+
+`dense/`, `local/` and `sparse/` differ in which senders a receiver attends to; in `memory/` the receivers are states
+that settle among stored patterns.
+"""
+
+from mereo.core.calls import check_calls
+from mereo.core.distributed import distributed_attention
+from mereo.mechanisms.attention.dense import (
+    ChannelGroupAttention,
+    ClassAttention,
+    MultiHeadAttention,
+    PositionAttention,
+    ShardedAttention,
+    SingleHeadAttention,
+    TalkingHeadAttention,
+    TopDownAttention,
+    top_down_attention,
+)
+from mereo.mechanisms.attention.hosted import (
+    DenseHosted,
+    HostedAttention,
+    attention_layers,
+    replace_attention,
+    watchable,
+)
+from mereo.mechanisms.attention.local import (
+    BlockAttention,
+    ClearAttention,
+    GridAttention,
+    HaloAttention,
+    NeighborhoodAttention,
+    WindowAttention,
+    clear_attention,
+    clear_attention_bands,
+    neighborhood_attention,
+)
+from mereo.mechanisms.attention.memory import (
+    MEMORIES,
+    SEPARATIONS,
+    AssociativeMemory,
+    HopfieldAttention,
+    HopfieldLookup,
+    HopfieldPooling,
+    Separation,
+    associative_memory,
+    energy,
+    retrieve,
+)
+from mereo.mechanisms.attention.sparse import (
+    BiLevelRoutingAttention,
+    CombinerAttention,
+    HeadRouter,
+    MoHAttention,
+    RoutingAttention,
+    SeaAttention,
+    SparsifinerAttention,
+    balance_loss,
+    combiner_attention,
+    routing_attention,
+)
+
+__all__ = [
+    "MEMORIES",
+    "SEPARATIONS",
+    "AssociativeMemory",
+    "BiLevelRoutingAttention",
+    "BlockAttention",
+    "ChannelGroupAttention",
+    "ClassAttention",
+    "ClearAttention",
+    "CombinerAttention",
+    "DenseHosted",
+    "GridAttention",
+    "HaloAttention",
+    "HeadRouter",
+    "HopfieldAttention",
+    "HopfieldLookup",
+    "HopfieldPooling",
+    "HostedAttention",
+    "MoHAttention",
+    "MultiHeadAttention",
+    "NeighborhoodAttention",
+    "PositionAttention",
+    "RoutingAttention",
+    "SeaAttention",
+    "Separation",
+    "ShardedAttention",
+    "SingleHeadAttention",
+    "SparsifinerAttention",
+    "TalkingHeadAttention",
+    "TopDownAttention",
+    "WindowAttention",
+    "associative_memory",
+    "attention_layers",
+    "balance_loss",
+    "clear_attention",
+    "clear_attention_bands",
+    "combiner_attention",
+    "distributed_attention",
+    "energy",
+    "neighborhood_attention",
+    "replace_attention",
+    "retrieve",
+    "routing_attention",
+    "top_down_attention",
+    "watchable",
+]
+
+check_calls(globals(), __all__)

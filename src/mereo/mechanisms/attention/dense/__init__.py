@@ -1,0 +1,26 @@
+"""Attention of every receiver to every sender, one file a mechanism."""
+
+from mereo.mechanisms.attention.dense.bottleneck import BottleneckAttention
+from mereo.mechanisms.attention.dense.channel_group import ChannelGroupAttention
+from mereo.mechanisms.attention.dense.class_attention import ClassAttention
+from mereo.mechanisms.attention.dense.lambda_attention import LambdaAttention
+from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention
+from mereo.mechanisms.attention.dense.position_attention import PositionAttention
+from mereo.mechanisms.attention.dense.sharded import ShardedAttention
+from mereo.mechanisms.attention.dense.single_head import SingleHeadAttention
+from mereo.mechanisms.attention.dense.talking_heads import TalkingHeadAttention
+from mereo.mechanisms.attention.dense.top_down import TopDownAttention, top_down_attention
+
+__all__ = [
+    "BottleneckAttention",
+    "ChannelGroupAttention",
+    "ClassAttention",
+    "LambdaAttention",
+    "MultiHeadAttention",
+    "PositionAttention",
+    "ShardedAttention",
+    "SingleHeadAttention",
+    "TalkingHeadAttention",
+    "TopDownAttention",
+    "top_down_attention",
+]

@@ -1,0 +1,188 @@
+"""Another exchange between the projections of a trained attention layer, of mereo or timm.
+
+The layer's own modules stay where they are, so that weights keep their names and values.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mereo.core import Coupling
+from mereo.core.kernels.attention import attend
+from mereo.errors import UsageError
+from mereo.mechanisms.attention.dense import MultiHeadAttention
+
+Heads = tuple[Tensor, Tensor, Tensor]
+
+
+def optional(module: nn.Module, name: str) -> nn.Module:
+    """A child that the module may lack; without it nothing happens."""
+    child = getattr(module, name, None)
+    return child if isinstance(child, nn.Module) else nn.Identity()
+
+
+def is_host(module: nn.Module) -> bool:
+    """Whether a module is self-attention that `split_heads` and `merge_heads` support: ours, or as timm writes it."""
+    if isinstance(module, MultiHeadAttention):
+        return module.key.in_features == module.query.in_features
+    own = ("qkv", "proj")
+    return all(isinstance(getattr(module, name, None), nn.Linear) for name in own) and hasattr(module, "num_heads")
+
+
+def split_heads(attn: nn.Module, x: Tensor) -> Heads:
+    """Queries, keys and values of an attention layer: (batch, tokens, dim) -> (batch, heads, tokens, d) each."""
+    heads: int = attn.num_heads  # type: ignore[assignment]
+    if isinstance(getattr(attn, "query", None), nn.Linear):
+        each = (getattr(attn, name)(x) for name in ("query", "key", "value"))
+        q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in each)
+        return q, k, v
+    q, k, v = attn.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[operator]
+    return optional(attn, "q_norm")(q), optional(attn, "k_norm")(k), v
+
+
+def merge_heads(attn: nn.Module, x: Tensor, merged: Tensor) -> Tensor:
+    """The output projection of the layer: x, (batch, tokens, heads * d) -> (batch, tokens, dim)."""
+    merged = optional(attn, "norm")(merged)
+    if getattr(attn, "gate", None) is not None:
+        merged = merged * attn.gate(x).sigmoid()  # type: ignore[operator]
+    return optional(attn, "proj_drop")(attn.proj(merged))  # type: ignore[operator]
+
+
+def attention_drop(attn: nn.Module) -> float:
+    """Dropout of the layer's couplings."""
+    if isinstance(attn, MultiHeadAttention):
+        return attn.coupling.dropout
+    drop = optional(attn, "attn_drop")
+    return float(drop.p) if isinstance(drop, nn.Dropout) else 0.0
+
+
+class HostedAttention(nn.Module, ABC):
+    """Self-attention with the projections of another layer, and an exchange of its own.
+
+    Args:
+        host: `MultiHeadAttention` over its own tokens, or timm's attention; its modules are taken over, not copied.
+
+    Shapes: (batch, tokens, dim) -> (batch, tokens, dim).
+    """
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__()
+        if not is_host(host):
+            raise UsageError(
+                f"host is a {type(host).__name__}; it must be a MultiHeadAttention without a context, or attention with"
+                " the linear layers qkv and proj, as in timm."
+            )
+        for name, child in host.named_children():
+            if not isinstance(child, Coupling):
+                self.add_module(name, child)
+        self.training = host.training
+        self.num_heads: int = host.num_heads  # type: ignore[assignment]
+        self.proj: nn.Linear = host.proj  # type: ignore[assignment]
+        self.head_dim = self.proj.in_features // self.num_heads
+
+    @abstractmethod
+    def exchange(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(batch, heads, tokens, d) each -> (batch, tokens, heads * d)."""
+
+    def attended(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool, *others: Any) -> Tensor:
+        """Split, exchange with further arguments, merge; timm's blocks give the two switches, which must be off."""
+        if attn_mask is not None or is_causal:
+            raise UsageError(
+                f"attn_mask or is_causal is given, and {type(self).__name__} takes neither; leave them out."
+            )
+        return merge_heads(self, x, self.exchange(*split_heads(self, x), *others))
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        return self.attended(x, attn_mask, is_causal)
+
+
+class DenseHosted(HostedAttention):
+    """The attention of another layer, whose couplings are recorded.
+
+    Shapes: (batch, tokens, dim) -> (batch, tokens, dim).
+    """
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__(host)
+        topology = host.coupling.topology if isinstance(host, MultiHeadAttention) else None
+        self.coupling = Coupling("senders", dropout=attention_drop(host), topology=topology)
+
+    def exchange(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, self.coupling).transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+def computes_attention(host: nn.Module, *, dense: bool = False) -> bool:
+    """Whether a layer computes what `DenseHosted` does, tried on random tokens; True on the meta device.
+
+    Args:
+        dense: whether it must let every token attend to every token as well, which a causal one does not.
+    """
+    like = next(host.parameters())
+    if like.is_meta:
+        return True
+    copy = deepcopy(host).eval()
+    read = copy.query if isinstance(copy, MultiHeadAttention) else copy.qkv
+    x = torch.randn(2, 9, read.in_features, generator=torch.Generator().manual_seed(0)).to(like)  # type: ignore[union-attr,arg-type]
+    try:
+        expected, twin = copy(x), DenseHosted(copy).eval()
+        if dense:
+            twin.coupling.topology = None
+        return torch.allclose(twin(x), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+def check_host(name: str, host: nn.Module, *, dense: bool = False) -> None:
+    """UsageError unless `computes_attention` holds for the layer."""
+    if not computes_attention(host, dense=dense):
+        raise UsageError(
+            f"layer {name!r} is a {type(host).__name__} that computes something else than softmax attention over"
+            " all tokens, such as relative positions, windows or a mask; it cannot be replaced."
+        )
+
+
+def attention_layers(model: nn.Module) -> list[str]:
+    """Names of the self-attention layers of a model that can be replaced, in order."""
+    return [name for name, module in model.named_modules() if is_host(module)]
+
+
+def replace_attention(
+    model: nn.Module, make: Callable[[nn.Module], nn.Module], layers: Sequence[int] | None = None
+) -> nn.Module:
+    """A copy of a model, or of one layer, whose self-attention is replaced.
+
+    Args:
+        model: of mereo or timm; it is not changed.
+        make: from an attention layer to what replaces it.
+        layers: numbers of the replaced layers in the order of `attention_layers`; all by default.
+    """
+    names = attention_layers(model)
+    if not names:
+        raise UsageError(
+            f"model is a {type(model).__name__} without self-attention that can be replaced; give a transformer of"
+            " mereo or timm, or one attention layer."
+        )
+    chosen = range(len(names)) if layers is None else layers
+    if not all(0 <= number < len(names) for number in chosen) or not len(chosen):
+        raise UsageError(f"layers is {list(chosen)!r}; give numbers from 0 to {len(names) - 1}.")
+    copy = deepcopy(model)
+    for name in (names[number] for number in dict.fromkeys(chosen)):
+        host = copy.get_submodule(name)
+        check_host(name, host)
+        if not name:
+            return make(host)
+        copy.set_submodule(name, make(host))
+    return copy
+
+
+def watchable(model: nn.Module, layers: Sequence[int] | None = None) -> nn.Module:
+    """A copy of a model whose self-attention makes its couplings where `mereo.record` shows them.
+
+    It computes the same. A teacher of timm needs it where couplings are matched: those of a layer are its `coupling`.
+    """
+    return replace_attention(model, DenseHosted, layers)

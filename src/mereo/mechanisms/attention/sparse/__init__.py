@@ -1,0 +1,34 @@
+"""Attention to selected senders: blocks, clusters, top-k regions, one file a mechanism."""
+
+from mereo.mechanisms.attention.sparse.bi_level_routing import BiLevelRoutingAttention
+from mereo.mechanisms.attention.sparse.cluster_start import start_clusters
+from mereo.mechanisms.attention.sparse.combiner import CombinerAttention, combiner_attention
+from mereo.mechanisms.attention.sparse.head_router import BALANCE_WEIGHT, Balanced, HeadRouter, balance_loss
+from mereo.mechanisms.attention.sparse.mixture_of_head import MoHAttention
+from mereo.mechanisms.attention.sparse.routing_attention import RoutingAttention, routing_attention
+from mereo.mechanisms.attention.sparse.sea import SeaAttention, map_losses
+from mereo.mechanisms.attention.sparse.sea_model import SeaHosted, set_top_k
+from mereo.mechanisms.attention.sparse.sparsifiner import SparsifinerAttention, attention_cost
+from mereo.mechanisms.attention.sparse.sparsifiner_model import keep_tokens, set_phase
+
+__all__ = [
+    "BALANCE_WEIGHT",
+    "Balanced",
+    "BiLevelRoutingAttention",
+    "CombinerAttention",
+    "HeadRouter",
+    "MoHAttention",
+    "RoutingAttention",
+    "SeaAttention",
+    "SeaHosted",
+    "SparsifinerAttention",
+    "attention_cost",
+    "balance_loss",
+    "combiner_attention",
+    "keep_tokens",
+    "map_losses",
+    "routing_attention",
+    "set_phase",
+    "set_top_k",
+    "start_clusters",
+]

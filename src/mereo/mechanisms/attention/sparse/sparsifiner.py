@@ -1,0 +1,357 @@
+"""Sparsifiner: a cheap predictor of low rank decides, image by image, which keys each query attends to.
+
+Source: Wei, Duke, Jiang, Aarabi, Taylor, Shkurti 2023, arXiv:2303.13755.
+Cost: `attention_cost` counts multiply-adds; for DeiT-S 52 % of those of dense attention with a quarter of the keys, and
+    117 % with nine tenths. What is saved shows where only kept pairs are computed and there are many tokens.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mereo.core import Coupling, mechanism
+from mereo.core.initialise import start_linears
+from mereo.core.kernels.affine import Linear
+from mereo.core.kernels.attention import attend
+from mereo.core.kernels.column_attention import cannot_run, column_attention
+from mereo.core.kernels.methods import cannot_run_here
+from mereo.core.key_lists import KeyLists
+from mereo.errors import UsageError, check_choice, check_fraction, check_heads, check_positive, check_probability
+from mereo.mechanisms.attention.dense import MultiHeadAttention
+from mereo.mechanisms.attention.hosted import HostedAttention, attention_drop, split_heads
+
+METHODS = ("auto", "dense", "gather", "compiled")
+COMPILED_FROM = 1000
+"""Tokens from which the compiled pass over kept pairs is faster than a mask over all, at a quarter of the keys."""
+COMPILED_UP_TO = 0.3
+"""Share of the keys up to which it is."""
+
+
+class SparsifinerMaps(NamedTuple):
+    """Intermediate results of Sparsifiner.
+
+    Shapes: approx (batch, heads, queries, tokens), its estimate of the attention of all queries but the class token's;
+        coefficients (batch, heads, queries, rank); mask bool (batch, heads, tokens, tokens).
+    """
+
+    approx: Tensor
+    coefficients: Tensor
+    mask: Tensor
+
+
+def attention_cost(
+    tokens: int,
+    head_dim: int,
+    keep: float,
+    *,
+    rank: int | None = None,
+    low_dim: int | None = None,
+    top_basis: int = 8,
+    density: float = 0.3125,
+) -> float:
+    """Multiply-adds of one head of one layer, where only the kept pairs are computed; dense attention takes 2 n^2 d.
+
+    2 n d c + 2 n c r + (n - 1) t n p + 2 (n - 1) b d + 2 n d,   b = ceil(keep n)
+
+    Args:
+        tokens, head_dim: n with the class token, and d.
+        keep: share of the keys that a query keeps.
+        rank, low_dim, top_basis: r, c and t; see `SparsifinerAttention`.
+        density: share of the entries of the basis that are not 0, p; 0.3125 of a fresh one exceed its threshold.
+    """
+    rank, low_dim = tokens // 6 if rank is None else rank, head_dim // 2 if low_dim is None else low_dim
+    predictor = 2 * tokens * low_dim * (head_dim + rank) + (tokens - 1) * top_basis * tokens * density
+    return predictor + 2 * (tokens - 1) * kept_keys(tokens, keep) * head_dim + 2 * tokens * head_dim
+
+
+def kept_keys(tokens: int, keep: float) -> int:
+    """ceil(keep * tokens)."""
+    return math.ceil(round(keep * tokens, 6))
+
+
+class ConnectivityPredictor(nn.Module):
+    """An estimate of attention from few channels, few keys and a basis of connections.
+
+    A = top_t(softmax((W_q q + b) (P_down^T (W_k k + b))^T / sqrt(c))) P_up
+
+    Args:
+        tokens: n; positions have parameters of their own.
+        head_dim: size of queries and keys.
+        rank: rows of the basis.
+        low_dim: channels c.
+        top_basis: largest coefficients that are kept, t; None keeps all.
+        basis_threshold: entries of the basis of at most this size are left out.
+        absolute_basis: use the sizes of the entries without their signs, as the authors' code does in evaluation.
+        scale: of the scores; c^-1/2 by default. The authors' code has heads^-1/2.
+        prefix: number of tokens before the patches, which are not queries here.
+
+    Nothing is left out while the predictor learns (`reduced` is False).
+
+    Shapes: q, k (batch, heads, tokens, head_dim) -> (batch, heads, tokens - prefix, tokens).
+    """
+
+    def __init__(
+        self,
+        tokens: int,
+        head_dim: int,
+        rank: int,
+        low_dim: int,
+        *,
+        top_basis: int | None = 8,
+        basis_threshold: float = 0.02,
+        absolute_basis: bool = False,
+        scale: float | None = None,
+        prefix: int = 1,
+    ) -> None:
+        super().__init__()
+        self.prefix, self.top_basis, self.basis_threshold = prefix, top_basis, basis_threshold
+        self.absolute_basis, self.scale = absolute_basis, low_dim**-0.5 if scale is None else scale
+        self.query, self.key = Linear(head_dim, low_dim), Linear(head_dim, low_dim)
+        self.down, self.up = nn.Parameter(torch.empty(tokens, rank)), nn.Parameter(torch.empty(rank, tokens))
+        self.reduced = True
+        for weight in (self.down, self.up):
+            nn.init.trunc_normal_(weight, std=0.02)
+        start_linears(self)
+
+    def coefficients(self, q: Tensor, k: Tensor) -> Tensor:
+        """Shares of the rows of the basis: (batch, heads, tokens - prefix, rank)."""
+        keys = self.down.T @ self.key(k)
+        shares = ((self.query(q[:, :, self.prefix :]) @ keys.mT) * self.scale).softmax(-1)
+        if not self.reduced or self.top_basis is None or self.top_basis >= shares.shape[-1]:
+            return shares
+        best = shares.topk(self.top_basis, -1)
+        return torch.zeros_like(shares).scatter(-1, best.indices, best.values)
+
+    def basis(self) -> Tensor:
+        """The rows that are combined: (rank, tokens)."""
+        if not self.reduced:
+            return self.up
+        kept = torch.where(self.up.abs() > self.basis_threshold, self.up, torch.zeros_like(self.up))
+        return kept.abs() if self.absolute_basis else kept
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.coefficients(q, k) @ self.basis()
+
+
+class _Projections(nn.Module):
+    """Queries, keys and values of self-attention, and its output."""
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
+        super().__init__()
+        self.num_heads, self.qkv, self.proj = num_heads, Linear(dim, 3 * dim, bias=qkv_bias), Linear(dim, dim)
+        start_linears(self)
+
+
+def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return SparsifinerAttention(12, 3, tokens=9, keep=0.5, rank=4, top_basis=2), (torch.randn(2, 9, 12),)
+
+
+@mechanism(
+    "sparsifiner",
+    family="sparse attention",
+    over="senders",
+    says="the same to all",
+    update="linear",
+    source="arXiv:2303.13755",
+    promises=("normalised",),
+    lacks={"half precision": "rounding can change which keys are kept, and with them the output"},
+    sender_axes={"0": 1},
+    receiver_axes={"0": 1, "output": 1},
+    largest_input=1e15,  # queries times keys must fit float32
+    example=_example,
+)
+class SparsifinerAttention(HostedAttention):
+    """Attend to the keys that a predictor of low rank ranks highest, image by image.
+
+    A = top_t(softmax(W_q q (P_down^T W_k k)^T / sqrt(c))) P_up
+
+    keep the b = ceil(keep n) largest entries of each row of A, and all keys for the class token;
+    out = W_o [softmax over the kept keys(q k^T / sqrt(d)) v, ...] + b_o
+
+    What is kept has no gradient: the predictor learns from a teacher's attention, in the phase "reconstruction", in
+    which attention is dense. In the phase "sparse" its parameters are frozen.
+
+    Args:
+        dim: size of the tokens.
+        num_heads: independent sets of couplings; divides `dim`.
+        tokens: number of tokens, n, the class token among them; it is fixed.
+        keep: share of the keys that a query keeps; from above 0 to 1.
+        rank: rows of the basis; tokens // 6 by default, at least 1.
+        low_dim: channels of the predictor; half of those of a head by default.
+        top_basis, basis_threshold, absolute_basis: see `ConnectivityPredictor`.
+        predictor_scale: of its scores.
+        mask_threshold: keep the entries of A above this, instead of the b largest.
+        prefix: number of tokens before the patches, which attend to all keys.
+        qkv_bias: biases of the projection to queries, keys and values.
+        method: "dense" attends with a mask over all keys, "gather" to copies of the kept keys, "compiled" to runs of
+            keys in C++ (CPU, float32, without gradients); "auto" takes "compiled" where it can run, for many tokens of
+            which few are kept, and else "dense".
+        host: an attention layer whose projections are used, of `dim` and `num_heads`; new ones by default.
+
+    Shapes: tokens (batch, tokens, dim), token_mask bool (batch, tokens - prefix), False for patches that no query may
+        keep -> (batch, tokens, dim).
+
+    Reads as: couplings[b, h, r, s] is the share of token s in the output of head h for token r; 0 for keys that it does
+        not keep.
+
+    Deviates: the scale of the predictor is c^-1/2, where the authors' code has heads^-1/2, and signs of the basis are
+        kept in evaluation, where it drops them.
+
+    Reference: arXiv:2303.13755, section 3.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        tokens: int,
+        *,
+        keep: float = 0.25,
+        rank: int | None = None,
+        low_dim: int | None = None,
+        top_basis: int | None = 8,
+        basis_threshold: float = 0.02,
+        absolute_basis: bool = False,
+        predictor_scale: float | None = None,
+        mask_threshold: float | None = None,
+        prefix: int = 1,
+        qkv_bias: bool = True,
+        method: str = "auto",
+        host: nn.Module | None = None,
+    ) -> None:
+        check_heads(dim, num_heads)
+        check_positive(tokens=tokens)
+        check_choice("method", method, METHODS)
+        check_fraction(keep=keep)
+        if not 0 <= prefix < tokens:
+            raise UsageError(f"prefix is {prefix} with {tokens} tokens; at least one token must be a patch.")
+        check_probability(basis_threshold=basis_threshold)
+        rank = max(tokens // 6, 1) if rank is None else rank
+        low_dim = max(dim // num_heads // 2, 1) if low_dim is None else low_dim
+        check_positive(rank=rank, low_dim=low_dim)
+        if top_basis is not None:
+            check_positive(top_basis=top_basis)
+        if isinstance(host, MultiHeadAttention) and host.coupling.topology is not None:
+            raise UsageError(
+                f"host has the topology {host.coupling.topology}; Sparsifiner needs one that sees all tokens."
+            )
+        super().__init__(_Projections(dim, num_heads, qkv_bias) if host is None else host)
+        self.tokens, self.keep, self.prefix, self.mask_threshold = tokens, keep, prefix, mask_threshold
+        self.method, self.phase = method, "sparse"
+        self.coupling = Coupling("senders", dropout=0.0 if host is None else attention_drop(host))
+        self.predictor = ConnectivityPredictor(
+            tokens, self.head_dim, rank, low_dim, top_basis=top_basis, basis_threshold=basis_threshold,
+            absolute_basis=absolute_basis, scale=predictor_scale, prefix=prefix,
+        )  # fmt: skip
+        self.set_phase("sparse")
+
+    def set_phase(self, phase: str) -> None:
+        """Let the predictor learn while attention is dense, or keep what it predicts, with the predictor frozen.
+
+        Args:
+            phase: "reconstruction" or "sparse".
+        """
+        check_choice("phase", phase, ("reconstruction", "sparse"))
+        self.phase, self.predictor.reduced = phase, phase == "sparse"
+        self.predictor.requires_grad_(phase == "reconstruction")
+
+    def _best(self, approx: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The b keys of each query with the largest estimates, and which of them count.
+
+        Shapes: -> int64 and bool (batch, heads, queries, b).
+        """
+        approx = approx.detach()
+        if token_mask is not None:
+            approx = approx.masked_fill(~self._seen(token_mask), -torch.inf)
+        most = self.tokens if self.mask_threshold is not None else kept_keys(self.tokens, self.keep)
+        best = approx.topk(most, -1)
+        counts = torch.ones_like(best.values, dtype=torch.bool) if token_mask is None else best.values > -torch.inf
+        return best.indices, counts if self.mask_threshold is None else counts & (best.values > self.mask_threshold)
+
+    def _seen(self, token_mask: Tensor) -> Tensor:
+        """Keys that may be kept: bool (batch, 1, 1, tokens)."""
+        return F.pad(token_mask, (self.prefix, 0), value=True)[:, None, None, :]
+
+    def _mask(self, best: Tensor, counts: Tensor, token_mask: Tensor | None) -> Tensor:
+        """Kept pairs with the rows of the prefix: bool (batch, heads, tokens, tokens)."""
+        shape = (*best.shape[:3], self.tokens)
+        mask = torch.zeros(shape, dtype=torch.bool, device=best.device).scatter(-1, best, counts)
+        mask = F.pad(mask, (0, 0, self.prefix, 0), value=True)
+        return mask if token_mask is None else mask & self._seen(token_mask)
+
+    def _gathered(
+        self, q: Tensor, k: Tensor, v: Tensor, best: Tensor, counts: Tensor, token_mask: Tensor | None
+    ) -> Tensor:
+        """Attention to copies of the kept keys; the prefix attends to all of them, in a call of its own."""
+        everything = torch.arange(self.tokens, device=q.device).expand(*best.shape[:2], self.prefix, -1)
+        lists = F.pad(best.where(counts, -1), (0, self.tokens - best.shape[-1]), value=-1)
+        tiles = KeyLists(torch.cat((everything, lists), 2), self.tokens) if self.coupling.watched else None
+        index = best.flatten(2).unsqueeze(-1)
+        keys, values = (x.gather(2, index.expand(-1, -1, -1, x.shape[-1])).unflatten(2, best.shape[2:]) for x in (k, v))
+        scale = self.head_dim**-0.5
+        patches = (keys @ (q[:, :, self.prefix :] * scale).unsqueeze(-1)).squeeze(-1)
+        first = (q[:, :, : self.prefix] * scale) @ k.mT
+        rest = (0, self.tokens - best.shape[-1])
+        scores, mask = torch.cat((first, F.pad(patches, rest)), 2), F.pad(counts, rest)
+        if token_mask is None:
+            mask = F.pad(mask, (0, 0, self.prefix, 0), value=True)
+        else:
+            mask = torch.cat((self._seen(token_mask).expand_as(first), mask), 2)
+        couplings = self.coupling(scores, mask, tiles=tiles)
+        of_prefix = couplings[:, :, : self.prefix] @ v
+        of_patches = (couplings[:, :, self.prefix :, None, : best.shape[-1]] @ values).squeeze(-2)
+        return torch.cat((of_prefix, of_patches), 2)
+
+    def _way(self, q: Tensor, k: Tensor, v: Tensor) -> str:
+        reason = cannot_run(q, k, v) or ("couplings are observed" if self.coupling.watched else None)
+        if self.coupling.training and self.coupling.dropout:
+            reason = reason or "couplings are dropped"
+        if self.method == "compiled" and reason is not None:
+            raise cannot_run_here("compiled", reason, "gather")
+        if self.method != "auto":
+            return self.method
+        pays = self.tokens >= COMPILED_FROM and self.keep <= COMPILED_UP_TO
+        return "compiled" if pays and reason is None else "dense"
+
+    def exchange(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None = None) -> Tensor:
+        if q.shape[2] != self.tokens:
+            raise UsageError(
+                f"there are {q.shape[2]} tokens (batch, tokens, dim); this layer was built for {self.tokens}."
+            )
+        if token_mask is not None and token_mask.shape != (q.shape[0], self.tokens - self.prefix):
+            wanted = (q.shape[0], self.tokens - self.prefix)
+            raise UsageError(f"token_mask is {tuple(token_mask.shape)}; it must be {wanted}.")
+        if self.phase == "reconstruction":
+            if self.training:
+                self.predictor(q, k)  # for a loss on what it gives
+            mask = None if token_mask is None else self._seen(token_mask)
+            return attend(q, k, v, self.coupling, mask=mask).transpose(1, 2).flatten(2)
+        best, counts = self._best(self.predictor(q, k), token_mask)
+        way = self._way(q, k, v)
+        if way == "gather":
+            out = self._gathered(q, k, v, best, counts, token_mask)
+        elif way == "dense":
+            out = attend(q, k, v, self.coupling, mask=self._mask(best, counts, token_mask))
+        else:
+            lengths = torch.full((q.shape[0], self.tokens), self.tokens, device=q.device)
+            ones, mask = torch.ones_like(q[..., 0]), self._mask(best, counts, token_mask)
+            out = column_attention(q, k, v, mask, lengths, ones, self.head_dim**-0.5)
+        return out.transpose(1, 2).flatten(2)
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, token_mask: Tensor | None = None
+    ) -> Tensor:
+        return self.attended(x, attn_mask, is_causal, token_mask)
+
+    def maps(self, x: Tensor, token_mask: Tensor | None = None) -> SparsifinerMaps:
+        """The estimate, its coefficients and what is kept: (batch, tokens, dim) -> `SparsifinerMaps`."""
+        q, k, _ = split_heads(self, x)
+        approx = self.predictor(q, k)
+        mask = self._mask(*self._best(approx, token_mask), token_mask)
+        return SparsifinerMaps(approx, self.predictor.coefficients(q, k), mask)
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, tokens={self.tokens}, keep={self.keep}, phase={self.phase!r}"

@@ -1,0 +1,111 @@
+"""Sparsifiner in place of the attention of a trained vision transformer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mereo.errors import UsageError
+from mereo.mechanisms.attention.hosted import is_host, replace_attention
+from mereo.mechanisms.attention.sparse.sparsifiner import SparsifinerAttention, kept_keys
+
+
+def _count_tokens(model: nn.Module) -> int:
+    """Number of tokens of a vision transformer's blocks; UsageError where it does not state it."""
+    if (own := getattr(model, "num_tokens", None)) is not None:
+        return int(own)
+    positions = getattr(model, "pos_embed", None)
+    patches = getattr(getattr(model, "patch_embed", None), "num_patches", None)
+    if patches is not None:
+        return int(patches) + _count_prefix(model)
+    if isinstance(positions, Tensor) and positions.dim() == 3:
+        return positions.shape[1]
+    raise UsageError(f"model is a {type(model).__name__} that does not state how many tokens it has; give `tokens`.")
+
+
+def _count_prefix(model: nn.Module) -> int:
+    prefix = getattr(model, "num_prefix_tokens", None)
+    if prefix is not None:
+        return int(prefix)
+    return int(getattr(model, "cls_token", None) is not None) if hasattr(model, "cls_token") else 1
+
+
+def sparsifiner(
+    model: nn.Module,
+    keep: float = 0.25,
+    *,
+    tokens: int | None = None,
+    prefix: int | None = None,
+    layers: Sequence[int] | None = None,
+    seed: int = 0,
+    **arguments: Any,
+) -> nn.Module:
+    """A copy of a trained vision transformer, or of one attention layer, that attends only to predicted keys.
+
+    Queries, keys, values and output keep their weights; the predictors are new, and learn from the dense model:
+
+    teacher, student = mereo.watchable(vit), mereo.sparsifiner(vit, keep=0.25)
+    set_phase(student, "reconstruction")
+    mereo.distil(teacher, student, images, mereo.sparsifiner_matches(student), trained=["*.predictor.*"], epochs=5)
+    set_phase(student, "sparse")
+    mereo.distil(teacher, student, images, mereo.sparsifiner_matches(student), task="cross_entropy", epochs=45)
+
+    Args:
+        model: of mereo or timm; it is not changed.
+        keep: share of the keys that a query keeps.
+        tokens: number of tokens with the class token; read from the model where it states it.
+        prefix: number of tokens before the patches; read from the model, 1 for a layer.
+        layers: numbers of the replaced layers; all by default.
+        seed: of the new weights.
+        arguments: further ones of `SparsifinerAttention`.
+
+    Shapes: those of `model`.
+
+    Raises:
+        UsageError: for a model without attention that can be replaced, and one that does not state its tokens.
+
+    Reference: arXiv:2303.13755.
+    """
+    if tokens is None and not is_host(model):
+        tokens = _count_tokens(model)
+    if tokens is None:
+        raise UsageError("tokens is None for an attention layer; give the number of tokens with the class token.")
+    count, first = tokens, _count_prefix(model) if prefix is None else prefix
+
+    def make(host: nn.Module) -> nn.Module:
+        like, heads = next(host.parameters()), int(host.num_heads)  # type: ignore[arg-type]
+        dim = int(host.proj.in_features)  # type: ignore[union-attr,arg-type]
+        layer = SparsifinerAttention(dim, heads, count, keep=keep, prefix=first, host=host, **arguments)
+        layer.train(host.training)
+        return layer.to(like.device, like.dtype)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return replace_attention(model, make, layers)
+
+
+def set_phase(model: nn.Module, phase: str) -> None:
+    """Put all Sparsifiner of a model in the phase "reconstruction" or "sparse": see `SparsifinerAttention`."""
+    layers = [module for module in model.modules() if isinstance(module, SparsifinerAttention)]
+    if not layers:
+        raise UsageError(f"model is a {type(model).__name__} without SparsifinerAttention; nothing has a phase.")
+    for layer in layers:
+        layer.set_phase(phase)
+
+
+def keep_tokens(couplings: Tensor, keep: float, token_mask: Tensor | None = None, prefix: int = 1) -> Tensor:
+    """Which patches later layers may keep: those that the class token attends to most, in the mean over heads.
+
+    Args:
+        keep: share of the patches that stay.
+        token_mask: of an earlier layer, of which only patches with True stay.
+
+    Shapes: couplings (batch, heads, tokens, tokens), token_mask bool (batch, patches) -> bool (batch, patches).
+    """
+    scores = couplings[:, :, 0, prefix:].mean(1)
+    if token_mask is not None:
+        scores = scores.masked_fill(~token_mask, -1.0)
+    best = scores.topk(kept_keys(scores.shape[1], keep), -1).indices
+    kept = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
+    return kept if token_mask is None else kept & token_mask

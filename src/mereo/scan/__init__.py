@@ -1,7 +1,0 @@
-"""Scans: sequences through a state of fixed size, such as linear attention and recurrences, one file a mechanism."""
-
-from mereo.scan.base import LinearScan as LinearScan
-from mereo.scan.base import ScanState as ScanState
-from mereo.scan.lightning import LightningAttention as LightningAttention
-from mereo.scan.lightning import decay_slopes as decay_slopes
-from mereo.scan.lightning import lightning_attention as lightning_attention

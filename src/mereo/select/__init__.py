@@ -1,8 +1,0 @@
-"""Token selection: which tokens are kept, one file per mechanism."""
-
-from mereo.select.capsule_pruning import CapsulePruning as CapsulePruning
-from mereo.select.capsule_pruning import prune as prune
-from mereo.select.evit import evit as evit
-from mereo.select.evit import kept_patches as kept_patches
-from mereo.select.evit import scheduled_keep_rate as scheduled_keep_rate
-from mereo.select.evit import set_keep_rate as set_keep_rate
