@@ -4,9 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TESTS ?= tests
 TRIES ?= 10000
+# Exact versions of all that is installed; empty for the newest that pyproject.toml allows.
+PINS ?= --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-fast test-all test-oracles lint types imports docs docs-serve tutorials figures format freeze digits clean
+.PHONY: help demo install pins test test-fast test-all test-newest test-oracles lint types imports docs docs-serve tutorials figures format freeze digits clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,15 +19,22 @@ $(BIN)/python:
 
 NATIVE := hatch_build.py $(wildcard src/mereo/core/kernels/*.cpp src/mereo/core/kernels/*.hpp)
 
-$(VENV)/.base: pyproject.toml $(NATIVE) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e .
+$(VENV)/.base: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(PINS) -e .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(NATIVE) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+$(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(PINS) -e '.[dev]'
 	@touch $@ $(VENV)/.base
 
 install: $(VENV)/.dev  ## create the environment for development
+
+pins: $(VENV)/.dev  ## resolve constraints.txt again, for every system and Python version
+	$(BIN)/python -m pip install --quiet uv
+	sed -n '/^#/p' constraints.txt > constraints.new
+	$(BIN)/uv pip compile --universal --upgrade --python-version 3.11.5 --extra dev --extra stream --quiet \
+		--no-header --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml >> constraints.new
+	mv constraints.new constraints.txt
 
 demo: $(VENV)/.base  ## train on 1,797 digits, evaluate, and draw an explanation (about two minutes)
 	$(BIN)/mereo demo
@@ -39,6 +48,10 @@ test-fast: $(VENV)/.dev  ## the tests without the slow ones
 test-all: test  ## also long tests and TRIES random hostile inputs; CI runs it with TRIES=1000
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m long $(TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/try_hostile.py --tries $(TRIES)
+
+test-newest:  ## `make test` with the newest releases of all libraries, in .venv-newest; before a release of mereo
+	rm -rf .venv-newest
+	$(MAKE) test VENV=.venv-newest PINS=
 
 test-oracles: $(VENV)/.dev  ## also compare our attacks with those of torchattacks, which pins old libraries
 	$(BIN)/python -m pip install --quiet --no-deps 'torchattacks>=3.5.1'

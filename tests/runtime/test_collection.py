@@ -32,7 +32,7 @@ def test_errors_leave_collection_as_it_was():
 def test_a_command_ends_without_searching_what_it_imported(tmp_path):
     script = (
         "import gc, sys, mereo.__main__ as m; sys.argv = ['mereo', 'predict', 'none.png']\n"
-        "m.main(); print(gc.get_freeze_count() > len(sys.modules), 'triton' in sys.modules)"
+        "m.main(); print(gc.get_freeze_count() > len(sys.modules), 'mereo.core.kernels.triton_kernels' in sys.modules)"
     )
     printed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path

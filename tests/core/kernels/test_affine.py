@@ -131,12 +131,8 @@ def test_the_plain_operations_run_where_onednn_cannot(why: str, ran: list[tuple[
     elif why == "export":
         torch.export.export(layer, (x,)).module()(x)
     elif why == "switched off":
-        before = torch._C._get_mkldnn_enabled()
-        torch._C._set_mkldnn_enabled(False)
-        try:
+        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
             layer(x)
-        finally:
-            torch._C._set_mkldnn_enabled(before)
     else:
         from torch.utils.flop_counter import FlopCounterMode
 
