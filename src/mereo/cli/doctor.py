@@ -85,7 +85,7 @@ def kernels() -> Section:
 
     compiled = "compiled" if missing is None else f"PyTorch: {missing}"
     ways = {f"routing, {name}": reason for name, reason in backends().items()}
-    return {**ways, "agree and combine": compiled, "Bessel functions": compiled}
+    return {**ways, "agree and combine": compiled}
 
 
 def data(root: str | None) -> Section:

@@ -12,8 +12,7 @@ divides by k. Both come from expansions in the reciprocal order, taken at an ord
     g_mu = g_{mu+1} - log q_mu.
 
 Source: Debye's uniform expansion (Abramowitz and Stegun 9.7.7); the expansion of A solves its differential equation
-term by term. Everything is float64 inside. Cost: about a tenth of a microsecond a value, a tenth of that where the
-compiled library runs (`mereo.core.kernels.bessel`).
+term by term. Everything is float64 inside. Cost: about a tenth of a microsecond a value.
 """
 
 import math
@@ -24,7 +23,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from mereo.core.kernels import bessel as compiled
 from mereo.core.kernels.kept import kept
 from mereo.core.kernels.transforms import nested_forward_mode, transformed
 from mereo.errors import UsageError
@@ -34,6 +32,7 @@ _EXACT = (18, 10)
 _SINGLE = (8, 6)
 """The same for float32: errors below 1e-7."""
 _BLOCK = 8192
+"""Values that are computed together, so that they stay in the cache."""
 _LARGE = 32.0
 """From this argument on the expansion of A needs no large order."""
 
@@ -121,23 +120,14 @@ def _leading(order: float, k: Tensor, terms: int) -> tuple[Tensor, Tensor, Tenso
     return s + w, s, _series(_ratio_terms(), terms, 2 * terms, w / s, 1 / s)
 
 
-def _expansion(order: float, level: tuple[int, int]) -> compiled.Expansion:
-    least, terms = level
-    steps = max(0, math.ceil(least - order))
-    top = order + steps
-    stirling = math.lgamma(top + 1) - (top + 0.5) * math.log(top) + top - 0.5 * math.log(2 * math.pi)
-    return compiled.Expansion(_debye_terms(), _ratio_terms(), terms, steps, top, stirling, _LARGE)
-
-
 def _growth_and_ratio(
     order: float, k: Tensor, *, growth: bool, level: tuple[int, int] = _EXACT
 ) -> tuple[Tensor | None, Tensor]:
     """g and q at `order` for a vector k; g only if it is asked for."""
-    expansion = _expansion(order, level)
-    _, _, terms, steps, top, stirling, _ = expansion
-    if compiled.runs(k):
-        results = compiled.evaluate(k, expansion, *(("g", "q") if growth else ("q",)))
-        return results[0] if growth else None, results[-1]
+    least, terms = level
+    steps = max(0, math.ceil(least - order))
+    top = order + steps
+    stirling = math.lgamma(top + 1) - (top + 0.5) * math.log(top) + top - 0.5 * math.log(2 * math.pi)
     below, _, rest = _leading(top, k, terms)
     q = (1 + rest).mul_(2 * (top + 1)).div_(below)
     one, factor = torch.ones_like(k), k.clamp(min=1)  # which keeps the product of all q near 1
@@ -147,6 +137,7 @@ def _growth_and_ratio(
         torch.addcmul(one, q * k, k, value=1 / (4 * mu * (mu + 1)), out=q).reciprocal_()
         if growth:
             product.mul_(q).mul_(factor)
+    q.masked_fill_(k == math.inf, 0)
     if not growth:
         return None, q
     z = k / top
@@ -155,12 +146,8 @@ def _growth_and_ratio(
     half = z * (z / (2 + 2 * root))  # (root - 1) / 2, without the difference
     g = top * (2 * half - half.log1p()) - root.log() / 2 + stirling
     g += _series(_debye_terms(), terms, terms + 1, p.square(), p / top).log1p_()
-    return g.sub_(product.log_()).add_(factor.log_(), alpha=steps), q
-
-
-def _blocks(k: Tensor) -> tuple[Tensor, ...]:
-    """Parts of a vector that stay in the cache; the whole of it for the library, which goes through it once."""
-    return (k,) if compiled.runs(k) else k.split(_BLOCK)
+    g.sub_(product.log_()).add_(factor.log_(), alpha=steps)
+    return g.masked_fill_(k == math.inf, math.inf), q
 
 
 def _joined(blocks: Sequence[Tensor]) -> Tensor:
@@ -170,13 +157,11 @@ def _joined(blocks: Sequence[Tensor]) -> Tensor:
 def _each(function: Callable[[Tensor], Tensor], k: Tensor) -> Tensor:
     """A function of every entry, in float64."""
     flat = k.detach().to(torch.float64).flatten()
-    return _joined([function(block) for block in _blocks(flat)]).reshape(k.shape).to(k.dtype)
+    return _joined([function(block) for block in flat.split(_BLOCK)]).reshape(k.shape).to(k.dtype)
 
 
 def _ratio_slope(order: float, k: Tensor) -> Tensor:
     """A' without the cancellation of 1 - A^2 - (2 nu + 1) A / k at large k."""
-    if compiled.runs(k):
-        return compiled.evaluate(k, _expansion(order, _EXACT), "slope")[0]
     _, q = _growth_and_ratio(order, k, growth=False)
     share = q / (2 * (order + 1))
     near = 1 - (share * k).square() - (2 * order + 1) * share
@@ -209,7 +194,7 @@ def _growth(k: Tensor, order: float) -> Tensor:
 def _normaliser_and_slope(kappa: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
     """log C_d and A_d / kappa, which have no derivative here."""
     wide, level = (torch.float32, _SINGLE) if kappa.dtype == torch.float32 else (torch.float64, _EXACT)
-    blocks = _blocks(kappa.to(wide).flatten())
+    blocks = kappa.to(wide).flatten().split(_BLOCK)
     results = [_growth_and_ratio(dimension / 2 - 1, block, growth=True, level=level) for block in blocks]
     g, q = (_joined(cast(tuple[Tensor, ...], parts)) for parts in zip(*results, strict=True))
     both = g.neg_().add_(_log_uniform(dimension)), q.div_(dimension)

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mereo.core.kernels import backends, bessel, fused, library, votes
+from mereo.core.kernels import backends, fused, library, votes
 from mereo.core.kernels.streamed import StreamedPasses
-from mereo.generative import bessel as by_series
 
 needs_library = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 every_level = pytest.mark.parametrize("level", [0, 1, 2])
@@ -107,24 +106,6 @@ def test_vote_form_in_every_instruction_set(
     given = [None if name == wanted else torch.randn(shape) for name, shape in shapes.items()]
     exact = votes._derivative(wanted, *(None if x is None else x.double() for x in given), False, 3)
     close(votes._derivative(wanted, *given, False, 3), exact)
-
-
-@needs_library
-@every_level
-@pytest.mark.parametrize("order", [-0.5, 0.0, 2.5, 7.0, 31.0])
-@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-6), (torch.float64, 1e-14)], ids=str)
-def test_bessel_functions_in_every_instruction_set(
-    level: int, order: float, dtype: torch.dtype, rounding: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_level(monkeypatch, bessel._ENTRIES, dtype, level)
-    k = torch.cat((torch.zeros(1), torch.logspace(-6, 8, 300))).to(dtype)
-    options = {"level": by_series._SINGLE} if dtype == torch.float32 else {}
-    g, q = by_series._growth_and_ratio(order, k, growth=True, **options)
-    monkeypatch.setattr(bessel, "runs", lambda k: False)
-    exact_g, exact_q = by_series._growth_and_ratio(order, k.double(), growth=True)
-    assert g is not None and exact_g is not None
-    assert ((g - exact_g).abs() <= rounding * (1 + exact_g)).all()
-    assert ((q - exact_q).abs() <= rounding * exact_q).all()
 
 
 def close(x: Tensor, y: Tensor) -> None:

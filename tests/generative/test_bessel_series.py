@@ -1,4 +1,4 @@
-"""g and q from the library: power series summed by loops, PyTorch's way, edges, threads, and when it steps aside."""
+"""g and q: power series summed by loops, edges, threads and layouts."""
 
 import math
 
@@ -6,17 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mereo.core.kernels import bessel, library
 from mereo.generative.bessel import (
     _EXACT,
     _SINGLE,
     _growth_and_ratio,
-    log_vmf_normaliser,
     log_vmf_normaliser_and_slope,
-    mean_resultant_length,
 )
 
-pytestmark = pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
 D = torch.float64
 BOTH = pytest.mark.parametrize(("dtype", "level"), [(torch.float32, _SINGLE), (D, _EXACT)], ids=["float32", "float64"])
 ROUNDING = {torch.float32: 1e-6, D: 1e-13}
@@ -36,7 +32,6 @@ def by_power_series(order: float, k: float) -> tuple[float, float]:
 
 
 def growth_and_ratio(order: float, k: Tensor, level: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    assert bessel.runs(k)
     g, q = _growth_and_ratio(order, k, growth=True, level=level)
     assert g is not None
     return g, q
@@ -96,32 +91,6 @@ def test_layouts_do_not_matter(dtype: torch.dtype, level: tuple[int, int]) -> No
     assert all(map(torch.equal, growth_and_ratio(1.0, k[::3], level), growth_and_ratio(1.0, k[::3].clone(), level)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, D], ids=str)
-@pytest.mark.parametrize("d", [1, 2, 3, 16, 100])
-def test_equal_to_the_form_in_pytorch(d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    k = torch.cat((torch.zeros(1), torch.logspace(-4, 9, 20_000))).to(dtype)
-    compiled = log_vmf_normaliser_and_slope(d, k)
-    monkeypatch.setattr(bessel, "runs", lambda k: False)
-    log_normaliser, slope = log_vmf_normaliser_and_slope(d, k)
-    # The normaliser is that of kappa 0 less what grows: either is rounded.
-    scale = log_normaliser.abs() + log_normaliser[0].abs()
-    assert ((compiled[0] - log_normaliser).abs() <= ROUNDING[dtype] * scale).all()
-    assert ((compiled[1] - slope).abs() <= ROUNDING[dtype] * slope).all()
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 16, 100])
-def test_slopes_equal_those_of_the_form_in_pytorch(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    k = torch.cat((torch.zeros(1), torch.logspace(-4, 9, 2000))).to(D).requires_grad_()
-
-    def slopes() -> Tensor:
-        return torch.autograd.grad(mean_resultant_length(d, k).sum(), k)[0]
-
-    compiled = slopes()
-    monkeypatch.setattr(bessel, "runs", lambda k: False)
-    # Just below the place where its own series begins, the slope is a difference of larger numbers.
-    torch.testing.assert_close(compiled, slopes(), rtol=1e-11, atol=4e-15)
-
-
 def test_what_compiles_does_not_see_it() -> None:
     torch.compiler.reset()
     whole = torch.compile(lambda k: log_vmf_normaliser_and_slope(8, k), backend="aot_eager", fullgraph=True)
@@ -129,15 +98,3 @@ def test_what_compiles_does_not_see_it() -> None:
     for x, y in zip(whole(k), log_vmf_normaliser_and_slope(8, k), strict=True):
         assert torch.equal(x, y)
     torch.library.opcheck(torch.ops.mereo.vmf_normaliser_and_slope.default, (k, 8))
-
-
-def test_other_types_and_devices_go_without_it() -> None:
-    assert not bessel.runs(torch.ones(2, dtype=torch.bfloat16)) and not bessel.runs(torch.ones(2, device="meta"))
-
-
-def test_without_the_library_pytorch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    k = torch.linspace(0, 40, 9, dtype=D)
-    expected = log_vmf_normaliser(5, k)
-    monkeypatch.setattr(bessel, "_ENTRIES", {torch.float32: None, D: None})
-    assert not bessel.runs(k)
-    torch.testing.assert_close(log_vmf_normaliser(5, k), expected, rtol=1e-13, atol=1e-13)
