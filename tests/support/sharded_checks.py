@@ -79,13 +79,10 @@ def expected_counts(length: int, mode: str) -> tuple[int, int]:
 
 
 def other_executions() -> dict[str, float]:
-    """Blocks of a few queries; half precision; PyTorch's own ring."""
+    """Blocks of a few queries; half precision."""
     found = {f"block {n}": compare(13, "ring", True, "zigzag", block=n)[0] for n in (1, 3)}
     found |= {f"float32 {m}": compare(16, m, True, "zigzag", dtype=torch.float32)[0] for m in ("ring", "alltoall")}
     found["bfloat16"] = compare(16, "ring", True, "striped", dtype=torch.bfloat16)[0]
-    for causal, layout in ((False, "contiguous"), (True, "contiguous"), (True, "zigzag")):
-        options = {"dtype": torch.float32, "method": "context parallel"}
-        found[f"context parallel {causal} {layout}"] = compare(16, "ring", causal, layout, **options)[0]
     return found
 
 

@@ -5,7 +5,6 @@ Source: arXiv:2302.06218 for the setting; the modes are those of arXiv:2310.0188
 """
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mereo.core.coupling import Coupling
-from mereo.core.distributed import context_parallel
 from mereo.core.distributed.gathered import Gather, Gathered
 from mereo.core.distributed.layout import LAYOUTS, shard_lengths, shard_positions
 from mereo.core.distributed.partial import Kernel
@@ -35,12 +33,6 @@ _WORDS: dict[str, dict[int, object]] = {
     name: dict(enumerate(values)) for name, values in (("type", _TYPES), ("mode", MODES), ("layout", LAYOUTS))
 }
 
-RINGS: dict[str, tuple[Callable[..., Any], Callable[[Plan, Tensor, Tensor], bool]]] = {
-    "context parallel": (context_parallel.ContextParallel.apply, context_parallel.can_run),
-    "ring": (Ring.apply, lambda plan, q, v: True),
-}
-"""Ways to execute mode "ring": name -> (function, may it run?). PyTorch's own is preferred on GPUs."""
-
 
 @dataclass(frozen=True)
 class _Call:
@@ -52,7 +44,6 @@ class _Call:
     kernel: Kernel
     coupling: Coupling | None
     return_lse: bool
-    method: str
 
     @property
     def needs_couplings(self) -> bool:
@@ -88,7 +79,6 @@ def _named(call: _Call) -> str | None:
     try:
         check_choice("mode", call.mode, MODES)
         check_choice("layout", call.layout, LAYOUTS)
-        check_choice("method", call.method, ["auto", *RINGS])
         if call.kernel.block is not None:
             check_positive(block=call.kernel.block)
     except UsageError as error:
@@ -106,8 +96,7 @@ def _compare(q: Any, k: Any, v: Any, call: _Call, ranks: Ranks) -> tuple[Plan, d
         kinds = (MODES.index(call.mode), LAYOUTS.index(call.layout), int(wants), int(call.needs_couplings))
         facts = dict(zip(facts, (*sizes, *kinds), strict=True))
     scale = struct.unpack("<q", struct.pack("<d", call.kernel.scale))[0]  # compared bit by bit
-    method = ["auto", *RINGS].index(call.method) if problem is None else 0
-    facts |= {"causal": int(call.causal), "scale": scale, "method": method}
+    facts |= {"causal": int(call.causal), "scale": scale}
     free = ["watched", "gradients"] if call.mode == "heads" else ["watched", "tokens of q", "tokens of k"]
     values = agree(ranks, facts, problem, free, _WORDS)
     rows, columns = values["tokens of q"], values["tokens of k"]
@@ -177,18 +166,6 @@ def _traded(q: Tensor, k: Tensor, v: Tensor, plan: Plan, call: _Call) -> tuple[T
     return out, rest[0].squeeze(-1) if rest else None
 
 
-def _ring(q: Tensor, k: Tensor, v: Tensor, plan: Plan, call: _Call) -> tuple[Tensor, Tensor | None]:
-    method = call.method
-    if method == "auto":
-        theirs = q.is_cuda and not call.return_lse and context_parallel.can_run(plan, q, v)
-        method = "context parallel" if theirs else "ring"
-    run, can_run = RINGS[method]
-    if not can_run(plan, q, v) or (call.return_lse and method != "ring"):
-        raise UsageError(f"method is {method!r}, which cannot run here; use 'ring'.")
-    out, lse = run(q, k, v, plan)
-    return out, lse
-
-
 def distributed_attention(
     q: Tensor,
     k: Tensor,
@@ -202,7 +179,6 @@ def distributed_attention(
     scale: float | None = None,
     return_lse: bool = False,
     coupling: Coupling | None = None,
-    method: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attend to the tokens of all processes of a group, each of which holds a part of the sequence; exact.
 
@@ -223,7 +199,6 @@ def distributed_attention(
         return_lse: also return log sum exp of the scores, float32 or wider.
         coupling: makes the couplings where they are watched or no softmax; every process then gathers keys and values,
             and `record` shows (batch, heads, tokens of this process, all tokens).
-        method: of mode "ring": "auto", "ring", or "context parallel", PyTorch's own, which "auto" prefers on GPUs.
 
     Shapes:
         q (batch, heads, tokens, dim), k (batch, heads, senders, dim), v (batch, heads, senders, pose): those of this
@@ -241,7 +216,7 @@ def distributed_attention(
     ranks = ranks_of(group)
     if scale is None:
         scale = q.shape[-1] ** -0.5 if isinstance(q, Tensor) and q.dim() and q.shape[-1] else 1.0
-    call = _Call(mode, causal, layout, Kernel(float(scale), block), coupling, return_lse, method)
+    call = _Call(mode, causal, layout, Kernel(float(scale), block), coupling, return_lse)
     if ranks.size == 1:
         if (problem := _named(call) or _problem(q, k, v, call, ranks)) is not None:
             raise UsageError(problem)
@@ -256,8 +231,6 @@ def distributed_attention(
         out, lse = _gathered(q, k, v, plan, call)
     elif mode == "alltoall":
         out, lse = _traded(q, k, v, plan, call)
-    elif mode == "allgather":
-        out, lse = Gathered.apply(q, k, v, plan)
     else:
-        out, lse = _ring(q, k, v, plan, call)
+        out, lse = (Gathered if mode == "allgather" else Ring).apply(q, k, v, plan)
     return out if lse is None or not return_lse else (out, lse)
