@@ -100,7 +100,8 @@ def test_one_process_is_plain_attention() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "star"}, "mode is 'star'"), ({"layout": "x"}, "layout is 'x'"), ({"block": 0}, "block is 0"), ({"group": "world"}, "group is a str"),
+        ({"mode": "star"}, "mode is 'star'"), ({"layout": "x"}, "layout is 'x'"), ({"block": 0}, "block is 0"),
+        ({"group": "world"}, "group is a str"),
         ({"coupling": Coupling("receivers")}, "over the senders"),
     ],
 )  # fmt: skip

@@ -20,6 +20,8 @@ SIDE, PAD = 40, 6
 FOLDERS = ("affnist/transformed/test_batches", "affnist/test_batches", "affnist")
 _LARGEST = 2**31
 """Most bytes of the images of all files together; the published ones have 0.5 GB."""
+_LARGEST_FILE = 2**29
+"""Most bytes of one file; a published one has 20 MB."""
 
 
 def read(root: Path, download: bool) -> "RawDataset":
@@ -60,13 +62,23 @@ def read(root: Path, download: bool) -> "RawDataset":
 def _read_batch(path: Path) -> "tuple[Tensor, Tensor]":
     import numpy as np
 
-    from mereo.data.matlab import read_matlab
     from mereo.data.published import to_tensors
+    from mereo.data.regular import open_regular
 
-    fields = read_matlab(path).get("affNISTdata")
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise MereoError("affnist is stored in .mat files, which only scipy reads; run `pip install scipy`.") from error
+    with open_regular(path) as file:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise UsageError(f"{path} has more than {_LARGEST_FILE} bytes; replace it.")
+        try:
+            fields = loadmat(file, variable_names=["affNISTdata"], simplify_cells=True).get("affNISTdata")
+        except Exception as error:  # SciPy has no error of its own for a damaged file
+            raise UsageError(f"{path} is not a MATLAB file that SciPy can read: {error}; replace it.") from error
     fields = fields if isinstance(fields, dict) else {}
-    images, labels = fields.get("image"), fields.get("label_int")
-    if images is None or labels is None or images.dtype != np.uint8 or images.shape != (SIDE * SIDE, labels.size):
+    images, labels = (np.asarray(fields.get(name, ())) for name in ("image", "label_int"))
+    if images.dtype != np.uint8 or labels.dtype.kind not in "iuf" or images.shape != (SIDE * SIDE, labels.size):
         raise UsageError(f"{path} has no affNISTdata with image, {SIDE * SIDE} bytes for each label_int; replace it.")
     whole = labels.astype(np.int64).ravel()
     if not len(whole) or whole.min() < 0 or whole.max() > 9 or not np.array_equal(whole, labels.ravel()):
