@@ -59,8 +59,8 @@ class Workload:
         call: takes the inputs of the case, returns a tensor or a tuple of tensors.
         leaves: what has gradients besides the inputs.
         finish: what follows the backward pass, such as the step of an optimiser.
-        compared: after a backward pass, the gradients that are compared with those of the reference, in the same order
-            there; by default those of the inputs and leaves.
+        compared: after a backward pass, the gradients to compare with the reference's, in the same order; by default
+            the gradients of the inputs and leaves.
     """
 
     call: Callable[..., Any]
@@ -143,7 +143,7 @@ class Suite:
         timed: False measures only memory.
         limit: bytes that a contender may take where memory is measured.
         tolerance: relative error above which a contender is wrong.
-        gradient_tolerance: the same for its gradients; by default that of outputs.
+        gradient_tolerance: the same for its gradients; by default the tolerance of the outputs.
         by_norm: compare the gradients in the type that is timed by the norm of all together, for networks in which the
             rounding of single gradients is as large as they are; contenders then have `exact`.
         adopt: makes a contender's `build` of a callable from outside.
@@ -151,8 +151,8 @@ class Suite:
         tables: further results, measured after the cases.
         digest: tables over all cases, made from the finished run.
         also: further cases at every place: changes of its sizes, and the modes that are timed there.
-        skip: the reason why a setting cannot be measured, such as a network that does not exist; None where it can be.
-        models: names that `--models` may choose beyond those of the sweep over "model".
+        skip: the reason why a setting cannot be measured, such as a network that does not exist; None if it can.
+        models: names that `--models` may choose in addition to the sweep over "model".
     """
 
     name: str

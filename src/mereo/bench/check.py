@@ -1,4 +1,4 @@
-"""Correctness before speed: outputs and gradients of a contender compared with those of the reference."""
+"""Correctness before speed: a contender's outputs and gradients compared with the reference's."""
 
 import math
 from collections.abc import Sequence

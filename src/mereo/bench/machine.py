@@ -83,7 +83,7 @@ def clock_of(device: str) -> Clock:
 
 
 def probe(count: int, device: str = "cpu", *, seconds: float, side: int) -> Rates:
-    """Best rates of a float32 matrix product and of a copy (read and write) on so many threads."""
+    """Best rates of a float32 matrix product and of a copy (read and write), on the given number of threads."""
     import torch
 
     side *= 8 if device.startswith("cuda") else 1

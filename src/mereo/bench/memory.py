@@ -24,7 +24,7 @@ class Peak:
     """Bytes.
 
     Attributes:
-        resident: of the process, above what was in use before; None where it is unknown.
+        resident: of the process, above what was in use before; None if unknown.
         allocator: of PyTorch on an accelerator, above what was in use before; None on a CPU.
         process: resident memory of the process at its largest: libraries, weights and inputs included.
         by: how the resident peak was measured.
@@ -72,7 +72,7 @@ def measure_peak(case: Case, contender: str, mode: Mode, request: Request, limit
     }  # fmt: skip
     try:
         done = subprocess.run(
-            # -P: modules of the working folder must not replace those of Python.
+            # -P: modules in the working folder must not replace Python's own.
             [sys.executable, "-P", "-m", "mereo.bench.child", json.dumps(order)],
             capture_output=True, text=True, timeout=TIMEOUT, check=False,
         )  # fmt: skip

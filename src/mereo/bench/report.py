@@ -53,7 +53,7 @@ def versus(m: Measurement, reference: Measurement | None, *, on_device: bool = F
     if m.wall is None or reference is None or reference.wall is None:
         return "-"
     wall, cpu = reference.wall.median / m.wall.median, None
-    # On an accelerator the CPU's time is that of launching kernels, not of the work.
+    # On an accelerator the CPU only launches kernels, so its time does not measure the work.
     if not on_device and m.cpu is not None and reference.cpu is not None and m.cpu.median and reference.cpu.median:
         cpu = reference.cpu.median / m.cpu.median
     if m.role == "part":
@@ -191,7 +191,7 @@ def heading(run: Run) -> list[str]:
 
 
 LEGEND = (
-    "Medians and quartiles of interleaved rounds; CPU time is that of all threads, and numbers by it are in brackets."
+    "Medians and quartiles of interleaved rounds; CPU time is summed over threads; numbers from it are in brackets."
     " Errors are the largest relative"
     " difference to the reference; a contender above {tolerance:g} is WRONG and has no speed-up. The bound is the"
     " task's; an implementation that must move more data has its own bound; a share above 100 % shows that the"

@@ -21,7 +21,7 @@ class Measurement:
         case, sizes, axis, threads, mode, contender, role: the subject of the measurement.
         reference: the contender it was compared with.
         status: "ok"; "WRONG"; "unchecked" (compared with nothing); "left out" and "failed", with the reason in `note`.
-        output_error, gradient_error: largest relative errors; None where not measured.
+        output_error, gradient_error: largest relative errors; None if not measured.
         first: wall seconds of the first call, compilation included.
         wall, cpu: seconds of one call.
         flops, bytes: of the task.

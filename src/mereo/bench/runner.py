@@ -37,7 +37,7 @@ class Bench:
         request: how.
         progress: called after each measurement.
         save: called after every case with the results so far.
-        clock: measures time; that of the device by default.
+        clock: measures time; by default the clock of the device.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Quartiles:
-    """Median and quartiles, linearly interpolated, of so many samples."""
+    """Median and quartiles of samples, linearly interpolated."""
 
     median: float
     low: float
@@ -113,7 +113,7 @@ def interleave(
 
     Args:
         work: name -> call, warmed up but for one call here, from which the repetitions in a sample follow.
-        seconds: to spend on each contender; no round begins after as many times that.
+        seconds: to spend on each contender; no round begins after `seconds` times the number of contenders.
         least, most: number of rounds.
         clock: measures time.
     """

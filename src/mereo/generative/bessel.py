@@ -254,7 +254,7 @@ class _Transformable(torch.autograd.Function):
 
 
 def _derived(k: Tensor, order: float, level: int) -> Tensor:
-    """g, A or A' for level 0, 1 or 2, with as many derivatives as are known."""
+    """g, A or A' for level 0, 1 or 2, differentiable down to A'."""
     if level >= len(_OPERATORS):
         raise UsageError("the third derivative of the log of a Bessel function is not known here.")
     if transformed():

@@ -70,7 +70,7 @@ def _start(
     """Templates that are some points of random images, centred and scaled."""
     full = (mask.sum(1) >= parts).nonzero().squeeze(-1)
     if not len(full):
-        raise UsageError(f"parts is {parts}, and no image has as many points; give fewer.")
+        raise UsageError(f"parts is {parts}, more than any image has points; give fewer.")
     templates = []
     for _ in range(objects):
         image = full[torch.randint(len(full), (), generator=generator)]

@@ -37,7 +37,7 @@ def label_constellations(
         generator: of the random starts; RANSAC has none.
         templates: of the objects; None: two squares and a triangle.
         clutter, prior_mean: as of `GenerativeCapsuleModel`. RANSAC has no prior, and leaves unexplained points over.
-        annealed: whether the precision of "gcm_constellations" doubles up to 1e4; that of the mixture never does.
+        annealed: whether the precision of "gcm_constellations" doubles up to 1e4; the mixture's is fixed.
         restarts, updates: as of `infer_constellations`.
 
     Shapes: points (images, slots, 2), mask (images, slots) -> int64 (images, slots).

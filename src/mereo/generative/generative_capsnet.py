@@ -51,7 +51,7 @@ class GenerativeCapsNet(nn.Module):
 
     Shapes: images in [0, 1], (batch, in_chans, height, width).
 
-    Ours; the model of the parents is that of arXiv:2209.02567, equations 7 and 8.
+    Ours; the parents follow the model of arXiv:2209.02567, equations 7 and 8.
     """
 
     def __init__(

@@ -69,8 +69,8 @@ def segmentation_accuracy(
 
     Args:
         predicted, true, mask: see `contingency`; at most 12 labels.
-        slots: count as many points an image, and those that are absent as right: the way in which the constellations
-            of stacked capsule autoencoders are evaluated. None: the points that are there.
+        slots: the number of points to divide by in every image; absent points count as correct. This is how the
+            constellations of stacked capsule autoencoders are evaluated. None: only the points that are there.
 
     Shapes: predicted, true, mask (..., points) -> (...), float64.
 
@@ -83,7 +83,7 @@ def segmentation_accuracy(
     if slots is None:
         return right / points
     if slots < points.max():
-        raise UsageError(f"slots is {slots}, and an image has {int(points.max())} points; give at least as many.")
+        raise UsageError(f"slots is {slots}, and an image has {int(points.max())} points; give at least that number.")
     return (right + slots - points) / slots
 
 

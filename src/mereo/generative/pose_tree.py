@@ -85,9 +85,9 @@ class PoseTree(nn.Module):
     ELBO = E_q(A) q(t) sum_i log sum_j P(s_i = j | t) N(A_i; A_j M_ij, 1 / lambda_ij) - KL(q(A)) - KL(q(t))
 
     Args:
-        children, parents: how many there are; children have a type each, their place in the input.
+        children, parents: the number of each; every child has a type of its own, its place in the input.
         prior_std: of the entries of a parent's pose around the identity.
-        none_std: of those of a child without a parent.
+        none_std: of the entries of a pose of a child without a parent.
 
     Reads as: couplings[b, t, j, i] of `route` is the share of parent j (0: none) in child i, when the parents of the
         t-th set are present.

@@ -92,7 +92,7 @@ def infer(
         penalty: lambda, the price of a class capsule's length; 0 is plain predictive coding.
         method: "sgd" descends the whole, and capsules that ought to vanish stay at a length of some lr * lambda; "prox"
             takes a step on the smooth part and then shortens each class capsule by lr * lambda: exact zeros.
-        free: "all" activities, or only those of the "class" capsules, which needs no convolution in a step.
+        free: "all" activities, or only the activities of the "class" capsules, which needs no convolution in a step.
         rectify: keep the ReLU of f1. The authors' code for inference leaves it out, though it trained with it, and so
             do their figures.
         progress: called with (steps done, steps in all) after each step, over all parts of the batch.
@@ -126,8 +126,8 @@ def label_energies(
 
     F_k = min_a F(a; t = k)
 
-    With `free="class"` and a penalty of at most 2 the answer is always that of the forward pass: the energy falls with
-    the length of the capsule that is clamped to 1. Only what the earlier layers must give up can change it.
+    With `free="class"` and a penalty of at most 2 the answer always equals that of the forward pass, since the energy
+    falls with the length of the capsule that is clamped to 1. Only the activities of earlier layers can change it.
 
     Args:
         model, images, steps, lr, penalty, method, free, rectify, progress: as for `infer`; images times classes

@@ -63,7 +63,7 @@ class ProbabilisticCapsules(nn.Module):
     """A `PoseTree` with an encoder; both are learned by ascent on the evidence lower bound, without labels.
 
     Args:
-        children, parents: how many there are; 11 and 3 are those of two squares and a triangle.
+        children, parents: the number of each; two squares and a triangle have 11 and 3.
         hidden: size of the encoder's layers.
         prior_std, none_std: as of `PoseTree`.
 
@@ -113,7 +113,7 @@ class ProbabilisticCapsules(nn.Module):
     ) -> PoseExplanation:
         """Improve the encoder's belief about each image by Adam on its bound, with all weights frozen.
 
-        The best belief of each image is kept, so that the bound is never below that of the encoder.
+        The best belief of each image is kept, so the bound is never below the encoder's.
 
         Args:
             steps: of Adam, at least 1.

@@ -1,7 +1,7 @@
 """Probabilistic capsules on pixels: parents, leaves under them, and templates that the leaves place in an image.
 
 Source: Smith, Schut, Gal, van der Wilk 2020, arXiv:2004.03553; sizes and the encoder are ours.
-Cost: of a bound, that of `PoseTree` and, for each sample, a warped template a leaf.
+Cost: a bound costs one bound of `PoseTree`, and one warped template for each leaf and sample.
 """
 
 from typing import NamedTuple
@@ -83,8 +83,8 @@ class ProbabilisticImageCapsules(nn.Module):
 
     ELBO = E_q log N(image; sum_i u_i G_i(A_i), image_std^2) + E_q log p(A, u, s | t, parents) + H(q) - KL(parents)
 
-    A leaf is present, u_i = 1, iff it has a parent. Presences of leaves are summed out in closed form, and those of
-    parents by enumeration; entropies, divergences and the tree are exact, see `leaf_bound`. Only the mean of the
+    A leaf is present, u_i = 1, iff it has a parent. Presences of leaves are summed out in closed form, presences
+    of parents by enumeration; entropies, divergences and the tree are exact, see `leaf_bound`. Only the mean of the
     rendered image over poses of leaves is by reparameterised samples. Relations, templates, presences, precisions and
     the encoders are learned by ascent on the bound, without labels.
 

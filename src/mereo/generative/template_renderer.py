@@ -36,8 +36,8 @@ class TemplateRenderer(nn.Module):
 
     G_i(p) = T_i(A_i^-1 p),   T_i = sigmoid(10 theta_i);  log p(image | A, u) = log N(image; sum_i u_i G_i, image_std^2)
 
-    T is read bilinearly and is 0 outside of its square. A pose maps the square [-1, 1]^2 of the template to that of the
-    image, as A_i = A_j M_ij demands, so that pixels are looked up through its inverse.
+    T is read bilinearly and is 0 outside of its square. A pose maps the square [-1, 1]^2 of the template to the square
+    of the image, as A_i = A_j M_ij requires, so pixels are looked up through its inverse.
 
     Args:
         leaves: how many there are, each with a template of its own.

@@ -78,7 +78,7 @@ def toy_routing(
     a = _vector("inputs", inputs)
     x = a if start is None else _vector("start", start)
     if x.shape != a.shape:
-        raise UsageError(f"start has {len(x)} entries and inputs has {len(a)}; give as many.")
+        raise UsageError(f"start has {len(x)} entries and inputs has {len(a)}; give one for each input.")
     if not math.isfinite(target):
         raise UsageError(f"target is {target!r}; it must be a finite number.")
 

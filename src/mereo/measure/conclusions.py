@@ -18,7 +18,7 @@ CALIBRATION_APART = 0.01
 
 
 def clearly_apart(one: float, two: float, images: int) -> bool:
-    """Whether two shares of so many images differ by more than two standard errors of their difference."""
+    """Whether two shares, each of `images` images, differ by more than two standard errors of their difference."""
     mean = (one + two) / 2
     return abs(one - two) > 2 * math.sqrt(2 * mean * (1 - mean) / max(images, 1))
 
@@ -36,11 +36,11 @@ def chance_words(name: str, model: Mapping[str, Any]) -> str | None:
     numbers = f"({percent(model['accuracy'])} of {model['count']:,} images; guessing gets {percent(model['chance'])})"
     if model["count"] < FEW and model["accuracy"] > model["chance"]:
         return f"{name}: too few images to state that it predicts better than chance {numbers}."
-    return f"{name} predicts no better than chance {numbers}; its other numbers are those of a network that guesses."
+    return f"{name} predicts no better than chance {numbers}; its other numbers describe a network that guesses."
 
 
 def beside_chance(accuracy: float, images: int, chance: float | None) -> dict[str, Any]:
-    """An accuracy on so many images, with its interval, as `is_at_chance` and `chance_words` take it."""
+    """An accuracy with its interval and number of images, in the form that `is_at_chance` and `chance_words` take."""
     low, _ = wilson_interval(accuracy, images)
     return {"accuracy": accuracy, "accuracy_low": low, "count": images, "chance": chance}
 

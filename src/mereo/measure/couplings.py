@@ -60,8 +60,8 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 
 def _taking_part(call: Call) -> tuple[Tensor | None, bool]:
-    """Which pairs take part, bool (broadcastable to the couplings that `intervene` gives), and whether these are inside
-    tiles; None where all do."""
+    """The mask of pairs, bool (broadcastable to the couplings that `intervene` passes), or None if all pairs take part;
+    and whether the couplings are inside tiles."""
     made, tiles = call.couplings, call.tiles
     assert made is not None
     if tiles is None:

@@ -29,7 +29,7 @@ def draw_equivariance(
     poses.
 
     Args:
-        results: those of `equivariance`, by the name of the transform.
+        results: of `equivariance`, by the name of the transform.
         names: of the classes.
         title: above the picture.
         path: of the PNG.

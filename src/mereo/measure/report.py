@@ -104,7 +104,7 @@ def title(document: dict[str, Any]) -> str:
 
 
 def views_words(name: str, model: dict[str, Any]) -> str | None:
-    """A line on the views of a network; None where there are none."""
+    """A line on the views of a network; None if it was evaluated without views."""
     views = model.get("views")
     return None if views is None else f"{name}: mean over {views['count']} views: {views['changes']}"
 
@@ -210,7 +210,7 @@ def _model(name: str, model: dict[str, Any]) -> list[str]:
 def _equivariance(model: dict[str, Any], folder: str) -> list[str]:
     columns = ("linear", "unmoved", "shuffled", "length", "angle")
     fields = ("linear", "unmoved", "permuted", "length")
-    alone = ["The poses are those of the image itself, without views."] if "views" in model else []
+    alone = ["Poses are computed from the image itself, without views."] if "views" in model else []
     return [
         "### Equivariance of the class capsules",
         EQUIVARIANCE,

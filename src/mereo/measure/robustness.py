@@ -33,11 +33,11 @@ COMPARED = ("accuracy", "familiar_viewpoints", *CHANGES, "apgd", "calibration_er
 
 @dataclass(frozen=True)
 class Robustness:
-    """Measurements of one network; accuracies are shares, None where the data set has no such images.
+    """Measurements of one network; accuracies are shares, None if the data set has no such images.
 
     Attributes:
         accuracy: without change.
-        familiar_viewpoints: at the viewpoints of training, where those of the test images are new.
+        familiar_viewpoints: at the viewpoints of training, if the test images have new ones.
         rotation, translation, occlusion: mean over the severities of the corruption.
         apgd: under APGD.
         calibration_error: expected calibration error, of the better way to read the scores.
@@ -105,7 +105,8 @@ def beside_plain(measured: Mapping[str, Robustness], plain: Collection[str]) -> 
 
 
 def familiar_data(data: str) -> str | None:
-    """The same data set tested at the viewpoints of training; None where there is none, or where it is all there is."""
+    """The name of the same data set with test images at the viewpoints of training; None if it has no such images, or
+    already is that set."""
     info = find_dataset(data)
     if info is None or "familiar" not in info.options or "viewpoints=" not in data or "familiar=true" in data:
         return None

@@ -13,7 +13,7 @@ TITLE_LETTERS = 11
 
 
 def figure_title(figure: Any, title: str, width: float) -> None:
-    """A title above all panels of a figure that is so many inches wide, on as many lines as it needs."""
+    """A title above all panels of a figure `width` inches wide, wrapped to fit."""
     lines = textwrap.fill(title, int(TITLE_LETTERS * width))
     figure.suptitle(lines, fontsize=10, color=INK, fontweight="bold", x=0.01, ha="left")
 

@@ -36,7 +36,7 @@ class TrainedModel:
         source: file or folder of its weights.
         model: on its device.
         split: images of one label each, or of several, with labels in the order of the model's classes.
-        class_names: of the scores, in order: the model's, or those of the data where it has none.
+        class_names: of the scores, in order: the model's, or the names in the data if it has none.
         data: name of the data set.
     """
 
@@ -234,7 +234,7 @@ def load_trained_models(
     Args:
         sources: files of weights or folders of runs.
         data: name or folder of the data; the data they were trained on when None.
-        data_root: folder of the data sets; that of the run, MEREO_DATA or ./data when None.
+        data_root: folder of the data sets; by default the folder that the run used, MEREO_DATA, or ./data.
         split: "test", "validation" or "train".
         limit: largest number of images, with classes in proportion.
         device: of the networks.
@@ -253,7 +253,7 @@ def load_trained_models(
         held = (
             (config.seed, config.validation_fraction, config.limit) if config is not None and split != "test" else None
         )
-        # Which images a run has seen is its own, and so may be what is left of a split.
+        # Each run has its own training images, so the images left of a split may differ between runs.
         seen = (source,) if RunFolder(source if source.is_dir() else source.parent.parent).seen.is_file() else ()
         key = (model.pretrained_cfg["input_size"], model.pretrained_cfg.get("crop_pct"), held, *seen)
         if key not in read:

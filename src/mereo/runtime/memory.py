@@ -39,7 +39,7 @@ def available_memory() -> int:
 
 
 def free_memory(device: "torch.device | str") -> int:
-    """Bytes of memory that are free on a device; those of the machine unless it is a CUDA device."""
+    """Bytes of free memory of a device: of the GPU for a CUDA device, otherwise of the machine."""
     import torch
 
     device = torch.device(device)

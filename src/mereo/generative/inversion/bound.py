@@ -13,7 +13,8 @@ def bound(
 ) -> Tensor:
     """The ELBO at these responsibilities and beliefs, differentiable in the mixture, the prior and the children.
 
-    At the best beliefs its gradient is that of the bound itself; at any others it still is that of a bound.
+    At the best beliefs its gradient equals the gradient of the maximised bound; at any other beliefs the value is
+    still a lower bound.
 
     Shapes: responsibilities (batch, components, children) -> (batch,).
     """

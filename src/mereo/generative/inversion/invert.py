@@ -90,9 +90,10 @@ def invert(
             start at random.
         start_parents: means and covariances to begin with, free only, instead of `start`.
         sweeps: how often responsibilities and beliefs are renewed, at least 1. 5 to 20 do in practice.
-        starts: the best of so many is kept, by ELBO, for each element of the batch; with `learn`, for the whole batch.
+        starts: number of random starts. The one with the highest ELBO is kept, for each element of the batch; with
+            `learn`, for the whole batch.
         learn: which of "sigma", "kappa" and "log_prior" to fit to the batch, within each sweep, in the shape in which
-            they were given (a number is shared by all).
+            they were given (a single number is one shared parameter).
         largest_kappa, smallest_sigma: where learning stops; a direction that is the pose's own counts twice, so that
             kappa would run off.
         generator: for the random starts.
@@ -204,7 +205,7 @@ class _Found(NamedTuple):
 
 
 class _Beliefs(NamedTuple):
-    """The state from which a sweep starts; `slope` is that of the bound's tangent where there is one."""
+    """The state from which a sweep starts; `slope` is the slope of the bound's tangent, if the prior is sparse."""
 
     mixture: Mixture
     parents: FreeParents | SphereParents

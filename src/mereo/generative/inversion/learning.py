@@ -24,7 +24,7 @@ def learn_parameters(
     learn: Sequence[str],
     limits: tuple[float, float],
 ) -> Mixture:
-    """The mixture with those of its parameters renewed that `learn` names; limits: largest kappa, smallest sigma.
+    """The mixture with the parameters named by `learn` updated; limits: largest kappa, smallest sigma.
 
     rho_j   = mean_i r_ij
     sigma^2 = sum r_ij E|V_i - U_ij|^2 / (d sum r_ij)

@@ -26,7 +26,7 @@ from mereo.generative.inversion.sphere import SphereParents
 
 @dataclass(frozen=True)
 class Problem:
-    """The problem that `invert` solves; `start` is None where the beliefs are given instead."""
+    """The problem that `invert` solves; `start` is None if initial beliefs are given instead."""
 
     children: Children
     mixture: Mixture

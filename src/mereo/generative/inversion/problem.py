@@ -74,8 +74,8 @@ class Mixture:
     Attributes:
         weight: T as (components, children, d, e), or (components, d, e) where all children share them.
         sigma, kappa, log_prior: broadcastable to (components, children).
-        owner: which parent each component belongs to, (components,); None where each is a parent.
-        parents: how many there are.
+        owner: the parent of each component, (components,); None if every component is a parent of its own.
+        parents: the number of parents.
     """
 
     weight: Tensor
