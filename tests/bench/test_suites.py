@@ -43,7 +43,7 @@ def test_inversion_refuses_another_task():
 @pytest.mark.parametrize("task", ["free", "sphere"])
 def test_a_wrong_sweep_is_detected(task, monkeypatch):
     """The comparison of the suite can fail: halved responsibilities do."""
-    from mereo.bench.suites import inversion
+    from papers.kiefer_generative_capsules import inversion_suite as inversion
 
     def halved(problem):
         responsibilities, means = inversion.einsum_sweep(problem)

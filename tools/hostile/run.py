@@ -136,7 +136,7 @@ def prepare() -> Path:
         "accelerate", "matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision", "pyarrow.parquet", "yaml",
         "tyro", "mereo.cli.main", "mereo.cli.train", "mereo.catalogue", "mereo.training.engine", "mereo.export.forms",
         "mereo.export.writing", "mereo.export.rows", "mereo.explain", "mereo.bench", "mereo.measure.evaluation",
-        "mereo.inference.predict", "mereo.experiments", "mereo.data.stream",
+        "mereo.inference.predict", "mereo.data.stream",
     ):  # fmt: skip
         import_module(module)
     torch.set_num_threads(1)  # the threads of a pool do not live on in a fork

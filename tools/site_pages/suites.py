@@ -1,13 +1,14 @@
 """The page of the benchmark suites, from their declarations."""
 
-from mereo.bench import SUITES
+from mereo.bench import SUITES, get_suite
+from papers.listing import SUITES as OF_PAPERS
 from site_pages.docstrings import prose
 from site_pages.tables import table
 
 INTRODUCTION = """# Suites
 
-The suites of `mereo bench`. `--sizes` changes the sizes; your own contender takes the inputs before the arrow and
-returns the result after it.
+The suites of `mereo bench`, those of single papers last: they are in `papers/` of the repository. `--sizes` changes the
+sizes; your own contender takes the inputs before the arrow and returns the result after it.
 
 """
 
@@ -20,6 +21,6 @@ def pages() -> dict[str, str]:
             f"{prose(suite.summary)} ({', '.join(f'`{name}={value}`' for name, value in suite.sizes.items())})",
             prose(suite.takes),
         )
-        for suite in SUITES.values()
+        for suite in (*SUITES.values(), *map(get_suite, OF_PAPERS))
     ]
     return {"suites.md": INTRODUCTION + table(("suite", "what, at its sizes", "a contender"), rows)}

@@ -11,6 +11,7 @@ from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.errors import MereoError, UsageError
 from mereo.files import check_outputs
+from mereo.runtime.clone import find_papers
 from mereo.runtime.printing import say
 
 if TYPE_CHECKING:
@@ -20,8 +21,10 @@ SECONDS, SECONDS_QUICK = 5.0, 0.5
 
 
 def list_suites() -> None:
-    """One line per suite."""
+    """One line per suite, and the names of those of the papers in a clone."""
     print_table(("suite", "sizes", "what"), cached_list("suites", _suites, "mereo.bench"))
+    if papers := find_papers():
+        say(f"suites of the papers: {', '.join(sorted(papers.SUITES))}")
 
 
 def _suites() -> list[tuple[str, str, str]]:

@@ -2,7 +2,7 @@
 
 A study is data: the base configuration, and for each variant the fields that differ and what its source reports. The
 runs are in <output>/<study>-<data>/<variant>-seed<n>; finished runs are reused, so an interrupted study can be
-continued. Published studies are in `published_studies.py`; `mereo compare` makes its study from the command line.
+continued. `mereo compare` makes its study from the command line, and those of papers are in `papers/`.
 """
 
 import re

@@ -1,0 +1,41 @@
+"""All papers, and what they declare by name. This module imports no torch."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from papers.common.paper import Experiment, Paper
+
+if TYPE_CHECKING:
+    from mereo.training.studies import Study
+
+NAMES = (
+    "ar_capsnet",
+    "cait",
+    "clear",
+    "combiner",
+    "constellations",
+    "defaults",
+    "evit",
+    "kiefer_generative_capsules",
+    "lightning",
+    "moh",
+    "mspcaps",
+    "neighborhood",
+    "ninformer",
+    "probabilistic_capsules",
+    "routing_transformer",
+    "sea",
+    "shvit",
+    "sparse_capsules",
+    "sparsifiner",
+    "spectformer",
+    "unified_view",
+)
+"""The folders of the papers."""
+
+PAPERS: Mapping[str, Paper] = {name: import_module(f"papers.{name}").PAPER for name in NAMES}
+EXPERIMENTS: Mapping[str, Experiment] = {name: e for paper in PAPERS.values() for name, e in paper.experiments.items()}
+STUDIES: Mapping[str, "Study"] = {name: study for paper in PAPERS.values() for name, study in paper.studies.items()}
+SUITES: Mapping[str, str] = {name: place for paper in PAPERS.values() for name, place in paper.suites.items()}
+"""The benchmark suites, name -> module:attribute."""
