@@ -23,7 +23,7 @@ prints this table too; `mereo train --dry-run --model NAME` also prints the time
 
 """
 Entry = ModelEntry | SequenceEntry
-ROW = ("input", "classes", "parameters", "source", "what")
+ROW = ("input", "classes", "parameters", "source", "reconstruction", "what")
 
 
 def families() -> dict[str, list[Entry]]:
@@ -52,7 +52,8 @@ def row(entry: Entry) -> list[str]:
     counted = f"{count(model) - decoder:,}" + (f" + {decoder:,} of the decoder" if decoder else "")
     cfg = entry.pretrained_cfg(entry.defaults)
     shape = "x".join(map(str, cfg["input_size"])) + (" tokens" if isinstance(entry, SequenceEntry) else "")
-    return [shape, str(cfg["num_classes"]), counted, prose(entry.source), prose(entry.summary)]
+    marks = [prose(entry.source), prose(entry.reconstruction), prose(entry.summary)]
+    return [shape, str(cfg["num_classes"]), counted, *marks]
 
 
 def used_mechanisms(entry: Entry) -> list[str]:
@@ -99,6 +100,7 @@ def page(presets: Sequence[Entry]) -> str:
             f"# {module.__name__}\n",
             markdown(inspect.getdoc(module) or "", lambda section: section != "Args"),
             f"Mechanisms in it: {linked}.\n" if linked else "",
+            f"A reconstruction: {prose(presets[0].reconstruction)}.\n" if presets[0].reconstruction else "",
             "## Presets\n",
             table(("name", "input", "classes", "parameters", "what, and the arguments that make it"), changes),
             f'```python\nmodel = mereo.create_model("{presets[0].name}"{given})\n```\n',

@@ -28,6 +28,7 @@ class NetworkEntry:
             None for presets other than the first of a family.
         variants: changes of the tiny network that are tested as well, by a short name.
         aliases: other names that `create_model` takes for it.
+        reconstruction: why it is a reconstruction, where the equations of its source were not available; "" if not.
     """
 
     name: str
@@ -41,6 +42,7 @@ class NetworkEntry:
     tiny: Mapping[str, Any] | None = None
     variants: Mapping[str, Mapping[str, Any]] | None = None
     aliases: tuple[str, ...] = ()
+    reconstruction: str = ""
 
     @property
     def defaults(self) -> dict[str, Any]:
