@@ -186,7 +186,7 @@ class VariationalCapsNet(CapsuleClassifier):
 
 
 register_model(
-    "vb_base",
+    "variational_capsnet_base",
     VariationalCapsNet,
     "Variational Bayes routing with 32 types of capsules, for 32x32 crops of smallNORB.",
     source="arXiv:1905.11455",
@@ -199,8 +199,9 @@ register_model(
         "evidence": {"scores": "evidence", "init": "noisy_identity"},
     },
 )
+    aliases=("vb_base",),
 register_model(
-    "vb_small",
+    "variational_capsnet_small",
     VariationalCapsNet,
     "Variational Bayes routing with 16 types of capsules, for 32x32 crops of smallNORB.",
     source="arXiv:1905.11455",
@@ -210,12 +211,14 @@ register_model(
     types=(8, 16, 16),
 )
 register_model(
-    "vb_tiny",
+    "variational_capsnet_tiny",
     VariationalCapsNet,
     "Variational Bayes routing in a single layer, for 32x32 crops of smallNORB.",
+    aliases=("vb_small",),
     source="arXiv:1905.11455",
     parameters=206_154,
     crop_pct=2 / 3,
     recipe="variational_bayes",
     types=(16,),
 )
+    aliases=("vb_tiny",),
