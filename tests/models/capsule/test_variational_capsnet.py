@@ -72,9 +72,10 @@ def test_norms_of_the_primary_capsules() -> None:
         torch.testing.assert_close(capsules.activation[:, kind], expected.sigmoid())
 
 
+@pytest.mark.parametrize("coordinates", ["paper", "released"])
 @torch.no_grad()
-def test_coordinates_are_added_to_two_entries_of_the_votes_for_the_classes() -> None:
-    model = some().eval()
+def test_coordinates_are_added_to_two_entries_of_the_votes_for_the_classes(coordinates: str) -> None:
+    model = some(coordinates=coordinates).eval()
     capsules = model.forward_features(torch.rand(1, 2, 19, 19))
     rows, columns = capsules.pose.shape[-2:]
     votes = model.head.votes(capsules.pose).dense()[0, 0].unflatten(1, (rows, columns, 3))
@@ -82,7 +83,8 @@ def test_coordinates_are_added_to_two_entries_of_the_votes_for_the_classes() -> 
         for column in range(columns):
             for kind in range(3):
                 plain = (capsules.pose[0, kind, ..., row, column] @ model.head.weight[1, kind]).flatten()
-                added = torch.tensor([0, (row + 1) / (10 * rows), 0, (column + 1) / (10 * columns)])
+                places = (row + 1) / (10 * rows), (column + 1) / (10 * columns)
+                added = torch.tensor([0, places[0], 0, places[1]] if coordinates == "paper" else [0, 0.1, 0, 0.1])
                 torch.testing.assert_close(votes[1, row, column, kind], plain + added)
 
 
@@ -157,6 +159,7 @@ def outline_of(model: VariationalCapsNet) -> Tensor:
         ({"types": (3,), "img_size": 8}, "at least 9"),
         ({"scores": "odds"}, "scores is 'odds'"),
         ({"init": "zeros"}, "init is 'zeros'"),
+        ({"coordinates": "none"}, "coordinates is 'none'"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
