@@ -213,6 +213,8 @@ def test_every_network_is_on_the_page_of_its_family(site):
         page = site[f"networks/{family}.md"]
         assert page.startswith(f"# {entry.module.__name__}\n") and f"| `{name}` |" in page
         assert entry.recipe is None or f"### {entry.recipe}\n" in page
+        (row,) = [line for line in site["networks/index.md"].splitlines() if f"| [`{name}`]" in line]
+        assert entry.reconstruction in row and (not entry.reconstruction or entry.reconstruction in page)
         assert f"[`{name}`]({family}.md)" in site["networks/index.md"]
 
 

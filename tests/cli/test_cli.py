@@ -9,11 +9,13 @@ import pytest
 from PIL import Image
 
 import mereo
+from mereo.catalogue import get_mechanism
 from mereo.cli.lists import LISTS
 from mereo.cli.main import COMMANDS, main
 from mereo.cli.options import PredictOptions
 from mereo.cli.parse import parse
 from mereo.cli.train import options_from
+from mereo.models import get_model_entry
 
 SMALL = [
     "--data", "digits", "--limit", "64", "--batch-size", "32", "--epochs", "1", "--device", "cpu", "--no-tensorboard",
@@ -324,6 +326,17 @@ def test_lists_are_searchable_and_have_sources(call, command):
     name = rows[0]["name"]
     assert [row["name"] for row in json.loads(call(command, name[:-1] + "*", "--json")[1])][0] == name
     assert name in call(command, name)[1]
+
+
+def test_lists_take_aliases_and_mark_reconstructions(call):
+    shown = call("models", "vb_small")[1]
+    assert "variational_capsnet_small" in shown and "routing_steps" in shown
+    assert "variational_capsnet_tiny" in call("models", "vb_*")[1]
+    for command, name, entry in (
+        ("models", "aa_capsnet_28", get_model_entry("aa_capsnet_28")),
+        ("mechanisms", "capsule_gate", get_mechanism("capsule_gate")),
+    ):
+        assert entry.reconstruction and entry.reconstruction in call(command, name)[1]
 
 
 @pytest.mark.slow

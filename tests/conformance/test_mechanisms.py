@@ -7,6 +7,7 @@ import pytest
 
 from mechanism_checks import CHECKS, Check, check_compiled
 from mereo.catalogue import FAMILIES, MECHANISMS, Mechanism
+from reconstructions import check_reconstruction
 
 TESTS = Path(__file__).parents[1]
 ENTRIES = sorted(MECHANISMS.items())
@@ -39,6 +40,11 @@ def test_the_file_lies_in_the_room_of_its_family(entry: Mechanism) -> None:
     room = entry.room.partition(".")[0]
     own = list((TESTS / room).rglob(f"test_{entry.name}.py"))
     assert own and "def test_" in own[0].read_text(), f"tests/{room}/test_{entry.name}.py is missing or empty"
+
+
+@every_mechanism
+def test_a_docstring_without_its_papers_equations_is_marked_as_a_reconstruction(entry: Mechanism) -> None:
+    check_reconstruction(entry.target, entry.reconstruction)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

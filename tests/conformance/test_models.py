@@ -25,6 +25,7 @@ from mereo.errors import UsageError
 from mereo.models import MODELS, CapsuleClassifier, FeatureMaps, VisionModel, get_model_entry
 from mereo.models.registry import families, outline
 from plain_cnn import registered
+from reconstructions import check_reconstruction
 
 PLAIN = "plain_cnn"
 TINY = [(entry.name, "") for entry in families().values()] + [(PLAIN, "")]
@@ -481,6 +482,12 @@ def test_presets_are_described_and_have_as_many_parameters_as_they_declare(name:
     assert json.loads(json.dumps(entry.defaults)).keys() == entry.defaults.keys()
     assert sum(p.numel() for p in model.parameters()) == entry.parameters
     assert model(torch.empty(2, *model.image_shape, device="meta")).shape == (2, model.num_classes)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_docstring_without_its_papers_equations_is_marked_as_a_reconstruction(name: str) -> None:
+    entry = get_model_entry(name)
+    check_reconstruction(entry.module, entry.reconstruction)
 
 
 @every_case

@@ -67,7 +67,16 @@ def test_the_published_recipe_resizes_to_48_and_crops_32(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["capsnet_smallnorb", "matrix_capsnet_310k", "vb_tiny", "vb_small", "vb_base", "sr_convnet", "sr_smallnet"]
+    "name",
+    [
+        "capsnet_smallnorb",
+        "matrix_capsnet_310k",
+        "variational_capsnet_tiny",
+        "variational_capsnet_small",
+        "variational_capsnet_base",
+        "self_routing_capsnet_convnet",
+        "self_routing_capsnet_smallnet",
+    ],
 )
 def test_networks_for_smallnorb_crop_32_of_48(name: str) -> None:
     assert load_size((32, 32), get_model_entry(name).crop_pct) == (48, 48)

@@ -12,6 +12,7 @@ from mereo.errors import UsageError
 from mereo.export.card import model_card
 from mereo.export.record import command_of, read_record
 from mereo.inference.flops import forward_flops
+from mereo.models import get_model_entry
 from mereo.training.config import TrainConfig
 from mereo.training.plan import resolve
 from mereo.training.recipes import apply_recipe
@@ -62,6 +63,13 @@ def test_a_card_states_differences_from_the_published_network():
     assert "344 thousand parameters. `mspcaps_tiny` of mereo, arXiv:2508.16922." in published
     variant = model_card(mereo.create_model("mspcaps_tiny", num_classes=3, patch_size=2), {}, "net")
     assert "A variant of `mspcaps_tiny`" in variant and "parameters): num_classes 3, patch_size 2." in variant
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_classes": 3}])
+def test_a_card_marks_a_reconstruction(arguments):
+    marked = get_model_entry("rs_capsnet_small").reconstruction
+    assert marked and marked in model_card(mereo.create_model("rs_capsnet_small", **arguments), {}, "net")
+    assert "reconstruction:" not in model_card(mereo.create_model("mspcaps_tiny", **arguments), {}, "net")
 
 
 def test_a_card_without_a_run_claims_nothing(make):

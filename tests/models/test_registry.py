@@ -2,15 +2,18 @@
 
 import contextlib
 import typing
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import mereo
 from mereo.core import Source
 from mereo.errors import UsageError
 from mereo.models import MODELS, ModelEntry, get_model_entry, register_model
-from mereo.models.registry import families, outline
+from mereo.models.registry import ALIASES, families, outline
+from mereo.training.compare import parse_variant
 from plain_cnn import PlainCNN, registered
 
 
@@ -23,10 +26,28 @@ def test_list_models_and_is_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alias", "name"), [("capsnet_mnist", "capsnet"), ("efficient_capsnet_mnist", "efficient_capsnet")]
+    ("one", "other"), [("capsnet_mnist", "capsnet"), ("efficient_capsnet_mnist", "efficient_capsnet")]
 )
-def test_aliases_are_the_same_network(alias: str, name: str) -> None:
-    assert get_model_entry(alias).defaults == get_model_entry(name).defaults
+def test_two_presets_of_one_network(one: str, other: str) -> None:
+    assert get_model_entry(one).defaults == get_model_entry(other).defaults
+
+
+@pytest.mark.parametrize(("alias", "name"), sorted(ALIASES.items()))
+def test_an_alias_is_taken_wherever_a_name_is(alias: str, name: str) -> None:
+    assert mereo.is_model(alias) and get_model_entry(alias) is get_model_entry(name)
+    if name in MODELS:
+        assert outline(alias).config == outline(name).config
+        assert parse_variant(f"{alias}:num_classes=3", recipes=False)[1].changes == {"model": name}
+
+
+@pytest.mark.parametrize("alias", ["vb_small", "sr_resnet20", "idpa_cifar10_resnet"])
+def test_a_file_with_an_old_name_loads_as_the_same_network(alias: str, tmp_path: Path) -> None:
+    name = ALIASES[alias]
+    model = mereo.create_model(name, **families()[get_model_entry(name).family].tiny).eval()
+    model.config = model.config | {"model": alias}
+    mereo.save_weights(tmp_path / "old.safetensors", model)
+    loaded, images = mereo.load(tmp_path / "old.safetensors"), torch.rand(2, *model.image_shape)
+    assert loaded.config["model"] == name and torch.equal(loaded(images), model(images))
 
 
 def test_what_is_not_given_or_none_is_the_presets() -> None:

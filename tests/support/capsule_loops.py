@@ -24,8 +24,9 @@ def all_votes(layer: Any, poses: Tensor) -> Votes:
     top, left = layer.padding
     rows, columns = poses.shape[-2:]
     votes: Votes = {}
-    for y in range((rows + 2 * top - kh) // down + 1):
-        for x in range((columns + 2 * left - kw) // across + 1):
+    positions = (rows + 2 * top - kh) // down + 1, (columns + 2 * left - kw) // across + 1
+    for y in range(positions[0]):
+        for x in range(positions[1]):
             for o in range(kh * kw):
                 cy, cx = y * down - top + o // kw, x * across - left + o % kw
                 if not (0 <= cy < rows and 0 <= cx < columns):
@@ -37,9 +38,11 @@ def all_votes(layer: Any, poses: Tensor) -> Votes:
                         vote = complex_product(pose, weight) if layer.kind == "complex" else pose @ weight
                         vote = vote.flatten().clone()
                         if layer.coordinates is not None:
-                            for entry, index, size in zip(layer.coordinates, (cy, cx), (rows, columns), strict=True):
-                                place = (index + layer.coordinate_offset) / size * layer.coordinate_scale
-                                vote[entry] = vote[entry] + place
+                            of_parent = layer.coordinates_of == "parents"
+                            place, sides = ((y, x), positions) if of_parent else ((cy, cx), (rows, columns))
+                            for entry, index, size in zip(layer.coordinates, place, sides, strict=True):
+                                where = (index + layer.coordinate_offset) / size * layer.coordinate_scale
+                                vote[entry] = vote[entry] + where
                         votes[(r, y, x), (t, cy, cx)] = vote
     return votes
 

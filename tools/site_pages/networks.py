@@ -22,7 +22,7 @@ tokens read sequences of any length, unless they state a longest one. `mereo mod
 prints this table too; `mereo train --dry-run --model NAME` also prints the time and memory of a training step.
 
 """
-ROW = ("input", "classes", "parameters", "source", "what")
+ROW = ("input", "classes", "parameters", "source", "reconstruction", "what")
 
 
 def families() -> dict[str, list[ModelEntry]]:
@@ -52,7 +52,8 @@ def row(entry: ModelEntry) -> list[str]:
     cfg = entry.pretrained_cfg(entry.defaults)
     kind = entry.module.input_kind
     shape = "x".join(map(str, model.input_shape)) + ("" if kind == "images" else f" {kind}")
-    return [shape, str(cfg["num_classes"]), counted, prose(entry.source), prose(entry.summary)]
+    marks = [prose(entry.source), prose(entry.reconstruction), prose(entry.summary)]
+    return [shape, str(cfg["num_classes"]), counted, *marks]
 
 
 def used_mechanisms(entry: ModelEntry) -> list[str]:
@@ -99,6 +100,7 @@ def page(presets: Sequence[ModelEntry]) -> str:
             f"# {module.__name__}\n",
             markdown(inspect.getdoc(module) or "", lambda section: section != "Args"),
             f"Mechanisms in it: {linked}.\n" if linked else "",
+            f"A reconstruction: {prose(presets[0].reconstruction)}.\n" if presets[0].reconstruction else "",
             "## Presets\n",
             table(("name", "input", "classes", "parameters", "what, and the arguments that make it"), changes),
             f'```python\nmodel = mereo.create_model("{presets[0].name}"{given})\n```\n',

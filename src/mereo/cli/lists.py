@@ -4,6 +4,7 @@ import fnmatch
 import inspect
 import json
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from mereo.cli.list_cache import cached_list
 from mereo.cli.options import ListOptions
@@ -11,6 +12,9 @@ from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.errors import unknown
 from mereo.runtime.printing import say
+
+if TYPE_CHECKING:
+    from mereo.models import ModelEntry
 
 Rows = list[dict[str, str]]
 
@@ -32,10 +36,16 @@ def _models() -> Rows:
                 "classes": "-" if module.outputs_argument is None else str(defaults[module.outputs_argument]),
                 "weights": ", ".join(tags_of(name)) or "-",
                 "source": entry.source,
+                **_names(entry),
                 "what": entry.summary,
             }
         )
     return rows
+
+
+def _names(entry: "ModelEntry") -> dict[str, str]:
+    """Cells that few networks have: other names, and why one is a reconstruction."""
+    return {"aliases": ", ".join(entry.aliases) or "-", "reconstruction": entry.reconstruction or "-"}
 
 
 def _of_library(pattern: str) -> Rows:
@@ -135,10 +145,15 @@ def _rows(command: str) -> Rows:
     return cached_list(command, LISTS[command], REGISTERS[command])
 
 
+def _called(row: dict[str, str]) -> list[str]:
+    """The name of a row, and its aliases."""
+    return [row["name"], *row.get("aliases", "").split(", ")]
+
+
 def matching(rows: Rows, pattern: str) -> Rows:
     """Rows whose name matches a pattern, or, for text without wildcards, rows that contain it."""
     if any(c in pattern for c in "*?["):
-        return [row for row in rows if fnmatch.fnmatch(row["name"], pattern)]
+        return [row for row in rows if any(fnmatch.fnmatch(name, pattern) for name in _called(row))]
     return [row for row in rows if pattern.lower() in " ".join(row.values()).lower()]
 
 
@@ -158,9 +173,10 @@ def run(words: list[str], command: str) -> None:
         return
     header = ["description" if name == "what" else name for name in chosen[0]]
     print_table(header, [list(row.values()) for row in chosen])
-    if command == "models" and options.pattern in {row["name"] for row in chosen}:
-        say(f"\narguments of {options.pattern}, set by create_model(..., NAME=VALUE) or --model-args NAME=VALUE\n")
-        name = options.pattern
+    named = [row["name"] for row in chosen if options.pattern in _called(row)]
+    if command == "models" and named:
+        name = named[0]
+        say(f"\narguments of {name}, set by create_model(..., NAME=VALUE) or --model-args NAME=VALUE\n")
         print_table(("argument", "default"), cached_list(f"models {name}", lambda: _arguments(name), "mereo.models"))
     if command == "mechanisms" and options.pattern in {row["name"] for row in chosen}:
         say()

@@ -94,6 +94,7 @@ class Mechanism:
         sender_axes: the axis that counts senders, by input (its position, "0") and parameter (its name).
         receiver_axes: the axis that counts receivers, in the same form, and that of the "output".
         largest_input: inputs multiplied by up to this give finite outputs.
+        reconstruction: why it is a reconstruction, where the equations of its source were not available; "" if not.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Mechanism:
     sender_axes: Mapping[str, int]
     receiver_axes: Mapping[str, int]
     largest_input: float
+    reconstruction: str
 
     @property
     def summary(self) -> str:
@@ -133,6 +135,7 @@ class Mechanism:
             "steps": str(self.steps) if self.records != "nothing" else "-",
             "update": self.update or "-",
             "records": ", ".join((self.records, *self.also_records)),
+            "reconstruction": self.reconstruction or "-",
         }
 
     def promised(self) -> dict[str, bool]:
@@ -162,6 +165,7 @@ def mechanism(
     sender_axes: Mapping[str, int] | None = None,
     receiver_axes: Mapping[str, int] | None = None,
     largest_input: float = 1e30,
+    reconstruction: str = "",
 ) -> Callable[[F], F]:
     """Register the decorated class or function under `name`; see `Mechanism` for the facts."""
     check_choice("family", family, FAMILIES)
@@ -201,6 +205,7 @@ def mechanism(
             sender_axes=senders,
             receiver_axes=receivers,
             largest_input=largest_input,
+            reconstruction=reconstruction,
         )
         if inspect.isclass(target) and hasattr(target, "forward") and not hasattr(target.forward, "checks_inputs"):
             check_inputs(cast("type[nn.Module]", target), example)

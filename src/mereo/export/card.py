@@ -64,7 +64,10 @@ def _what(model: VisionModel) -> str:
     preset = entry.defaults
     other = ", ".join(for_markdown(f"{name} {value}") for name, value in arguments.items() if value != preset[name])
     known = f"`{entry.name}` of mereo, {entry.source}"
-    return f"A variant of {known} ({entry.summary.rstrip('.')}): {other}." if other else f"{entry.summary} {known}."
+    is_ours = f" The network is a reconstruction: {entry.reconstruction}." if entry.reconstruction else ""
+    if other:
+        return f"A variant of {known} ({entry.summary.rstrip('.')}): {other}.{is_ours}"
+    return f"{entry.summary} {known}.{is_ours}"
 
 
 def _licence(name: str | None) -> str:

@@ -41,6 +41,7 @@ class ModelEntry:
             None for presets other than the first of a family.
         variants: changes of the tiny network that are tested as well, by a short name.
         aliases: other names that `create_model` takes for it.
+        reconstruction: why it is a reconstruction, where the equations of its source were not available; "" if not.
         mean, std: normalisation of images in [0, 1]: a number, or one for each channel.
         interpolation: how images are resized: one of INTERPOLATIONS.
         crop_pct: share of the resized image that the crop keeps.
@@ -58,6 +59,7 @@ class ModelEntry:
     tiny: Mapping[str, Any] | None = None
     variants: Mapping[str, Mapping[str, Any]] | None = None
     aliases: tuple[str, ...] = ()
+    reconstruction: str = ""
     mean: PerChannel = 0.0
     std: PerChannel = 1.0
     interpolation: str = "bilinear"

@@ -59,6 +59,7 @@ def register_model(
     tiny: Mapping[str, Any] | None = None,
     variants: Mapping[str, Mapping[str, Any]] | None = None,
     aliases: tuple[str, ...] = (),
+    reconstruction: str = "",
     **arguments: Any,
 ) -> None:
     """Add a network to the catalogue: `arguments` is the preset; see `ModelEntry` for the rest.
@@ -80,7 +81,7 @@ def register_model(
     Source(source)
     MODELS[name] = ModelEntry(
         name, module, summary, arguments, source, parameters, family, recipe, tiny, variants, aliases,
-        mean, std, interpolation, crop_pct, crop_mode,
+        reconstruction, mean, std, interpolation, crop_pct, crop_mode,
     )  # fmt: skip
     ALIASES.update(dict.fromkeys(aliases, name))
 

@@ -28,7 +28,7 @@ def parse_variant(text: str, recipe: str | None = None, *, recipes: bool = True)
         recipes: whether a name that a network and a recipe have means the recipe.
     """
     from mereo.models import MODELS, get_model_entry
-    from mereo.models.registry import library_of
+    from mereo.models.registry import ALIASES, library_of
 
     name, _, arguments = text.partition(":")
     if library_of(text) is not None:
@@ -43,6 +43,7 @@ def parse_variant(text: str, recipe: str | None = None, *, recipes: bool = True)
     label = name + (":" + ",".join(sorted(words)) if words else "")
     if name in RECIPES and (recipes or name not in MODELS):
         return label, Variant({"model": apply_recipe(name).model}, given, recipe=name)
+    name = ALIASES.get(name, name)
     if name not in MODELS and library_of(name) is None:
         if Path(text).exists():
             raise UsageError(

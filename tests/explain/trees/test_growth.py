@@ -253,7 +253,7 @@ def test_a_score_that_is_no_length_is_not_called_one(some_images: MakeImages) ->
 
 def test_couplings_are_not_called_votes(some_images: MakeImages) -> None:
     torch.manual_seed(0)
-    model = mereo.create_model("idpa_cifar10_simple", img_size=18, in_chans=1).eval()
+    model = mereo.create_model("inverted_dot_product_capsnet_cifar10_simple", img_size=18, in_chans=1).eval()
     tree = parse_trees(observe(model, some_images(model)))[IMAGE]
     assert {edge.kind for edge in tree.edges} == {"coupling"}
     assert "couplings" in carried(tree, 0) and "votes" not in carried(tree, 0)

@@ -18,6 +18,7 @@ GEOMETRY = {
     "stride 2": {"kernel": 3, "stride": 2},
     "padded": {"kernel": (2, 3), "stride": (1, 2), "padding": (1, 0)},
     "whole map": {"kernel": None, "size": (5, 4), "shared": True, "coordinates": True},
+    "places of parents": {"kernel": 2, "coordinates": True, "coordinates_of": "parents"},
 }
 
 

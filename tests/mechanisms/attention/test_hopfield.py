@@ -73,19 +73,23 @@ def test_connected_values_are_made_of_keys() -> None:
     torch.testing.assert_close(module(tokens, context), attention(tokens, module.key(context)), rtol=1e-5, atol=1e-5)
 
 
-def test_connected_values_are_projected_twice_from_the_normalised_pattern() -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_connected_values_are_projected_twice_from_what_a_norm_of_their_own_gives(apart: bool) -> None:
     torch.manual_seed(0)
     module = HopfieldAttention(8, 2, context_dim=6, connected=True, norm=True)
     randomise(module)
     tokens, context = torch.randn(2, 5, 8), torch.randn(2, 7, 6)
-    state, stored = module.norm_state(tokens), module.norm_stored(context)
-    k = module.key(stored)
-    v = F.linear(F.linear(stored, module.key.weight, module.key.bias), module.value.weight, module.value.bias)
+    values = torch.randn(2, 7, 6) if apart else None
+    state, k = module.norm_state(tokens), module.key(module.norm_stored(context))
+    norm, source = module.norm_value, context if values is None else values
+    twice = F.linear(F.layer_norm(source, (6,), norm.weight, norm.bias), module.key.weight, module.key.bias)
+    v = F.linear(twice, module.value.weight, module.value.bias)
     heads = []
     for part in (slice(0, 4), slice(4, 8)):
         scores = module.query(state)[..., part] @ k[..., part].transpose(1, 2) / 2
         heads.append(scores.softmax(-1) @ v[..., part])
-    torch.testing.assert_close(module(tokens, context), module.proj(torch.cat(heads, -1)), rtol=1e-5, atol=1e-5)
+    expected = module.proj(torch.cat(heads, -1))
+    torch.testing.assert_close(module(tokens, context, values=values), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_values_may_be_given_apart() -> None:

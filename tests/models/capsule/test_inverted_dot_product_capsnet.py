@@ -25,11 +25,11 @@ def count(module: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("idpa_cifar10_resnet", 1_828_817),
-        ("idpa_cifar10_simple", 561_297),
-        ("idpa_cifar10_simple128", 492_177),
-        ("idpa_cifar100_resnet", 2_799_629),
-        ("idpa_cifar100_simple", 1_462_989),
+        ("inverted_dot_product_capsnet_cifar10_resnet", 1_828_817),
+        ("inverted_dot_product_capsnet_cifar10_simple", 561_297),
+        ("inverted_dot_product_capsnet_cifar10_simple128", 492_177),
+        ("inverted_dot_product_capsnet_cifar100_resnet", 2_799_629),
+        ("inverted_dot_product_capsnet_cifar100_simple", 1_462_989),
     ],
 )
 def test_counts_of_the_authors_code(name: str, parameters: int) -> None:
@@ -37,7 +37,7 @@ def test_counts_of_the_authors_code(name: str, parameters: int) -> None:
 
 
 def test_counts_of_the_parts() -> None:
-    model = outline("idpa_cifar10_resnet")
+    model = outline("inverted_dot_product_capsnet_cifar10_resnet")
     assert count(model.stages) == 1_340_224
     assert (count(model.primary), count(model.norm)) == (65_536, 32)
     assert [count(layer) for layer in model.layers] == [147_456 + 32] * 2
@@ -47,7 +47,11 @@ def test_counts_of_the_parts() -> None:
 
 def some(**arguments: Any) -> InvertedDotProductCapsNet:
     torch.manual_seed(0)
-    return create_model("idpa_cifar10_resnet", **{**SMALL, "num_classes": 3, **arguments}).double().eval()
+    return (
+        create_model("inverted_dot_product_capsnet_cifar10_resnet", **{**SMALL, "num_classes": 3, **arguments})
+        .double()
+        .eval()
+    )
 
 
 def by_definition(model: InvertedDotProductCapsNet, images: Tensor, steps: int, schedule: str) -> Tensor:
@@ -137,7 +141,7 @@ def test_black_images_train_without_nan(arguments: dict[str, Any]) -> None:
 
 
 def test_start_of_the_transforms() -> None:
-    model = create_model("idpa_cifar10_simple128")
+    model = create_model("inverted_dot_product_capsnet_cifar10_simple128")
     spreads = [layer.capsules.weight.std().item() for layer in model.layers] + [model.head.weight.std().item()]
     assert spreads == pytest.approx([(32 / (4 * 288)) ** 0.5] * 2 + [(10 / (4 * 800)) ** 0.5], rel=0.02)
 

@@ -24,20 +24,20 @@ def count(module: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("name", "routing", "parameters"),
     [
-        ("sr_resnet20", "self_routing", 931_664),
-        ("sr_resnet20", "dynamic", 5_807_888),
-        ("sr_resnet20", "em", 911_204),
-        ("sr_resnet20", "average", 269_722),
-        ("sr_resnet20", "max", 269_722),
-        ("sr_resnet20_depth2", "self_routing", 3_187_536),
-        ("sr_smallnet", "self_routing", 2_432_864),
-        ("sr_smallnet", "dynamic", 2_978_560),
-        ("sr_smallnet", "em", 1_837_898),
-        ("sr_convnet", "self_routing", 479_312),
-        ("sr_convnet", "dynamic", 766_768),
-        ("sr_convnet", "em", 478_042),
-        ("sr_convnet", "average", 144_309),
-        ("sr_convnet", "linear", 459_573),
+        ("self_routing_capsnet_resnet20", "self_routing", 931_664),
+        ("self_routing_capsnet_resnet20", "dynamic", 5_807_888),
+        ("self_routing_capsnet_resnet20", "em", 911_204),
+        ("self_routing_capsnet_resnet20", "average", 269_722),
+        ("self_routing_capsnet_resnet20", "max", 269_722),
+        ("self_routing_capsnet_resnet20_depth2", "self_routing", 3_187_536),
+        ("self_routing_capsnet_smallnet", "self_routing", 2_432_864),
+        ("self_routing_capsnet_smallnet", "dynamic", 2_978_560),
+        ("self_routing_capsnet_smallnet", "em", 1_837_898),
+        ("self_routing_capsnet_convnet", "self_routing", 479_312),
+        ("self_routing_capsnet_convnet", "dynamic", 766_768),
+        ("self_routing_capsnet_convnet", "em", 478_042),
+        ("self_routing_capsnet_convnet", "average", 144_309),
+        ("self_routing_capsnet_convnet", "linear", 459_573),
     ],
 )
 def test_counts_of_the_authors_code(name: str, routing: str, parameters: int) -> None:
@@ -45,8 +45,8 @@ def test_counts_of_the_authors_code(name: str, routing: str, parameters: int) ->
 
 
 def test_counts_of_the_parts() -> None:
-    assert count(outline("sr_convnet", num_classes=5, capsules=32)) == 814_960
-    model = outline("sr_resnet20")
+    assert count(outline("self_routing_capsnet_convnet", num_classes=5, capsules=32)) == 814_960
+    model = outline("self_routing_capsnet_resnet20")
     assert count(model.primary) == 294_912 + 18_432 + 1_088
     assert [p.numel() for p in model.head.parameters()] == [327_680, 20_480]
 
@@ -56,20 +56,25 @@ def test_counts_of_the_parts() -> None:
     [("resnet20", 32, (8, 8)), ("resnet20", (30, 21), (8, 6)), ("convnet", 32, (4, 4)), ("smallnet", 32, (12, 12))],
 )
 def test_maps(backbone: str, size: Any, sides: tuple[int, int]) -> None:
-    model = create_model("sr_resnet20", **{**SMALL, "img_size": size}, backbone=backbone).eval()
+    model = create_model("self_routing_capsnet_resnet20", **{**SMALL, "img_size": size}, backbone=backbone).eval()
     poses, active = model.forward_features(torch.rand(2, *model.image_shape))
     assert model.sides == sides and active.shape == poses.shape[:2] == (2, 3 * sides[0] * sides[1])
     assert model(torch.rand(2, *model.image_shape)).shape == (2, 5)
 
 
 def test_sides_of_deeper_networks() -> None:
-    sizes = {"sr_resnet20": (8, 8), "sr_resnet20_depth2": (4, 4), "sr_convnet": (4, 4), "sr_smallnet": (6, 6)}
+    sizes = {
+        "self_routing_capsnet_resnet20": (8, 8),
+        "self_routing_capsnet_resnet20_depth2": (4, 4),
+        "self_routing_capsnet_convnet": (4, 4),
+        "self_routing_capsnet_smallnet": (6, 6),
+    }
     assert {name: outline(name).sides for name in sizes} == sizes
 
 
 def test_starts() -> None:
     torch.manual_seed(0)
-    model = create_model("sr_resnet20", **SMALL, depth=2)
+    model = create_model("self_routing_capsnet_resnet20", **SMALL, depth=2)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             bound = (6 / module.weight[0].numel()) ** 0.5
@@ -80,7 +85,7 @@ def test_starts() -> None:
 
 def some(**arguments: Any) -> SelfRoutingCapsNet:
     torch.manual_seed(0)
-    model = create_model("sr_resnet20", **{**SMALL, **arguments}).double()
+    model = create_model("self_routing_capsnet_resnet20", **{**SMALL, **arguments}).double()
     for parameter in model.head.parameters():
         nn.init.normal_(parameter)
     with torch.no_grad():
@@ -124,13 +129,13 @@ def test_scores_are_log_probabilities(routing: str) -> None:
 
 
 def test_gates_of_zero_give_uniform_scores() -> None:
-    model = create_model("sr_resnet20", **SMALL).eval()
+    model = create_model("self_routing_capsnet_resnet20", **SMALL).eval()
     torch.testing.assert_close(model(torch.randn(2, 3, 12, 12)).exp(), torch.full((2, 5), 0.2))
 
 
 @pytest.mark.parametrize("routing", ["average", "max", "linear"])
 def test_networks_without_capsules(routing: str) -> None:
-    model = create_model("sr_resnet20", **SMALL, routing=routing).eval()
+    model = create_model("self_routing_capsnet_resnet20", **SMALL, routing=routing).eval()
     assert isinstance(model, PooledNet)
     images = torch.rand(2, 3, 12, 12)
     maps = through(model, images)
@@ -167,12 +172,12 @@ def test_black_images_train_without_nan(routing: str) -> None:
 
 def test_wrong_arguments() -> None:
     with pytest.raises(UsageError, match="backbone is 'resnet'"):
-        create_model("sr_resnet20", backbone="resnet")
+        create_model("self_routing_capsnet_resnet20", backbone="resnet")
     with pytest.raises(UsageError, match="routing is 'none'"):
-        create_model("sr_resnet20", routing="none")
+        create_model("self_routing_capsnet_resnet20", routing="none")
     with pytest.raises(UsageError, match="depth is 2 with routing 'average'"):
-        create_model("sr_resnet20", routing="average", depth=2)
+        create_model("self_routing_capsnet_resnet20", routing="average", depth=2)
     with pytest.raises(UsageError, match="capsule_dim is 6"):
-        create_model("sr_resnet20", routing="em", capsule_dim=6)
+        create_model("self_routing_capsnet_resnet20", routing="em", capsule_dim=6)
     with pytest.raises(UsageError, match="img_size is 3 x 3"):
-        create_model("sr_resnet20", backbone="smallnet", img_size=3)
+        create_model("self_routing_capsnet_resnet20", backbone="smallnet", img_size=3)

@@ -25,10 +25,10 @@ def count(module: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("name", "arguments", "parameters"),
     [
-        ("vb_small", {}, 68_714),
-        ("vb_base", {}, 244_682),
-        ("vb_base", {"types": (16, 16, 16), "num_classes": 10}, 97_172),
-        ("vb_tiny", {}, 206_154),
+        ("variational_capsnet_small", {}, 68_714),
+        ("variational_capsnet_base", {}, 244_682),
+        ("variational_capsnet_base", {"types": (16, 16, 16), "num_classes": 10}, 97_172),
+        ("variational_capsnet_tiny", {}, 206_154),
     ],
 )
 def test_counts_of_the_authors_code(name: str, arguments: dict[str, Any], parameters: int) -> None:
@@ -40,17 +40,24 @@ def test_formula_of_the_counts(channels: int, types: tuple[int, int, int], class
     b, c, d = types
     expected = 25 * 3 * channels + 2 * channels + 17 * channels * b + 4 * b
     expected += 9 * 16 * (b * c + c * d) + 2 * (c + d) + 16 * d * classes + 2 * classes
-    assert count(outline("vb_base", in_chans=3, channels=channels, types=types, num_classes=classes)) == expected
+    assert (
+        count(outline("variational_capsnet_base", in_chans=3, channels=channels, types=types, num_classes=classes))
+        == expected
+    )
 
 
 def test_maps_of_the_paper() -> None:
-    assert [(grid.rows, grid.columns) for grid in outline("vb_base").grids] == [(14, 14), (6, 6), (4, 4)]
-    assert [(grid.rows, grid.columns) for grid in outline("vb_tiny").grids] == [(6, 6)]
+    assert [(grid.rows, grid.columns) for grid in outline("variational_capsnet_base").grids] == [
+        (14, 14),
+        (6, 6),
+        (4, 4),
+    ]
+    assert [(grid.rows, grid.columns) for grid in outline("variational_capsnet_tiny").grids] == [(6, 6)]
 
 
 def some(**arguments: Any) -> VariationalCapsNet:
     torch.manual_seed(0)
-    return create_model("vb_base", **{**SMALL, **arguments})
+    return create_model("variational_capsnet_base", **{**SMALL, **arguments})
 
 
 def test_norms_of_the_primary_capsules() -> None:
@@ -65,9 +72,10 @@ def test_norms_of_the_primary_capsules() -> None:
         torch.testing.assert_close(capsules.activation[:, kind], expected.sigmoid())
 
 
+@pytest.mark.parametrize("coordinates", ["paper", "released"])
 @torch.no_grad()
-def test_coordinates_are_added_to_two_entries_of_the_votes_for_the_classes() -> None:
-    model = some().eval()
+def test_coordinates_are_added_to_two_entries_of_the_votes_for_the_classes(coordinates: str) -> None:
+    model = some(coordinates=coordinates).eval()
     capsules = model.forward_features(torch.rand(1, 2, 19, 19))
     rows, columns = capsules.pose.shape[-2:]
     votes = model.head.votes(capsules.pose).dense()[0, 0].unflatten(1, (rows, columns, 3))
@@ -75,7 +83,8 @@ def test_coordinates_are_added_to_two_entries_of_the_votes_for_the_classes() -> 
         for column in range(columns):
             for kind in range(3):
                 plain = (capsules.pose[0, kind, ..., row, column] @ model.head.weight[1, kind]).flatten()
-                added = torch.tensor([0, (row + 1) / (10 * rows), 0, (column + 1) / (10 * columns)])
+                places = (row + 1) / (10 * rows), (column + 1) / (10 * columns)
+                added = torch.tensor([0, places[0], 0, places[1]] if coordinates == "paper" else [0, 0.1, 0, 0.1])
                 torch.testing.assert_close(votes[1, row, column, kind], plain + added)
 
 
@@ -150,6 +159,7 @@ def outline_of(model: VariationalCapsNet) -> Tensor:
         ({"types": (3,), "img_size": 8}, "at least 9"),
         ({"scores": "odds"}, "scores is 'odds'"),
         ({"init": "zeros"}, "init is 'zeros'"),
+        ({"coordinates": "none"}, "coordinates is 'none'"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:

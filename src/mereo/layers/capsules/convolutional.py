@@ -53,6 +53,7 @@ class ConvCapsules(nn.Module):
         coordinates: add where a child is to two entries of its vote, row and column: (entry, entry) of the flattened
             pose, or True for the first two entries of the last column of a matrix and of a vector. Both are
             `coordinate_scale` (index + `coordinate_offset`) / size of the map.
+        coordinates_of: "children", or "parents" to add the place of the parent, in the map of parents, instead.
         routing: a name of `mereo.mechanisms.routing.VOTE_ROUTINGS`.
         routing_options: its arguments.
         size: rows and columns of the map of children, only for `kernel` None.
@@ -85,6 +86,7 @@ class ConvCapsules(nn.Module):
         coordinates: bool | tuple[int, int] = False,
         coordinate_offset: float = 0.5,
         coordinate_scale: float = 1.0,
+        coordinates_of: str = "children",
         routing: str = "em",
         routing_options: Mapping[str, Any] | None = None,
         size: Pair | None = None,
@@ -93,6 +95,7 @@ class ConvCapsules(nn.Module):
         check_positive(in_types=in_types, out_types=out_types)
         check_choice("pose", pose, KINDS)
         check_choice("compete", compete, COMPETE)
+        check_choice("coordinates_of", coordinates_of, ("children", "parents"))
         if (kernel is None) != (size is not None):
             raise UsageError(f"kernel is {kernel} with size {size}; give one of them.")
         self.kernel = _pair("size", size, 1) if kernel is None else _pair("kernel", kernel, 1)  # type: ignore[arg-type]
@@ -102,6 +105,7 @@ class ConvCapsules(nn.Module):
         self.in_types, self.out_types, self.kind, self.compete = in_types, out_types, pose, compete
         self.shared, self.coordinates = shared, self._entries(coordinates)
         self.coordinate_offset, self.coordinate_scale = coordinate_offset, coordinate_scale
+        self.coordinates_of = coordinates_of
         self.offsets = self.kernel[0] * self.kernel[1]
         numbers = (2,) if pose == "complex" else ()
         inner, columns = self.in_pose[-1], self.out_pose[-1]
@@ -188,12 +192,15 @@ class ConvCapsules(nn.Module):
             )
 
     def _with_coordinates(self, children: Tensor, weight: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
-        """Two more inner entries: coordinates of each child, and matrices that write them to entries of the vote."""
+        """Two more inner entries: coordinates, and matrices that write them to entries of the vote."""
         assert self.coordinates is not None
         cells = windows.cells(children.device).repeat_interleave(self.in_types, 1)
         there = cells >= 0
-        indices = (torch.div(cells, windows.columns, rounding_mode="floor"), cells % windows.columns)
         sizes, width = (windows.rows, windows.columns), weight.shape[-1]
+        if self.coordinates_of == "parents":
+            sizes = windows.sides
+            cells = torch.arange(windows.count, device=cells.device).unsqueeze(1).expand_as(cells)
+        indices = (torch.div(cells, sizes[1], rounding_mode="floor"), cells % sizes[1])
         more = children.new_zeros(*cells.shape, children.shape[2], 2)
         write = weight.new_zeros(2, width)
         for axis, (index, size, entry) in enumerate(zip(indices, sizes, self.coordinates, strict=True)):

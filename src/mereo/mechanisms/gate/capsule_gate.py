@@ -23,6 +23,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     says="the same to all",
     update="gate",
     source="doi:10.1038/s41598-020-68453-w",
+    reconstruction="the equations were not available",
     also_records=("gates",),
     promises=("normalised", "any sender order", "any receiver order", "any length"),
     lacks={"couplings only": "a capsule without a share passes as it is"},

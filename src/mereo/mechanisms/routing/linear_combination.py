@@ -27,6 +27,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     says="the same to all",
     update="weighted sum",
     source="doi:10.1109/ACCESS.2020.2992655",
+    reconstruction="only title and abstract were available",
     promises=("masks", "any sender order", "any receiver order"),
     sender_axes={"0": 1, "weight": 1},
     receiver_axes={"weight": 0, "output": 1},

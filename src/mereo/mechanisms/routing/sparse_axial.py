@@ -1,6 +1,7 @@
 """Sparse axial routing: capsules attend along rows, then along columns, and their numbers attend to each other.
 
-Source: Geng, Wang, Xu 2024, arXiv:2411.01564, whose published code does not run it; the details are ours.
+Source: Geng, Wang, Xu 2024, arXiv:2411.01564, which has no equations for it, and whose published code does not run it;
+the details are ours.
 Cost: for H x W capsules of D numbers: projections 4 H W D^2, exchange 2 H W D (H + W + D) multiply-adds an image.
 """
 
@@ -28,6 +29,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     says="the same to all",
     update="linear layer",
     source="arXiv:2411.01564",
+    reconstruction="the paper has no equations for it, and its code does not run it",
     promises=("normalised",),
     largest_input=1e12,  # queries times keys, summed over the capsules, must fit float32
     example=_example,

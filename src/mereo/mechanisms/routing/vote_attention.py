@@ -44,6 +44,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     says="a vote per pair",
     update="squash",
     source="https://air.uniud.it/handle/11390/1221110",
+    reconstruction="only the abstract was available",
     promises=("normalised", "any sender order"),
     sender_axes={"0": 1, "weight": 1},
     example=_example,

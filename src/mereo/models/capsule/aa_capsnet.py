@@ -22,6 +22,7 @@ from mereo.models.registry import register_model
 
 READINGS = ("map", "votes")
 SOURCE = "https://air.uniud.it/handle/11390/1221110"
+RECONSTRUCTION = "only the abstract was available"
 
 
 class _Convolutions(VisionModel):
@@ -186,6 +187,7 @@ register_model(
     AACapsNet,
     "Self-attention in place of routing, for 28x28 grey images: 6.6 million parameters.",
     source=SOURCE,
+    reconstruction=RECONSTRUCTION,
     parameters=6_592_971,
     recipe="aa_capsnet",
     tiny={"img_size": 20, "conv_channels": 8, "primary_types": 2, "primary_dim": 4},
@@ -199,6 +201,7 @@ register_model(
     AACapsNet,
     "Self-attention in place of routing, for 32x32 colour images.",
     source=SOURCE,
+    reconstruction=RECONSTRUCTION,
     parameters=7_551_947,
     recipe="aa_capsnet",
     in_chans=3,

@@ -20,6 +20,7 @@ from mereo.models.registry import register_model
 REDUCTION, LEAST_HIDDEN = 16, 8
 """Channels for each hidden unit of the gate of channels, and its fewest such units: very few may all die."""
 SOURCE = "doi:10.1038/s41598-020-68453-w"
+RECONSTRUCTION = "the equations were not available"
 
 
 class DACapsNet(CapsuleClassifier):
@@ -133,6 +134,7 @@ register_model(
     DACapsNet,
     "CapsNet with two layers of attention, for 28x28 grey images: 7.0 million parameters and a decoder of 1.4.",
     source=SOURCE,
+    reconstruction=RECONSTRUCTION,
     parameters=8_380_050,
     recipe="da_capsnet",
     tiny={"img_size": 20, "conv_channels": 8, "primary_types": 2, "primary_dim": 4, "class_dim": 6},
@@ -146,6 +148,7 @@ register_model(
     DACapsNet,
     "CapsNet with two layers of attention, for 32x32 colour images.",
     source=SOURCE,
+    reconstruction=RECONSTRUCTION,
     parameters=11_913_602,
     recipe="da_capsnet",
     in_chans=3,

@@ -240,10 +240,11 @@ _CIFAR: dict[str, Any] = {
     "std": (0.2023, 0.1994, 0.2010),
 }
 register_model(
-    "idpa_cifar10_resnet",
+    "inverted_dot_product_capsnet_cifar10_resnet",
     InvertedDotProductCapsNet,
     "Inverted dot-product routing on a residual backbone, for CIFAR-10.",
     parameters=1_828_817,
+    aliases=("idpa_cifar10_resnet",),
     recipe="inverted_dot_product",
     tiny={"channels": 16, "blocks": (1, 1), "capsules": 3, "capsule_dim": 16, "img_size": 18},
     variants={
@@ -255,10 +256,11 @@ register_model(
     **_CIFAR,
 )
 register_model(
-    "idpa_cifar100_resnet",
+    "inverted_dot_product_capsnet_cifar100_resnet",
     InvertedDotProductCapsNet,
     "Inverted dot-product routing on a residual backbone, for CIFAR-100: poses of 6x6 and 20 capsules in between.",
     parameters=2_799_629,
+    aliases=("idpa_cifar100_resnet",),
     recipe="inverted_dot_product",
     num_classes=100,
     capsule_dim=36,
@@ -266,29 +268,32 @@ register_model(
     **_CIFAR,
 )
 register_model(
-    "idpa_cifar10_simple",
+    "inverted_dot_product_capsnet_cifar10_simple",
     InvertedDotProductCapsNet,
     "Inverted dot-product routing on one convolution of 256 channels, for CIFAR-10.",
     parameters=561_297,
+    aliases=("idpa_cifar10_simple",),
     recipe="inverted_dot_product",
     backbone="simple",
     channels=256,
     **_CIFAR,
 )
 register_model(
-    "idpa_cifar10_simple128",
+    "inverted_dot_product_capsnet_cifar10_simple128",
     InvertedDotProductCapsNet,
     "Inverted dot-product routing on one convolution of 128 channels, as in the authors' code.",
     parameters=492_177,
+    aliases=("idpa_cifar10_simple128",),
     recipe="inverted_dot_product",
     backbone="simple",
     **_CIFAR,
 )
 register_model(
-    "idpa_cifar100_simple",
+    "inverted_dot_product_capsnet_cifar100_simple",
     InvertedDotProductCapsNet,
     "Inverted dot-product routing on one convolution, for CIFAR-100.",
     parameters=1_462_989,
+    aliases=("idpa_cifar100_simple",),
     recipe="inverted_dot_product",
     num_classes=100,
     backbone="simple",

@@ -22,6 +22,7 @@ from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.registry import register_model
 
 SOURCE = "doi:10.1109/ACCESS.2020.2992655"
+RECONSTRUCTION = "only title and abstract were available"
 MOST_BLOCKS = 100
 """Of a stage."""
 
@@ -139,6 +140,7 @@ register_model(
     RSCapsNet,
     "RS-CapsNet for 32x32 colour images: 5.0 million parameters.",
     source=SOURCE,
+    reconstruction=RECONSTRUCTION,
     parameters=4_984_256,
     recipe="rs_capsnet",
     tiny={
@@ -160,6 +162,7 @@ register_model(
     RSCapsNet,
     "A small RS-CapsNet with one block a stage, ours.",
     source=SOURCE,
+    reconstruction=RECONSTRUCTION,
     parameters=130_951,
     recipe="rs_capsnet",
     stem=16,

@@ -302,11 +302,12 @@ class PooledNet(_Stages):
 
 _CIFAR: dict[str, Any] = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
 register_model(
-    "sr_resnet20",
+    "self_routing_capsnet_resnet20",
     SelfRoutingCapsNet,
     "Self-routing capsules on ResNet-20, for 32x32 colour images.",
     source=SOURCE,
     parameters=931_664,
+    aliases=("sr_resnet20",),
     recipe="self_routing",
     tiny={"planes": 4, "capsules": 3, "capsule_dim": 4, "img_size": 12},
     variants={
@@ -322,21 +323,23 @@ register_model(
     **_CIFAR,
 )
 register_model(
-    "sr_resnet20_depth2",
+    "self_routing_capsnet_resnet20_depth2",
     SelfRoutingCapsNet,
     "Self-routing capsules on ResNet-20 with a convolution of capsules between the first and the classes.",
     source=SOURCE,
     parameters=3_187_536,
+    aliases=("sr_resnet20_depth2",),
     recipe="self_routing",
     depth=2,
     **_CIFAR,
 )
 register_model(
-    "sr_convnet",
+    "self_routing_capsnet_convnet",
     SelfRoutingCapsNet,
     "Self-routing capsules on six convolutions, for 32x32 grey images of smallNORB.",
     source=SOURCE,
     parameters=479_312,
+    aliases=("sr_convnet",),
     crop_pct=2 / 3,
     recipe="self_routing",
     num_classes=5,
@@ -345,11 +348,12 @@ register_model(
     capsules=16,
 )
 register_model(
-    "sr_smallnet",
+    "self_routing_capsnet_smallnet",
     SelfRoutingCapsNet,
     "Self-routing capsules on one convolution, with a convolution of capsules, for 32x32 grey images of smallNORB.",
     source=SOURCE,
     parameters=2_432_864,
+    aliases=("sr_smallnet",),
     crop_pct=2 / 3,
     recipe="self_routing",
     num_classes=5,

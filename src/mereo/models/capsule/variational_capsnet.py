@@ -19,6 +19,8 @@ from mereo.models.registry import register_model
 
 STARTS = ("xavier", "noisy_identity")
 SCORES = ("activations", "evidence")
+COORDINATES = {"paper": "children", "released": "parents"}
+"""Whose place is added to the votes for the classes."""
 LEAST = 1e-7
 """Of an activation and of what it lacks to 1, before its logit is taken."""
 
@@ -69,12 +71,15 @@ class VariationalCapsNet(CapsuleClassifier):
         covariance: "diagonal" or "full", whose roots of matrices have no form in ONNX.
         scores: "activations", in (0, 1) and given to the cross-entropy as they are (the authors' code), which cannot
             fall below log(1 + (classes - 1) / e) then, or "evidence", what their sigmoid is taken of.
+        coordinates: added to two entries of the votes for the classes: "paper", row and column of the child, or
+            "released", which gives the networks that the authors' code makes; with one layer there are none.
         init: "xavier" (uniform) or "noisy_identity", 0.1 times the identity and uniform noise up to 0.01.
 
     Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes).
 
-    Deviates: nothing in the default; a batch of one image has no statistics of its own, so that the running ones norm
-        its class capsules, where the authors' code fails.
+    Deviates: from the authors' code as released, which adds 0.1 to both entries, the place of a parent in a map of one
+        position: `coordinates="released"` is the same. A batch of one image has no statistics of its own, so that the
+        running ones norm its class capsules, where the authors' code fails.
 
     Reference: arXiv:1905.11455.
     """
@@ -97,15 +102,18 @@ class VariationalCapsNet(CapsuleClassifier):
         covariance: str = "diagonal",
         scores: str = "activations",
         init: str = "xavier",
+        coordinates: str = "paper",
     ) -> None:
         super().__init__()
         check_positive(channels=channels, side=side)
         check_steps(1, routing_steps=routing_steps)
         check_choice("scores", scores, SCORES)
         check_choice("init", init, STARTS)
+        check_choice("coordinates", coordinates, COORDINATES)
         if len(types) not in (1, 3) or min(types) < 1:
             raise UsageError(f"types is {types}; give one number or three, each at least 1.")
         self.image_shape, self.scores, self.init, self.side = (in_chans, *image_size(img_size)), scores, init, side
+        self.coordinates = coordinates
         self.options: dict[str, Any] = {
             "in_pose": (side, side),
             "routing": "variational_bayes",
@@ -158,7 +166,7 @@ class VariationalCapsNet(CapsuleClassifier):
         last, shared = self.grids[-1], len(self.grids) > 1
         head = ConvCapsules(
             last.types, self.num_classes, None, size=(last.rows, last.columns), shared=shared, coordinates=shared,
-            coordinate_offset=1.0, coordinate_scale=0.1, **self.options,
+            coordinate_offset=1.0, coordinate_scale=0.1, coordinates_of=COORDINATES[self.coordinates], **self.options,
         )  # fmt: skip
         head.routing.coupling.senders = last
         return self._started(head)
@@ -186,35 +194,38 @@ class VariationalCapsNet(CapsuleClassifier):
 
 
 register_model(
-    "vb_base",
+    "variational_capsnet_base",
     VariationalCapsNet,
     "Variational Bayes routing with 32 types of capsules, for 32x32 crops of smallNORB.",
     source="arXiv:1905.11455",
     parameters=244_682,
+    aliases=("vb_base",),
     crop_pct=2 / 3,
     recipe="variational_bayes",
     tiny={"img_size": 19, "channels": 6, "types": (2, 3, 3), "side": 2, "num_classes": 4},
     variants={
         "one layer": {"types": (3,)},
-        "evidence": {"scores": "evidence", "init": "noisy_identity"},
+        "evidence": {"scores": "evidence", "init": "noisy_identity", "coordinates": "released"},
     },
 )
 register_model(
-    "vb_small",
+    "variational_capsnet_small",
     VariationalCapsNet,
     "Variational Bayes routing with 16 types of capsules, for 32x32 crops of smallNORB.",
     source="arXiv:1905.11455",
     parameters=68_714,
+    aliases=("vb_small",),
     crop_pct=2 / 3,
     recipe="variational_bayes",
     types=(8, 16, 16),
 )
 register_model(
-    "vb_tiny",
+    "variational_capsnet_tiny",
     VariationalCapsNet,
     "Variational Bayes routing in a single layer, for 32x32 crops of smallNORB.",
     source="arXiv:1905.11455",
     parameters=206_154,
+    aliases=("vb_tiny",),
     crop_pct=2 / 3,
     recipe="variational_bayes",
     types=(16,),

@@ -110,17 +110,19 @@ RECIPES: dict[str, Recipe] = {
         "Self-routing capsules as published on CIFAR-10; where the authors divide the rate twice by 10, a cosine.",
         "Hahn, Pyeon, Kim, NeurIPS 2019, and the authors' code",
         {
-            "model": "sr_resnet20", "data": "cifar10", "epochs": 350, "batch_size": 64, "optimizer": "sgd", "lr": 0.1,
-            "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 0.0, "augment": ("crop=4", "flip"),
+            "model": "self_routing_capsnet_resnet20", "data": "cifar10", "epochs": 350, "batch_size": 64,
+            "optimizer": "sgd", "lr": 0.1, "weight_decay": 1e-4, "schedule": "cosine",
+            "warmup_epochs": 0.0, "augment": ("crop=4", "flip"),
         },
         {
             "svhn": {"epochs": 200, "augment": ("crop=4",)},
             "smallnorb": {
-                "model": "sr_convnet", "epochs": 200, "augment": ("brightness=0.125", "contrast=0.7:1.3"),
+                "model": "self_routing_capsnet_convnet", "epochs": 200,
+                "augment": ("brightness=0.125", "contrast=0.7:1.3"),
             },
             "digits": {
-                "model": "sr_resnet20", "img_size": 16, "epochs": 10, "batch_size": 32, "optimizer": "adamw",
-                "lr": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 1.0,
+                "model": "self_routing_capsnet_resnet20", "img_size": 16, "epochs": 10, "batch_size": 32,
+                "optimizer": "adamw", "lr": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup_epochs": 1.0,
                 "augment": ("rotate=10", "crop=2"), "validation_fraction": 0.0,
             },
         },
@@ -130,14 +132,15 @@ RECIPES: dict[str, Recipe] = {
         "Capsules with inverted dot-product routing as published; for two divisions of the rate by 10, a cosine.",
         "arXiv:2002.04764 and the authors' code",
         {
-            "model": "idpa_cifar10_resnet", "data": "cifar10", "epochs": 350, "batch_size": 128, "optimizer": "sgd",
-            "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine", "warmup_epochs": 0.0, "augment": ("crop=4", "flip"),
+            "model": "inverted_dot_product_capsnet_cifar10_resnet", "data": "cifar10", "epochs": 350, "batch_size": 128,
+            "optimizer": "sgd", "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine",
+            "warmup_epochs": 0.0, "augment": ("crop=4", "flip"),
         },
         {
             "digits": {
-                "model": "idpa_cifar10_simple128", "img_size": 16, "epochs": 10, "batch_size": 32, "optimizer": "adamw",
-                "lr": 1e-3, "weight_decay": 5e-4, "schedule": "cosine", "warmup_epochs": 1.0,
-                "augment": ("rotate=10", "crop=2"), "validation_fraction": 0.0,
+                "model": "inverted_dot_product_capsnet_cifar10_simple128", "img_size": 16, "epochs": 10,
+                "batch_size": 32, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 5e-4, "schedule": "cosine",
+                "warmup_epochs": 1.0, "augment": ("rotate=10", "crop=2"), "validation_fraction": 0.0,
             },
         },
         {"cifar10": 95.14},
@@ -146,14 +149,14 @@ RECIPES: dict[str, Recipe] = {
         "Capsules with variational Bayes routing as the authors' code trains them on smallNORB.",
         "arXiv:1905.11455 and the authors' code",
         {
-            "model": "vb_base", "data": "smallnorb", "epochs": 300, "batch_size": 128, "optimizer": "adam", "lr": 1e-3,
-            "weight_decay": 0.0, "schedule": "constant", "warmup_epochs": 0.0,
+            "model": "variational_capsnet_base", "data": "smallnorb", "epochs": 300, "batch_size": 128,
+            "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "constant", "warmup_epochs": 0.0,
             "augment": ("none",),
         },
         {
             "digits": {
-                "model": "vb_small", "img_size": 20, "epochs": 10, "batch_size": 32, "optimizer": "adamw",
-                "lr": 3e-3, "weight_decay": 0.0, "schedule": "cosine", "warmup_epochs": 1.0,
+                "model": "variational_capsnet_small", "img_size": 20, "epochs": 10, "batch_size": 32,
+                "optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.0, "schedule": "cosine", "warmup_epochs": 1.0,
                 "augment": ("rotate=10", "crop=2"), "validation_fraction": 0.0,
             },
         },

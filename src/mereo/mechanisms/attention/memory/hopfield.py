@@ -36,7 +36,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 class HopfieldAttention(MultiHeadAttention):
     """Retrieve, for each token, from the memory that a context is: states settle among the keys, then read the values.
 
-    q = W_q x,  k = W_k y,  v = W_v y (or W_v k, connected);   steps - 1 times:  q <- softmax(beta q k^T) k;
+    q = W_q x,  k = W_k y,  v = W_v y (or W_v W_k y, connected);   steps - 1 times:  q <- softmax(beta q k^T) k;
     out = W_o [softmax(beta q k^T) v, ...] + b
 
     Args:
@@ -45,9 +45,8 @@ class HopfieldAttention(MultiHeadAttention):
         beta: inverse temperature; 1 / sqrt(dim / num_heads) by default.
         steps: retrievals in all, at least 1; one, with the default beta, is multi-head attention.
         context_dim: size of the context's tokens, if it differs from `dim`.
-        connected: make the values from the keys, v = W_v k, instead of from the context.
-        norm: layer norms of states, stored patterns and what values are made of; with `connected` the stored patterns
-            are normalised once, v = W_v W_k LN(y).
+        connected: project what values are made of as the keys are before it is projected to values, v = W_v W_k y.
+        norm: a layer norm each of states, of stored patterns and of what values are made of.
         qkv_bias, normaliser, attn_drop, proj_drop: see `MultiHeadAttention`.
 
     Shapes:
@@ -92,11 +91,9 @@ class HopfieldAttention(MultiHeadAttention):
         if connected:
             self.value = Linear(dim, dim, bias=qkv_bias)
             self.reset_parameters()
-        sources = (self.query, self.key, self.value)
-        # Connected values are projected twice from the stored pattern, which is normalised once.
+        sources = (self.query, self.key, self.key if connected else self.value)
         self.norm_state, self.norm_stored, self.norm_value = (
-            nn.LayerNorm(source.in_features) if norm and not (connected and source is self.value) else nn.Identity()
-            for source in sources
+            nn.LayerNorm(source.in_features) if norm else nn.Identity() for source in sources
         )
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -114,9 +111,9 @@ class HopfieldAttention(MultiHeadAttention):
     ) -> Tensor:
         context = tokens if context is None else context
         k = self.key(self.norm_stored(context))
-        source = context if values is None else values
-        source = k if self.connected else source
-        return self.mix(self.query(self.norm_state(tokens)), k, self.value(self.norm_value(source)), mask)
+        source = self.norm_value(context if values is None else values)
+        source = self.key(source) if self.connected else source
+        return self.mix(self.query(self.norm_state(tokens)), k, self.value(source), mask)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, beta={self.beta}, steps={self.steps}"
