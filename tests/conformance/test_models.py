@@ -6,8 +6,10 @@ couplings goes through the same tests.
 """
 
 import ast
+import copy
 import inspect
 import json
+import pickle
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -421,6 +423,24 @@ def test_recording_sees_the_couplings_and_signals_that_there_are(case: Case) -> 
         with mereo.record(model) as trace:
             model(some_images(model))
         assert set(trace) == watched
+
+
+@every_family
+def test_copies_made_while_watched_or_changed_are_plain(case: Case) -> None:
+    model = tiny(case)
+    images = some_images(model, 2)
+    expected = model(images)
+    with mereo.record(model) as trace:
+        model(images)
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    with mereo.intervene(model, dict.fromkeys(trace, torch.zeros_like)):
+        copies += [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        fused = model.fuse()
+    assert not any(m.observers for each in (*copies, fused) for m in each.modules() if isinstance(m, Coupling | Signal))
+    assert all(torch.equal(each(images), expected) for each in copies)
+    with torch.no_grad():
+        once, twice = fused(images), fused.fuse()(images)
+        assert difference(once, expected) < 1e-4 and torch.equal(twice, once)
 
 
 @every_case

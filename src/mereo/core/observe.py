@@ -64,7 +64,7 @@ class Observer(Protocol):
 
 
 class Observable(nn.Module):
-    """A module that observers can be added to."""
+    """A module that observers can be added to; copies, and what is pickled, have none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,6 +74,10 @@ class Observable(nn.Module):
     def watched(self) -> bool:
         """Whether an observer needs the values, so that they must be computed."""
         return bool(self.observers or self._forward_hooks or self._forward_pre_hooks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The end of the block takes observers from the original alone, so a copy would keep them for ever.
+        return {**self.__dict__, "observers": []}
 
 
 class Signal(Observable):

@@ -10,6 +10,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from mereo.layers.packed import pack
 
 Model = TypeVar("Model", bound=nn.Module)
+_FOLDED = "_is_folded"
+"""Attribute of modules that have their form for inference, which is made once."""
 
 
 @runtime_checkable
@@ -37,7 +39,11 @@ def _fold(module: nn.Module) -> nn.Module:
         setattr(module, name, _fold(child))
     if isinstance(module, nn.Sequential):
         _fold_norms(module)
-    return module.for_inference() if isinstance(module, Foldable) else module
+    if not isinstance(module, Foldable) or _FOLDED in module.__dict__:
+        return module
+    ready = module.for_inference()
+    ready.__dict__[_FOLDED] = True
+    return ready
 
 
 def folded(model: Model) -> Model:
@@ -60,6 +66,7 @@ def folded(model: Model) -> Model:
     ready.__dict__.pop("config", None)
     _fold(ready)
     channels_last = bool(getattr(ready, "channels_last", False))
-    ready = ready.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    for parameter in (p for p in ready.parameters() if p.dim() == 4):  # transforms of capsules have five axes or more
+        parameter.data = parameter.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     pack(ready, convolutions=channels_last)
     return ready
