@@ -5,6 +5,7 @@ from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tas
 from mereo.tasks.classification import Classification
 from mereo.tasks.language import Language
 from mereo.tasks.reconstruction import Reconstruction
+from mereo.tasks.segmentation import Segmentation
 
 __all__ = [
     "TASKS",
@@ -13,6 +14,7 @@ __all__ = [
     "Metrics",
     "Objective",
     "Reconstruction",
+    "Segmentation",
     "Task",
     "get_task",
     "list_tasks",

@@ -69,6 +69,10 @@ class Plan:
             )
         return batch_size, images // batch_size
 
+    def make_task(self, class_names: tuple[str, ...] = ()) -> Task:
+        """The task with its options, for data of these classes."""
+        return self.task(class_names, self.config.task_options)
+
     def build_model(self, num_classes: int | None = None) -> VisionModel:
         """The network, initialised from the seed.
 
@@ -78,7 +82,7 @@ class Plan:
         config = self.config
         arguments = dict(self.arguments)
         if num_classes is not None:
-            arguments["num_classes"] = self.task().num_outputs(num_classes)
+            arguments["num_classes"] = self.make_task((), config.task_options).num_outputs(num_classes)
         self._check_memory(arguments)
         torch.manual_seed(derived_seed(config.seed, "weights"))
         model = create_model(config.model, **arguments)
@@ -101,7 +105,7 @@ class Plan:
 
     def least_memory(self, model: VisionModel, count: int = 1) -> int:
         """Bytes that a training step of so many images takes at least, of a network on the meta device."""
-        task, labels = self.task(), self.info.labels_per_image
+        task, labels = self.make_task(), self.info.labels_per_image
         return step_bytes(model, lambda m: task.objective(m, self.config), lambda m: task.example(m, count, labels))
 
 
@@ -131,10 +135,10 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         augment = info.augment or ("none",)
     augmentation = None if augment in ((), ("none",)) else Augmentation.parse(augment)
     arguments = {"img_size": size, **config.model_args, "in_chans": channels}
-    arguments["num_classes"] = task().num_outputs(info.num_classes)
+    arguments["num_classes"] = task((), config.task_options).num_outputs(info.num_classes)
     _check_arguments(config, entry.defaults)
     chosen = entry.defaults | {name: value for name, value in arguments.items() if value is not None}
-    loss = task().resolve_loss(config.loss, entry.module.class_for(chosen))
+    loss = task((), config.task_options).resolve_loss(config.loss, entry.module.class_for(chosen))
     mean, std = config.mean, config.std
     if mean is None or std is None:
         cfg = entry.pretrained_cfg(chosen)
@@ -155,6 +159,12 @@ def _check_images(config: TrainConfig, task: type[Task], info: DatasetInfo) -> N
     if info.text is not None or "images" not in task.requires:
         what = f"data is {config.data!r}" if info.text is not None else f"task is {config.task!r}"
         raise UsageError(f"{what}, which is for networks that read tokens, and {config.model} takes images.")
+    lacking = next((field for field in task.requires if field not in info.fields), None)
+    if lacking is not None:
+        raise UsageError(
+            f"task is {config.task!r}, which needs {lacking}, and {config.data} has {', '.join(info.fields)}; use other"
+            " data."
+        )
     if config.adversarial and (not task.scores_classes or info.labels_per_image > 1):
         raise UsageError(
             f"adversarial is {config.adversarial}, which needs one class an image; {config.data} with the task"
@@ -189,8 +199,8 @@ def _plan_of_tokens(config: TrainConfig) -> Plan:
     if not isinstance(length, int) or length < 1:
         raise UsageError(f"context is {length!r}; it must be a whole number above 0, the bytes of a window.")
     info = in_windows(text_info(config.data, config.data_root), length)
-    arguments = {**config.model_args, "vocab_size": task().num_outputs(info.num_classes)}
-    loss = task().resolve_loss(config.loss, entry.module)
+    arguments = {**config.model_args, "vocab_size": task((), config.task_options).num_outputs(info.num_classes)}
+    loss = task((), config.task_options).resolve_loss(config.loss, entry.module)
     config = config.replace(task=task.name, augment=("none",), loss=loss)
     return Plan(config, task, info, None, arguments)
 

@@ -82,7 +82,7 @@ def prepare(
     model, start = _started(plan, None, resumed)
     if isinstance(model, SequenceModel):
         splits, crop = _windows(plan, model), (1, model.context)
-        return Setup(plan, plan.task(), model, _placed(splits, device), device, crop, start)
+        return Setup(plan, plan.make_task(), model, _placed(splits, device), device, crop, start)
     crop = model.image_shape[1:]
     splits = load_splits(
         config.data,
@@ -101,7 +101,7 @@ def prepare(
     )
     if len(splits.class_names) != plan.info.num_classes:
         model, start = _started(plan, len(splits.class_names), resumed)
-    return Setup(plan, plan.task(splits.class_names), model, _placed(splits, device), device, crop, start)
+    return Setup(plan, plan.make_task(splits.class_names), model, _placed(splits, device), device, crop, start)
 
 
 def _windows(plan: Plan, model: SequenceModel) -> Splits:
@@ -178,7 +178,8 @@ def describe_augmentation(setup: Setup) -> list[str]:
 
 def describe_setup(setup: Setup) -> list[str]:
     """Lines about a training, printed before it starts."""
-    lines = (describe_images(setup), describe_imbalance(setup), *describe_augmentation(setup), setup.start)
+    data = setup.task.describe_data(setup.splits.train, setup.splits.test)
+    lines = (describe_images(setup), describe_imbalance(setup), *describe_augmentation(setup), *data, setup.start)
     return [line for line in lines if line is not None]
 
 

@@ -13,6 +13,7 @@ from mereo.data.sets import (
     mnist,
     multimnist,
     pystdlib,
+    shape_masks,
     smallnorb,
     solids,
     svhn,
@@ -20,5 +21,5 @@ from mereo.data.sets import (
 
 __all__ = [
     "DATASETS", "affnist", "cifar10", "digits", "fashion_mnist", "find_dataset", "is_dataset", "list_datasets", "mnist",
-    "multimnist", "pystdlib", "smallnorb", "solids", "svhn",
+    "multimnist", "pystdlib", "shape_masks", "smallnorb", "solids", "svhn",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from mereo.models.vision.shvit import SHViT
 from mereo.models.vision.sparsifiner_vit import SparsifinerViT
 from mereo.models.vision.spectformer import SpectFormer
 from mereo.models.vision.transnext import TransNeXt
+from mereo.models.vision.unet import UNet
 from mereo.models.vision.vit import ViT
 from mereo.models.vision.volo import VOLO
 
@@ -38,5 +39,6 @@ __all__ = [
     "SparsifinerViT",
     "SpectFormer",
     "TransNeXt",
+    "UNet",
     "ViT",
 ]
