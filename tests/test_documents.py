@@ -18,7 +18,7 @@ from mereo.catalogue import MECHANISMS
 from mereo.core import mechanism
 from mereo.data import DATASETS, Batch
 from mereo.mechanisms.routing import dynamic_routing
-from mereo.models import MODELS, SEQUENCE_MODELS
+from mereo.models import MODELS
 from mereo.tasks import TASKS
 from site_pages import api, mechanisms, tutorials, whole
 
@@ -208,7 +208,7 @@ def test_every_data_set_and_task_has_a_row_with_its_facts(site):
 
 @one_worker
 def test_every_network_is_on_the_page_of_its_family(site):
-    for name, entry in (MODELS | SEQUENCE_MODELS).items():
+    for name, entry in MODELS.items():
         family = entry.module.__module__.rpartition(".")[2]
         page = site[f"networks/{family}.md"]
         assert page.startswith(f"# {entry.module.__name__}\n") and f"| `{name}` |" in page

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mereo.data import DATASETS, Augmentation, Batch, DatasetInfo, load_splits, load_windows
+from mereo.data import DATASETS, Augmentation, Batch, DatasetInfo, load_splits
 from mereo.errors import MereoError
 
 every_dataset = pytest.mark.parametrize("info", [pytest.param(info, id=name) for name, info in DATASETS.items()])
@@ -19,21 +19,21 @@ MANY = 2000
 
 def is_rendered(info: DatasetInfo) -> bool:
     """Whether many images are made on the spot."""
-    return not info.files and info.text is None and sum(info.splits.values()) > MANY
+    return not info.files and info.load is None and sum(info.splits.values()) > MANY
 
 
 @every_dataset
 def test_its_facts_are_valid(info: DatasetInfo) -> None:
-    assert (info.read is None) != (info.text is None) and info.path is None and info.summary and info.source
+    assert (info.read is None) != (info.load is None) and info.path is None and info.summary and info.source
     assert Augmentation.parse(info.augment).texts == list(info.augment)
-    needed = {"tokens"} if info.text is not None else {"images", "labels"}
+    needed = {"images", "labels"} if info.read is not None else set(info.fields)
     assert needed <= set(info.fields) <= set(Batch._fields)
     assert {"train", "test"} <= set(info.splits) <= {"train", "validation", "test"} and min(info.splits.values()) > 0
 
 
 @every_dataset
 def test_it_is_read_from_a_file_of_its_own(info: DatasetInfo) -> None:
-    reader = info.wrap or info.read or info.text
+    reader = info.wrap or info.read or info.load
     assert reader is not None
     home = inspect.getfile(reader)
     assert Path(home).stem == info.name and Path(home).parent.name == "sets"
@@ -45,10 +45,10 @@ def test_it_is_read_from_a_file_of_its_own(info: DatasetInfo) -> None:
 )
 def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: DatasetInfo, tmp_path: Path) -> None:
     size = info.size or (8, 8)
-    if info.text is not None:
-        windows = load_windows(info.name, 100, root=tmp_path)
+    if info.fields == ("tokens",):
+        windows = load_splits(info.name, length=100, root=tmp_path)
         for name, count in info.splits.items():
-            assert len(getattr(windows, name)) == -(-count // 100)
+            assert len(getattr(windows, name)) == -(-count // 100 if info.counts == "bytes" else -count)
         served = windows.test.batch(torch.arange(3))
         assert served.tokens is not None and served.tokens.shape == (3, 101)
         assert int(served.tokens.max()) < info.num_classes and served.images is None

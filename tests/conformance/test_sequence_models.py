@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from mereo.models.sequence_registry import sequence_families
 from torch import Tensor
 
 import mereo
@@ -18,7 +19,6 @@ from mereo.core import Coupling, Signal
 from mereo.errors import UsageError
 from mereo.models import MODELS, SEQUENCE_MODELS, SequenceModel, get_sequence_entry
 from mereo.models.registry import outline, register_model
-from mereo.models.sequence_registry import sequence_families
 
 Case = tuple[str, str]
 TINY = [(entry.name, "") for entry in sequence_families().values()]

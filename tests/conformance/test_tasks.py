@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 import mereo
 from mereo.cli.train import options_from
 from mereo.errors import UsageError
-from mereo.models.registry import find_entry
+from mereo.models.registry import get_model_entry
 from mereo.tasks import TASKS, Task
 from mereo.tasks.base import Seen
 from mereo.tasks.options import describe_options
@@ -26,7 +26,7 @@ every_task = pytest.mark.parametrize("kind", [pytest.param(TASKS[name], id=name)
 
 def small(task: Task) -> Any:
     """A small network with the outputs of the task."""
-    tiny = find_entry(task.example_model).tiny or {}
+    tiny = get_model_entry(task.example_model).tiny or {}
     of_tokens = "tokens" in task.requires
     outputs = {"vocab_size": 256} if of_tokens else {"num_classes": task.num_outputs(len(CLASSES))}
     return mereo.create_model(task.example_model, **{**tiny, **outputs})

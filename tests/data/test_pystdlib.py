@@ -3,7 +3,7 @@
 import inspect
 import json
 
-from mereo.data import DATASETS, load_windows
+from mereo.data import DATASETS, load_splits
 from mereo.data.sets.pystdlib import LEFT_OUT, find_files
 from mereo.data.text_splits import SPLITS, split_of
 
@@ -16,7 +16,7 @@ def test_it_has_the_sources_of_python_and_neither_packages_nor_tests() -> None:
 
 
 def test_every_file_is_in_the_split_of_its_name() -> None:
-    splits = load_windows("pystdlib", 512)
+    splits = load_splits("pystdlib", length=512)
     contents = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     files = {name: contents[name].content.split(b"\0")[:-1] for name in SPLITS}  # type: ignore[union-attr]
     assert sum(map(len, files.values())) == len(find_files())

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mereo.data import Augmentation, TokenWindows, load_splits, load_window_split, load_windows
-from mereo.data.text import in_windows, join_files, read_path, text_info
+from mereo.data import Augmentation, TokenWindows, dataset_info, load_split, load_splits
+from mereo.data.text import join_files, read_path
 from mereo.data.text_splits import SPLITS, split_of
 from mereo.errors import UsageError
 from mereo.training.provenance import data_changes, describe_data
@@ -101,37 +101,37 @@ def test_a_file_and_folders(tmp_path: Path) -> None:
     few.mkdir()
     (few / "a.txt").write_text("a" * 99)
     assert [len(read_path(few).splits[name]) for name in SPLITS] == [90, 5, 5]
-    splits = load_windows(str(folder), 64)
-    assert text_info(str(folder)).splits["train"] == len(divided["train"])
-    assert in_windows(text_info(str(folder)), 64).splits["train"] == len(splits.train)
-    assert len(load_windows(str(folder), 64, limit=3).train) == 3
+    splits = load_splits(str(folder), length=64)
+    assert dataset_info(str(folder), inputs="tokens").splits["train"] == len(divided["train"])
+    assert dataset_info(str(folder), inputs="tokens").in_windows(64).splits["train"] == len(splits.train)
+    assert len(load_splits(str(folder), length=64, limit=3).train) == 3
 
 
 def test_what_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     for data, message in (
-        ("digits", "data is 'digits', which is images; give text: pystdlib"),
+        ("digits", "data is 'digits', which is images, .*pystdlib"),
         ("nothing/here", "no such data set, file or folder"),
         (str(tmp_path / "short.txt"), "with 5 bytes of text; it needs at least 20"),
         (str(tmp_path / "empty"), "with 0 bytes of text"),
     ):
         with pytest.raises(UsageError, match=message):
-            load_windows(data, 8)
+            load_splits(data, length=8)
     with pytest.raises(UsageError, match="length is 0"):
-        load_windows("pystdlib", 0)
+        load_splits("pystdlib", length=0)
     with pytest.raises(UsageError, match="split is 'tset'"):
-        load_window_split("pystdlib", 8, "tset")
-    with pytest.raises(UsageError, match="'pystdlib', which is text"):
+        load_split("pystdlib", "tset", length=8)
+    with pytest.raises(UsageError, match="'pystdlib', which is tokens"):
         load_splits("pystdlib", img_size=8)
 
 
 def test_a_changed_text_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "book.txt"
     file.write_bytes(bytes(range(1, 101)))
-    before = describe_data(load_windows(str(file), 10))
-    assert data_changes(before, describe_data(load_windows(str(file), 10))) == ([], False)
+    before = describe_data(load_splits(str(file), length=10))
+    assert data_changes(before, describe_data(load_splits(str(file), length=10))) == ([], False)
     file.write_bytes(bytes(range(2, 102)))
-    changes, _ = data_changes(before, describe_data(load_windows(str(file), 10)))
+    changes, _ = data_changes(before, describe_data(load_splits(str(file), length=10)))
     assert len(changes) == 1 and "test: bytes differ" in changes[0]
-    assert data_changes(before, describe_data(load_windows(str(file), 9)))[0]
+    assert data_changes(before, describe_data(load_splits(str(file), length=9)))[0]

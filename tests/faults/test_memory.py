@@ -17,7 +17,6 @@ import mereo
 from made import Made, refused_with
 from mereo.errors import UsageError
 from mereo.models.registry import families, outline
-from mereo.models.sequence_registry import sequence_families
 from mereo.models.weights import load_tensors, read_metadata
 
 MOST = 200 * 2**20
@@ -105,9 +104,9 @@ def large(value: object, number: int) -> Iterator[object]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", sorted([*families(), *sequence_families()]))
+@pytest.mark.parametrize("family", sorted(families()))
 def test_large_numbers_of_every_network_use_little_memory(family):
-    entry = (families() | sequence_families())[family]
+    entry = families()[family]
     tiny = dict(entry.defaults) | dict(entry.tiny)
 
     def build_all():

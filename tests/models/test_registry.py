@@ -9,13 +9,13 @@ import pytest
 import mereo
 from mereo.core import Source
 from mereo.errors import UsageError
-from mereo.models import MODELS, SEQUENCE_MODELS, ModelEntry, get_model_entry, register_model
+from mereo.models import MODELS, ModelEntry, get_model_entry, register_model
 from mereo.models.registry import families, outline
 from plain_cnn import PlainCNN, registered
 
 
 def test_list_models_and_is_model() -> None:
-    assert mereo.list_models() == sorted([*MODELS, *SEQUENCE_MODELS])
+    assert mereo.list_models() == sorted(MODELS)
     assert mereo.list_models("mspcaps*") == sorted(name for name in MODELS if name.startswith("mspcaps"))
     assert {"capsnet_mnist", "efficient_capsnet_mnist"} <= set(mereo.list_models("*_mnist")) < set(MODELS)
     assert mereo.list_models("nothing*") == [] == mereo.list_models("capsnet*", pretrained=True)

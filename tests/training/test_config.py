@@ -4,7 +4,7 @@ import pytest
 
 from mereo.cli.train import options_from
 from mereo.errors import UsageError
-from mereo.models import MODELS, SEQUENCE_MODELS, is_model
+from mereo.models import MODELS, is_model
 from mereo.training.config import TrainConfig
 from mereo.training.option_values import show_size
 from mereo.training.recipes import RECIPES, apply_recipe
@@ -106,7 +106,7 @@ def test_every_recipe_is_a_configuration_of_a_model_that_exists(name):
 
 
 def test_every_model_names_a_recipe_that_exists():
-    entries = (*MODELS.values(), *SEQUENCE_MODELS.values())
+    entries = MODELS.values()
     assert {entry.recipe for entry in entries} - {None} <= set(RECIPES)
 
 

@@ -10,7 +10,7 @@ import yaml
 
 import mereo
 from mereo.catalogue import MECHANISMS
-from mereo.models import MODELS, SEQUENCE_MODELS, ModelEntry, SequenceEntry, VisionModel
+from mereo.models import MODELS, ModelEntry, VisionModel
 from mereo.training.recipes import RECIPES
 from site_pages.docstrings import markdown, prose
 from site_pages.tables import arguments, table
@@ -22,19 +22,18 @@ tokens read sequences of any length, unless they state a longest one. `mereo mod
 prints this table too; `mereo train --dry-run --model NAME` also prints the time and memory of a training step.
 
 """
-Entry = ModelEntry | SequenceEntry
 ROW = ("input", "classes", "parameters", "source", "what")
 
 
-def families() -> dict[str, list[Entry]]:
+def families() -> dict[str, list[ModelEntry]]:
     """The presets of each family, by the name of its file."""
-    by_file: dict[str, list[Entry]] = {}
-    for entry in (*MODELS.values(), *SEQUENCE_MODELS.values()):
+    by_file: dict[str, list[ModelEntry]] = {}
+    for entry in MODELS.values():
         by_file.setdefault(entry.module.__module__.rpartition(".")[2], []).append(entry)
     return by_file
 
 
-def build(entry: Entry) -> VisionModel:
+def build(entry: ModelEntry) -> VisionModel:
     """The network without numbers in it: shapes alone, so that counting is quick."""
     with torch.device("meta"):
         return mereo.create_model(entry.name)
@@ -45,17 +44,18 @@ def count(module: torch.nn.Module | None) -> int:
     return 0 if module is None else sum(p.numel() for p in module.parameters())
 
 
-def row(entry: Entry) -> list[str]:
+def row(entry: ModelEntry) -> list[str]:
     """The facts of one preset, in the order of ROW."""
     model = build(entry)
     decoder = count(getattr(model, "decoder", None))
     counted = f"{count(model) - decoder:,}" + (f" + {decoder:,} of the decoder" if decoder else "")
     cfg = entry.pretrained_cfg(entry.defaults)
-    shape = "x".join(map(str, cfg["input_size"])) + (" tokens" if isinstance(entry, SequenceEntry) else "")
+    kind = entry.module.input_kind
+    shape = "x".join(map(str, model.input_shape)) + ("" if kind == "images" else f" {kind}")
     return [shape, str(cfg["num_classes"]), counted, prose(entry.source), prose(entry.summary)]
 
 
-def used_mechanisms(entry: Entry) -> list[str]:
+def used_mechanisms(entry: ModelEntry) -> list[str]:
     """The mechanisms that a network is made of."""
     kinds = {type(module) for module in build(entry).modules()}
     return [name for name, each in sorted(MECHANISMS.items()) if each.target in kinds]
@@ -83,11 +83,11 @@ def recipe(name: str) -> str:
     )
 
 
-def page(presets: Sequence[Entry]) -> str:
+def page(presets: Sequence[ModelEntry]) -> str:
     """The page of one family."""
     module = presets[0].module
     mechanisms = dict.fromkeys(name for entry in presets for name in used_mechanisms(entry))
-    given = "" if isinstance(presets[0], SequenceEntry) else ", num_classes=5"
+    given = ", num_classes=5" if module.outputs_argument == "num_classes" else ""
     changes = []
     for entry in presets:
         differs = ", ".join(f"`{name}={value!r}`" for name, value in entry.arguments.items())

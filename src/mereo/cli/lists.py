@@ -16,29 +16,20 @@ Rows = list[dict[str, str]]
 
 
 def _models() -> Rows:
-    from mereo.models import MODELS, SEQUENCE_MODELS
+    from mereo.models import MODELS
     from mereo.models.pretrained import tags_of
 
     rows = []
-    for name, sequences in sorted(SEQUENCE_MODELS.items()):
-        defaults = sequences.defaults
-        rows.append(
-            {
-                "name": name,
-                "input": f"{defaults['context']} tokens",
-                "classes": str(defaults["vocab_size"]),
-                "weights": "-",
-                "source": sequences.source,
-                "what": sequences.summary,
-            }
-        )
     for name, entry in sorted(MODELS.items()):
-        shape = entry.pretrained_cfg(entry.defaults)["input_size"]
+        module, defaults = entry.module, entry.defaults
+        shape = entry.pretrained_cfg(defaults).get("input_size")
+        length = f"{defaults.get('context', '')} {module.input_kind}".strip()
         rows.append(
             {
                 "name": name,
-                "input": "x".join(map(str, shape)),
-                "classes": str(entry.defaults["num_classes"]),
+                "input": length if shape is None else "x".join(map(str, shape)),
+                "output": module.output_kind,
+                "classes": "-" if module.outputs_argument is None else str(defaults[module.outputs_argument]),
                 "weights": ", ".join(tags_of(name)) or "-",
                 "source": entry.source,
                 "what": entry.summary,
@@ -184,9 +175,9 @@ def run(words: list[str], command: str) -> None:
 
 
 def _arguments(name: str) -> list[tuple[str, str]]:
-    from mereo.models.registry import find_entry
+    from mereo.models import get_model_entry
 
-    return [(argument, repr(value)) for argument, value in find_entry(name).defaults.items()]
+    return [(argument, repr(value)) for argument, value in get_model_entry(name).defaults.items()]
 
 
 def _task_options(name: str) -> list[tuple[str, str, str]]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mereo.inference.labelled import FolderAnswers
-    from mereo.models import SequenceModel, VisionModel
+    from mereo.models import VisionModel
 
 
 def run(words: list[str], command: str) -> None:
@@ -29,19 +29,21 @@ def run(words: list[str], command: str) -> None:
     check_positive(top=options.top, batch_size=options.batch_size, length=options.length)
     with uncollected():
         from mereo.inference.predict import find_files, find_images, task_of
-        from mereo.models import SequenceModel
 
     # Before weights are read, so that a missing file is named at once.
     given = find_files(options.images) if options.images or options.prompt is None else []
     if options.out is not None and options.out.is_file() and not _is_table_name(options.out):
         raise UsageError(f"out is {options.out}, which is a file; give a folder, or a file that ends in .csv.")
     model, source = load_weights(options.weights, options.device, ready=True, images=False)
-    paths = find_images(options.images) if options.images and not isinstance(model, SequenceModel) else given
+    reads, gives = model.input_kind, model.output_kind
+    paths = find_images(options.images) if options.images and reads == "images" else given
     if options.weights is None:
         say(f"using {source}", file=sys.stderr)
-    if isinstance(model, SequenceModel):
+    if (reads, gives) == ("tokens", "tokens"):
         _continue(model, options, paths, source)
         return
+    if reads != "images":
+        raise UsageError(f"weights are {str(source)!r}, of a network that reads {reads}; give one of images or text.")
     warn_if_out_of_distribution(model, source, paths, chosen=options.weights is None)
     if options.prompt is not None:
         raise UsageError(f"prompt is {options.prompt!r}, and {source} classifies images; give images.")
@@ -227,7 +229,7 @@ LONGEST_PROMPT = 2**20
 """Bytes of a file that is continued; of a longer one, the last so many."""
 
 
-def _continue(model: "SequenceModel", options: PredictOptions, paths: Sequence[Path], source: Path) -> None:
+def _continue(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:
     """Print each text and what follows it."""
     from mereo.inference.continuation import continue_text
 

@@ -54,18 +54,19 @@ def load_weights(
 
     Args:
         ready: without given weights and without a run, use `READY` instead of raising a UsageError.
-        images: raise a UsageError for a network that reads tokens.
+        images: raise a UsageError for a network that reads something else.
     """
     from mereo.inference.footprint import check_runs
-    from mereo.models import SequenceModel, load
+    from mereo.models import load
     from mereo.runtime.device import choose_device
 
     path = weights
     if path is None:
         path = Path(READY) if ready and not _run_weights(RUNS) else newest_run()
     model = load(path, choose_device(device))
-    if images and isinstance(model, SequenceModel):
-        raise UsageError(f"weights are {str(path)!r}, of a network that reads tokens; this command is for images.")
+    if images and model.input_kind != "images":
+        reads = f"of a network that reads {model.input_kind}"
+        raise UsageError(f"weights are {str(path)!r}, {reads}; this command is for images.")
     check_runs(model, path)
     return model, path
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from mereo.data.batch import Batch
     from mereo.data.geometric import take_window
     from mereo.data.images import Images, ImageSet
-    from mereo.data.load import Splits, load_size, load_split, load_splits
+    from mereo.data.load import Splits, Wanted, load_size, load_split, load_splits
     from mereo.data.operation import Operation
     from mereo.data.overlay import OverlaidPairs
     from mereo.data.registry import DatasetInfo, register_dataset
     from mereo.data.sets import DATASETS, list_datasets
     from mereo.data.sources import data_root, dataset_info, open_dataset
-    from mereo.data.text import TokenWindows, load_window_split, load_windows
+    from mereo.data.text import TokenWindows
 
 _HOMES = {
     "DATASETS": "sets",
@@ -34,14 +34,13 @@ _HOMES = {
     "OverlaidPairs": "overlay",
     "TokenWindows": "text",
     "Splits": "load",
+    "Wanted": "load",
     "data_root": "sources",
     "dataset_info": "sources",
     "list_datasets": "sets",
     "load_size": "load",
     "load_split": "load",
     "load_splits": "load",
-    "load_window_split": "text",
-    "load_windows": "text",
     "open_dataset": "sources",
     "register_dataset": "registry",
     "take_window": "geometric",
@@ -59,14 +58,13 @@ __all__ = [
     "OverlaidPairs",
     "Splits",
     "TokenWindows",
+    "Wanted",
     "data_root",
     "dataset_info",
     "list_datasets",
     "load_size",
     "load_split",
     "load_splits",
-    "load_window_split",
-    "load_windows",
     "open_dataset",
     "register_dataset",
     "take_window",

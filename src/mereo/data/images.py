@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,10 +19,15 @@ _CHUNK = 4096
 
 
 class Images(ABC):
-    """A set of images that serves batches by index, stored or generated on the fly."""
+    """A set of images that serves batches by index, stored or generated on the fly.
+
+    Attributes:
+        serves: what a network reads of its batches: "images", or "tokens" or "points" of a set that has no images.
+    """
 
     class_names: tuple[str, ...]
     labels_per_image: int = 1
+    serves: ClassVar[str] = "images"
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -70,6 +75,11 @@ class Images(ABC):
             share: this process's part of the batch; all of it when None.
             device: where to compute; that of the images when None.
         """
+
+    def describe(self) -> dict[str, Any] | None:
+        """The identity of the data as plain values, which change if any sample changes; None for images, of which the
+        pixels and labels are compared."""
+        return None
 
     def order(self, generator: torch.Generator) -> Tensor:
         """The order in which one epoch visits the images: a permutation of 0 .. n - 1, int64 (n,).

@@ -13,7 +13,7 @@ from mereo.data.raw import Progress, RawDataset, RawSplit, Read, Request
 from mereo.data.registry import DatasetInfo
 from mereo.data.set_aside import for_evaluation
 from mereo.data.sets import find_dataset
-from mereo.data.sources import open_dataset
+from mereo.data.sources import dataset_info, open_dataset
 from mereo.data.split import hold_out, stratified
 from mereo.data.storage import Storage
 from mereo.data.stream import Source, StreamedSet, as_source
@@ -21,7 +21,7 @@ from mereo.errors import MereoError, UsageError, check_choice, check_fraction, c
 
 
 class Splits(NamedTuple):
-    """Images for training, for choosing the epoch (None if nothing is held out), and for the final test.
+    """Samples for training, for choosing the epoch (None if nothing is held out), and for the final test.
 
     `skipped` is the number of unreadable files of all splits, and `unreadable` has split, name and reason of each;
     those of streams are known only when they are read.
@@ -81,7 +81,8 @@ def load_splits(
     data: str,
     *,
     root: str | Path | None = None,
-    img_size: int | tuple[int, int],
+    img_size: int | tuple[int, int] | None = None,
+    length: int | None = None,
     in_chans: int | None = None,
     crop_pct: float = 1.0,
     validation_fraction: float = 0.1,
@@ -96,13 +97,14 @@ def load_splits(
     progress: Progress | None = None,
     info: DatasetInfo | None = None,
 ) -> Splits:
-    """Read a dataset into splits whose images are stored at round(img_size / crop_pct).
+    """Read a dataset into splits: images stored at round(img_size / crop_pct), or windows of a text.
 
     Args:
         data: a name of `list_datasets()`, or the path of an image folder, of a .zip archive of one, or of a .csv table
-            with the columns path, label and maybe split.
+            with the columns path, label and maybe split; or of a file or folder of text.
         root: folder of named data sets; when None, the environment variable MEREO_DATA or else the folder data.
-        img_size: height and width that the model takes, or one number for both.
+        img_size: height and width of the images that the model takes, or one number for both; of other data None.
+        length: number of tokens or points that the model takes, None for images: a path is then one of text.
         in_chans: channels of the images, 1 or 3; those of the data set when None.
         crop_pct: side of the model's image over side of the stored one; below 1 batches are cropped.
         validation_fraction: of the training images, held out with classes in proportion; 0 holds out none. Data with
@@ -121,12 +123,13 @@ def load_splits(
         progress: called with (images done, images in total).
         info: of the same data, from `dataset_info`; then a folder is not scanned again.
     """
-    dataset, channels, images, unreadable = _read(
-        _Wanted(
-            data, root, img_size, in_chans, crop_pct, validation_fraction, seed, strict, limit, download,
-            pairs_per_image, Storage(memory_budget, cache_dir), progress, stream, info,
-        )
+    wanted = Wanted(
+        data, root, img_size, length, in_chans, crop_pct, validation_fraction, seed, strict, limit, download,
+        pairs_per_image, Storage(memory_budget, cache_dir), progress, stream, info,
     )  # fmt: skip
+    if (others := _other_splits(wanted)) is not None:
+        return others
+    dataset, channels, images, unreadable = _read(wanted)
     return Splits(
         images["train"], images.get("validation"), images["test"], dataset.class_names, channels,
         len(unreadable), unreadable,
@@ -138,7 +141,8 @@ def load_split(
     split: str = "test",
     *,
     root: str | Path | None = None,
-    img_size: int | tuple[int, int],
+    img_size: int | tuple[int, int] | None = None,
+    length: int | None = None,
     in_chans: int | None = None,
     crop_pct: float = 1.0,
     validation_fraction: float = 0.1,
@@ -153,16 +157,24 @@ def load_split(
     validation images, and all where it has no splits; of a named data set, the test images.
     """
     check_choice("split", split, ("train", "validation", "test", "whole"))
-    wanted = _Wanted(data, root, img_size, in_chans, crop_pct, validation_fraction, seed, strict, limit, download)
+    wanted = Wanted(
+        data, root, img_size, length, in_chans, crop_pct, validation_fraction, seed, strict, limit, download
+    )
+    if (others := _other_splits(wanted)) is not None:
+        found: Images | None = getattr(others, "test" if split == "whole" else split)
+        if found is None:
+            raise UsageError(f"split is {split!r}, and {data} has none; use test.")
+        return found
     return _read(wanted, only=split)[2][split]
 
 
-class _Wanted(NamedTuple):
-    """The arguments of `load_splits`."""
+class Wanted(NamedTuple):
+    """How splits are wanted: the arguments of `load_splits`."""
 
     data: str
     root: str | Path | None
-    img_size: int | tuple[int, int]
+    img_size: int | tuple[int, int] | None
+    length: int | None
     in_chans: int | None
     crop_pct: float
     validation_fraction: float
@@ -177,9 +189,27 @@ class _Wanted(NamedTuple):
     info: DatasetInfo | None = None
 
 
-def _stored_size(wanted: _Wanted, info: DatasetInfo | None) -> tuple[int, int]:
+def _other_splits(wanted: Wanted) -> Splits | None:
+    """The splits of data that is no set of images; None for images."""
+    info = find_dataset(wanted.data) if wanted.info is None else wanted.info
+    if info is None and wanted.length is not None:
+        info = dataset_info(wanted.data, wanted.root, inputs="tokens")
+    if info is None or info.load is None:
+        return None
+    if wanted.length is None:
+        info.check_serves("images")
+        raise UsageError(f"length is None; {wanted.data} is served in parts of a length, so give one.")
+    check_positive(length=wanted.length)
+    if wanted.limit is not None:
+        check_positive(limit=wanted.limit)
+    return info.load(wanted)
+
+
+def _stored_size(wanted: Wanted, info: DatasetInfo | None) -> tuple[int, int]:
     """The (height, width) at which images are stored: before the crop, and without the padding of the data set."""
     side = wanted.img_size
+    if side is None:
+        raise UsageError(f"img_size is None, and {wanted.data} is images; give their height and width.")
     size = load_size(image_size(side if isinstance(side, int) else (side[0], side[1])), wanted.crop_pct)
     if info is None or not info.margin:
         return size
@@ -189,7 +219,7 @@ def _stored_size(wanted: _Wanted, info: DatasetInfo | None) -> tuple[int, int]:
     return size
 
 
-def _chosen_splits(dataset: RawDataset, wanted: _Wanted, only: str | None) -> dict[str, RawSplit]:
+def _chosen_splits(dataset: RawDataset, wanted: Wanted, only: str | None) -> dict[str, RawSplit]:
     """All splits, or only one; "whole" is what a trained network is evaluated on."""
     if only == "whole":
         return {only: for_evaluation(dataset.splits)}
@@ -216,7 +246,7 @@ def _streamed(
 
 
 def _read(
-    wanted: _Wanted, only: str | None = None
+    wanted: Wanted, only: str | None = None
 ) -> tuple[RawDataset, int, dict[str, Images], tuple[tuple[str, str, str], ...]]:
     """The dataset, its channels, the images of all splits or of one, and which could not be read."""
     check_probability(validation_fraction=wanted.validation_fraction)

@@ -5,15 +5,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mereo.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from mereo.data.folder import Layout
     from mereo.data.images import Images, ImageSet
+    from mereo.data.load import Splits, Wanted
     from mereo.data.raw import RawDataset
-    from mereo.data.text import Text
 
 DEFAULT_AUGMENT = ("crop=4", "flip")
 """The default augmentation of photographs, and of image folders."""
@@ -29,17 +29,18 @@ class DatasetInfo:
         source: where it is from.
         num_classes, in_chans: number of classes, and channels of its images.
         size: native (height, width); None if images differ.
-        splits: number of images of each split that the source defines; of text, bytes.
+        splits: number of samples of each split that the source defines, or of bytes.
+        counts: what `splits` counts; of bytes, windows are made that are as long as the network's.
         augment: operations that "auto" means; none when empty.
         labels_per_image: objects in each image.
         fields: names of the `Batch` fields that it serves.
         files: patterns below the data root; a match shows that the data set is present. Empty for a data set in the
             package.
         path: the folder or file that is read; None for a registered data set.
-        read: reads it from (data root, whether it may be downloaded); None for a path and for text.
+        read: reads images from (data root, whether they may be downloaded); None for a path, and where there is `load`.
+        load: makes the splits of what is no set of stored images, such as text, from how they are wanted.
         wrap: makes the served set from the stored images of a split, given the number of samples per image.
         margin: pixels that `wrap` adds to the stored images on every side.
-        text: reads text from the data root; None for images. The splits of text count bytes.
         configure: changes of these facts for given options, its keyword arguments; its docstring lists them for users.
             None for a data set without options.
         layout: the files of each split and the class names of a folder, so that it need not be scanned again.
@@ -61,7 +62,8 @@ class DatasetInfo:
     read: "Callable[[Path, bool], RawDataset] | None" = None
     wrap: "Callable[[ImageSet, int], Images] | None" = None
     margin: int = 0
-    text: "Callable[[Path], Text] | None" = None
+    load: "Callable[[Wanted], Splits] | None" = None
+    counts: Literal["samples", "bytes"] = "samples"
     configure: "Callable[..., Mapping[str, Any]] | None" = None
     layout: "Layout | None" = field(default=None, repr=False, compare=False)
     opened: "RawDataset | None" = field(default=None, repr=False, compare=False)
@@ -71,6 +73,22 @@ class DatasetInfo:
         """The options of the data set with their defaults."""
         known = {} if self.configure is None else inspect.signature(self.configure).parameters
         return {name: parameter.default for name, parameter in known.items()}
+
+    def check_serves(self, inputs: str) -> None:
+        """UsageError unless it has what a network reads, such as "images"."""
+        if inputs not in self.fields:
+            others = [name for name, info in sorted(DATASETS.items()) if inputs in info.fields]
+            named = f" such as {others[0]}" if others else ""
+            raise UsageError(
+                f"data is {self.name!r}, which is {self.fields[0]}, and {inputs} are needed; give other data{named}, or"
+                f" a network that reads {self.fields[0]}."
+            )
+
+    def in_windows(self, length: int) -> "DatasetInfo":
+        """The same facts with splits that count windows of so many bytes, where they count bytes."""
+        if self.counts != "bytes":
+            return self
+        return replace(self, counts="samples", splits={name: -(-n // length) for name, n in self.splits.items()})
 
 
 DATASETS: dict[str, DatasetInfo] = {}
@@ -92,7 +110,8 @@ def register_dataset(
     files: tuple[str, ...] = (),
     wrap: "Callable[[ImageSet, int], Images] | None" = None,
     margin: int = 0,
-    text: "Callable[[Path], Text] | None" = None,
+    load: "Callable[[Wanted], Splits] | None" = None,
+    counts: Literal["samples", "bytes"] = "samples",
     configure: "Callable[..., Mapping[str, Any]] | None" = None,
 ) -> DatasetInfo:
     """Register a data set by name for the library and the command line. The arguments are those of `DatasetInfo`.
@@ -100,8 +119,8 @@ def register_dataset(
     Raises:
         UsageError: for a name that is taken, or that could be a path; without a reader, and with two.
     """
-    if (read is None) == (text is None):
-        raise UsageError(f"read is {read} and text is {text}; {name} needs one of them.")
+    if (read is None) == (load is None):
+        raise UsageError(f"read is {read} and load is {load}; {name} needs one of them.")
     if name in DATASETS:
         raise UsageError(f"name is {name!r}, which is registered already; choose another name.")
     if not name.isidentifier():
@@ -121,7 +140,8 @@ def register_dataset(
         read=read,
         wrap=wrap,
         margin=margin,
-        text=text,
+        load=load,
+        counts=counts,
         configure=configure,
     )
     return DATASETS[name]

@@ -74,10 +74,8 @@ def open_dataset(
             nothing is set aside.
     """
     known = find_dataset(str(data)) if info is None else info
-    if known is not None and known.text is not None:
-        raise UsageError(
-            f"data is {str(data)!r}, which is text; it is for networks that read tokens, such as tnl_tiny."
-        )
+    if known is not None:
+        known.check_serves("images")
     if known is not None and known.read is not None:
         return known.read(data_root(root), download)
     if info is not None and info.layout is not None and info.path is not None:
@@ -89,10 +87,27 @@ def open_dataset(
     return own_splits(layout) if evaluation else finish_splits(path, layout)
 
 
-def dataset_info(data: str | Path, root: str | Path | None = None) -> DatasetInfo:
-    """Facts about a data set, by name or by path; no image is decoded."""
+def dataset_info(data: str | Path, root: str | Path | None = None, *, inputs: str | None = None) -> DatasetInfo:
+    """Facts about a data set, by name or by path; no image is decoded.
+
+    Args:
+        data: name or path.
+        root: of the data sets.
+        inputs: what is read, such as "images" or "tokens": a path is one of text for tokens, else of images.
+
+    Raises:
+        UsageError: for data that has something else.
+    """
     if (known := find_dataset(str(data))) is not None:
+        if inputs is not None:
+            known.check_serves(inputs)
         return known
+    if inputs == "tokens":
+        from mereo.data.text import path_info
+
+        return path_info(str(data), root)
+    if inputs not in (None, "images"):
+        raise UsageError(f"data is {str(data)!r}, a path, and {inputs} are needed, which only data sets by name have.")
     if is_stream(data, data_root(root)):
         dataset = open_stream(data, data_root(root))
         counts = {split: len(part) for split, part in dataset.splits.items()}

@@ -6,8 +6,7 @@ therefore predicted exactly once.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +17,12 @@ from torch import Tensor
 from mereo.data.augmentation import Augmentation
 from mereo.data.batch import Batch
 from mereo.data.images import Images, check_draws
-from mereo.data.load import Splits
+from mereo.data.load import Splits, Wanted
 from mereo.data.registry import DATASETS, DatasetInfo
 from mereo.data.regular import kind_of, open_regular, user_path
 from mereo.data.sources import data_root
 from mereo.data.text_splits import PARTS, SPLITS, split_of
-from mereo.errors import MereoError, UsageError, check_choice, check_positive
+from mereo.errors import MereoError, UsageError, check_positive
 
 END = 0
 """The byte behind each file, and before the first byte of a split."""
@@ -111,18 +110,14 @@ def read_path(path: Path) -> Text:
     return make_text({"train": whole[:held], "validation": whole[held : held + part], "test": whole[held + part :]})
 
 
-def text_info(data: str, root: str | Path | None = None) -> DatasetInfo:
-    """Facts about text, by the name of a data set or the path of a file or folder; its splits count bytes."""
-    if data in DATASETS:
-        if DATASETS[data].text is None:
-            known = ", ".join(name for name, info in sorted(DATASETS.items()) if info.text is not None)
-            raise UsageError(f"data is {data!r}, which is images; give text: {known}, or a file or folder of text.")
-        return DATASETS[data]
+def path_info(data: str, root: str | Path | None = None) -> DatasetInfo:
+    """Facts about the text of a file or folder; its splits count bytes."""
     path = user_path("data", data)
     for place in (path, data_root(root) / path):
         if kind_of(place) in ("file", "folder"):
             return _info_of(data, place)
-    raise UsageError(f"data is {data!r}, and there is no such data set, file or folder; give pystdlib or a path.")
+    known = ", ".join(name for name, info in sorted(DATASETS.items()) if "tokens" in info.fields)
+    raise UsageError(f"data is {data!r}, and there is no such data set, file or folder; give {known} or a path.")
 
 
 def _info_of(data: str, path: Path) -> DatasetInfo:
@@ -130,13 +125,8 @@ def _info_of(data: str, path: Path) -> DatasetInfo:
     counts = {name: len(part) for name, part in text.splits.items()}
     return DatasetInfo(
         data, "text as bytes", str(path), BYTES, 1, None, counts, (), fields=("tokens",), path=path,
-        text=lambda root: text,
+        load=windows_of(lambda: text), counts="bytes",
     )  # fmt: skip
-
-
-def in_windows(info: DatasetInfo, length: int) -> DatasetInfo:
-    """The same facts with splits that count windows of so many bytes."""
-    return replace(info, splits={name: -(-count // length) for name, count in info.splits.items()})
 
 
 class TokenWindows(Images):
@@ -155,6 +145,7 @@ class TokenWindows(Images):
     """
 
     class_names: tuple[str, ...] = ()
+    serves = "tokens"
 
     def __init__(self, stream: Tensor, length: int, starts: Tensor | None = None) -> None:
         check_positive(length=length)
@@ -223,39 +214,15 @@ class TokenWindows(Images):
         return Batch(tokens=tokens, lengths=None if full else lengths.to(tokens.device))
 
 
-def load_windows(
-    data: str,
-    length: int,
-    *,
-    root: str | Path | None = None,
-    limit: int | None = None,
-    info: DatasetInfo | None = None,
-) -> Splits:
-    """The splits of a text as windows of so many bytes.
+def windows_of(read: Callable[[], Text]) -> Callable[[Wanted], Splits]:
+    """How the splits of a text are loaded: as windows of the length that is wanted, the training ones spread evenly."""
 
-    Args:
-        data: a data set of text, such as pystdlib, or the path of a file or folder.
-        length: of the windows.
-        root: folder of the data sets.
-        limit: largest number of windows to train on, spread evenly.
-        info: of the same data, from `text_info`; then a path is not read again.
-    """
-    check_positive(length=length)
-    info = text_info(data, root) if info is None else info
-    assert info.text is not None
-    text = info.text(data_root(root))
-    windows = {name: TokenWindows(stream, length) for name, stream in text.splits.items()}
-    train = windows["train"]
-    if limit is not None:
-        check_positive(limit=limit)
-        if limit < len(train):
-            train = train.subset(torch.arange(limit) * (len(train) // limit))
-    return Splits(train, windows["validation"], windows["test"], (), 1, 0)
+    def load(wanted: Wanted) -> Splits:
+        assert wanted.length is not None
+        windows = {name: TokenWindows(stream, wanted.length) for name, stream in read().splits.items()}
+        train = windows["train"]
+        if wanted.limit is not None and wanted.limit < len(train):
+            train = train.subset(torch.arange(wanted.limit) * (len(train) // wanted.limit))
+        return Splits(train, windows["validation"], windows["test"], (), 1, 0)
 
-
-def load_window_split(data: str, length: int, split: str = "test", **options: Any) -> TokenWindows:
-    """One of the splits of `load_windows`: "train", "validation" or "test"."""
-    check_choice("split", split, SPLITS)
-    chosen = getattr(load_windows(data, length, **options), split)
-    assert isinstance(chosen, TokenWindows)
-    return chosen
+    return load

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.data import TokenWindows, load_windows
+from mereo.data import TokenWindows, load_splits
 from mereo.errors import UsageError
 from mereo.experiments.fitting import fit
 from mereo.experiments.language_pictures import draw_speeds
@@ -42,7 +42,7 @@ def run(settings: Settings) -> dict[str, Any]:
     data, device = settings.data or "pystdlib", choose_device(settings.device or "auto")
     context = make("TNL", 0, device).context
     limit = WINDOWS if settings.limit is None else settings.limit
-    splits = load_windows(data, context, root=settings.data_root, limit=limit)
+    splits = load_splits(data, length=context, root=settings.data_root, limit=limit)
     test = splits.test
     assert isinstance(test, TokenWindows)
     if settings.images is not None and settings.images < len(test):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.data import Batch, TokenWindows, load_windows
+from mereo.data import Batch, TokenWindows, load_splits
 from mereo.errors import unknown
 from mereo.experiments.attention_kinds import DIM, MIXERS, make_blocks
 from mereo.experiments.deep_pictures import draw_losses
@@ -71,7 +71,7 @@ def run(settings: Settings) -> dict[str, Any]:
             raise unknown("variant", name, MIXERS)
     data = str(settings.data)
     settings.say(f"{data}: windows of {CONTEXT} bytes")
-    splits = load_windows(data, CONTEXT, root=settings.data_root, limit=settings.limit or WINDOWS)
+    splits = load_splits(data, length=CONTEXT, root=settings.data_root, limit=settings.limit or WINDOWS)
     train, test = splits.train, splits.test
     assert isinstance(train, TokenWindows) and isinstance(test, TokenWindows)
     tested = min(settings.images or TESTED, len(test))

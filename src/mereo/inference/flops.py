@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from mereo.core import record
 from mereo.inference.mode import evaluating
-from mereo.models import SequenceModel, VisionModel
+from mereo.models import Network
 
 
 def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> int:
@@ -31,9 +31,6 @@ def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> 
     return counter.get_total_flops()
 
 
-def forward_flops(model: VisionModel) -> int:
-    """Operations of one image forward, or of one window of tokens."""
-    like = next(model.parameters())
-    if isinstance(model, SequenceModel):
-        return count_flops(model, torch.zeros(1, model.context, dtype=torch.int64, device=like.device))
-    return count_flops(model, torch.zeros(1, *model.image_shape, device=like.device, dtype=like.dtype))
+def forward_flops(model: Network) -> int:
+    """Operations of one input forward, such as an image or a window of tokens."""
+    return count_flops(model, torch.zeros_like(model.example_inputs(1)))

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from mereo.core.unfilled import unfilled
 from mereo.errors import MereoError, UsageError
-from mereo.models import SequenceModel, VisionModel
+from mereo.models import VisionModel
 from mereo.models.registry import outline
 from mereo.runtime.memory import free_memory
 from mereo.runtime.text import gibibytes
@@ -92,10 +92,10 @@ def check_runs(model: VisionModel, source: Path) -> None:
     """UsageError for a trained network that does not fit in memory with one image of its size.
 
     Args:
-        model: on its device; with small images, or of tokens, it is not checked.
+        model: on its device; with small images, or without any, it is not checked.
         source: of its weights.
     """
-    if isinstance(model, SequenceModel):
+    if model.input_kind != "images":
         return
     _, height, width = model.image_shape
     if height * width <= LARGE:

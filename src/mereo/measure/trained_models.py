@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mereo.data import Images, ImageSet, TokenWindows, data_root, load_split, load_window_split
+from mereo.data import Images, ImageSet, data_root, load_split
 from mereo.data.sets import is_dataset
 from mereo.data.split import stratified
 from mereo.data.stream.hub import PREFIX
@@ -16,7 +16,7 @@ from mereo.errors import UsageError
 from mereo.escape import cut
 from mereo.inference.footprint import check_runs
 from mereo.inference.predict import task_of
-from mereo.models import SequenceModel, VisionModel, load
+from mereo.models import VisionModel, load
 from mereo.runtime.device import choose_device
 from mereo.tasks import Task
 from mereo.training.config import TrainConfig
@@ -162,9 +162,7 @@ def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: 
 
     Of data that the run was not trained on, all images are test images where it has no splits.
     """
-    if isinstance(model, SequenceModel):
-        own_root = None if config is None else config.data_root
-        return load_window_split(data, model.context, split, root=root if root is not None else own_root)
+    of_images = model.input_kind == "images"
     # Weights without their run do not record which images were held out.
     config = config or TrainConfig(validation_fraction=0.0)
     own = is_own(config, data, root)
@@ -172,11 +170,12 @@ def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: 
         raise UsageError("split is 'validation', but the run held out none (paper_protocol); use test.")
     return load_split(
         data,
-        "whole" if split == "test" and not own else split,
+        "whole" if split == "test" and not own and of_images else split,
         root=root if root is not None else config.data_root,
-        img_size=model.image_shape[1:],
-        in_chans=model.image_shape[0],
-        crop_pct=model.pretrained_cfg["crop_pct"],
+        img_size=model.image_shape[1:] if of_images else None,
+        length=None if of_images else model.input_shape[0],
+        in_chans=model.image_shape[0] if of_images else None,
+        crop_pct=model.pretrained_cfg["crop_pct"] if of_images else 1.0,
         # The test images do not depend on it, and a class of one image has none to hold out.
         validation_fraction=0.0 if split == "test" else config.validation_fraction,
         seed=config.seed,
@@ -195,7 +194,7 @@ def without_seen(
 ) -> Images:
     """The images of a test split without those that the run was trained on, or chose its epoch by; a warning gives
     their number. Of its own data, whose test images the run itself was evaluated on, they are only counted."""
-    if split != "test" or isinstance(images, TokenWindows):
+    if split != "test" or images.serves != "images":
         return images
     seen = seen_before(source, images, model.image_shape[1:])
     count = int(seen.sum())

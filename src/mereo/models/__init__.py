@@ -29,17 +29,19 @@ from mereo.models.capsule_classifier import CapsuleClassifier
 from mereo.models.conversion import convert
 from mereo.models.diffusion_transformer import DiffusionTransformer, diffusion_transformer
 from mereo.models.ensemble import Ensemble
+from mereo.models.entry import ModelEntry
 from mereo.models.factory import create_model, list_models
 from mereo.models.feature_maps import FeatureInfo, FeatureMaps
+from mereo.models.network import INPUT_KINDS, OUTPUT_KINDS, Network
 from mereo.models.plain import PlainNetwork
-from mereo.models.registry import MODELS, ModelEntry, get_model_entry, is_model, register_model
+from mereo.models.registry import MODELS, get_model_entry, is_model, register_model
 from mereo.models.sequence_model import SequenceModel, SequenceState
-from mereo.models.sequence_registry import SEQUENCE_MODELS, SequenceEntry, get_sequence_entry, is_sequence_model
 from mereo.models.weights import load, save_weights
 
 __all__ = [
+    "INPUT_KINDS",
     "MODELS",
-    "SEQUENCE_MODELS",
+    "OUTPUT_KINDS",
     "AACapsNet",
     "AAVotesCapsNet",
     "ARCapsNet",
@@ -59,13 +61,13 @@ __all__ = [
     "MSPCaps",
     "MSPCapsHead",
     "ModelEntry",
+    "Network",
     "OrthCaps",
     "ParseCaps",
     "PlainNetwork",
     "PooledNet",
     "RSCapsNet",
     "SelfRoutingCapsNet",
-    "SequenceEntry",
     "SequenceModel",
     "SequenceState",
     "SparseCapsNet",
@@ -75,9 +77,7 @@ __all__ = [
     "create_model",
     "diffusion_transformer",
     "get_model_entry",
-    "get_sequence_entry",
     "is_model",
-    "is_sequence_model",
     "list_models",
     "load",
     "register_model",

@@ -3,8 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
-from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 from mereo.core import Coupling, Grid
 from mereo.errors import UsageError, check_choice, type_of
 from mereo.models.checkpointing import checkpointed
-from mereo.models.folding import folded
-from mereo.models.layers import layer_depths, parameter_groups
-from mereo.models.weight_sources import WeightSources
+from mereo.models.layers import layer_depths
+from mereo.models.network import Network
 
 Features = Tensor | tuple[Tensor, ...]
 """The input of a head: one tensor, or several (such as a NamedTuple)."""
@@ -45,15 +43,16 @@ def grid_of_cells(height: int, width: int, step: int, *, prefix: int = 0, partia
     return Grid((height + rest) // step, (width + rest) // step, 1, step / 2, step, prefix=prefix)
 
 
-class VisionModel(WeightSources, nn.Module):
-    """A network from images to scores of classes, under timm's protocol.
+class VisionModel(Network):
+    """A network of images under timm's protocol; its outputs are scores of classes unless a subclass says otherwise.
 
     x_i = stage_i(x_{i-1}),   features = neck(the maps x_i of neck_inputs),   scores = head(pool(features))
 
     A subclass sets `image_shape`, `num_features` and `feature_info`, defines `stage` and `make_classifier`, and ends
     its constructor with `reset_classifier(num_classes)`. The other methods have defaults. A network that is not a
-    sequence of stages leaves `feature_info` empty and defines `forward_features` instead. The constructor's arguments
-    are plain values: they are the configuration that is saved with the weights.
+    sequence of stages leaves `feature_info` empty and defines `forward_features` instead. A network of another
+    `output_kind` overrides `classify`; where its output has no classes it sets `outputs_argument` to None, and its
+    constructor ends with `self.head = self.make_classifier()`.
 
     Attributes:
         num_classes: number of scores; 0 means none, and `forward` returns the pooled features.
@@ -63,48 +62,32 @@ class VisionModel(WeightSources, nn.Module):
             the last module of the stage}.
         neck_inputs: numbers of the stages whose maps the neck takes; the last one where it is not set.
         grad_checkpointing: whether stages are computed again in the backward pass, set by `set_grad_checkpointing`.
-        config: {"model": name, "args": arguments}, set by `create_model`.
-        pretrained_cfg: preprocessing and provenance under timm's field names, set by `create_model`.
-        class_names: of the scores, in order, set by `load`.
-        metadata: everything saved with the weights, set by `load`.
         first_conv, classifier: names of the modules that depend on in_chans and num_classes.
         classifier_parts: names of the attributes that `reset_classifier` replaces.
-        unscored_parts: names of the parts on which no score depends, such as a decoder.
         fixed_input_size: whether images must have the height and width of `image_shape`.
         size_step: what heights and widths must be multiples of, where `fixed_input_size` is False.
-        default_loss: the loss it is trained with where none is given.
         partial_cells: whether pixels at the end of an image that do not fill a cell of a map have a cell.
-        channels_last: whether its convolutions train faster on a CPU in channels-last memory; `create_model` gives
-            them that layout, in which they also keep the maps, whatever the layout of the images.
+
+    The other attributes are those of `Network`.
     """
 
+    output_kind = "scores"
+    input_kind = "images"
     first_conv: str
-    classifier: ClassVar[str] = "head"
-    classifier_parts: ClassVar[tuple[str, ...]] = ("head",)
-    unscored_parts: ClassVar[tuple[str, ...]] = ()
     fixed_input_size: ClassVar[bool] = True
     partial_cells: ClassVar[bool] = True
     channels_last: ClassVar[bool] = True
-    default_loss: ClassVar[str] = "cross_entropy"
 
-    num_classes: int
-    num_features: int
     image_shape: tuple[int, int, int]
     head: nn.Module
-    config: dict[str, Any]
-    pretrained_cfg: dict[str, Any]
     feature_info: Sequence[Mapping[str, Any]] = ()
     neck_inputs: tuple[int, ...] = ()
     size_step: tuple[int, int] = (1, 1)
-    grad_checkpointing: bool = False
     _placed: tuple[int, int] | None = None
-    class_names: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = MappingProxyType({})
 
     @property
-    def default_cfg(self) -> dict[str, Any]:
-        """timm's other name of `pretrained_cfg`."""
-        return self.pretrained_cfg
+    def input_shape(self) -> tuple[int, ...]:
+        return self.image_shape
 
     @property
     def score_kind(self) -> str:
@@ -115,16 +98,6 @@ class VisionModel(WeightSources, nn.Module):
     def head_hidden_size(self) -> int:
         """Size of what `forward_head(pre_logits=True)` gives: `num_features`."""
         return self.num_features
-
-    @classmethod
-    def class_for(cls, arguments: Mapping[str, Any]) -> "type[VisionModel]":
-        """The class that is built for these arguments: itself, or of a network with several forms the form chosen."""
-        return cls
-
-    @classmethod
-    def preprocessing_for(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of `pretrained_cfg` that follow from the arguments and take the place of the preset's."""
-        return {}
 
     # --- what a network defines -------------------------------------------------------------------------------------
 
@@ -144,7 +117,7 @@ class VisionModel(WeightSources, nn.Module):
         return pooled
 
     def classify(self, features: Any) -> Tensor:
-        """Scores (batch, classes) of the features."""
+        """The outputs of the features: scores (batch, classes)."""
         scores: Tensor = self.head(self.pool(features))
         return scores
 
@@ -169,19 +142,6 @@ class VisionModel(WeightSources, nn.Module):
             for module in self.get_submodule(str(stage["module"])).modules():
                 if isinstance(module, Coupling) and module.of_places:
                     module.senders = module.receivers = grid
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of parameters without weight decay, beyond biases and other vectors."""
-        return set()
-
-    @classmethod
-    def older_arguments(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that files state only since they exist, with the values that older files have of them.
-
-        Args:
-            arguments: those that a file states.
-        """
-        return {}
 
     def resize_tensors(self, tensors: dict[str, Tensor], img_size: tuple[int, int]) -> dict[str, Tensor]:
         """The weights of such a network for images of another size, as this one has them: tables of positions.
@@ -219,11 +179,8 @@ class VisionModel(WeightSources, nn.Module):
 
     def forward_head(self, features: Any, pre_logits: bool = False) -> Tensor:
         """Scores (batch, classes) of what `forward_features` returns, or the pooled features (batch, num_features)."""
-        return self.pool(features) if pre_logits or self.num_classes == 0 else self.classify(features)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Scores: (batch, channels, height, width) -> (batch, classes)."""
-        return self.forward_head(self.forward_features(images))
+        headless = self.outputs_argument is not None and self.num_classes == 0
+        return self.pool(features) if pre_logits or headless else self.classify(features)
 
     def forward_intermediates(
         self,
@@ -276,6 +233,8 @@ class VisionModel(WeightSources, nn.Module):
         `global_pool` is part of timm's call. No network here has more than one way to pool: only None and "" are
         accepted.
         """
+        if self.outputs_argument is None:
+            raise UsageError(f"num_classes is {num_classes}, and the output of {type(self).__name__} has no classes.")
         if num_classes < 0:
             raise UsageError(f"num_classes is {num_classes}; it must be at least 0.")
         if global_pool:
@@ -307,26 +266,10 @@ class VisionModel(WeightSources, nn.Module):
             raise UsageError(f"{type(self).__name__} has no stages to compute again.")
         self.grad_checkpointing = enable
 
-    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
-        """timm's form of `layer_depths`: a function from the name of a parameter to its layer."""
-        return self.layer_depths().__getitem__
-
     def layer_depths(self) -> dict[str, int]:
         """The layer of each parameter by name: a layer a stage, one for the neck, and the classifier last."""
         stages = [str(info["module"]) for info in self.feature_info]
         return layer_depths([name for name, _ in self.named_parameters()], stages, self.classifier_parts)
-
-    def parameter_groups(self, weight_decay: float = 0.0, layer_decay: float = 1.0) -> list[dict[str, Any]]:
-        """Groups for an optimiser: `params`, `names`, `weight_decay`, and `lr_scale`, a factor of the learning rate.
-
-        lr_scale of layer i of n = layer_decay^(n - 1 - i);  vectors and `no_weight_decay()` have no weight decay.
-        """
-        depths, undecayed = self.layer_depths(), self.no_weight_decay()
-        return parameter_groups(self.named_parameters(), depths, undecayed, weight_decay, layer_decay)
-
-    def fuse(self) -> Self:
-        """A copy for inference that computes the same faster: see `mereo.models.folding`."""
-        return folded(self)
 
     def check_images(self, images: Tensor) -> None:
         """UsageError unless images are (batch, channels, height, width) as the model was made for."""

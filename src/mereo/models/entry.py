@@ -1,23 +1,36 @@
-"""A row of the catalogue of networks, for networks that read images and for those that read tokens."""
+"""A row of the catalogue of networks."""
 
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from mereo.core import Source
+from mereo.core.shapes import image_size
+from mereo.errors import UsageError
 from mereo.models.arguments import absent_argument, as_tuples, check_arguments
+from mereo.models.base import VisionModel
+from mereo.models.network import Network
+
+PerChannel = float | tuple[float, ...]
+
+OF_IMAGES = ("num_classes", "in_chans", "img_size")
+"""Arguments that `create_model` names, which networks of other inputs and outputs need not have."""
+
+
+def per_channel(values: PerChannel, channels: int) -> tuple[float, ...]:
+    """One value for each channel; values of another number of channels give their mean to all."""
+    given = values if isinstance(values, tuple) else (values,)
+    return given if len(given) == channels else (sum(given) / len(given),) * channels
 
 
 @dataclass(frozen=True)
-class NetworkEntry:
-    """One published network.
+class ModelEntry:
+    """One published network; its name is timm's where timm has the same preset.
 
     Attributes:
         name: for `create_model`.
-        module: the class.
+        module: the class, which says what the network reads and gives.
         summary: one sentence.
         arguments: of the constructor, where the preset differs from the defaults.
         source: an arXiv id, a DOI or a URL.
@@ -28,10 +41,14 @@ class NetworkEntry:
             None for presets other than the first of a family.
         variants: changes of the tiny network that are tested as well, by a short name.
         aliases: other names that `create_model` takes for it.
+        mean, std: normalisation of images in [0, 1]: a number, or one for each channel.
+        interpolation: how images are resized: one of INTERPOLATIONS.
+        crop_pct: share of the resized image that the crop keeps.
+        crop_mode: one of CROP_MODES.
     """
 
     name: str
-    module: type[nn.Module]
+    module: type[Network]
     summary: str
     arguments: Mapping[str, Any]
     source: str
@@ -41,6 +58,11 @@ class NetworkEntry:
     tiny: Mapping[str, Any] | None = None
     variants: Mapping[str, Mapping[str, Any]] | None = None
     aliases: tuple[str, ...] = ()
+    mean: PerChannel = 0.0
+    std: PerChannel = 1.0
+    interpolation: str = "bilinear"
+    crop_pct: float = 1.0
+    crop_mode: str = "center"
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -67,8 +89,38 @@ class NetworkEntry:
         """
         defaults = self.defaults
         for argument in given:
+            if argument not in defaults and argument in OF_IMAGES:
+                raise UsageError(
+                    f"{argument} is {given[argument]!r}, and {self.name} reads {self.module.input_kind} and gives"
+                    f" {self.module.output_kind}; leave it out ({', '.join(list(defaults)[:3])})."
+                )
             if argument not in defaults:
                 raise absent_argument(self.name, argument, defaults)
         arguments = defaults | {k: as_tuples(v) for k, v in given.items()}
         check_arguments(self.name, self.module.__init__, defaults, arguments)
         return arguments
+
+    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel."""
+        return per_channel(self.mean, channels), per_channel(self.std, channels)
+
+    def pretrained_cfg(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Provenance and, for images, preprocessing, under timm's field names."""
+        module = self.module
+        outputs = 0 if module.outputs_argument is None else arguments[module.outputs_argument]
+        own = {"architecture": self.name, "num_classes": outputs}
+        if issubclass(module, VisionModel):
+            channels = arguments["in_chans"]
+            mean, std = self.normalisation(channels)
+            own |= {
+                "input_size": (channels, *image_size(arguments["img_size"])),
+                "fixed_input_size": module.fixed_input_size,
+                "interpolation": self.interpolation,
+                "crop_pct": self.crop_pct,
+                "crop_mode": self.crop_mode,
+                "mean": mean,
+                "std": std,
+                "first_conv": module.first_conv,
+                "classifier": module.classifier,
+            }
+        return own | {"paper_ids": self.source} | module.preprocessing_for(arguments)

@@ -9,10 +9,10 @@ from typing import Any, Literal, cast, overload
 from mereo.errors import UsageError
 from mereo.models.base import VisionModel
 from mereo.models.conversion import convert, from_timm_checkpoint
+from mereo.models.entry import ModelEntry
 from mereo.models.feature_maps import FeatureMaps
 from mereo.models.pretrained import Filled, choose_tag, fill, list_pretrained, pretrained_path
-from mereo.models.registry import MODELS, ModelEntry, build, get_model_entry
-from mereo.models.sequence_registry import SEQUENCE_MODELS, is_sequence_model
+from mereo.models.registry import MODELS, build, get_model_entry
 from mereo.models.weights import is_described, load, load_state, load_tensors, weights_file
 
 Size = int | tuple[int, int]
@@ -26,7 +26,7 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
     """
     if pretrained:
         return sorted(set(list_pretrained(pattern)) | set(list_pretrained(f"{pattern}.*")))
-    return sorted(fnmatch.filter([*MODELS, *SEQUENCE_MODELS], pattern))
+    return sorted(fnmatch.filter(MODELS, pattern))
 
 
 @overload
@@ -98,16 +98,12 @@ def create_model(
 
     Returns:
         The model in training mode, with `config` and `pretrained_cfg` set, its convolutions in the memory layout in
-        which they are faster. Saved weights have the ordinary layout. For the name of a sequence model it is a
-        `SequenceModel`, which takes neither classes nor image sizes.
+        which they are faster. Saved weights have the ordinary layout. What it reads and gives are its `input_kind`
+        and `output_kind`: a `SequenceModel` takes neither classes nor image sizes.
     """
     if not isinstance(features_only, bool):
         raise UsageError(f"features_only is {features_only!r}; it must be True or False.")
     name, _, tag = name.partition(".")
-    if is_sequence_model(name):
-        images = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, "weights": weights}
-        images |= {"pretrained": pretrained or tag or None, "features_only": features_only or None}
-        return _sequence_model(name, images | {"out_indices": out_indices}, kwargs, checkpoint_path)
     entry = get_model_entry(name)
     name = entry.name
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **kwargs}
@@ -127,19 +123,6 @@ def create_model(
         if checkpoint_path:
             load_state(model, checkpoint_path)
     return FeatureMaps(model, out_indices) if features_only else model
-
-
-def _sequence_model(
-    name: str, images: dict[str, Any], kwargs: dict[str, Any], checkpoint_path: str | Path
-) -> VisionModel:
-    """A sequence model; UsageError for arguments that only networks of images have."""
-    for argument, value in images.items():
-        if value is not None:
-            raise UsageError(f"{argument} is {value!r}, and {name} reads tokens; leave it out (vocab_size, context).")
-    model = build(name, **{argument: value for argument, value in kwargs.items() if value is not None})
-    if checkpoint_path:
-        load_state(model, checkpoint_path)
-    return model
 
 
 def _with_weights(entry: ModelEntry, weights: str | Path, given: dict[str, Any]) -> VisionModel:

@@ -13,8 +13,7 @@ from typing import Any
 from mereo.errors import UsageError
 from mereo.models.arguments import as_tuples
 from mereo.models.base import VisionModel
-from mereo.models.registry import find_entry
-from mereo.models.sequence_model import SequenceModel
+from mereo.models.registry import get_model_entry
 
 FORMAT = 1
 """Version of the metadata; a file with a higher number is refused."""
@@ -77,7 +76,7 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
     if not {"model", "args"} <= metadata.keys() or not isinstance(metadata["model"], str):
         raise UsageError(f"{path} does not name its model; it is not a weight file written by mereo.")
     try:
-        entry = find_entry(metadata["model"])
+        entry = get_model_entry(metadata["model"])
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     arguments = _plain(metadata, "args", path)
@@ -87,8 +86,7 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
             f"{path} is for {metadata['model']} with {foreign[0]!r}, which is not an argument of that network."
         )
     defaults = entry.defaults
-    if issubclass(entry.module, VisionModel):
-        arguments |= entry.module.older_arguments(arguments)
+    arguments |= entry.module.older_arguments(arguments)
     for name, value in arguments.items():
         if isinstance(value, dict) and not isinstance(defaults[name], dict):
             raise UsageError(f"{name} in args of {path} is a table, and that argument takes none.")
@@ -114,9 +112,9 @@ def check_description(path: Path, description: Description, model: VisionModel) 
             f"class_names of {path} has {len(description.class_names)} names for {model.num_classes} classes; the file"
             " was changed."
         )
-    if isinstance(model, SequenceModel):
-        if (given := description.preprocessing.get("input_size")) not in (None, (model.context,)):
-            raise UsageError(f"input_size of {path} is {given}; it is {[model.context]}.")
+    if model.input_kind != "images":
+        if (given := description.preprocessing.get("input_size")) not in (None, model.input_shape):
+            raise UsageError(f"input_size of {path} is {given}; it is {list(model.input_shape)}.")
         return
     check_preprocessing(path, {**model.pretrained_cfg, **description.preprocessing}, model)
 

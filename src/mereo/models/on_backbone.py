@@ -9,10 +9,11 @@ from mereo.core.shapes import image_size
 from mereo.errors import UsageError
 from mereo.models.base import VisionModel
 from mereo.models.conversion import convert, from_timm_checkpoint
+from mereo.models.entry import per_channel
 from mereo.models.feature_maps import FeatureMaps
 from mereo.models.layers import layer_depths
 from mereo.models.pretrained import fill
-from mereo.models.registry import build, get_model_entry, per_channel
+from mereo.models.registry import build, get_model_entry
 from mereo.models.timm_backbone import PREFIX, TimmBackbone, preprocessing
 from mereo.models.weights import is_described, load, weights_file
 

@@ -122,7 +122,7 @@ def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any
         adapted = model.resize_tensors(adapted, sizes[0])
     moved = [name for name in adapted if adapted[name] is not tensors.get(name)]
     kept: list[str] = []
-    if model.num_classes != metadata["args"]["num_classes"]:
+    if model.num_classes != metadata["args"].get("num_classes", 0):
         heads = tuple(f"{name}." for name in (*model.classifier_parts, model.classifier))
         adapted = {name: x for name, x in adapted.items() if not name.startswith(heads)}
         kept += [name for name in own if name.startswith(heads)]

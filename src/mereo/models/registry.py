@@ -1,28 +1,17 @@
 """The catalogue of models: a name, a class, the arguments that make the published network, and its source."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from mereo.core import Source
-from mereo.core.shapes import image_size
 from mereo.core.unfilled import unfilled
 from mereo.errors import UsageError, check_choice, unknown
 from mereo.models.base import VisionModel
-from mereo.models.entry import NetworkEntry
-from mereo.models.sequence_model import SequenceModel
-from mereo.models.sequence_registry import (
-    SEQUENCE_ALIASES,
-    SEQUENCE_MODELS,
-    SequenceEntry,
-    build_sequence,
-    get_sequence_entry,
-    is_sequence_model,
-    sequence_families,
-)
+from mereo.models.entry import ModelEntry, PerChannel
+from mereo.models.network import INPUT_KINDS, OUTPUT_KINDS, Network
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 CROP_MODES = ("center", "squash", "border")
@@ -30,59 +19,6 @@ CROP_MODES = ("center", "squash", "border")
 
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
 """Preprocessing of most networks trained on ImageNet; the share of the crop differs."""
-
-PerChannel = float | tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class ModelEntry(NetworkEntry):
-    """One published network that reads images; its name is timm's where timm has the same preset.
-
-    Attributes:
-        mean, std: normalisation of inputs in [0, 1]: a number, or one for each channel.
-        interpolation: how images are resized: one of INTERPOLATIONS.
-        crop_pct: share of the resized image that the crop keeps.
-        crop_mode: one of CROP_MODES.
-    """
-
-    module: type[VisionModel]
-    mean: PerChannel = 0.0
-    std: PerChannel = 1.0
-    interpolation: str = "bilinear"
-    crop_pct: float = 1.0
-    crop_mode: str = "center"
-
-    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel."""
-        return per_channel(self.mean, channels), per_channel(self.std, channels)
-
-    def pretrained_cfg(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Preprocessing and provenance under timm's field names."""
-        size, channels = arguments["img_size"], arguments["in_chans"]
-        sides = image_size(size)
-        mean, std = self.normalisation(channels)
-        own = {
-            "architecture": self.name,
-            "num_classes": arguments["num_classes"],
-            "input_size": (channels, *sides),
-            "fixed_input_size": self.module.fixed_input_size,
-            "interpolation": self.interpolation,
-            "crop_pct": self.crop_pct,
-            "crop_mode": self.crop_mode,
-            "mean": mean,
-            "std": std,
-            "first_conv": self.module.first_conv,
-            "classifier": self.module.classifier,
-            "paper_ids": self.source,
-        }
-        return own | self.module.preprocessing_for(arguments)
-
-
-def per_channel(values: PerChannel, channels: int) -> tuple[float, ...]:
-    """One value for each channel; values of another number of channels give their mean to all."""
-    given = values if isinstance(values, tuple) else (values,)
-    return given if len(given) == channels else (sum(given) / len(given),) * channels
-
 
 MODELS: dict[str, ModelEntry] = {}
 ALIASES: dict[str, str] = {}
@@ -108,7 +44,7 @@ def library_of(name: str) -> str | None:
 
 def register_model(
     name: str,
-    module: type[VisionModel] | type[SequenceModel],
+    module: type[Network],
     summary: str,
     *,
     source: str,
@@ -127,25 +63,21 @@ def register_model(
 ) -> None:
     """Add a network to the catalogue: `arguments` is the preset; see `ModelEntry` for the rest.
 
-    The first preset of a family brings its `tiny` arguments, and `variants` where some are worth testing. Sequence
-    models (see `SequenceEntry`) have no images, and ignore what prepares them.
+    The first preset of a family brings its `tiny` arguments, and `variants` where some are worth testing. The fields
+    that prepare images are for networks that read images.
     """
+    check_choice("output_kind", module.output_kind, OUTPUT_KINDS)
+    check_choice("input_kind", module.input_kind, INPUT_KINDS)
     family = family or module.__module__.rpartition(".")[2]
     for taken in (name, *aliases):
         if is_model(taken):
             raise UsageError(f"model {taken!r} is registered twice.")
-    if (tiny is None) != (family in families() or family in sequence_families()):
+    if (tiny is None) != (family in families()):
         needs = "has its tiny preset already" if tiny is not None else "needs tiny, the arguments of a tiny preset"
         raise UsageError(f"tiny is {tiny} for {name}; the family {family!r} {needs}.")
     check_choice("interpolation", interpolation, INTERPOLATIONS)
     check_choice("crop_mode", crop_mode, CROP_MODES)
     Source(source)
-    if issubclass(module, SequenceModel):
-        SEQUENCE_MODELS[name] = SequenceEntry(
-            name, module, summary, arguments, source, parameters, family, recipe, tiny, variants, aliases
-        )
-        SEQUENCE_ALIASES.update(dict.fromkeys(aliases, name))
-        return
     MODELS[name] = ModelEntry(
         name, module, summary, arguments, source, parameters, family, recipe, tiny, variants, aliases,
         mean, std, interpolation, crop_pct, crop_mode,
@@ -153,19 +85,16 @@ def register_model(
     ALIASES.update(dict.fromkeys(aliases, name))
 
 
-def families() -> dict[str, ModelEntry]:
-    """The entry that has the tiny preset of each family, by the family's name."""
-    return {entry.family: entry for entry in MODELS.values() if entry.tiny is not None}
+def families(input_kind: str | None = None) -> dict[str, ModelEntry]:
+    """The entry that has the tiny preset of each family, by the family's name; of one kind of input only, if given."""
+    kinds = INPUT_KINDS if input_kind is None else (input_kind,)
+    chosen = (entry for entry in MODELS.values() if entry.tiny is not None and entry.module.input_kind in kinds)
+    return {entry.family: entry for entry in chosen}
 
 
 def is_model(name: str) -> bool:
     """Whether `create_model` has a network of that name, those of other libraries left out."""
-    return name in MODELS or name in ALIASES or is_sequence_model(name)
-
-
-def find_entry(name: str) -> ModelEntry | SequenceEntry:
-    """The row of a network of images or of sequences; UsageError with the nearest names if there is none."""
-    return get_sequence_entry(name) if is_sequence_model(name) else get_model_entry(name)
+    return name in MODELS or name in ALIASES
 
 
 def get_model_entry(name: str) -> ModelEntry:
@@ -174,14 +103,10 @@ def get_model_entry(name: str) -> ModelEntry:
         return LIBRARIES[library](name.partition(":")[2])
     name = ALIASES.get(name, name)
     if name not in MODELS:
-        if is_sequence_model(name):
-            raise UsageError(f"model is {name!r}, which reads tokens; a network of images is needed here.")
         if (elsewhere := _in_a_library(name)) is not None:
             raise UsageError(f"unknown model {name!r}; did you mean {elsewhere!r}?")
         others = " or ".join(f"{library}:NAME" for library in LIBRARIES)
-        raise UsageError(
-            f"{unknown('model', name, [*MODELS, *SEQUENCE_MODELS])} A network of another library is {others}."
-        )
+        raise UsageError(f"{unknown('model', name, MODELS)} A network of another library is {others}.")
     return MODELS[name]
 
 
@@ -197,17 +122,16 @@ def _in_a_library(name: str) -> str | None:
 
 def build(name: str, **given: Any) -> VisionModel:
     """A network of the catalogue as it starts, without trained weights; arguments not given are the preset's."""
-    if is_sequence_model(name):
-        # The class follows from the name, which the annotation cannot express.
-        return cast("VisionModel", build_sequence(name, **given))
     entry = get_model_entry(name)
     arguments = entry.resolve(given)
     model = entry.module.class_for(arguments)(**arguments)
     model.config = {"model": entry.name, "args": arguments}
-    model.pretrained_cfg = entry.pretrained_cfg(arguments) | {"first_conv": model.first_conv}
+    facts = {"first_conv": model.first_conv} if isinstance(model, VisionModel) else {"input_size": model.input_shape}
+    model.pretrained_cfg = entry.pretrained_cfg(arguments) | facts
     if model.channels_last:
         lay_out(model)
-    return model
+    # Networks of other inputs have names of their own, which the annotation cannot express.
+    return cast(VisionModel, model)
 
 
 def lay_out(model: nn.Module, memory_format: torch.memory_format = torch.channels_last) -> None:

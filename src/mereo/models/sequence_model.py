@@ -1,8 +1,7 @@
 """The base of networks that read tokens: embedding, a stack of blocks, a norm, scores of the next token."""
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,8 @@ from mereo.core.kernels.affine import Linear, linear
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.modes import modes_kept
 from mereo.errors import UsageError, check_positive
-from mereo.models.folding import folded
-from mereo.models.layers import layer_depths, parameter_groups
+from mereo.models.layers import layer_depths
+from mereo.models.network import Network
 
 
 class SequenceState(NamedTuple):
@@ -32,7 +31,7 @@ class SequenceState(NamedTuple):
     tokens: Tensor | None = None
 
 
-class SequenceModel(nn.Module):
+class SequenceModel(Network):
     """A network from tokens to the scores of the token that follows each of them.
 
     x_0 = scale embedding(tokens),   x_i = block_i(x_(i-1)),   scores = head(norm(x_L))
@@ -61,24 +60,16 @@ class SequenceModel(nn.Module):
         longest: most tokens that it can read at once; None for any number.
         causal: whether a token changes only its own scores and those of later tokens, in evaluation.
         num_features: size of what `forward_features` gives, `dim`.
-        config: {"model": name, "args": arguments}, set by `create_model`.
-        pretrained_cfg: architecture and provenance, set by `create_model`.
-        metadata: everything saved with the weights, set by `load`.
-        class_names: empty; tokens have no names.
-        grad_checkpointing: whether blocks are computed again in the backward pass.
+
+    The other attributes are those of `Network`.
     """
 
-    classifier: ClassVar[str] = "head"
-    classifier_parts: ClassVar[tuple[str, ...]] = ("head",)
-    channels_last: ClassVar[bool] = False
+    output_kind = input_kind = "tokens"
+    outputs_argument = "vocab_size"
+    registered_with_timm = False
     causal: ClassVar[bool] = True
 
-    config: dict[str, Any]
-    pretrained_cfg: dict[str, Any]
     longest: int | None = None
-    grad_checkpointing: bool = False
-    class_names: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -93,7 +84,8 @@ class SequenceModel(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(vocab_size=vocab_size, dim=dim, context=context)
-        self.vocab_size, self.num_features, self.context, self.scale = vocab_size, dim, context, scale
+        self.vocab_size = self.num_classes = vocab_size
+        self.num_features, self.context, self.scale = dim, context, scale
         self.embedding = nn.Embedding(vocab_size, dim)
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
@@ -117,10 +109,6 @@ class SequenceModel(nn.Module):
         """
         embedded: Tensor = self.embedding(tokens)
         return embedded * self.scale
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of parameters without weight decay, beyond biases and other vectors."""
-        return set()
 
     # --- tokens at once ---------------------------------------------------------------------------------------------
 
@@ -149,7 +137,10 @@ class SequenceModel(nn.Module):
             )
         return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
 
-    def _scores(self, features: Tensor) -> Tensor:
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Scores of the features: (batch, tokens, dim) -> (batch, tokens, vocab_size)."""
+        if pre_logits:
+            return features
         if self.head is None:
             return linear(features, self.embedding.weight)
         scores: Tensor = self.head(features)
@@ -162,7 +153,7 @@ class SequenceModel(nn.Module):
     def forward_with_terms(self, tokens: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Scores, and what the blocks add to a training loss: (), zero where no block has a term of its own."""
         features, term = self._run(tokens, lengths)
-        return self._scores(features), term
+        return self.forward_head(features), term
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Scores of the next token at each place.
@@ -170,7 +161,7 @@ class SequenceModel(nn.Module):
         Args:
             lengths: of the sequences, where some are padded at their end; the scores of padding mean nothing.
         """
-        return self._scores(self._run(tokens, lengths)[0])
+        return self.forward_head(self._run(tokens, lengths)[0])
 
     # --- token by token ---------------------------------------------------------------------------------------------
 
@@ -194,7 +185,7 @@ class SequenceModel(nn.Module):
             extend: Any = block.extend
             x, after = extend(x, carried)
             behind.append(after)
-        return self._scores(self.norm(x)), SequenceState(position, tuple(behind))
+        return self.forward_head(self.norm(x)), SequenceState(position, tuple(behind))
 
     def _read_again(self, tokens: Tensor, state: SequenceState, position: int) -> tuple[Tensor, SequenceState]:
         check_streamed(
@@ -265,40 +256,22 @@ class SequenceModel(nn.Module):
                 raise UsageError(f"tokens hold {wrong}; this model has the tokens 0 to {self.vocab_size - 1}.")
 
     @property
-    def num_classes(self) -> int:
-        """Number of scores: `vocab_size`."""
-        return self.vocab_size
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.context,)
 
-    @property
-    def default_cfg(self) -> dict[str, Any]:
-        """timm's other name of `pretrained_cfg`."""
-        return self.pretrained_cfg
+    def example_inputs(self, count: int) -> Tensor:
+        """Random tokens, int64 (batch, context), at most as many as the model reads at once."""
+        length = self.context if self.longest is None else min(self.context, self.longest)
+        return torch.randint(self.vocab_size, (count, length), device=self.embedding.weight.device)
 
     def get_classifier(self) -> nn.Module:
         """The module that makes the scores: the embedding where they are tied."""
         return self.embedding if self.head is None else self.head
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade time for memory in training: keep only the tokens between blocks and compute the rest again."""
-        self.grad_checkpointing = enable
-
     def layer_depths(self) -> dict[str, int]:
         """The layer of each parameter by name: the embedding with the first block, a layer a block, the head last."""
         names = [name for name, _ in self.named_parameters()]
         return layer_depths(names, [f"blocks.{i}" for i in range(len(self.blocks))], self.classifier_parts)
-
-    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
-        """A function from the name of a parameter to its layer."""
-        return self.layer_depths().__getitem__
-
-    def parameter_groups(self, weight_decay: float = 0.0, layer_decay: float = 1.0) -> list[dict[str, Any]]:
-        """Groups for an optimiser, as those of `VisionModel.parameter_groups`."""
-        depths, undecayed = self.layer_depths(), self.no_weight_decay()
-        return parameter_groups(self.named_parameters(), depths, undecayed, weight_decay, layer_decay)
-
-    def fuse(self) -> Self:
-        """A copy for inference that computes the same faster: see `mereo.models.folding`."""
-        return folded(self)
 
 
 def _draw(scores: Tensor, temperature: float, top: int | None, generator: torch.Generator | None) -> Tensor:

@@ -11,10 +11,11 @@ from typing import Any
 from torch import nn
 
 from mereo.models.base import VisionModel
+from mereo.models.entry import ModelEntry
 from mereo.models.factory import create_model
 from mereo.models.feature_maps import FeatureMaps
 from mereo.models.pretrained import default_tag, description_of, pretrained_path, tags_of
-from mereo.models.registry import MODELS, ModelEntry, build
+from mereo.models.registry import MODELS, build
 
 default_cfgs: dict[str, Any] = {}
 
@@ -88,7 +89,8 @@ def register() -> None:
     from timm.models import generate_default_cfgs, is_model, register_model
 
     module = sys.modules[__name__]
-    new = {known_as: entry for name, entry in MODELS.items() if not is_model(known_as := timm_name(name))}
+    classifiers = (e for e in MODELS.values() if (e.module.input_kind, e.module.output_kind) == ("images", "scores"))
+    new = {known_as: entry for entry in classifiers if not is_model(known_as := timm_name(entry.name))}
     for known_as, entry in new.items():
         default_cfgs.update(generate_default_cfgs(_configurations(entry, known_as)))
         function = _entrypoint(entry, known_as)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mereo.data import Batch, Images
 from mereo.data.decode import VOID, nearest_places
 from mereo.errors import UsageError, unknown
+from mereo.models.network import Network
 from mereo.tasks.options import NoOptions, read_options
 from mereo.tasks.pictures import draw_images
 
@@ -139,6 +140,7 @@ class Task(ABC):
         name: under which it is registered.
         Options: a frozen dataclass of the options, described under `Args` of its docstring; `options` is one of them.
         requires: fields of a batch that it cannot do without.
+        output_kinds, input_kinds: kinds of networks that it trains, see `mereo.models.Network`.
         chooses: the metric that chooses the best epoch, and whether more or less of it is better.
         is_share: whether that metric is a share, shown in percent.
         scores_classes: whether outputs are one score for each class, (batch, classes), so that classes can be attacked,
@@ -156,6 +158,8 @@ class Task(ABC):
 
     name: ClassVar[str]
     requires: ClassVar[tuple[str, ...]] = ("images",)
+    output_kinds: ClassVar[tuple[str, ...]] = ("scores",)
+    input_kinds: ClassVar[tuple[str, ...]] = ("images",)
     chooses: ClassVar[tuple[str, Literal["max", "min"]]]
     is_share: ClassVar[bool] = False
     scores_classes: ClassVar[bool] = False
@@ -196,6 +200,11 @@ class Task(ABC):
         if loss != "auto" and loss not in self.losses:
             raise unknown(f"loss of the task {self.name}", loss, ("auto", *self.losses))
         return loss
+
+    @classmethod
+    def trains(cls, module: type[Network]) -> bool:
+        """Whether it is for networks of that class, by what they read and give."""
+        return module.output_kind in cls.output_kinds and module.input_kind in cls.input_kinds
 
     def check(self, batch: Batch) -> None:
         """UsageError unless a batch has the fields that the task requires."""
@@ -296,6 +305,29 @@ def get_task(name: str) -> type[Task]:
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     return TASKS[name]
+
+
+def task_for(module: type[Network], name: str) -> type[Task]:
+    """The task of that name, or, where it does not train a class of networks, the first that does if none was chosen.
+
+    Args:
+        name: of a task; "classification" is what a configuration names where nothing else is said.
+
+    Raises:
+        UsageError: for a task that is not for such networks.
+    """
+    task = get_task(name)
+    if task.trains(module):
+        return task
+    others = [each for each in TASKS.values() if each.trains(module)]
+    if name == "classification" and others:
+        return others[0]
+    kinds = f"networks from {' or '.join(task.input_kinds)} to {' or '.join(task.output_kinds)}"
+    remedy = f"give --task {others[0].name}" if others else f"give a network such as {task.example_model}"
+    raise UsageError(
+        f"task is {name!r}, which is for {kinds}, and {module.__name__} gives {module.output_kind} of"
+        f" {module.input_kind}; {remedy}."
+    )
 
 
 def list_tasks() -> list[str]:

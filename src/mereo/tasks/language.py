@@ -108,6 +108,7 @@ class Language(Task):
 
     name = "language"
     requires = ("tokens",)
+    output_kinds = input_kinds = ("tokens",)
     example_model = "tnl_tiny"
     example_data = "pystdlib"
     chooses = ("bits_per_byte", "min")

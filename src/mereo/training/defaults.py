@@ -12,10 +12,10 @@ from typing import Any
 from mereo.data import DatasetInfo, dataset_info
 from mereo.data.characters import are_signs
 from mereo.errors import UsageError
-from mereo.models import get_model_entry, is_sequence_model
+from mereo.models import get_model_entry
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration
-from mereo.tasks import get_task
+from mereo.tasks.base import get_task, task_for
 from mereo.training.backend import has_bfloat16
 from mereo.training.batch_norm import normalises_batches
 from mereo.training.choice import Choice, choose
@@ -79,12 +79,11 @@ def choose_defaults(config: TrainConfig, given: Collection[str], info: DatasetIn
         raise UsageError(
             f"minutes is {config.minutes:g} with {processes} processes, which take one time; give --epochs."
         )
-    if not get_task(config.task).chooses_settings or is_sequence_model(config.model):
+    entry = get_model_entry(config.model)
+    if not task_for(entry.module, config.task).chooses_settings:
         return Defaults(config)
-    side = get_model_entry(config.model).defaults["img_size"]
-    info = dataset_info(config.data, config.data_root) if info is None else info
-    if info.text is not None:
-        return Defaults(config)
+    side = entry.defaults["img_size"]
+    info = dataset_info(config.data, config.data_root, inputs=entry.module.input_kind) if info is None else info
     facts = data_facts(info, training_images(config, info))
     # Before anything is measured, so that an invalid setting is reported at once.
     plan = make_plan(config, info)

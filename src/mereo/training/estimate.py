@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from mereo.inference.flops import forward_flops
 from mereo.inference.footprint import LARGE, stored_bytes
-from mereo.models import SequenceModel
 from mereo.runtime.memory import free_memory
 from mereo.training.config import TrainConfig
 from mereo.training.plan import Plan, as_plan, training_images
@@ -108,7 +107,7 @@ def estimate(
 
 def _activation_bytes(trial: TrialStep) -> int:
     """Bytes that the forward pass of a part of a step stores, extrapolated from a few images."""
-    if not isinstance(trial.model, SequenceModel) and math.prod(trial.model.image_shape[1:]) > LARGE:
+    if trial.model.input_kind == "images" and math.prod(trial.model.image_shape[1:]) > LARGE:
         # Several images of this size might not fit.
         return trial.part_size * stored_bytes(trial.objective, trial.example(1))
     small, large = (stored_bytes(trial.objective, trial.example(count)) for count in (PROBE, 2 * PROBE))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from mereo.data import Augmentation, dataset_info
 from mereo.errors import UsageError, check_choice
 from mereo.models import MODELS
-from mereo.models.registry import ModelEntry, outline
+from mereo.models.entry import ModelEntry
+from mereo.models.registry import outline
 from mereo.training.option_values import show_arguments
 
 FAMILIES = ("capsule", "vision")

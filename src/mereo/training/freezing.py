@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from torch import nn
 
 from mereo.errors import UsageError, unknown
-from mereo.models import SequenceModel, VisionModel
+from mereo.models import Network
 from mereo.training.config import TrainConfig
 
 BACKBONE = "backbone"
@@ -21,7 +21,7 @@ def _inside(name: str, module: str) -> bool:
 def by_pattern(model: nn.Module, names: Collection[str], pattern: str, argument: str = "freeze") -> set[str]:
     """The parameters among `names` that a pattern of `freeze` selects; UsageError, with the argument, for none."""
     chosen = {name for name in names if fnmatch.fnmatchcase(name, pattern) or _inside(name, pattern)}
-    if not chosen and pattern == BACKBONE and isinstance(model, VisionModel | SequenceModel):
+    if not chosen and pattern == BACKBONE and isinstance(model, Network):
         heads = (*model.classifier_parts, model.classifier)
         chosen = {name for name in names if not any(_inside(name, head) for head in heads)}
     if not chosen:
@@ -31,7 +31,7 @@ def by_pattern(model: nn.Module, names: Collection[str], pattern: str, argument:
     return chosen
 
 
-def _by_layer(model: VisionModel | SequenceModel, names: Collection[str], layers: int, until: str | None) -> set[str]:
+def _by_layer(model: Network, names: Collection[str], layers: int, until: str | None) -> set[str]:
     depths = model.layer_depths()
     count = max(depths.values()) + 1
     if layers >= count:
@@ -68,7 +68,7 @@ def freeze(
     named = dict(model.named_parameters())
     chosen = {name for pattern in patterns for name in by_pattern(model, named, pattern)}
     if layers or until is not None:
-        if not isinstance(model, VisionModel | SequenceModel):
+        if not isinstance(model, Network):
             raise UsageError(f"freeze_layers is {layers}, and a {type(model).__name__} does not know its layers.")
         chosen |= _by_layer(model, named, layers, until)
     for name in chosen:
@@ -98,7 +98,7 @@ def outermost(module: nn.Module) -> list[nn.Module]:
     return [frozen for child in module.children() for frozen in outermost(child)]
 
 
-def describe_trained(model: VisionModel, layer_decay: float | None = None, lr: float = 1.0) -> list[str]:
+def describe_trained(model: Network, layer_decay: float | None = None, lr: float = 1.0) -> list[str]:
     """Lines on what is frozen and at which rates the rest trains; none where everything trains at one rate."""
     parameters, depths = dict(model.named_parameters()), model.layer_depths()
     trained = {name: parameter.numel() for name, parameter in parameters.items() if parameter.requires_grad}

@@ -13,24 +13,17 @@ import torch
 from mereo.data import Augmentation, DatasetInfo, dataset_info
 from mereo.data.conversion import check_channels
 from mereo.data.set_aside import test_fraction
-from mereo.data.text import in_windows, text_info
 from mereo.errors import UsageError, unknown
 from mereo.inference.footprint import check_fits, step_bytes
-from mereo.models import (
-    SequenceModel,
-    VisionModel,
-    create_model,
-    get_model_entry,
-    get_sequence_entry,
-    is_sequence_model,
-)
+from mereo.models import ModelEntry, VisionModel, create_model, get_model_entry
 from mereo.models.registry import outline
 from mereo.runtime.device import choose_device
 from mereo.runtime.memory import available_memory, free_memory
-from mereo.tasks import Classification, Language, Task, get_task
+from mereo.tasks import Task
+from mereo.tasks.base import task_for
 from mereo.training.config import TrainConfig
 from mereo.training.order import derived_seed
-from mereo.training.start import follow_weights, follow_weights_of_tokens
+from mereo.training.start import follow_weights
 
 
 @dataclass(frozen=True)
@@ -81,8 +74,9 @@ class Plan:
         """
         config = self.config
         arguments = dict(self.arguments)
-        if num_classes is not None:
-            arguments["num_classes"] = self.make_task((), config.task_options).num_outputs(num_classes)
+        outputs = get_model_entry(config.model).module.outputs_argument
+        if num_classes is not None and outputs is not None:
+            arguments[outputs] = self.make_task().num_outputs(num_classes)
         self._check_memory(arguments)
         torch.manual_seed(derived_seed(config.seed, "weights"))
         model = create_model(config.model, **arguments)
@@ -100,7 +94,7 @@ class Plan:
                 f"{name} with these arguments has {size / 2**30:,.1f} GiB of weights, and {free / 2**30:.1f} GiB of"
                 " memory are free; give a smaller --img-size or other --model-args."
             )
-        if not isinstance(network, SequenceModel):
+        if network.input_kind == "images":
             check_fits(name, arguments, network.image_shape[1:], self.least_memory, free_memory(self.device))
 
     def least_memory(self, model: VisionModel, count: int = 1) -> int:
@@ -117,92 +111,101 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         info: of its data, where that is known already.
     """
     config.check()
-    if is_sequence_model(config.model):
-        return _plan_of_tokens(config)
-    entry, task = get_model_entry(config.model), get_task(config.task)
-    info = dataset_info(config.data, config.data_root) if info is None else info
-    _check_images(config, task, info)
-    channels = config.in_chans or info.in_chans
-    check_channels(info.in_chans, channels)
+    entry = get_model_entry(config.model)
+    module, defaults = entry.module, entry.defaults
+    task = task_for(module, config.task)
+    if info is None:
+        info = dataset_info(config.data, config.data_root, inputs=module.input_kind)
+    info.check_serves(module.input_kind)
+    _check_fields(config, task, info)
+    augmentation = None
+    if module.input_kind == "images":
+        _check_adversarial(config, task, info)
+        config = config.replace(in_chans=config.in_chans or info.in_chans)
+        check_channels(info.in_chans, config.in_chans or 0)
+    else:
+        _check_no_images(config, module.input_kind)
     if config.weights is not None:
-        config = follow_weights(config, channels)
-    size = config.img_size
-    if size is None and "img_size" not in config.model_args:
-        default = entry.defaults["img_size"]
-        size = default if isinstance(default, int) else None
-    augment = config.augment
-    if augment == ("auto",):
-        augment = info.augment or ("none",)
-    augmentation = None if augment in ((), ("none",)) else Augmentation.parse(augment)
-    arguments = {"img_size": size, **config.model_args, "in_chans": channels}
-    arguments["num_classes"] = task((), config.task_options).num_outputs(info.num_classes)
-    _check_arguments(config, entry.defaults)
-    chosen = entry.defaults | {name: value for name, value in arguments.items() if value is not None}
-    loss = task((), config.task_options).resolve_loss(config.loss, entry.module.class_for(chosen))
-    mean, std = config.mean, config.std
-    if mean is None or std is None:
-        cfg = entry.pretrained_cfg(chosen)
-        mean, std = cfg["mean"], cfg["std"]
-    elif len(mean) != channels or len(std) != channels:
-        raise UsageError(
-            f"mean and std have {len(mean)} and {len(std)} entries for {channels} channels; give one for each channel."
-        )
-    fraction = 0.0 if config.paper_protocol else config.validation_fraction
-    config = config.replace(
-        img_size=size, in_chans=channels, augment=augment, mean=mean, std=std, validation_fraction=fraction, loss=loss
+        config = follow_weights(config)
+    outputs = (
+        {}
+        if module.outputs_argument is None
+        else {module.outputs_argument: task((), config.task_options).num_outputs(info.num_classes)}
     )
+    _check_arguments(config, entry)
+    arguments: dict[str, Any] = {**config.model_args, **outputs}
+    if module.input_kind == "images":
+        config, augmentation = _of_images(config, entry, info)
+        arguments = {"img_size": config.img_size, **arguments, "in_chans": config.in_chans}
+    chosen = defaults | {name: value for name, value in arguments.items() if value is not None}
+    if module.input_kind == "images":
+        config = _normalised(config, entry, chosen)
+    else:
+        config = config.replace(augment=("none",))
+        if not isinstance(chosen.get("context", 1), int) or chosen.get("context", 1) < 1:
+            raise UsageError(f"context is {chosen['context']!r}; it must be a whole number above 0.")
+        info = info.in_windows(chosen.get("context", 1))
+    loss = made.resolve_loss(config.loss, module.class_for(chosen))
+    fraction = 0.0 if config.paper_protocol else config.validation_fraction
+    config = config.replace(task=task.name, validation_fraction=fraction, loss=loss)
     return Plan(config, task, info, augmentation, arguments)
 
 
-def _check_images(config: TrainConfig, task: type[Task], info: DatasetInfo) -> None:
-    """UsageError for data or a task of tokens, and for a task or data that adversarial training cannot use."""
-    if info.text is not None or "images" not in task.requires:
-        what = f"data is {config.data!r}" if info.text is not None else f"task is {config.task!r}"
-        raise UsageError(f"{what}, which is for networks that read tokens, and {config.model} takes images.")
+def _of_images(config: TrainConfig, entry: ModelEntry, info: DatasetInfo) -> tuple[TrainConfig, Augmentation | None]:
+    """The size of the images, and how they are changed."""
+    size, augment = config.img_size, config.augment
+    if size is None and "img_size" not in config.model_args:
+        default = entry.defaults["img_size"]
+        size = default if isinstance(default, int) else None
+    if augment == ("auto",):
+        augment = info.augment or ("none",)
+    augmentation = None if augment in ((), ("none",)) else Augmentation.parse(augment)
+    return config.replace(img_size=size, augment=augment), augmentation
+
+
+def _normalised(config: TrainConfig, entry: ModelEntry, arguments: Mapping[str, Any]) -> TrainConfig:
+    """The mean and standard deviation of each channel: those given, else those of the network."""
+    channels = arguments["in_chans"]
+    if config.mean is None or config.std is None:
+        cfg = entry.pretrained_cfg(arguments)
+        return config.replace(mean=cfg["mean"], std=cfg["std"])
+    if len(config.mean) != channels or len(config.std) != channels:
+        raise UsageError(
+            f"mean and std have {len(config.mean)} and {len(config.std)} entries for {channels} channels; give one for"
+            " each channel."
+        )
+    return config
+
+
+def _check_fields(config: TrainConfig, task: type[Task], info: DatasetInfo) -> None:
+    """UsageError for data without a field that the task needs."""
     lacking = next((field for field in task.requires if field not in info.fields), None)
     if lacking is not None:
         raise UsageError(
-            f"task is {config.task!r}, which needs {lacking}, and {config.data} has {', '.join(info.fields)}; use other"
+            f"task is {task.name!r}, which needs {lacking}, and {config.data} has {', '.join(info.fields)}; use other"
             " data."
         )
+
+
+def _check_adversarial(config: TrainConfig, task: type[Task], info: DatasetInfo) -> None:
+    """UsageError for a task or data that adversarial training cannot use."""
     if config.adversarial and (not task.scores_classes or info.labels_per_image > 1):
         raise UsageError(
             f"adversarial is {config.adversarial}, which needs one class an image; {config.data} with the task"
-            f" {config.task} has not. Leave it out."
+            f" {task.name} has not. Leave it out."
         )
 
 
-def _plan_of_tokens(config: TrainConfig) -> Plan:
-    """The plan of a sequence model, which has no images to prepare: its windows have the length `context`."""
-    entry = get_sequence_entry(config.model)
-    # The task that a configuration names by default is that of images.
-    task = get_task(Language.name if config.task == Classification.name else config.task)
-    if "tokens" not in task.requires:
-        raise UsageError(f"task is {config.task!r}, which needs {task.requires[0]}, and {config.model} reads tokens.")
+def _check_no_images(config: TrainConfig, inputs: str) -> None:
+    """UsageError for settings of images, which a network of other inputs does not use."""
     unused = {
         "img_size": None, "in_chans": None, "mean": None, "std": None, "mixup": 0.0, "cutmix": 0.0, "adversarial": 0.0,
     }  # fmt: skip
     for name, value in unused.items():
         if getattr(config, name) != value:
-            raise UsageError(f"{name} is {getattr(config, name)}, and {config.model} reads tokens; leave it out.")
+            raise UsageError(f"{name} is {getattr(config, name)}, and {config.model} reads {inputs}; leave it out.")
     if config.augment not in ((), ("auto",), ("none",)):
-        raise UsageError(f"augment is {config.augment}, which changes images, and {config.model} reads tokens.")
-    if config.weights is not None:
-        config = follow_weights_of_tokens(config)
-    known = entry.defaults
-    for name in config.model_args:
-        if name == "vocab_size":
-            raise UsageError("model_args has vocab_size, which follows from the data; leave it out.")
-        if name not in known:
-            raise unknown(f"argument of {config.model}", name, known)
-    length = config.model_args.get("context", known["context"])
-    if not isinstance(length, int) or length < 1:
-        raise UsageError(f"context is {length!r}; it must be a whole number above 0, the bytes of a window.")
-    info = in_windows(text_info(config.data, config.data_root), length)
-    arguments = {**config.model_args, "vocab_size": task((), config.task_options).num_outputs(info.num_classes)}
-    loss = task((), config.task_options).resolve_loss(config.loss, entry.module)
-    config = config.replace(task=task.name, augment=("none",), loss=loss)
-    return Plan(config, task, info, None, arguments)
+        raise UsageError(f"augment is {config.augment}, which changes images, and {config.model} reads {inputs}.")
 
 
 def training_images(config: TrainConfig, info: DatasetInfo) -> int:
@@ -224,9 +227,10 @@ def resolve(config: TrainConfig) -> TrainConfig:
     return make_plan(config).config
 
 
-def _check_arguments(config: TrainConfig, known: Mapping[str, Any]) -> None:
+def _check_arguments(config: TrainConfig, entry: ModelEntry) -> None:
+    follow = (entry.module.outputs_argument, "in_chans")
     for name in config.model_args:
-        if name in ("num_classes", "in_chans"):
+        if name in follow and name in entry.defaults:
             raise UsageError(f"model_args has {name}, which follows from the data; leave it out.")
-        if name not in known:
-            raise unknown(f"argument of {config.model}", name, known)
+        if name not in entry.defaults:
+            raise unknown(f"argument of {config.model}", name, entry.defaults)

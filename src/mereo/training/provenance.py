@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.data import Batch, Images, Splits, TokenWindows
+from mereo.data import Batch, Images, Splits
 from mereo.errors import MereoError, UsageError
 
 SIGNATURES = 8
@@ -43,8 +43,8 @@ def describe_data(splits: Splits) -> dict[str, Any]:
 
 
 def _describe(images: Images) -> dict[str, Any]:
-    if isinstance(images, TokenWindows):
-        return images.describe()
+    if (own := images.describe()) is not None:
+        return own
     count, size, classes = len(images), math.prod(images.image_shape), len(images.class_names)
     indices = torch.arange(0, count, max(-(-count * size // MOST_VALUES), 1))
     sums = torch.zeros(min(classes, MOST_SUMS), SIGNATURES, dtype=torch.float64)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from mereo.data import Images
 from mereo.inference.evaluate import Scores, prepare_batch
-from mereo.models import SequenceModel, VisionModel
+from mereo.models import VisionModel
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration, rounded
 from mereo.tasks import Classification, Task
@@ -121,6 +121,6 @@ def draw_training_samples(trainer: "Trainer") -> None:
 def draw_test_samples(task: Task, model: VisionModel, test: Images, device: torch.device, path: Path) -> None:
     """Up to 32 test images, evenly spaced, with what is predicted for them."""
     count = min(32, len(test))
-    crop = None if isinstance(model, SequenceModel) else (model.image_shape[1], model.image_shape[2])
+    crop = (model.image_shape[1], model.image_shape[2]) if model.input_kind == "images" else None
     batch = test.batch(torch.arange(count) * (len(test) // count), crop=crop, device=device)
     task.draw(model.eval(), batch, prepare_batch(batch, model.pretrained_cfg), path)

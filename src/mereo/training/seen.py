@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.data import Images, ImageSet, Splits, TokenWindows
+from mereo.data import Images, ImageSet, Splits
 from mereo.data.files import sniff_sizes
 from mereo.data.image_statistics import SAMPLED, StatisticsRanges, ranges_of
 from mereo.data.images import crop_corners
@@ -77,14 +77,16 @@ def fingerprints(images: Images, crop: tuple[int, int]) -> Tensor:
 
 
 def _comparable(images: Images | None) -> bool:
-    if images is None or isinstance(images, TokenWindows):
+    if images is None or images.serves != "images":
         return False
     most = MOST_DECODED if isinstance(images, StreamedSet) else MOST_STORED
     return len(images) * math.prod(images.image_shape) <= most
 
 
-def keep_seen(folder: RunFolder, splits: Splits, crop: tuple[int, int]) -> None:
+def keep_seen(folder: RunFolder, splits: Splits, crop: tuple[int, int] | None) -> None:
     """Write the fingerprints of the images to train on and to choose the epoch by, as the network takes them."""
+    if crop is None:
+        return
     parts = {"train": splits.train, "validation": splits.validation}
     known = {
         name: fingerprints(images, crop) for name, images in parts.items() if images is not None and _comparable(images)
@@ -143,7 +145,7 @@ def trained_on(source: Path) -> Callable[[Tensor], Tensor]:
 
 def training_statistics(plan: Plan, train: Images) -> StatisticsRanges:
     """The ranges of image statistics over the training images."""
-    if isinstance(train, TokenWindows) or not len(train):
+    if train.serves != "images" or not len(train):
         return StatisticsRanges()
     places = torch.arange(0, len(train), max(len(train) // SAMPLED, 1))
     try:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from mereo.data import Images, Splits, load_splits, load_windows
+from mereo.data import Images, Splits, load_splits
 from mereo.data.characters import AUGMENT as SIGNS_AUGMENT
 from mereo.data.characters import are_signs
 from mereo.errors import MereoError, UsageError
-from mereo.models import SequenceModel, VisionModel
+from mereo.models import VisionModel
 from mereo.runtime.text import counted
 from mereo.tasks import Task
 from mereo.training.config import TrainConfig
@@ -36,7 +36,7 @@ class Setup:
         model: the network, on the CPU.
         splits: the data.
         device: to train on.
-        crop: height and width of the network's input.
+        crop: height and width of the network's images; None where it reads something else.
         start: a description of the initial weights; None for random weights or a resumed run.
     """
 
@@ -45,7 +45,7 @@ class Setup:
     model: VisionModel
     splits: Splits
     device: torch.device
-    crop: tuple[int, int]
+    crop: tuple[int, int] | None
     start: str | None
 
     def __post_init__(self) -> None:
@@ -80,16 +80,15 @@ def prepare(
     plan = as_plan(config)
     config, device = plan.config, plan.device
     model, start = _started(plan, None, resumed)
-    if isinstance(model, SequenceModel):
-        splits, crop = _windows(plan, model), (1, model.context)
-        return Setup(plan, plan.make_task(), model, _placed(splits, device), device, crop, start)
-    crop = model.image_shape[1:]
+    of_images = model.input_kind == "images"
+    crop = model.image_shape[1:] if of_images else None
     splits = load_splits(
         config.data,
         root=config.data_root,
         img_size=crop,
+        length=None if of_images else model.input_shape[0],
         in_chans=config.in_chans,
-        crop_pct=model.pretrained_cfg["crop_pct"],
+        crop_pct=model.pretrained_cfg["crop_pct"] if of_images else 1.0,
         validation_fraction=config.validation_fraction,
         seed=config.seed,
         strict=config.strict,
@@ -99,14 +98,9 @@ def prepare(
         progress=progress,
         info=plan.info,
     )
-    if len(splits.class_names) != plan.info.num_classes:
+    if of_images and len(splits.class_names) != plan.info.num_classes:
         model, start = _started(plan, len(splits.class_names), resumed)
     return Setup(plan, plan.make_task(splits.class_names), model, _placed(splits, device), device, crop, start)
-
-
-def _windows(plan: Plan, model: SequenceModel) -> Splits:
-    config = plan.config
-    return load_windows(config.data, model.context, root=config.data_root, limit=config.limit, info=plan.info)
 
 
 def _placed(splits: Splits, device: torch.device) -> Splits:
@@ -157,7 +151,7 @@ def describe_imbalance(setup: Setup) -> str | None:
 def describe_augmentation(setup: Setup) -> list[str]:
     """Lines about changes of the images that suit photographs and not signs: mirroring, and black on bright margins."""
     names, augment = setup.splits.class_names, setup.config.augment
-    if isinstance(setup.model, SequenceModel) or not are_signs(names):
+    if setup.model.input_kind != "images" or not are_signs(names):
         return []
     used = {text.partition("=")[0] for text in augment}
     shown = ", ".join(names[:3])

@@ -9,16 +9,14 @@ from mereo.models import VisionModel, convert, create_model, get_model_entry, lo
 from mereo.models.conversion import timm_normalisation
 from mereo.models.metadata import Description, describe
 from mereo.models.pretrained import fill
-from mereo.models.registry import find_entry
-from mereo.models.sequence_model import SequenceModel
 from mereo.models.weights import is_described, load_state, read_metadata, weights_file
 from mereo.training.config import TrainConfig
 from mereo.training.option_values import parse_size
 
 PUBLISHED = ("timm", "torchvision")
 """Libraries that have published weights: a name, or a name and a tag after a dot."""
-OF_THE_DATA = ("num_classes", "in_chans", "img_size")
-"""Arguments that follow from the data."""
+OF_THE_DATA = ("in_chans", "img_size")
+"""Arguments that follow from the data, besides the one that the outputs follow."""
 
 
 def is_published(weights: str) -> bool:
@@ -28,22 +26,22 @@ def is_published(weights: str) -> bool:
 
 def _own_arguments(described: Description, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The saved arguments of a network that differ from those of its preset."""
-    defaults = find_entry(described.model).defaults
+    defaults = get_model_entry(described.model).defaults
     return {name: value for name, value in saved.items() if described.arguments[name] != defaults[name]}
 
 
-def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
+def follow_weights(config: TrainConfig) -> TrainConfig:
     """Fill in the settings that follow from the initial weights and are not set.
 
     The arguments of the network come from the weights, and so does the normalisation if the number of channels is the
     same. Their path is made absolute, so that the saved configuration can be repeated from any folder. A resumed run
     has all this already, and its initial weights may no longer exist.
     """
-    weights = str(config.weights)
-    part = get_model_entry(config.model).module.part_with_weights
+    weights, entry = str(config.weights), get_model_entry(config.model)
+    part = entry.module.part_with_weights
     if is_published(weights):
         # With weights for a part only, the normalisation follows from that part in any case.
-        return config if config.resume or part else _follow_published(config, channels)
+        return config if config.resume or part else _follow_published(config)
     try:
         path = weights_file(weights)
     except UsageError:
@@ -56,7 +54,8 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
     metadata = read_metadata(path)
     described = describe(path, metadata)
     own = _own_arguments(described, metadata["args"])
-    arguments = {name: value for name, value in own.items() if name not in OF_THE_DATA}
+    of_the_data = (*OF_THE_DATA, entry.module.outputs_argument)
+    arguments = {name: value for name, value in own.items() if name not in of_the_data}
     if part and described.model == config.model_args.get(part, described.model):
         changes["model_args"] = {part: described.model, f"{part}_args": arguments, **config.model_args}
         return config.replace(**changes)
@@ -66,36 +65,21 @@ def follow_weights(config: TrainConfig, channels: int) -> TrainConfig:
             f" {described.model}, or weights of {config.model}."
         )
     changes["model_args"] = {**arguments, **config.model_args}
+    if entry.module.input_kind != "images":
+        return config.replace(**changes)
     if config.img_size is None and "img_size" not in config.model_args and "img_size" in own:
         changes["img_size"] = parse_size(own["img_size"])
-    trained_channels = described.arguments.get("in_chans", get_model_entry(config.model).defaults["in_chans"])
-    if config.mean is None and trained_channels == channels:
+    trained_channels = described.arguments.get("in_chans", entry.defaults["in_chans"])
+    if config.mean is None and trained_channels == config.in_chans:
         changes |= {name: described.preprocessing[name] for name in ("mean", "std") if name in described.preprocessing}
     return config.replace(**changes)
 
 
-def follow_weights_of_tokens(config: TrainConfig) -> TrainConfig:
-    """The same for a sequence model: its arguments come from the weights, and their path is made absolute."""
-    weights = str(config.weights)
-    try:
-        path = weights_file(weights)
-    except UsageError:
-        if config.resume:
-            return config
-        raise
-    described = describe(path, read_metadata(path))
-    if described.model != config.model:
-        raise UsageError(f"weights is {weights!r}, those of {described.model}; give --model {described.model}.")
-    own = _own_arguments(described, described.arguments)
-    own.pop("vocab_size", None)
-    return config.replace(weights=str(Path(weights).absolute()), model_args={**own, **config.model_args})
-
-
-def _follow_published(config: TrainConfig, channels: int) -> TrainConfig:
+def _follow_published(config: TrainConfig) -> TrainConfig:
     module, weights = get_model_entry(config.model).module, str(config.weights)
     tag = module.check_library(weights)
     mean, std = module.published_statistics(weights) or timm_normalisation(config.model, tag)
-    return config.replace(mean=mean, std=std) if config.mean is None and len(mean) == channels else config
+    return config.replace(mean=mean, std=std) if config.mean is None and len(mean) == config.in_chans else config
 
 
 def start_from(model: VisionModel, weights: str) -> str:
@@ -103,7 +87,7 @@ def start_from(model: VisionModel, weights: str) -> str:
 
     A network whose `part_with_weights` is another network takes weights of that one too.
     """
-    if isinstance(model, SequenceModel):
+    if model.input_kind != "images":
         load_state(model, weights_file(weights))
         return f"starting from {weights}"
     if model.part_with_weights and not _is_whole(model, weights):

@@ -76,6 +76,7 @@ def make_plans(
 ) -> dict[tuple[str, int], "Plan"]:
     """The plans of several runs; shared data is inspected once, or not at all where `info` of it is given."""
     from mereo.data import dataset_info
+    from mereo.models import get_model_entry
     from mereo.training.plan import Plan, make_plan
 
     known: dict[tuple[str, str | None], DatasetInfo] = {}
@@ -86,7 +87,8 @@ def make_plans(
             continue
         place = config.data, config.data_root
         if place not in known:
-            known[place] = dataset_info(*place) if info is None else info
+            inputs = get_model_entry(config.model).module.input_kind
+            known[place] = dataset_info(*place, inputs=inputs) if info is None else info
         plans[key] = make_plan(config, known[place])
     return plans
 

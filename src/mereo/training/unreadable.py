@@ -16,7 +16,7 @@ _PART = 64
 
 def without_unreadable(info: DatasetInfo, *, strict: bool = False) -> DatasetInfo:
     """The same data without unreadable files, which are named in a warning as in the run itself."""
-    if info.path is None or info.text is not None:
+    if info.path is None or info.load is not None:
         return info
     end, counts = time.monotonic() + SECONDS, dict(info.splits)
     layout = read_layout(info.path) if info.layout is None else info.layout

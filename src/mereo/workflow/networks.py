@@ -7,7 +7,7 @@ from torch import nn
 
 from mereo.cli.weights import load_weights
 from mereo.errors import UsageError, type_of
-from mereo.models import FeatureMaps, SequenceModel, VisionModel
+from mereo.models import FeatureMaps, Network, VisionModel
 from mereo.runtime.device import choose_device
 from mereo.training.results import RunResult
 from mereo.workflow.options import fit
@@ -41,8 +41,8 @@ def trained_network(model: Any, device: str = "auto") -> tuple[VisionModel, Path
 def _what(model: Any) -> str:
     if isinstance(model, FeatureMaps):
         return "a backbone without a classifier (features_only=True)"
-    if isinstance(model, SequenceModel):
-        return f"{type_of(model)}, which reads tokens; use its `generate`"
+    if isinstance(model, Network):
+        return f"{type_of(model)}, which reads {model.input_kind}; call it itself"
     if isinstance(model, nn.Module):
         return f"{type_of(model)}, which is not mereo's (timm's are mereo.create_model('timm:NAME'))"
     return type_of(model)

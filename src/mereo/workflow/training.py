@@ -8,7 +8,7 @@ from mereo.cli.options import TrainOptions
 from mereo.cli.parse import check_values
 from mereo.cli.train import start_from, trained
 from mereo.errors import UsageError, type_of
-from mereo.models import get_model_entry, is_sequence_model
+from mereo.models import get_model_entry
 from mereo.models.registry import library_of
 from mereo.models.weights import read_metadata
 from mereo.training.config import FIELDS, TrainConfig
@@ -68,7 +68,7 @@ def _base(config: Any, given: dict[str, Any]) -> TrainConfig:
 def _check_network_arguments(options: dict[str, Any]) -> None:
     """UsageError for an argument of the network among the options, which would otherwise be an unknown one."""
     model = options.get("model", TrainConfig.model)
-    if isinstance(model, str) and library_of(model) is None and not is_sequence_model(model):
+    if isinstance(model, str) and library_of(model) is None:
         known = get_model_entry(model).defaults
         for name, value in options.items():
             if name in ("num_classes", "in_chans"):

@@ -9,7 +9,7 @@ from torch import Tensor
 import mereo
 from mereo.core import Coupling
 from mereo.errors import UsageError
-from mereo.models import get_sequence_entry
+from mereo.models import get_model_entry
 from mereo.models.sequence.causal_transformer import CausalTransformer, rotate
 
 
@@ -92,7 +92,7 @@ def test_its_couplings_are_causal() -> None:
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_it_is_as_large_as_tnl(size: str) -> None:
-    ours, theirs = (get_sequence_entry(f"{name}_{size}") for name in ("causal_transformer", "tnl"))
+    ours, theirs = (get_model_entry(f"{name}_{size}") for name in ("causal_transformer", "tnl"))
     assert ours.parameters == pytest.approx(theirs.parameters, rel=0.002)
     same = ("dim", "depth", "num_heads", "context", "vocab_size")
     assert all(ours.defaults[name] == theirs.defaults[name] for name in same)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mereo.data.registry import register_dataset
 
 if TYPE_CHECKING:
+    from mereo.data.load import Splits, Wanted
     from mereo.data.text import Text
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
@@ -59,7 +60,8 @@ class _Counts(Mapping[str, int]):
 
 
 @functools.cache
-def _read() -> "Text":
+def read() -> "Text":
+    """The sources of this Python; nothing is below the data root."""
     from mereo.data.text import join_files
     from mereo.errors import MereoError
 
@@ -72,9 +74,11 @@ def _read() -> "Text":
     return text
 
 
-def read(root: Path) -> "Text":
-    """The sources of this Python; nothing is below the data root."""
-    return _read()
+def load(wanted: "Wanted") -> "Splits":
+    """Windows of the sources."""
+    from mereo.data.text import windows_of
+
+    return windows_of(read)(wanted)
 
 
 register_dataset(
@@ -85,7 +89,8 @@ register_dataset(
     in_chans=1,
     size=None,
     splits=_Counts(),
-    text=read,
+    load=load,
+    counts="bytes",
     augment=(),
     fields=("tokens",),
 )

@@ -9,9 +9,10 @@ from torch import nn
 
 from mereo.core.shapes import image_size
 from mereo.core.unfilled import unfilled
+from mereo.models.entry import ModelEntry
 from mereo.models.plain.libraries import LIBRARIES
 from mereo.models.plain.network import PlainNetwork, last_linear
-from mereo.models.registry import ModelEntry, register_library
+from mereo.models.registry import register_library
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,153 @@
+"""The base of all networks: an encoder and a head, and what their output is."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from mereo.models.folding import folded
+from mereo.models.layers import parameter_groups
+from mereo.models.weight_sources import WeightSources
+
+OUTPUT_KINDS = ("scores", "maps", "tokens", "embedding", "boxes", "pointers", "noise")
+"""What a network gives for each input: a score for each class, (batch, classes); a map for each class, (batch, classes,
+height, width); scores of the next token at each place, (batch, tokens, vocabulary); a vector, (batch, dim); boxes with
+their scores; at each step a score for each choice, (batch, steps, choices); the noise of its input."""
+INPUT_KINDS = ("images", "tokens", "points")
+"""What a network reads: images (batch, channels, height, width), tokens int64 (batch, tokens), or sets of points
+(batch, points, coordinates)."""
+
+
+class Network(WeightSources, nn.Module):
+    """An encoder and a head, saved as its name, its arguments and its weights.
+
+    features = forward_features(inputs),   outputs = forward_head(features)
+
+    A subclass states what it reads and gives, and defines `forward_features`, `forward_head`, `input_shape` and
+    `layer_depths`; `VisionModel` and `SequenceModel` do this for images and tokens. The constructor's arguments are
+    plain values: they are the configuration that is saved with the weights.
+
+    Attributes:
+        output_kind: one of OUTPUT_KINDS.
+        input_kind: one of INPUT_KINDS.
+        outputs_argument: the argument of the constructor that the data decide, such as the number of classes; None
+            where the size of the output does not follow from the data.
+        num_classes: number of scores at a place; 0 where there are none, as of an embedding.
+        num_features: size of the features before the head.
+        config: {"model": name, "args": arguments}, set by `create_model`.
+        pretrained_cfg: preprocessing and provenance under timm's field names, set by `create_model`.
+        class_names: of the scores, in order, set by `load`; empty where they have none.
+        metadata: everything saved with the weights, set by `load`.
+        classifier: name of the module that depends on `outputs_argument`.
+        classifier_parts: names of the attributes of which it is made.
+        unscored_parts: names of the parts on which no output depends, such as a decoder.
+        default_loss: the loss it is trained with where none is given.
+        channels_last: whether its convolutions train faster on a CPU in channels-last memory; `create_model` gives
+            them that layout, in which they also keep the maps, whatever the layout of the images.
+        grad_checkpointing: whether its layers are computed again in the backward pass, set by
+            `set_grad_checkpointing`.
+    """
+
+    output_kind: ClassVar[str]
+    input_kind: ClassVar[str]
+    outputs_argument: ClassVar[str | None] = "num_classes"
+    classifier: ClassVar[str] = "head"
+    classifier_parts: ClassVar[tuple[str, ...]] = ("head",)
+    unscored_parts: ClassVar[tuple[str, ...]] = ()
+    channels_last: ClassVar[bool] = False
+    default_loss: ClassVar[str] = "cross_entropy"
+
+    num_classes: int = 0
+    num_features: int
+    config: dict[str, Any]
+    pretrained_cfg: dict[str, Any]
+    class_names: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = MappingProxyType({})
+    grad_checkpointing: bool = False
+
+    @property
+    def default_cfg(self) -> dict[str, Any]:
+        """timm's other name of `pretrained_cfg`."""
+        return self.pretrained_cfg
+
+    # --- what follows from the arguments ----------------------------------------------------------------------------
+
+    @classmethod
+    def class_for(cls, arguments: Mapping[str, Any]) -> "type[Network]":
+        """The class that is built for these arguments: itself, or of a network with several forms the form chosen."""
+        return cls
+
+    @classmethod
+    def preprocessing_for(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of `pretrained_cfg` that follow from the arguments and take the place of the preset's."""
+        return {}
+
+    @classmethod
+    def older_arguments(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that files state only since they exist, with the values that older files have of them.
+
+        Args:
+            arguments: those that a file states.
+        """
+        return {}
+
+    # --- what a network defines -------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input that the network was made for, without the batch."""
+
+    @abstractmethod
+    def forward_features(self, inputs: Tensor) -> Any:
+        """The encoder: what the head reads, a tensor or a tuple of tensors."""
+
+    @abstractmethod
+    def forward_head(self, features: Any, pre_logits: bool = False) -> Tensor:
+        """The head: the outputs of what `forward_features` returns, or with `pre_logits` what its last layer reads."""
+
+    @abstractmethod
+    def layer_depths(self) -> dict[str, int]:
+        """The layer of each parameter by name, from 0; the head last."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The outputs, of the shape that `output_kind` says."""
+        return self.forward_head(self.forward_features(inputs))
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters without weight decay, beyond biases and other vectors."""
+        return set()
+
+    # --- what every network has -------------------------------------------------------------------------------------
+
+    def example_inputs(self, count: int) -> Tensor:
+        """Random inputs of the shape that the network was made for, on its device: so many, in [0, 1]."""
+        like = next(self.parameters())
+        return torch.rand(count, *self.input_shape, device=like.device, dtype=like.dtype)
+
+    def get_classifier(self) -> nn.Module:
+        """The module that makes the outputs."""
+        return self.get_submodule(self.classifier)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade time for memory in training: keep only what is between layers and compute the rest again."""
+        self.grad_checkpointing = enable
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        """timm's form of `layer_depths`: a function from the name of a parameter to its layer."""
+        return self.layer_depths().__getitem__
+
+    def parameter_groups(self, weight_decay: float = 0.0, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+        """Groups for an optimiser: `params`, `names`, `weight_decay`, and `lr_scale`, a factor of the learning rate.
+
+        lr_scale of layer i of n = layer_decay^(n - 1 - i);  vectors and `no_weight_decay()` have no weight decay.
+        """
+        depths, undecayed = self.layer_depths(), self.no_weight_decay()
+        return parameter_groups(self.named_parameters(), depths, undecayed, weight_decay, layer_decay)
+
+    def fuse(self) -> Self:
+        """A copy for inference that computes the same faster: see `mereo.models.folding`."""
+        return folded(self)
