@@ -127,11 +127,9 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         _check_no_images(config, module.input_kind)
     if config.weights is not None:
         config = follow_weights(config)
-    outputs = (
-        {}
-        if module.outputs_argument is None
-        else {module.outputs_argument: task((), config.task_options).num_outputs(info.num_classes)}
-    )
+    made, outputs = task((), config.task_options), dict[str, Any]()
+    if module.outputs_argument is not None:
+        outputs[module.outputs_argument] = made.num_outputs(info.num_classes)
     _check_arguments(config, entry)
     arguments: dict[str, Any] = {**config.model_args, **outputs}
     if module.input_kind == "images":
