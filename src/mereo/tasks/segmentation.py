@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -156,7 +156,8 @@ class Segmentation(Task):
     Options = SegmentationOptions
     example_model = "unet_small"
     example_data = "shape_masks"
-    settings: Mapping[str, Any] = {"batch_size": 16, "epochs": 15, "lr": 4e-3}
+    settings: ClassVar[Mapping[str, Any]] = {"batch_size": 16, "epochs": 15, "lr": 4e-3}
+    example_settings: ClassVar[Mapping[str, Any]] = {"img_size": 32}
     evaluated_at_once = 16
     most_drawn = 16
 

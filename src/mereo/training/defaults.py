@@ -113,6 +113,8 @@ def follow_task(config: TrainConfig, given: Collection[str]) -> TrainConfig:
     if task.chooses_settings:
         return config
     named = {"model": task.example_model, "data": task.example_data, **task.settings}
+    if "data" not in given:
+        named |= task.example_settings
     return config.replace(**{name: value for name, value in named.items() if name not in given})
 
 

@@ -10,6 +10,7 @@ from mereo.data.sets import (
     cifar10,
     digits,
     fashion_mnist,
+    glyphs,
     mnist,
     multimnist,
     pystdlib,
@@ -20,6 +21,7 @@ from mereo.data.sets import (
 )
 
 __all__ = [
-    "DATASETS", "affnist", "cifar10", "digits", "fashion_mnist", "find_dataset", "is_dataset", "list_datasets", "mnist",
+    "DATASETS", "affnist", "cifar10", "digits", "fashion_mnist", "find_dataset", "glyphs", "is_dataset",
+    "list_datasets", "mnist",
     "multimnist", "pystdlib", "shape_masks", "smallnorb", "solids", "svhn",
 ]  # fmt: skip
