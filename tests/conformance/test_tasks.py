@@ -1,5 +1,6 @@
 """Every registered task keeps what the engine, evaluation and prediction rely on."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import mereo
+from mereo.cli.train import options_from
+from mereo.errors import UsageError
 from mereo.models.registry import get_model_entry
 from mereo.tasks import TASKS, Task
+from mereo.tasks.base import Seen
+from mereo.tasks.options import describe_options
 from mereo.training.config import TrainConfig
+from mereo.training.plan import make_plan
 
 CLASSES = ("cat", "dog", "eel")
 every_task = pytest.mark.parametrize("kind", [pytest.param(TASKS[name], id=name) for name in sorted(TASKS)])
@@ -49,7 +55,8 @@ def test_a_step_has_a_loss_with_gradients(kind: type[Task]) -> None:
         assert value.isfinite() and any(grad is not None and grad.any() for grad in gradients)
         outputs = tree_map_only(Tensor, Tensor.detach, outputs)
         assert objective.loss(outputs, batch).isfinite()
-        assert task.batch_metric(outputs, batch).shape == ()
+        metrics = task.metrics()
+        metrics.update(outputs, batch)
 
 
 @every_task
@@ -64,12 +71,14 @@ def test_metrics_of_two_halves_are_those_of_the_whole(kind: type[Task]) -> None:
             mine = batch._replace(**{k: v[part] for k, v in batch._asdict().items() if v is not None})
             half.update(task.apply(model, mine), mine)
     summed = task.metrics()
-    summed.state = halves[0].state + halves[1].state
+    for half in reversed(halves):
+        summed.join(half)
     assert summed.compute() == pytest.approx(whole.compute(), rel=1e-5)
     empty = task.metrics().compute()
     assert empty.keys() == whole.compute().keys() and all(torch.tensor(list(empty.values())).isfinite())
     metric, direction = task.chooses
-    assert metric in empty and direction in {"max", "min"} and {f"train_{metric}", f"val_{metric}"} <= {*task.columns}
+    assert metric in empty and direction in {"max", "min"} and f"val_{metric}" in task.columns
+    assert (f"train_{metric}" in task.columns) == task.train_metrics
 
 
 @every_task
@@ -78,11 +87,41 @@ def test_predictions_are_plain_values_and_can_be_drawn(kind: type[Task], tmp_pat
     model = small(task).eval()
     batch = task.example(model, 4)
     with torch.no_grad():
-        predictions = task.predict(task.apply(model, batch))
+        outputs = task.kept(task.apply(model, batch))
+    predictions = task.predict(outputs)
     assert len(predictions) == 4 and json.loads(json.dumps(predictions)) == predictions
     assert len(task.titles(batch)) == 4
     task.draw(model, batch, batch, tmp_path / "drawn.png")
     assert (tmp_path / "drawn.png").stat().st_size
+    whole = Seen((12, 10), (1, 0, 10, 10))
+    files = task.write(outputs, [f"sample{place}" for place in range(4)], tmp_path, [whole] * 4)
+    assert all(path.is_file() and path.is_relative_to(tmp_path) for path in files)
     metric, _ = task.chooses
     rows = task.summary(task.metrics().compute(), "chosen on validation")
     assert any(metric in name for name, _ in rows)
+
+
+@every_task
+def test_its_options_keep_their_values_in_yaml_and_on_the_command_line(kind: type[Task], tmp_path: Path) -> None:
+    defaults = dataclasses.asdict(kind().options)
+    assert [name for name, _, meaning in describe_options(kind.Options) if meaning] == list(defaults)
+    path = tmp_path / "config.yaml"
+    path.write_text(TrainConfig(task=kind.name, task_options=defaults).to_yaml())
+    assert kind((), TrainConfig.from_yaml(path).task_options).options == kind().options
+    words = [word for name, value in defaults.items() for word in (f"--task.{name.replace('_', '-')}", str(value))]
+    given = options_from(["--task", kind.name, *words]).task_options
+    assert kind((), given).options == kind().options and given.keys() == defaults.keys()
+    with pytest.raises(UsageError, match="no_such_option"):
+        kind((), {"no_such_option": 1})
+    for name in defaults:
+        with pytest.raises(UsageError, match=name):
+            kind((), {name: [1]})
+
+
+@every_task
+def test_its_example_is_what_it_trains_by_default(kind: type[Task]) -> None:
+    config = options_from(["--task", kind.name])
+    if not kind.chooses_settings:
+        assert (config.model, config.data) == (kind.example_model, kind.example_data)
+        assert all(getattr(config, name) == value for name, value in kind.settings.items())
+    assert make_plan(config).task is kind

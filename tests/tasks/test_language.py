@@ -61,8 +61,6 @@ def test_bits_per_byte_of_loops() -> None:
     metrics = LanguageMetrics()
     metrics.update(scores, batch)
     assert metrics.compute() == pytest.approx({"bits_per_byte": sum(bits) / 6, "accuracy": sum(hits) / 6}, rel=1e-5)
-    task = Language()
-    assert float(task.batch_metric(scores, batch)) == pytest.approx(sum(bits) / 6, rel=1e-5)
 
 
 def test_an_evaluation_counts_every_byte_once() -> None:

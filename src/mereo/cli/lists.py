@@ -178,6 +178,11 @@ def run(words: list[str], command: str) -> None:
         name = named[0]
         say(f"\narguments of {name}, set by create_model(..., NAME=VALUE) or --model-args NAME=VALUE\n")
         print_table(("argument", "default"), cached_list(f"models {name}", lambda: _arguments(name), "mereo.models"))
+    if command == "tasks" and options.pattern in {row["name"] for row in chosen}:
+        name = options.pattern
+        if known := cached_list(f"tasks {name}", lambda: _task_options(name), "mereo.tasks"):
+            say(f"\noptions of {name}, set by --task.NAME VALUE or under task_options: in a configuration\n")
+            print_table(("option", "default", "description"), known)
     if command == "mechanisms" and options.pattern in {row["name"] for row in chosen}:
         say()
         name = options.pattern
@@ -189,6 +194,13 @@ def _arguments(name: str) -> list[tuple[str, str]]:
     from mereo.models import get_model_entry
 
     return [(argument, repr(value)) for argument, value in get_model_entry(name).defaults.items()]
+
+
+def _task_options(name: str) -> list[tuple[str, str, str]]:
+    from mereo.tasks import get_task
+    from mereo.tasks.options import describe_options
+
+    return describe_options(get_task(name).Options)
 
 
 def _details(name: str) -> list[tuple[str, str]]:

@@ -34,6 +34,8 @@ MAY_BE_EMPTY = ("--prompt",)
 """Options of which an empty value is valid."""
 _EMPTY = "\0"
 """Stands for an empty word until its option is known, because an empty path would become the working folder."""
+TASK_OPTION = "--task."
+"""How an option of a task begins."""
 MOST_SIDE = 2**15
 """Largest side of an image in pixels."""
 _FRAME = re.compile(r"[─-╿]+|-{5,}")
@@ -84,6 +86,27 @@ def _mark_empty(words: Sequence[str]) -> list[str]:
 def is_empty(name: str) -> UsageError:
     """The error for an empty value of an option or argument."""
     return UsageError(f"{name} is ''; give a value, or leave it out.")
+
+
+def join_task_options(words: Sequence[str]) -> list[str]:
+    """The words with `--task.NAME VALUE` in the form that is parsed: one `--task-options NAME=VALUE ...` at the end.
+
+    Raises:
+        UsageError: for a `--task.NAME` without a value.
+    """
+    rest, options, left = list[str](), list[str](), list(words)
+    while left:
+        word = left.pop(0)
+        if not word.startswith(TASK_OPTION):
+            rest.append(word)
+            continue
+        name, equals, value = word.removeprefix(TASK_OPTION).partition("=")
+        if not equals:
+            if not left or left[0].startswith("--"):
+                raise UsageError(f"{word} has no value; give one, such as {word} 0.5.")
+            value = left.pop(0)
+        options.append(f"{name.replace('-', '_')}={value}")
+    return [*rest, "--task-options", *options] if options else rest
 
 
 def _values(value: Any) -> Iterator[Any]:
@@ -167,6 +190,7 @@ def parse(options: type[T], words: Sequence[str], command: str, default: T | Non
     """The options of one command; UsageError for invalid arguments. `--help` prints the help and exits with 0."""
     import tyro
 
+    words = join_task_options(words)
     _check_sides(words)
     _show_defaults(options)
     errors, marked = io.StringIO(), _mark_empty(words)

@@ -56,8 +56,7 @@ def run(words: list[str], command: str) -> None:
 
 def _check_classifier(options: PredictOptions, source: Path) -> None:
     """UsageError for options that need a classifier."""
-    wanted = {"out": options.out is not None, "labels": options.labels == "folders"}
-    wanted |= {"tta": options.tta, "five_crop": options.five_crop}
+    wanted = {"labels": options.labels == "folders", "tta": options.tta, "five_crop": options.five_crop}
     for name, given in wanted.items():
         if given:
             raise UsageError(f"{name} is set, and {source} is not a classifier of images; leave it out.")
@@ -72,15 +71,49 @@ def new_folder() -> Path:
 
 
 def _plain(model: "VisionModel", options: PredictOptions, paths: list[Path], source: Path) -> None:
-    """Print the predictions of a task that is not classification."""
-    from mereo.inference.predict import predict
+    """Print the predictions of a task that is not classification; with --out, or where it has files, write them."""
+    from mereo.files import reading
+    from mereo.inference.predict import predict, task_of
+    from mereo.inference.write_predictions import DOCUMENT, write_predictions
+    from mereo.tasks import Task
 
-    predictions = predict(model, paths, top=options.top, batch_size=options.batch_size, strict=options.strict)
+    has_files = type(task_of(model)).write is not Task.write
+    out = options.out or (new_folder() if has_files and not options.json else None)
+    how: dict[str, Any] = {"top": options.top, "batch_size": options.batch_size, "strict": options.strict}
+    files = list[Path]()
+    if out is None:
+        predictions = list(predict(model, paths, **how))
+    elif _is_table_name(out):
+        raise UsageError(f"out is {out}, and the task {task_of(model).name} writes several files; give a folder.")
+    elif out.is_dir() and any(out.iterdir()) and not (out / DOCUMENT).is_file():
+        raise UsageError(f"out is {out}, a folder with files that mereo did not write; give another one.")
+    else:
+        with reading(*paths, source):
+            predictions, files = write_predictions(model, paths, out, **how)
     if options.json:
         say(json.dumps({"weights": str(source), "predictions": [p.to_dict() for p in predictions]}, indent=2))
-        return
-    rows = [(p.path, ", ".join(f"{name} {value}" for name, value in p.values.items())) for p in predictions]
-    print_table(("image", "prediction"), rows)
+    else:
+        print_table(("image", "prediction"), [(p.path, _short(p.values)) for p in predictions])
+    for path in files[:MOST_NAMED]:
+        say(f"written: {path}", file=sys.stderr)
+    if len(files) > MOST_NAMED:
+        say(f"written: {len(files) - MOST_NAMED} more in {out}", file=sys.stderr)
+
+
+def _short(values: dict[str, Any]) -> str:
+    """Plain values on one line, numbers with three digits."""
+    return ", ".join(f"{name} {_rounded(value)}" for name, value in values.items())
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        shown = [_rounded(entry) for entry in value[:MOST_NUMBERS]]
+        return shown if len(value) <= MOST_NUMBERS else [*shown, f"... {len(value)} in all"]
+    return value
 
 
 def _classify(model: "VisionModel", options: PredictOptions, paths: list[Path], source: Path) -> None:
@@ -142,6 +175,10 @@ def _labels(model: "VisionModel", options: PredictOptions, paths: list[Path]) ->
             f" ({names}); give the folder of the images, or leave --labels out."
         )
     return labels
+
+
+MOST_NAMED, MOST_NUMBERS = 8, 8
+"""Files that are named, and entries of a list that are shown."""
 
 
 def _is_table_name(out: Path) -> bool:

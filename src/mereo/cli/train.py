@@ -29,6 +29,7 @@ def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
         first: the options, parsed on top of the defaults.
         words: the command line itself, which shows which options were given.
     """
+    from mereo.training.defaults import follow_task
     from mereo.training.run_folder import RunFolder, check_resumable, folder_to_resume
 
     if first.config is not None:
@@ -47,6 +48,8 @@ def start_from(first: TrainOptions, words: list[str]) -> TrainConfig:
             first.model if "--model" in given else None,
             first.data if "--data" in given else None,
         )
+    elif "--task" in given:
+        base = follow_task(base.replace(task=first.task), given_options(words))
     if first.resume:
         named = base.replace(
             model=first.model if "--model" in given else base.model,
@@ -93,8 +96,10 @@ def _parsed(words: list[str], command: str) -> tuple[TrainConfig, TrainOptions]:
         given = {name: getattr(base, name) for name in FIELDS}
         options = parse(TrainOptions, words, command, TrainOptions(**given, config=first.config))
     config = TrainConfig(**{name: getattr(options, name) for name in FIELDS})
-    if set(options.model_args) != set(base.model_args):
-        config = dataclasses.replace(config, model_args={**base.model_args, **options.model_args})
+    for name in ("model_args", "task_options"):
+        kept, changed = getattr(base, name), getattr(options, name)
+        if set(kept) != set(changed):
+            config = dataclasses.replace(config, **{name: {**kept, **changed}})
     config.check()
     return config, first
 

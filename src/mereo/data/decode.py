@@ -1,5 +1,6 @@
 """One image file to uint8 pixels of a size, whatever its mode: bits, palette, alpha, 16 bit, float or CMYK."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -85,6 +86,23 @@ def _opened(stream: BinaryIO) -> "Image":
         raise ValueError(f"{kind}, which is not read; convert it to JPEG or PNG") from None
 
 
+_TURNED = (5, 6, 7, 8)
+"""EXIF orientations that exchange the sides of an image."""
+
+
+def image_size_of(path: Path) -> tuple[int, int]:
+    """(height, width) of an image file as it is shown, by its header and its EXIF tag."""
+    with path.open("rb") as stream:
+        return header_size(stream)
+
+
+def header_size(stream: BinaryIO) -> tuple[int, int]:
+    """(height, width) of an image as it is shown, by its header and its EXIF tag."""
+    image = _opened(stream)
+    turned = image.getexif().get(0x0112) in _TURNED
+    return (image.width, image.height) if turned else (image.height, image.width)
+
+
 def reason_of(error: Exception) -> str:
     """Why a file could not be read as an image, in a few words."""
     if isinstance(error, FileNotFoundError):
@@ -117,6 +135,45 @@ def decode(stream: BinaryIO, size: tuple[int, int], channels: int, *, reduce: bo
         with IN_FLIGHT.take(opened.width * opened.height * _BYTES_PER_PIXEL):
             ImageOps.exif_transpose(opened, in_place=True)
             return _convert(opened, size, channels)
+
+
+VOID = 255
+"""Index of pixels of a mask file that belong to no class."""
+
+
+def decode_mask(stream: BinaryIO) -> npt.NDArray[np.uint8]:
+    """Read one mask at its own size: an image of class indices, 255 for no class.
+
+    It has a palette, is grey of 8 bits, or black and white.
+
+    Shapes: -> uint8 (height, width).
+    """
+    from PIL import Image, ImageOps
+
+    with _opened(stream) as opened:
+        if opened.mode not in ("P", "L", "1"):
+            raise ValueError(
+                f"a mask of mode {opened.mode}; it must be an index image: one channel of 8 bits, the class of each"
+                " pixel, 255 for none"
+            )
+        limit = Image.MAX_IMAGE_PIXELS
+        if limit is not None and opened.width * opened.height > limit:
+            raise ValueError(f"{opened.width} x {opened.height} pixels, more than the limit of {limit}")
+        with IN_FLIGHT.take(opened.width * opened.height * _BYTES_PER_PIXEL):
+            ImageOps.exif_transpose(opened, in_place=True)
+            return np.asarray(opened).astype(np.uint8)
+
+
+def fit_mask(mask: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """A mask for an image that `decode` fits to a size: cut by `fit_box`, then the nearest pixels."""
+    top, left, height, width = fit_box(*mask.shape, size)
+    rows, columns = (nearest_places(side, wanted) for side, wanted in ((height, size[0]), (width, size[1])))
+    return mask[top + rows][:, left + columns]
+
+
+def nearest_places(side: int, wanted: int) -> npt.NDArray[np.int64]:
+    """The place of the pixel nearest to each of `wanted` pixels along a side: int64 (wanted,)."""
+    return ((np.arange(wanted) + 0.5) * (side / wanted)).astype(np.int64).clip(max=side - 1)
 
 
 def _convert(image: "Image", size: tuple[int, int], channels: int) -> npt.NDArray[np.uint8]:

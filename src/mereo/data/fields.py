@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from mereo.data.conversion import fit_box
-from mereo.data.motion import clip_boxes
+from mereo.data.decode import VOID, nearest_places
+from mereo.data.motion import IGNORED, clip_boxes
 from mereo.errors import UsageError, unknown
 
 # The type of each field, and its axes after the first.
@@ -25,6 +26,11 @@ def _is(kind: str, dtype: torch.dtype) -> bool:
     return dtype.is_floating_point == (kind == "floating") and dtype.is_signed and not dtype.is_complex
 
 
+def _is_bytes(name: str, values: Tensor) -> bool:
+    """Whether a field holds masks of one byte, in which 255 is no class."""
+    return name == "masks" and values.dtype == torch.uint8
+
+
 def check_fields(fields: Mapping[str, Tensor], count: int, size: tuple[int, int]) -> None:
     """Raise `UsageError` unless the fields fit `count` images of (height, width), and each other."""
     known = {"height": size[0], "width": size[1], "4": 4}
@@ -36,7 +42,7 @@ def check_fields(fields: Mapping[str, Tensor], count: int, size: tuple[int, int]
         fits = values.dim() == len(wanted) and all(
             side is None or side == length for side, length in zip(wanted, values.shape, strict=True)
         )
-        if not (fits and _is(kind, values.dtype)):
+        if not (fits and (_is(kind, values.dtype) or _is_bytes(name, values))):
             form = ", ".join([str(count), *(str(known.get(axis, axis)) for axis in axes)])
             raise UsageError(
                 f"{name} is {values.dtype} of shape {tuple(values.shape)}; it must hold {kind} numbers, in the shape "
@@ -61,8 +67,7 @@ def fit_fields(fields: Mapping[str, Tensor], native: tuple[int, int], size: tupl
     if "masks" in fitted:
         cut = fitted["masks"][:, top : top + height, left : left + width]
         rows, columns = (
-            ((torch.arange(wanted) + 0.5) * (side / wanted)).long().clamp(max=side - 1)
-            for side, wanted in ((height, size[0]), (width, size[1]))
+            torch.from_numpy(nearest_places(side, wanted)) for side, wanted in ((height, size[0]), (width, size[1]))
         )
         fitted["masks"] = cut[:, rows][:, :, columns]
     if "boxes" in fitted:
@@ -75,5 +80,8 @@ def fit_fields(fields: Mapping[str, Tensor], native: tuple[int, int], size: tupl
 
 
 def as_served(name: str, values: Tensor) -> Tensor:
-    """The type in which a batch holds a field."""
+    """A field in the type in which a batch holds it."""
+    if _is_bytes(name, values):
+        whole = values.long()
+        return whole.masked_fill_(whole == VOID, IGNORED)
     return values.float() if FIELDS[name][0] == "floating" else values.long()

@@ -1,4 +1,5 @@
-"""Folders of images: {train, val, test}/<class>/*, or just <class>/*; zip archives of that layout; tables of paths."""
+"""Folders of images: {train, val, test}/<class>/*, or just <class>/*, or images/ and masks/; zip archives of these
+layouts; tables of paths."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import BinaryIO
 import torch
 
 from mereo.data.files import FileSplit, sniff
+from mereo.data.mask_folder import read_mask_layout
 from mereo.data.names import IMAGE_SUFFIXES, SPLITS, is_table
 from mereo.data.raw import RawDataset
 from mereo.data.set_aside import with_test
@@ -142,6 +144,8 @@ def read_layout(path: Path, *, evaluation: bool = False) -> Layout:
     only = _only_folder(tree)
     if only:
         tree = _Below(tree, only)
+    if (masked := read_mask_layout(tree, evaluation=evaluation)) is not None:
+        return masked
     places = _split_folders(tree)
     if not places:
         check_classes(tree)

@@ -121,6 +121,11 @@ def dataset_info(data: str | Path, root: str | Path | None = None, *, inputs: st
     channels, size = sniff(splits["train"].tree, splits["train"].files)
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     counts = {split: len(part) for split, part in splits.items()}
+    if splits["train"].masks is not None:
+        return DatasetInfo(
+            str(data), f"images with masks, {len(names)} classes ({shown})", str(path), len(names), channels, size,
+            counts, path=path, layout=layout, fields=("images", "masks"),
+        )  # fmt: skip
     smallest = int(np.bincount(splits["train"].labels.numpy()).min())
     listed = "images listed in a table" if is_table(path) else "images in folders"
     summary = f"{listed}, {len(names)} classes ({shown}), at least {smallest} training images each"

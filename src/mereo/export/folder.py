@@ -20,7 +20,7 @@ from mereo.models.metadata import check_preprocessing, check_record
 from mereo.models.weights import LONGEST_HEADER, read_metadata
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-RECORD = ("task", "data", "seed", "epoch", "results", "command", KEY)
+RECORD = ("task", "task_options", "data", "seed", "epoch", "results", "command", KEY)
 """Facts of the run that made the weights: its settings, its results, and the temperature of probabilities."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from mereo.data.sets import is_dataset
 from mereo.errors import UsageError
+from mereo.tasks import get_task
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.figures import read_results
 from mereo.training.option_values import show_arguments, show_size
@@ -41,7 +42,9 @@ def read_record(weights: Path) -> dict[str, Any]:
     figures |= {"which": which, "epochs": config.epochs}
     if which == "last":
         figures["chosen_on"] = "last epoch"
-    task = {} if config.task == "classification" else {"task": config.task}
+    task: dict[str, Any] = {} if config.task == "classification" else {"task": config.task}
+    if config.task_options:
+        task["task_options"] = config.task_options
     return {**task, "data": config.data, "seed": config.seed, "results": figures, "command": command_of(config)}
 
 
@@ -74,7 +77,7 @@ def command_of(config: TrainConfig) -> str:
         if name not in STATED_FIRST | INCIDENTAL and (value := getattr(config, name)) != getattr(base, name)
     }
     stated = _still_filled_in(given, base, config)
-    if config.recipe not in RECIPES and config.task == "classification":
+    if config.recipe not in RECIPES and get_task(config.task).chooses_settings:
         known = {name: getattr(config, name) for name in CHOSEN}
         stated |= {name: value for name, value in known.items() if value not in (None, ("auto",))}
     for name, value in sorted(stated.items(), key=lambda item: [*FIELDS].index(item[0])):

@@ -116,6 +116,7 @@ def evaluate(
     rank: int = 0,
     processes: int = 1,
     reduce: Any = None,
+    gather: Any = None,
     autocast: Any = None,
 ) -> Scores:
     """The metrics of a task on every entry of a split.
@@ -123,7 +124,8 @@ def evaluate(
     Args:
         task: classification by default.
         loss: of outputs and a prepared batch; optional.
-        rank, processes: this process's share; `reduce` then sums the totals over the processes.
+        rank, processes: this process's share; `reduce` then sums the totals over the processes, and `gather` joins
+            the rows that the metrics keep.
         autocast: makes the context in which the model runs.
     """
     task = Classification(split.class_names) if task is None else task
@@ -143,6 +145,8 @@ def evaluate(
     if reduce is not None:
         both = reduce(torch.cat([totals, metrics.state.to(totals)]))
         totals, metrics.state = both[:3], both[3:]
+    if gather is not None and metrics.rows:
+        metrics.rows = [gather(torch.cat(metrics.rows).to(device)).cpu()]
     total, total_loss, not_finite = totals.tolist()
     if not_finite:
         raise MereoError(

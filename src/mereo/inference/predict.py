@@ -235,7 +235,10 @@ def class_names(model: VisionModel) -> tuple[str, ...]:
 
 def task_of(model: VisionModel) -> Task:
     """The task that a model was trained for; classification where its weights name none."""
-    return get_task(str(model.metadata.get("task", Classification.name)))(class_names(model))
+    options = model.metadata.get("task_options", {})
+    if not isinstance(options, dict):
+        raise UsageError(f"task_options of the weights is {options!r}; it must be a table of names and values.")
+    return get_task(str(model.metadata.get("task", Classification.name)))(class_names(model), options)
 
 
 class Answered(NamedTuple):
@@ -331,6 +334,7 @@ def predict(
         aside += answered.aside
         if answered.paths:
             count += len(answered.paths)
-            for path, values in zip(answered.paths, describe_outputs(model, answered.outputs, top), strict=True):
+            outputs = task_of(model).kept(answered.outputs)
+            for path, values in zip(answered.paths, describe_outputs(model, outputs, top), strict=True):
                 yield Prediction(path, values)
     report_unreadable(aside, count > 0)

@@ -185,7 +185,7 @@ def check_results(results: Any, task: str, what: str) -> None:
 
 def check_record(record: Mapping[str, Any], what: str) -> None:
     """UsageError unless what is kept of the run that made some weights is of the right kinds, where it is there."""
-    kinds: dict[str, type] = {"task": str, "data": str, "command": str, "seed": int, "epoch": int}
+    kinds: dict[str, type] = {"task": str, "task_options": dict, "data": str, "command": str, "seed": int, "epoch": int}
     check_kinds(dict(record), {name: kinds[name] for name in kinds if name in record}, what)
     for name in ("data", "command"):
         if len(record.get(name, "")) > LONGEST_TEXT:

@@ -3,16 +3,20 @@
 from mereo.core.calls import check_calls
 from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tasks, register_task
 from mereo.tasks.classification import Classification
+from mereo.tasks.embedding import Embedding
 from mereo.tasks.language import Language
 from mereo.tasks.reconstruction import Reconstruction
+from mereo.tasks.segmentation import Segmentation
 
 __all__ = [
     "TASKS",
     "Classification",
+    "Embedding",
     "Language",
     "Metrics",
     "Objective",
     "Reconstruction",
+    "Segmentation",
     "Task",
     "get_task",
     "list_tasks",

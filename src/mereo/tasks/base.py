@@ -1,6 +1,6 @@
 """The base class of tasks: everything about a training that depends on the kind of prediction.
 
-The engine, dry runs, evaluation and prediction use only `Task`. A task is one file with one `register_task` line.
+Training, dry runs, evaluation and prediction use only `Task`. A task is one file with one `register_task` line.
 
 `Metrics` are not torchmetrics': importing `torchmetrics.classification` takes 2.5 s and loads 2,100 modules beyond
 PyTorch's, on every `mereo train`, and its metrics synchronise processes themselves, one collective per state, where the
@@ -10,15 +10,20 @@ engine sums a single vector.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from mereo.data import Batch, Images
+from mereo.data.decode import VOID, nearest_places
 from mereo.errors import UsageError, unknown
 from mereo.models.network import Network
+from mereo.tasks.options import NoOptions, read_options
 from mereo.tasks.pictures import draw_images
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Settings(Protocol):
@@ -60,19 +65,37 @@ class Objective(nn.Module, ABC):
 
 
 class Metrics(ABC):
-    """Metrics of a split, accumulated batch by batch in one vector that can be summed over processes.
+    """Metrics of a split or of the training images of an epoch, accumulated batch by batch.
+
+    Sums go into one vector that can be added over batches and processes (`add`). A metric that compares all samples
+    with each other keeps rows as well, which are gathered (`keep`); its value must not depend on their order.
 
     Args:
         size: length of the vector.
+
+    Attributes:
+        state: float64 (size,).
+        rows: float32 (n, columns) of each batch, on the CPU.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int = 0) -> None:
         self.state = torch.zeros(size, dtype=torch.float64)
+        self.rows: list[Tensor] = []
 
     def add(self, *sums: Tensor) -> None:
         """Add scalars and vectors, one after the other, to the vector, which stays on their device."""
         values = torch.cat([value.to(precise(value.device)).flatten() for value in sums])
         self.state = values + self.state.to(values)
+
+    def keep(self, *columns: Tensor) -> None:
+        """Keep a row for each sample of a batch: columns (batch,) or (batch, n), side by side; finite."""
+        parts = [column.detach().float().reshape(len(column), -1) for column in columns]
+        self.rows.append(torch.cat(parts, 1).cpu())
+
+    def join(self, other: "Metrics") -> None:
+        """Add what another one of the same task has accumulated."""
+        self.state = self.state + other.state.to(self.state)
+        self.rows += other.rows
 
     @abstractmethod
     def update(self, outputs: Any, batch: Batch) -> None:
@@ -83,14 +106,39 @@ class Metrics(ABC):
         """The metrics by name; finite even without data."""
 
 
+class Seen(NamedTuple):
+    """The part of a stored image that a network was given.
+
+    Attributes:
+        size: height and width of the stored image.
+        box: top, left, height and width of the part.
+    """
+
+    size: tuple[int, int]
+    box: tuple[int, int, int, int]
+
+    def restore(self, pixels: Tensor, outside: int = VOID) -> Tensor:
+        """A map of the part in the size of the stored image, by the nearest pixel: (h, w) -> (height, width)."""
+        top, left, height, width = self.box
+        rows, columns = (
+            torch.from_numpy(nearest_places(side, wanted))
+            for side, wanted in zip(pixels.shape, (height, width), strict=True)
+        )
+        whole = pixels.new_full(self.size, outside)
+        whole[top : top + height, left : left + width] = pixels[rows][:, columns]
+        return whole
+
+
 class Task(ABC):
     """One kind of prediction.
 
     Args:
         class_names: of the data.
+        options: of the task by name; the defaults of `Options` for the others.
 
     Attributes:
         name: under which it is registered.
+        Options: a frozen dataclass of the options, described under `Args` of its docstring; `options` is one of them.
         requires: fields of a batch that it cannot do without.
         output_kinds, input_kinds: kinds of networks that it trains, see `mereo.models.Network`.
         chooses: the metric that chooses the best epoch, and whether more or less of it is better.
@@ -99,7 +147,14 @@ class Task(ABC):
             confused and calibrated.
         unit: what the entries of its data are called, in reports.
         losses: names that `loss` may take in a configuration; empty where the task has one loss only.
-        example_model: a network of the catalogue that it can train.
+        example_model: a network of the catalogue that it can train, the default of `mereo train --task NAME`.
+        example_data: a data set in the package that it can be trained on, the default as well.
+        settings: other defaults of `mereo train --task NAME`, by the names of fields of a configuration.
+        example_settings: more of them, for the example data.
+        chooses_settings: whether batch size, learning rate, epochs and the like are chosen from the data instead.
+        train_metrics: whether the metrics of the training images are kept too; not where they take long.
+        evaluated_at_once: least number of samples that are evaluated at once; a batch of the training if that is more.
+        most_drawn: samples of a picture of predictions.
     """
 
     name: ClassVar[str]
@@ -112,9 +167,18 @@ class Task(ABC):
     losses: ClassVar[tuple[str, ...]] = ()
     unit: ClassVar[str] = "images"
     example_model: ClassVar[str] = "mspcaps_tiny"
+    example_data: ClassVar[str] = "digits"
+    Options: ClassVar[type[Any]] = NoOptions
+    settings: ClassVar[Mapping[str, Any]] = NOTHING
+    example_settings: ClassVar[Mapping[str, Any]] = NOTHING
+    chooses_settings: ClassVar[bool] = False
+    train_metrics: ClassVar[bool] = True
+    evaluated_at_once: ClassVar[int] = 256
+    most_drawn: ClassVar[int] = 32
 
-    def __init__(self, class_names: Sequence[str] = ()) -> None:
+    def __init__(self, class_names: Sequence[str] = (), options: Mapping[str, Any] = NOTHING) -> None:
         self.class_names = tuple(class_names)
+        self.options: Any = read_options(self.Options, options, self.name)
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -125,7 +189,8 @@ class Task(ABC):
     def columns(self) -> tuple[str, ...]:
         """The columns of a run's history."""
         metric = self.chooses[0]
-        figures = ("train_loss", f"train_{metric}", "val_loss", f"val_{metric}")
+        train = (f"train_{metric}",) if self.train_metrics else ()
+        figures = ("train_loss", *train, "val_loss", f"val_{metric}")
         return ("epoch", "lr", *figures, "images_per_second", "seconds")
 
     def num_outputs(self, num_classes: int) -> int:
@@ -162,12 +227,30 @@ class Task(ABC):
         """Empty metrics of one split."""
 
     @abstractmethod
-    def batch_metric(self, outputs: Any, batch: Batch) -> Tensor:
-        """The choosing metric of a single training batch: (), on the device of the outputs."""
-
-    @abstractmethod
     def predict(self, outputs: Any, top: int = 3) -> list[dict[str, Any]]:
-        """Predictions as they are written to disk, one dict of plain values for each entry of a batch."""
+        """Predictions as they are printed, one dict of plain values for each entry of a batch, of what `kept` keeps."""
+
+    def kept(self, outputs: Any) -> Any:
+        """What `predict` and `write` take: the part of the outputs that is kept for all samples of a prediction."""
+        return outputs
+
+    def write(self, outputs: Any, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
+        """Write predictions as the files that a user expects; none by default, as `predict` describes them fully.
+
+        Args:
+            outputs: what `kept` keeps, of all samples.
+            names: of the samples, each once, as names of files without a suffix.
+            folder: that exists.
+            seen: the part of each stored image that the network was given.
+
+        Returns:
+            The files.
+        """
+        return []
+
+    def describe_data(self, train: Images, test: Images) -> list[str]:
+        """Lines about the data that are printed before a training; none by default."""
+        return []
 
     @abstractmethod
     def example(self, model: nn.Module, count: int, objects: int = 1) -> Batch:

@@ -162,6 +162,7 @@ class Classification(Task):
     chooses = ("accuracy", "max")
     is_share = True
     scores_classes = True
+    chooses_settings = True
     losses = LOSSES
 
     @property
@@ -188,9 +189,6 @@ class Classification(Task):
 
     def metrics(self) -> ClassificationMetrics:
         return ClassificationMetrics(len(self.class_names))
-
-    def batch_metric(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return hits(outputs, batch.labels).all(1).float().mean()
 
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
         names = self.class_names or tuple(str(number) for number in range(outputs.shape[1]))

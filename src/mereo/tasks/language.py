@@ -110,6 +110,7 @@ class Language(Task):
     requires = ("tokens",)
     output_kinds = input_kinds = ("tokens",)
     example_model = "tnl_tiny"
+    example_data = "pystdlib"
     chooses = ("bits_per_byte", "min")
     unit = "windows"
 
@@ -125,10 +126,6 @@ class Language(Task):
 
     def metrics(self) -> LanguageMetrics:
         return LanguageMetrics()
-
-    def batch_metric(self, outputs: Tensor, batch: Batch) -> Tensor:
-        total, count = token_losses(outputs, inputs_and_targets(batch)[1])
-        return total.detach() / count.clamp(min=1) / math.log(2)
 
     def references(self, split: Images) -> dict[str, dict[str, float]]:
         if not isinstance(split, TokenWindows):

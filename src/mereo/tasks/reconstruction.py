@@ -108,9 +108,6 @@ class Reconstruction(Task):
         rebuilt: Rebuilt = model.rebuild(batch.images, batch.labels if model.latent.mask == "label" else None)
         return rebuilt
 
-    def batch_metric(self, outputs: Rebuilt, batch: Batch) -> Tensor:
-        return reconstruction_loss(outputs.images.float(), _targets(batch))
-
     def predict(self, outputs: Rebuilt, top: int = 3) -> list[dict[str, Any]]:
         """The capsules with the largest weights, each with its weight and its length."""
         weights, indices = outputs.mask.float().topk(min(top, outputs.mask.shape[1]), 1)

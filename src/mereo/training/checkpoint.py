@@ -148,7 +148,7 @@ def check_progress(path: Path, progress: Mapping[str, Any], columns: Sequence[st
         len(history) == progress["epoch"]
         and all(isinstance(row, dict) and {*columns, "loading_share"} <= row.keys() for row in history)
         and progress["step"] >= 0
-        and len(progress["partial"]) == 2
+        and len(progress["partial"]) >= 1
         and all(number is None or (isinstance(number, int | float) and abs(number) < math.inf) for number in numbers)
     )
     if not fits:

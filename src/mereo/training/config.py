@@ -60,6 +60,8 @@ class TrainConfig:
     zip archive of one, tar shards, Parquet or Arrow files, a .csv of paths and labels, or hf:owner/name."""
     task: str = "classification"
     """Kind of prediction that the network is trained for (listed by `mereo tasks`)."""
+    task_options: ModelArguments = field(default_factory=dict)
+    """Options of the task, as name=value; `--task.NAME VALUE` sets one of them, `mereo tasks NAME` lists them."""
     data_root: str | None = None
     """Folder of the data sets; by default the environment variable MEREO_DATA, then ./data."""
     recipe: str | None = None
@@ -295,7 +297,11 @@ def _coerce(name: str, value: Any) -> Any:
         return None if value is None else parse_size(value)
     declared = FIELDS[name].type
     kind = (
-        "dict[str, Any]" if name == "model_args" else declared.__name__ if isinstance(declared, type) else str(declared)
+        "dict[str, Any]"
+        if name in ("model_args", "task_options")
+        else declared.__name__
+        if isinstance(declared, type)
+        else str(declared)
     )
     if value is None and "None" in kind:
         return None

@@ -15,7 +15,7 @@ from mereo.errors import UsageError
 from mereo.models import get_model_entry
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration
-from mereo.tasks.base import task_for
+from mereo.tasks.base import get_task, task_for
 from mereo.training.backend import has_bfloat16
 from mereo.training.batch_norm import normalises_batches
 from mereo.training.choice import Choice, choose
@@ -66,7 +66,7 @@ def choose_defaults(config: TrainConfig, given: Collection[str], info: DatasetIn
     """Choose the settings that are not given from the data and from --minutes.
 
     Several processes could measure different times, so of what follows from time they take the number of epochs of
-    `TrainConfig`. Networks that read tokens and tasks other than classification keep all of its settings.
+    `TrainConfig`. Networks that read tokens, and tasks with settings of their own, keep all that they have.
 
     Args:
         config: with defaults where nothing is given.
@@ -80,7 +80,7 @@ def choose_defaults(config: TrainConfig, given: Collection[str], info: DatasetIn
             f"minutes is {config.minutes:g} with {processes} processes, which take one time; give --epochs."
         )
     entry = get_model_entry(config.model)
-    if not task_for(entry.module, config.task).scores_classes:
+    if not task_for(entry.module, config.task).chooses_settings:
         return Defaults(config)
     side = entry.defaults["img_size"]
     info = dataset_info(config.data, config.data_root, inputs=entry.module.input_kind) if info is None else info
@@ -105,6 +105,17 @@ def choose_defaults(config: TrainConfig, given: Collection[str], info: DatasetIn
     )  # fmt: skip
     kept = {name: getattr(config, name) for name in FIELDS if name in given}
     return Defaults(config.replace(**choice.values), info, facts, choice, kept)
+
+
+def follow_task(config: TrainConfig, given: Collection[str]) -> TrainConfig:
+    """The configuration with the network, data and settings that its task names, in place of what is not given."""
+    task = get_task(config.task)
+    if task.chooses_settings:
+        return config
+    named = {"model": task.example_model, "data": task.example_data, **task.settings}
+    if "data" not in given:
+        named |= task.example_settings
+    return config.replace(**{name: value for name, value in named.items() if name not in given})
 
 
 def show_defaults(defaults: Defaults, *, timed: bool = True) -> None:

@@ -85,7 +85,7 @@ class Trainer:
             "data": describe_data(self.splits),
             "environment": describe_environment(self.device, self.processes, self.config.sync_batchnorm),
         }
-        self.partial = [0.0, 0.0]
+        self.partial = self._no_sums()
 
     def _prepare_model(self) -> None:
         model = self.model
@@ -140,8 +140,12 @@ class Trainer:
             cutmix=config.cutmix, seed=config.seed, step=epoch * self.steps + step,
         )  # fmt: skip
 
+    def _no_sums(self) -> list[float]:
+        """The sums of an epoch before its first step: of the losses, and of the metrics of the training images."""
+        return [0.0] * (1 + len(self.task.metrics().state))
+
     def optimise(self, epoch: int, step: int, order: Tensor, rate: float | None = None) -> tuple[Tensor, Tensor, float]:
-        """One optimiser step: mean loss, mean metric, and the seconds spent on loading the batch.
+        """One optimiser step: mean loss, sums of the metrics, and the seconds spent on loading the batch.
 
         Args:
             epoch, step: counted from 0.
@@ -152,7 +156,7 @@ class Trainer:
         self.plain_objective.at_step(number, config.epochs * self.steps)
         torch.manual_seed(derived_seed(config.seed, "dropout", number, self.rank))
         parts, loading = config.accumulate, [0.0]
-        total = torch.zeros(2, device=self.device)
+        total, metrics = torch.zeros((), device=self.device), self.task.metrics()
 
         def losses() -> Iterator[Tensor]:
             for part in range(parts):
@@ -168,8 +172,9 @@ class Trainer:
                 with nullcontext() if part == parts - 1 else self.accelerator.no_sync(self.objective):
                     loss, outputs = self.step_module(batch)
                     yield loss
-                metric = self.task.batch_metric(tree_map_only(Tensor, Tensor.detach, outputs), batch)
-                total.add_(torch.stack((loss.detach().float(), metric)) / parts)
+                total.add_(loss.detach().float() / parts)
+                if self.task.train_metrics:
+                    metrics.update(tree_map_only(Tensor, Tensor.detach, outputs), batch)
 
         def clip() -> None:
             if config.clip_norm is not None:
@@ -179,7 +184,7 @@ class Trainer:
         descend(self.optimizer, rate, losses(), parts=parts, backward=self.accelerator.backward, clip=clip)
         if self.average is not None:
             self.average.update(number)
-        return total[0], total[1], loading[0]
+        return total, metrics.state.to(self.device), loading[0]
 
     def check_finite(self, epoch: int, first: int, losses: list[Tensor], order: Tensor) -> None:
         """MereoError at the first loss that is not finite, with its batch saved for inspection."""
@@ -237,7 +242,7 @@ class Trainer:
         self.splits.train.prefetch(rest.view(-1, self.processes, self.part_size)[:, self.rank].flatten())
 
     def finish_epoch(self, epoch: int, sums: Tensor, rate: float, elapsed: float, loading: float) -> dict[str, Any]:
-        """Evaluate, keep the row of results, save and report; `sums` are those of the losses and metrics of steps."""
+        """Evaluate, keep the row of results, save and report; `sums` are of the losses and metrics of the steps."""
         if self.processes > 1:
             sums = self.accelerator.reduce(sums, "mean")
         self.seconds += elapsed
@@ -250,7 +255,10 @@ class Trainer:
             "seconds": round(self.seconds, 2),
             "loading_share": loading / max(elapsed, 1e-9),
         }
-        row = self._row(epoch, (sums / self.steps).tolist(), scores) | timing
+        metrics = self.task.metrics()
+        metrics.state = sums[1:] * self.processes  # the mean over the processes, of their sums
+        trained = metrics.compute()[self.task.chooses[0]] if self.task.train_metrics else None
+        row = self._row(epoch, sums[0].item() / self.steps, trained, scores) | timing
         self.history.append(row)
         better = scores is None or is_better(self.task, scores, self.best, self.chosen_by)
         if better:
@@ -263,7 +271,7 @@ class Trainer:
                 self._save_weights(self.folder.best, state)
             self._save_weights(self.folder.last, state)
             write_history(self.folder.history, self.history, self.columns)
-        self.save_state(epoch + 1, 0, [0.0, 0.0], None)
+        self.save_state(epoch + 1, 0, self._no_sums(), None)
         left = self.seconds / (epoch + 1) * (self.config.epochs - epoch - 1)
         self.report.epoch(row, self.config.epochs, better and scores is not None, left, self.task, self.chosen_by)
         # Not before the first results are shown, because the library that draws takes a second to load.
@@ -271,14 +279,14 @@ class Trainer:
             draw_training_samples(self)
         return row
 
-    def _row(self, epoch: int, means: list[float], scores: Scores | None) -> dict[str, Any]:
-        """The learning rate and the metrics of an epoch; `means` are the mean training loss and metric."""
+    def _row(self, epoch: int, loss: float, trained: float | None, scores: Scores | None) -> dict[str, Any]:
+        """The learning rate and the metrics of an epoch: mean training loss, and the metric of training images."""
         metric = self.task.chooses[0]
         return {
             "epoch": epoch + 1,
             "lr": learning_rate(self.config, (epoch + 1) * self.steps - 1, self.steps),
-            "train_loss": means[0],
-            f"train_{metric}": means[1],
+            "train_loss": loss,
+            f"train_{metric}": trained,
             "val_loss": None if scores is None else scores.loss,
         } | {f"val_{name}": None if scores is None else scores.values.get(name) for name in (metric, self.chosen_by)}
 
@@ -299,6 +307,8 @@ class Trainer:
     def _save_weights(self, path: Path, state: dict[str, Tensor]) -> None:
         # Weights that name no task are those of a classifier, as in earlier versions.
         kind: dict[str, Any] = {} if self.task.name == "classification" else {"task": self.task.name}
+        if self.config.task_options:
+            kind["task_options"] = self.config.task_options
         if self.augmentation is not None:
             kind["augment"] = self.augmentation.texts
         save_weights(
@@ -328,7 +338,10 @@ class Trainer:
         for warning in compare_with_saved(self.folder.path, progress, self.provenance):
             self.report.say(warning)
         self.history, self.best = progress["history"], progress["best"]
-        self.seconds, self.partial = progress["seconds"], progress["partial"]
+        self.seconds, empty = progress["seconds"], self._no_sums()
+        # A checkpoint of an earlier version has the sum of losses and that of another metric.
+        earlier = len(progress["partial"]) != len(empty)
+        self.partial = [progress["partial"][0], *empty[1:]] if earlier else progress["partial"]
         epoch, epochs = progress["epoch"], self.config.epochs
         if self.stopped_early or epoch >= epochs:
             self.report.say(f"training is already finished, after epoch {epoch} of {epochs}")

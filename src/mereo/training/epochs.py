@@ -40,9 +40,9 @@ class Epochs:
     def step(self, epoch: int, step: int) -> None:
         """One optimiser step, its loss checked and shown, and a checkpoint where one is due."""
         trainer, config = self.trainer, self.trainer.config
-        loss, metric, waited = trainer.optimise(epoch, step, self.order)
+        loss, metrics, waited = trainer.optimise(epoch, step, self.order)
         self.pending.append(loss)
-        self.sums += torch.stack((loss, metric)).to(self.sums.dtype)
+        self.sums += torch.cat((loss.unsqueeze(0).to(self.sums), metrics.to(self.sums)))
         self.loading += waited
         done = step + 1 - self.first
         shown = None
@@ -69,7 +69,7 @@ class Epochs:
         trainer = self.trainer
         elapsed = time.monotonic() - self.began
         rate = (trainer.steps - self.first) * trainer.batch_size / max(elapsed, 1e-9)
-        trainer.partial = [0.0, 0.0]
+        trainer.partial = [0.0] * len(self.sums)
         row = trainer.finish_epoch(epoch, self.sums, rate, elapsed, self.loading)
         self.trackers.epoch(row)
         if self.events is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,6 @@ from mereo.inference.evaluate import Scores, evaluate
 from mereo.tasks import Objective, Task
 from mereo.training.averaging import WeightAverage
 
-LEAST_BATCH = 256
-"""Images evaluated at once, or a training batch where that is more."""
 BALANCED = "balanced_accuracy"
 
 
@@ -37,6 +36,13 @@ def averaged(model: nn.Module, average: WeightAverage | None) -> Iterator[None]:
         _put(model, backup)
 
 
+def _gathered(accelerator: Any, rows: Tensor) -> Tensor:
+    """The finite rows (n, columns) of all processes, which need not have equally many."""
+    padded = accelerator.pad_across_processes(rows, dim=0, pad_index=float("nan"))
+    together: Tensor = accelerator.gather(padded)
+    return together[~together.isnan().any(1)]
+
+
 def evaluate_run(
     objective: Objective,
     split: Images,
@@ -51,15 +57,16 @@ def evaluate_run(
 
     Args:
         objective, split, task, average, accelerator: of the run.
-        batch_size: of the training; at least LEAST_BATCH images are evaluated at once.
+        batch_size: of the training; at least `task.evaluated_at_once` samples are evaluated at once.
         final: in single precision, as saved weights are used, and not in that of the training.
     """
     processes = accelerator.num_processes
     with averaged(objective.model, average):
         return evaluate(
-            objective.model, split, task=task, loss=objective.loss, batch_size=max(batch_size, LEAST_BATCH),
+            objective.model, split, task=task, loss=objective.loss, batch_size=max(batch_size, task.evaluated_at_once),
             rank=accelerator.process_index, processes=processes,
             reduce=(lambda t: accelerator.reduce(t, "sum")) if processes > 1 else None,
+            gather=partial(_gathered, accelerator) if processes > 1 else None,
             autocast=nullcontext if final else accelerator.autocast,
         )  # fmt: skip
 

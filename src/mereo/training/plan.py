@@ -62,6 +62,10 @@ class Plan:
             )
         return batch_size, images // batch_size
 
+    def make_task(self, class_names: tuple[str, ...] = ()) -> Task:
+        """The task with its options, for data of these classes."""
+        return self.task(class_names, self.config.task_options)
+
     def build_model(self, num_classes: int | None = None) -> VisionModel:
         """The network, initialised from the seed.
 
@@ -72,7 +76,7 @@ class Plan:
         arguments = dict(self.arguments)
         outputs = get_model_entry(config.model).module.outputs_argument
         if num_classes is not None and outputs is not None:
-            arguments[outputs] = self.task().num_outputs(num_classes)
+            arguments[outputs] = self.make_task().num_outputs(num_classes)
         self._check_memory(arguments)
         torch.manual_seed(derived_seed(config.seed, "weights"))
         model = create_model(config.model, **arguments)
@@ -95,7 +99,7 @@ class Plan:
 
     def least_memory(self, model: VisionModel, count: int = 1) -> int:
         """Bytes that a training step of so many images takes at least, of a network on the meta device."""
-        task, labels = self.task(), self.info.labels_per_image
+        task, labels = self.make_task(), self.info.labels_per_image
         return step_bytes(model, lambda m: task.objective(m, self.config), lambda m: task.example(m, count, labels))
 
 
@@ -113,6 +117,7 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
     if info is None:
         info = dataset_info(config.data, config.data_root, inputs=module.input_kind)
     info.check_serves(module.input_kind)
+    _check_fields(config, task, info)
     augmentation = None
     if module.input_kind == "images":
         _check_adversarial(config, task, info)
@@ -122,7 +127,9 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         _check_no_images(config, module.input_kind)
     if config.weights is not None:
         config = follow_weights(config)
-    outputs = {} if module.outputs_argument is None else {module.outputs_argument: task().num_outputs(info.num_classes)}
+    made, outputs = task((), config.task_options), dict[str, Any]()
+    if module.outputs_argument is not None:
+        outputs[module.outputs_argument] = made.num_outputs(info.num_classes)
     _check_arguments(config, entry)
     arguments: dict[str, Any] = {**config.model_args, **outputs}
     if module.input_kind == "images":
@@ -136,7 +143,7 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         if not isinstance(chosen.get("context", 1), int) or chosen.get("context", 1) < 1:
             raise UsageError(f"context is {chosen['context']!r}; it must be a whole number above 0.")
         info = info.in_windows(chosen.get("context", 1))
-    loss = task().resolve_loss(config.loss, module.class_for(chosen))
+    loss = made.resolve_loss(config.loss, module.class_for(chosen))
     fraction = 0.0 if config.paper_protocol else config.validation_fraction
     config = config.replace(task=task.name, validation_fraction=fraction, loss=loss)
     return Plan(config, task, info, augmentation, arguments)
@@ -166,6 +173,16 @@ def _normalised(config: TrainConfig, entry: ModelEntry, arguments: Mapping[str, 
             " each channel."
         )
     return config
+
+
+def _check_fields(config: TrainConfig, task: type[Task], info: DatasetInfo) -> None:
+    """UsageError for data without a field that the task needs."""
+    lacking = next((field for field in task.requires if field not in info.fields), None)
+    if lacking is not None:
+        raise UsageError(
+            f"task is {task.name!r}, which needs {lacking}, and {config.data} has {', '.join(info.fields)}; use other"
+            " data."
+        )
 
 
 def _check_adversarial(config: TrainConfig, task: type[Task], info: DatasetInfo) -> None:

@@ -52,7 +52,8 @@ class Report(Reporter):
         """One epoch is done: a line of its metrics, with the one that chooses the best epoch where it is another."""
         train, held_out = (row[f"{split}_{task.chooses[0]}"] for split in ("train", "val"))
         parts = [f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", f"loss {row['train_loss']:.4f}"]
-        parts.append(f"train {task.show(train)}")
+        if train is not None:
+            parts.append(f"train {task.show(train)}")
         if held_out is not None:
             chosen = row.get(f"val_{chosen_by}") if chosen_by != task.chooses[0] else None
             named = "" if chosen is None else f", {str(chosen_by).replace('_', ' ')} {task.show(chosen)}"

@@ -44,7 +44,7 @@ def still_rising(history: Sequence[Mapping[str, Any]], task: Task, config: Train
     if not task.is_share or direction != "max" or config.patience is not None:
         return None
     name = f"val_{metric}" if history and history[-1].get(f"val_{metric}") is not None else f"train_{metric}"
-    gain = gain_at_the_end([float(row[name]) for row in history])
+    gain = gain_at_the_end([float(row[name]) for row in history if row[name] is not None])
     if gain is None:
         return None
     what = f"{'validation' if name.startswith('val') else 'training'} {metric}"

@@ -100,7 +100,7 @@ def prepare(
     )
     if of_images and len(splits.class_names) != plan.info.num_classes:
         model, start = _started(plan, len(splits.class_names), resumed)
-    return Setup(plan, plan.task(splits.class_names), model, _placed(splits, device), device, crop, start)
+    return Setup(plan, plan.make_task(splits.class_names), model, _placed(splits, device), device, crop, start)
 
 
 def _placed(splits: Splits, device: torch.device) -> Splits:
@@ -172,7 +172,8 @@ def describe_augmentation(setup: Setup) -> list[str]:
 
 def describe_setup(setup: Setup) -> list[str]:
     """Lines about a training, printed before it starts."""
-    lines = (describe_images(setup), describe_imbalance(setup), *describe_augmentation(setup), setup.start)
+    data = setup.task.describe_data(setup.splits.train, setup.splits.test)
+    lines = (describe_images(setup), describe_imbalance(setup), *describe_augmentation(setup), *data, setup.start)
     return [line for line in lines if line is not None]
 
 

@@ -36,7 +36,7 @@ class TrialStep:
 
     def __init__(self, plan: Plan) -> None:
         config = plan.config
-        self.plan, self.task, self.device = plan, plan.task(), plan.device
+        self.plan, self.task, self.device = plan, plan.make_task(), plan.device
         self.model = plan.build_model().to(self.device)
         self.memory_format = memory_format(config, self.model)
         lay_out(self.model, self.memory_format)

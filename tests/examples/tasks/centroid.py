@@ -59,9 +59,6 @@ class Centroid(Task):
     def metrics(self) -> CentroidMetrics:
         return CentroidMetrics(2)
 
-    def batch_metric(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return (outputs - centroids(batch)).norm(dim=1).mean()
-
     def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
         return [{"row": row, "column": column} for row, column in outputs.tolist()]
 

@@ -10,15 +10,18 @@ from mereo.data.sets import (
     cifar10,
     digits,
     fashion_mnist,
+    glyphs,
     mnist,
     multimnist,
     pystdlib,
+    shape_masks,
     smallnorb,
     solids,
     svhn,
 )
 
 __all__ = [
-    "DATASETS", "affnist", "cifar10", "digits", "fashion_mnist", "find_dataset", "is_dataset", "list_datasets", "mnist",
-    "multimnist", "pystdlib", "smallnorb", "solids", "svhn",
+    "DATASETS", "affnist", "cifar10", "digits", "fashion_mnist", "find_dataset", "glyphs", "is_dataset",
+    "list_datasets", "mnist",
+    "multimnist", "pystdlib", "shape_masks", "smallnorb", "solids", "svhn",
 ]  # fmt: skip

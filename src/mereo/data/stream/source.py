@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mereo.data.files import FileSplit
+from mereo.data.decode import decode
+from mereo.data.files import FileSplit, decode_pair
 from mereo.data.raw import RawSplit, Read, Request
 from mereo.data.trees import Tree
 from mereo.errors import MereoError
@@ -55,14 +58,37 @@ class FileStore(Store):
 class Source(RawSplit):
     """A split of encoded images; `StreamedSet` decodes them while training, `read` all at once.
 
-    Shapes: numbers int64 (n,) into the store, labels int64 (n,).
+    Args:
+        store: of the images.
+        numbers: of the images in the store.
+        labels: of the images.
+        masks: the masks under the same numbers; None for images without masks.
+        classes: number of classes of the masks.
+
+    Shapes: numbers int64 (n,), labels int64 (n,).
     """
 
-    def __init__(self, store: Store, numbers: Tensor, labels: Tensor) -> None:
-        self.store, self.numbers, self.labels = store, numbers, labels
+    def __init__(
+        self, store: Store, numbers: Tensor, labels: Tensor, masks: Store | None = None, classes: int = 0
+    ) -> None:
+        self.store, self.numbers, self.labels, self.masks, self.classes = store, numbers, labels, masks, classes
 
     def take(self, indices: Tensor) -> "Source":
-        return Source(self.store, self.numbers[indices], self.labels[indices])
+        return Source(self.store, self.numbers[indices], self.labels[indices], self.masks, self.classes)
+
+    def decode(
+        self, index: int, size: tuple[int, int], channels: int, out: npt.NDArray[np.uint8], *, reduce: bool
+    ) -> None:
+        """Write the pixels of one image, and of its mask as a further channel where there are masks.
+
+        Shapes: out uint8 (channels, *size), or (channels + 1, *size) with masks.
+        """
+        with self.open(index) as stream:
+            if self.masks is None:
+                out[:] = decode(stream, size, channels, reduce=reduce)
+                return
+            with self.masks.open(int(self.numbers[index])) as mask:
+                out[:channels], out[channels] = decode_pair(stream, mask, self.classes, size, channels, reduce=reduce)
 
     def open(self, index: int) -> BinaryIO:
         """The encoded bytes of one image; may be called from several threads."""
@@ -82,19 +108,23 @@ class Source(RawSplit):
 
         reader = StreamedSet(self, (), request.size, request.channels, strict=request.strict, reduce=False)
         images = request.storage.allocate(len(self), request.channels, *request.size)
+        masks = None if self.masks is None else request.storage.allocate(len(self), *request.size)
         kept: list[Tensor] = []
         count = 0
         for start in range(0, len(self), _CHUNK):
             indices = torch.arange(start, min(start + _CHUNK, len(self)))
             pixels, readable = reader.decode(indices)
             kept.append(indices[readable])
-            images[count : count + len(kept[-1])] = pixels[readable]
+            images[count : count + len(kept[-1])] = pixels[readable, : request.channels]
+            if masks is not None:
+                masks[count : count + len(kept[-1])] = pixels[readable, -1]
             count += len(kept[-1])
             request.advance(len(indices))
         request.unreadable += reader.unreadable
         if not count:
             raise MereoError(f"none of the {len(self)} images could be read, {self.name(0)} first; repair them.")
-        return Read(images[:count], self.labels[torch.cat(kept)], len(self) - count)
+        fields = {} if masks is None else {"masks": masks[:count]}
+        return Read(images[:count], self.labels[torch.cat(kept)], len(self) - count, fields)
 
 
 def as_source(split: RawSplit) -> Source | None:
@@ -102,5 +132,6 @@ def as_source(split: RawSplit) -> Source | None:
     if isinstance(split, Source):
         return split
     if isinstance(split, FileSplit):
-        return Source(FileStore(split.tree, split.files), torch.arange(len(split)), split.labels)
+        masks = None if split.masks is None else FileStore(split.tree, split.masks)
+        return Source(FileStore(split.tree, split.files), torch.arange(len(split)), split.labels, masks, split.classes)
     return None

@@ -11,7 +11,6 @@ from torch import Tensor
 from mereo.data.augmentation import Augmentation
 from mereo.data.batch import Batch
 from mereo.data.conversion import check_channels
-from mereo.data.decode import decode
 from mereo.data.images import Images, ImageSet, check_draws, crop_corners
 from mereo.data.stream.order import ORDERS, window_order
 from mereo.data.stream.read_ahead import ReadAhead, default_workers
@@ -85,6 +84,11 @@ class StreamedSet(Images):
         return self._channels, *self._size
 
     @property
+    def _decoded_shape(self) -> tuple[int, int, int]:
+        """That of an image with its mask, where it has one, as a further channel."""
+        return self._channels + (self.source.masks is not None), *self._size
+
+    @property
     def skipped(self) -> int:
         """Number of unreadable images so far."""
         return len(self._broken)
@@ -151,13 +155,14 @@ class StreamedSet(Images):
         # The decoded part as a stored set, which draws for the whole batch, crops and augments.
         places = torch.zeros(len(indices), dtype=torch.int64)
         places[slice(None) if share is None else share] = torch.arange(len(labels))
-        return ImageSet(pixels, labels, self.class_names).batch(
+        fields = {} if self.source.masks is None else {"masks": pixels[:, -1]}
+        return ImageSet(pixels[:, : self._channels], labels, self.class_names, fields).batch(
             places, augmentation=augmentation, crop=crop, generator=generator, share=share,
             device=self._device if device is None else device,
         )  # fmt: skip
 
     def decode(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixels as stored, neither cropped nor augmented.
+        """Pixels as stored, neither cropped nor augmented, with masks as a further channel where there are some.
 
         Shapes: int64 (n,) -> uint8 (n, channels, height, width), bool (n,), whether each image could be read.
         """
@@ -171,13 +176,12 @@ class StreamedSet(Images):
     @property
     def _ahead(self) -> ReadAhead:
         if self._reader is None:
-            self._reader = ReadAhead(self._decode_one, self.image_shape, ahead=self.read_ahead, workers=self.workers)
+            self._reader = ReadAhead(self._decode_one, self._decoded_shape, ahead=self.read_ahead, workers=self.workers)
         return self._reader
 
     def _decode_one(self, index: int, out: npt.NDArray[np.uint8]) -> bool:
         try:
-            with self.source.open(index) as stream:
-                out[:] = decode(stream, self._size, self._channels, reduce=self.reduce)
+            self.source.decode(index, self._size, self._channels, out, reduce=self.reduce)
         except MemoryError:
             raise
         except Exception as error:  # a broken file can make a decoder raise nearly anything

@@ -7,6 +7,7 @@ from mereo.models.vision.biformer import BiFormer
 from mereo.models.vision.cait import CaiT
 from mereo.models.vision.cifar_resnet import CifarResNet
 from mereo.models.vision.davit import DaViT
+from mereo.models.vision.embedding import EmbeddingNetwork
 from mereo.models.vision.evit import EViT
 from mereo.models.vision.halonet import HaloNet
 from mereo.models.vision.hierarchical_spectformer import HierarchicalSpectFormer
@@ -18,6 +19,7 @@ from mereo.models.vision.shvit import SHViT
 from mereo.models.vision.sparsifiner_vit import SparsifinerViT
 from mereo.models.vision.spectformer import SpectFormer
 from mereo.models.vision.transnext import TransNeXt
+from mereo.models.vision.unet import UNet
 from mereo.models.vision.vit import ViT
 from mereo.models.vision.volo import VOLO
 
@@ -29,6 +31,7 @@ __all__ = [
     "CifarResNet",
     "DaViT",
     "EViT",
+    "EmbeddingNetwork",
     "HaloNet",
     "HierarchicalSpectFormer",
     "MaxViT",
@@ -38,5 +41,6 @@ __all__ = [
     "SparsifinerViT",
     "SpectFormer",
     "TransNeXt",
+    "UNet",
     "ViT",
 ]

@@ -1,0 +1,223 @@
+"""Embedding: images of one identity close to each other, and those of different identities apart.
+
+Source: Khosla et al. 2020, arXiv:2004.11362.
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mereo.data import Batch, Images
+from mereo.errors import UsageError, check_positive
+from mereo.files import write_atomically
+from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, register_task
+from mereo.tasks.pictures import draw_images
+
+_RECALLS = (1, 5)
+_CHUNK = 1024
+"""Queries that are compared with all images at once."""
+_QUERIES, _SHOWN, _LISTED = 8, 6, 5
+"""Queries of a picture, the nearest images of each, and those that are listed in a table."""
+
+
+@dataclass(frozen=True)
+class EmbeddingOptions:
+    """How an embedding is trained.
+
+    Args:
+        dim: numbers of an embedding.
+        temperature: divides the similarities in the loss; a smaller one makes near identities count more.
+    """
+
+    dim: int = 64
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive(dim=self.dim, temperature=self.temperature)
+
+
+def contrastive_loss(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    """Supervised contrastive loss: each image should find those of its identity among all others of the batch.
+
+    L = mean_i  -1/|P(i)| sum_{p in P(i)} log( exp(z_i z_p / t) / sum_{a != i} exp(z_i z_a / t) )
+
+    P(i) are the other images of the identity of i; images without one in the batch only take part as others.
+
+    Args:
+        embeddings: of length one.
+        labels: identities.
+        temperature: t.
+
+    Shapes: embeddings (batch, dim), labels int64 (batch,) -> ().
+
+    Reference: arXiv:2004.11362, eq. 2.
+    """
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    same = (labels.unsqueeze(0) == labels.unsqueeze(1)) & ~itself
+    logits = (embeddings @ embeddings.T / temperature).masked_fill(itself, -torch.inf)
+    log_shares = logits - logits.logsumexp(1, keepdim=True)
+    partners = same.sum(1)
+    own = log_shares.masked_fill(~same, 0).sum(1) / partners.clamp(min=1)
+    # A batch without any pair has the loss 0, with a gradient.
+    return -own.sum() / (partners > 0).sum().clamp(min=1)
+
+
+class EmbeddingObjective(Objective):
+    """A network and the contrastive loss of its outputs, scaled to length one."""
+
+    def __init__(self, model: nn.Module, temperature: float) -> None:
+        super().__init__(model)
+        self.temperature = temperature
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        embeddings = F.normalize(self.model(batch.images).float(), dim=1)
+        return self.loss(embeddings, batch), embeddings
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        if len(outputs) < 2:
+            return outputs.sum() * 0
+        return contrastive_loss(outputs, batch.labels, self.temperature)
+
+
+class EmbeddingMetrics(Metrics):
+    """Retrieval over a whole split: every image is a query, and all others are the gallery.
+
+    recall at k: share of queries with an image of their identity among the k nearest.   mean average precision: of the
+    ranks of all images of the identity.
+
+    Queries without another image of their identity are left out.
+    """
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        self.keep(batch.labels, outputs)
+
+    def compute(self) -> dict[str, float]:
+        rows = torch.cat(self.rows) if self.rows else torch.zeros(0, 1)
+        labels, embeddings = rows[:, 0], rows[:, 1:]
+        sums, count = torch.zeros(len(_RECALLS) + 1, dtype=torch.float64), 0
+        for first in range(0, len(rows), _CHUNK):
+            queries = torch.arange(first, min(first + _CHUNK, len(rows)))
+            similar = embeddings[queries] @ embeddings.T
+            similar[torch.arange(len(queries)), queries] = -torch.inf  # the query itself is last
+            order = similar.argsort(1, descending=True, stable=True)[:, :-1]
+            hits = labels[order] == labels[queries].unsqueeze(1)
+            hits = hits[hits.any(1)].double()
+            ranks = torch.arange(1, hits.shape[1] + 1)
+            precision = (hits.cumsum(1) / ranks * hits).sum(1) / hits.sum(1)
+            recalls = [hits[:, :k].amax(1).sum() if hits.numel() else hits.sum() for k in _RECALLS]
+            sums += torch.stack([*recalls, precision.sum()])
+            count += len(hits)
+        shares = (sums / max(count, 1)).tolist()
+        names = [*(f"recall_at_{k}" for k in _RECALLS), "mean_average_precision"]
+        return dict(zip(names, shares, strict=True))
+
+
+@register_task
+class Embedding(Task):
+    """A vector for each image, by which images of the same identity are found; learned from labelled identities."""
+
+    name = "embedding"
+    requires = ("images", "labels")
+    output_kinds = ("embedding", "scores")
+    chooses = ("recall_at_1", "max")
+    is_share = True
+    Options = EmbeddingOptions
+    example_model = "embedding_resnet20"
+    example_data = "glyphs"
+    settings: ClassVar[Mapping[str, Any]] = {"batch_size": 128, "epochs": 15, "lr": 3e-3}
+    train_metrics = False
+    most_drawn = 512
+
+    def num_outputs(self, num_classes: int) -> int:
+        return int(self.options.dim)
+
+    def apply(self, model: nn.Module, batch: Batch) -> Tensor:
+        return F.normalize(model(batch.images).float(), dim=1)
+
+    def objective(self, model: nn.Module, settings: Settings) -> EmbeddingObjective:
+        for name in ("mixup", "cutmix", "label_smoothing"):
+            if getattr(settings, name):
+                raise UsageError(f"{name} is {getattr(settings, name)}, which is for scores of classes; leave it out.")
+        return EmbeddingObjective(model, self.options.temperature)
+
+    def metrics(self) -> EmbeddingMetrics:
+        return EmbeddingMetrics()
+
+    def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
+        return [{"embedding": row} for row in outputs.tolist()]
+
+    def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
+        """embeddings.npy, its rows named in embeddings.csv, and the nearest images of each image in nearest.csv."""
+        vectors = outputs.float().cpu()
+        binary = io.BytesIO()
+        np.save(binary, vectors.numpy())
+        header = ["image", *map(str, range(vectors.shape[1]))]
+        rows = [[name, *(f"{value:.6g}" for value in row)] for name, row in zip(names, vectors.tolist(), strict=True)]
+        contents = {"embeddings.npy": binary.getvalue(), "embeddings.csv": _csv([header, *rows])}
+        if len(names) > 1:
+            near, similar = nearest(vectors, torch.arange(len(names)), min(_LISTED, len(names) - 1))
+            listed = [
+                [name, *(cell for j, s in zip(js, row, strict=True) for cell in (names[j], f"{s:.4f}"))]
+                for name, js, row in zip(names, near.tolist(), similar.tolist(), strict=True)
+            ]
+            titles = [cell for k in range(near.shape[1]) for cell in (f"nearest {k + 1}", f"similarity {k + 1}")]
+            contents["nearest.csv"] = _csv([["image", *titles], *listed])
+        for name, content in contents.items():
+            write_atomically(folder / name, content)
+        return [folder / name for name in contents]
+
+    def describe_data(self, train: Images, test: Images) -> list[str]:
+        """How many identities there are, and whether those of the test images are trained on."""
+        known, tested = set(train.strata.tolist()), set(test.strata.tolist())
+        shared = len(known & tested)
+        of_them = "none" if not shared else "all" if shared == len(tested) else f"{shared:,}"
+        return [f"{len(known):,} identities to train on, {len(tested):,} to test on, {of_them} of them trained on"]
+
+    def example(self, model: Any, count: int, objects: int = 1) -> Batch:
+        images = torch.rand(count, *model.image_shape, device=next(model.parameters()).device)
+        return Batch(images, torch.arange(count, device=images.device) // 2)
+
+    def titles(self, batch: Batch) -> list[str]:
+        named = dict(enumerate(self.class_names))
+        return [named.get(label, str(label)) for label in batch.labels.tolist()]
+
+    @torch.inference_mode()
+    def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:
+        """Rows of a query and the images nearest to it, in red where they are of another identity."""
+        vectors, count = self.apply(model, prepared), batch.length
+        queries = torch.arange(0, count, -(-count // _QUERIES))
+        near, similar = nearest(vectors.cpu(), queries, min(_SHOWN, count - 1))
+        places = torch.cat([queries.unsqueeze(1), near], 1)
+        titles, wrong = list[str](), list[bool]()
+        for query, others, row in zip(queries.tolist(), near.tolist(), similar.tolist(), strict=True):
+            titles += ["query", *(f"{value:.2f}" for value in row)]
+            labels = batch.labels
+            wrong += [False, *(labels is not None and bool(labels[query] != labels[other]) for other in others)]
+        draw_images(batch.images.cpu()[places.flatten()], titles, path, columns=places.shape[1], wrong=wrong)
+
+
+def nearest(vectors: Tensor, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The images nearest to some of them, without themselves, and their similarities.
+
+    Shapes: vectors (n, dim) of length one, queries int64 (q,) -> int64 (q, count), (q, count), the nearest first.
+    """
+    found = []
+    for part in queries.split(_CHUNK):
+        similar = vectors[part] @ vectors.T
+        similar[torch.arange(len(part)), part] = -torch.inf
+        found.append(similar.topk(count, 1))
+    return torch.cat([each.indices for each in found]), torch.cat([each.values for each in found])
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode(errors="backslashreplace")

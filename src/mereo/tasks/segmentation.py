@@ -1,0 +1,226 @@
+"""Segmentation: the class of each pixel of an image.
+
+Source of the overlap loss: Milletari, Navab, Ahmadi 2016, arXiv:1606.04797, section 3.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mereo.data import Batch
+from mereo.data.motion import IGNORED
+from mereo.errors import UsageError, check_not_negative
+from mereo.files import write_atomically
+from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, register_task
+from mereo.tasks.mask_pictures import PALETTE, draw_masks
+
+_LEAST_OVERLAP = 1e-6
+"""Added to the areas of a class, so that no gradient is infinite where it has none."""
+
+
+@dataclass(frozen=True)
+class SegmentationOptions:
+    """How a segmentation is trained.
+
+    Args:
+        dice_weight: weight of the dice loss, which counts small classes as much as large ones, next to the
+            cross-entropy; 0 leaves it out.
+    """
+
+    dice_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_not_negative(dice_weight=self.dice_weight)
+
+
+def pixel_loss(scores: Tensor, masks: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """The mean cross-entropy of the pixels that have a class.
+
+    Shapes: scores (batch, classes, height, width), masks int64 (batch, height, width), -1 for no class -> ().
+    """
+    total = F.cross_entropy(
+        scores.float(), masks, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing
+    )
+    return total / (masks != IGNORED).sum().clamp(min=1)
+
+
+def dice_loss(scores: Tensor, masks: Tensor) -> Tensor:
+    """One minus the overlap of predicted and true areas, averaged over the classes that a batch has.
+
+    L = 1 - mean_c  2 sum_x p_c(x) t_c(x) / (sum_x p_c(x) + sum_x t_c(x)),   p = softmax(scores)
+
+    Shapes: scores (batch, classes, height, width), masks int64 (batch, height, width), -1 for no class -> ().
+
+    Deviates: from arXiv:1606.04797 in that areas are not squared, and sums go over the whole batch.
+
+    Reference: arXiv:1606.04797, section 3.
+    """
+    known = (masks != IGNORED).unsqueeze(1)
+    shares = scores.float().softmax(1) * known
+    true = F.one_hot(masks.clamp(min=0), scores.shape[1]).movedim(-1, 1) * known
+    axes = (0, 2, 3)
+    areas = true.sum(axes)
+    overlap = 2 * (shares * true).sum(axes) / (shares.sum(axes) + areas + _LEAST_OVERLAP)
+    present = areas > 0
+    return 1 - (overlap * present).sum() / present.sum().clamp(min=1)
+
+
+class SegmentationObjective(Objective):
+    """A network and its loss: the cross-entropy of the pixels and, weighted, the dice loss.
+
+    Args:
+        model: scores (batch, classes, height, width) of images of that size.
+        dice_weight: of the dice loss.
+        label_smoothing: of the cross-entropy in training; held-out data is not smoothed.
+    """
+
+    def __init__(self, model: nn.Module, dice_weight: float, label_smoothing: float = 0.0) -> None:
+        super().__init__(model)
+        self.dice_weight, self.label_smoothing = dice_weight, label_smoothing
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        scores = self.model(batch.images)
+        check_scores(scores, batch)
+        return self._sum(scores, batch, self.label_smoothing), scores
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return self._sum(outputs, batch, 0.0)
+
+    def _sum(self, scores: Tensor, batch: Batch, label_smoothing: float) -> Tensor:
+        assert batch.masks is not None
+        loss = pixel_loss(scores, batch.masks, label_smoothing)
+        return loss + self.dice_weight * dice_loss(scores, batch.masks) if self.dice_weight else loss
+
+
+def check_scores(scores: Tensor, batch: Batch) -> None:
+    """UsageError unless a network gives scores of each pixel."""
+    if scores.dim() != 4 or scores.shape[-2:] != batch.images.shape[-2:]:
+        raise UsageError(
+            f"model gives {tuple(scores.shape)} for images of {tuple(batch.images.shape)}; the task segmentation needs"
+            f" scores of each pixel, as {Segmentation.example_model} gives."
+        )
+
+
+class SegmentationMetrics(Metrics):
+    """Mean IoU, mean dice and pixel accuracy, all from one table of how often each class is predicted for each.
+
+    A mean is over the classes that are in the masks or in the predictions. Pixels without a class are not counted.
+
+    Args:
+        num_classes: how many there are.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes**2)
+        self.num_classes = num_classes
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        assert batch.masks is not None
+        masks, classes = batch.masks, self.num_classes
+        if masks.device.type == "cpu" and masks.numel() and int(masks.max()) >= classes:
+            raise UsageError(f"masks have the index {int(masks.max())}, and the task has {classes} classes.")
+        known = masks != IGNORED
+        pairs = masks[known] * classes + outputs.argmax(1)[known]
+        self.add(torch.bincount(pairs, minlength=classes**2))
+
+    def compute(self) -> dict[str, float]:
+        table = self.state.view(self.num_classes, self.num_classes)
+        right, true, predicted = table.diagonal(), table.sum(1), table.sum(0)
+        there = true + predicted > 0
+
+        def mean(shares: Tensor) -> float:
+            return shares[there].mean().item() if bool(there.any()) else 0.0
+
+        return {
+            "mean_iou": mean(right / (true + predicted - right)),
+            "dice": mean(2 * right / (true + predicted)),
+            "pixel_accuracy": (right.sum() / true.sum().clamp(min=1)).item(),
+        }
+
+
+@register_task
+class Segmentation(Task):
+    """The class of each pixel, learned from images with masks."""
+
+    name = "segmentation"
+    requires = ("images", "masks")
+    output_kinds = ("maps",)
+    chooses = ("mean_iou", "max")
+    is_share = True
+    Options = SegmentationOptions
+    example_model = "unet_small"
+    example_data = "shape_masks"
+    settings: ClassVar[Mapping[str, Any]] = {"batch_size": 16, "epochs": 15, "lr": 4e-3}
+    example_settings: ClassVar[Mapping[str, Any]] = {"img_size": 32}
+    evaluated_at_once = 16
+    most_drawn = 16
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.class_names
+
+    def objective(self, model: nn.Module, settings: Settings) -> SegmentationObjective:
+        for name in ("mixup", "cutmix"):
+            if getattr(settings, name):
+                raise UsageError(f"{name} is {getattr(settings, name)}, which mixes labels, and masks have none; leave"
+                                 " it out.")  # fmt: skip
+        return SegmentationObjective(model, self.options.dice_weight, settings.label_smoothing)
+
+    def metrics(self) -> SegmentationMetrics:
+        return SegmentationMetrics(len(self.class_names))
+
+    def kept(self, outputs: Tensor) -> Tensor:
+        """The class of each pixel: uint8 (batch, height, width)."""
+        return outputs.argmax(1).to(torch.uint8)
+
+    def predict(self, outputs: Tensor, top: int = 3) -> list[dict[str, Any]]:
+        """The share of each class in the pixels, of the classes that an image has."""
+        names = self.class_names or tuple(map(str, range(int(outputs.max()) + 1)))
+        rows = []
+        for pixels in outputs:
+            shares = torch.bincount(pixels.flatten().int(), minlength=len(names)) / pixels.numel()
+            rows.append({"shares": {names[i]: shares[i].item() for i in shares.nonzero().flatten().tolist()}})
+        return rows
+
+    def write(self, outputs: Tensor, names: Sequence[str], folder: Path, seen: Sequence[Seen]) -> list[Path]:
+        """A PNG with a palette for each image, in its size: the class of each pixel, 255 where it was cut off."""
+        from PIL import Image
+
+        files = []
+        for pixels, name, part in zip(outputs, names, seen, strict=True):
+            picture = Image.fromarray(part.restore(pixels.cpu()).numpy(), mode="P")
+            picture.putpalette(PALETTE.flatten().tolist())
+            content = io.BytesIO()
+            picture.save(content, "PNG")
+            files.append(folder / "masks" / f"{name}.png")
+            files[-1].parent.mkdir(exist_ok=True)
+            write_atomically(files[-1], content.getvalue())
+        return files
+
+    def example(self, model: Any, count: int, objects: int = 1) -> Batch:
+        device = next(model.parameters()).device
+        images = torch.rand(count, *model.image_shape, device=device)
+        masks = torch.randint(max(model.num_classes, 1), (count, *model.image_shape[1:]), device=device)
+        return Batch(images, masks=masks)
+
+    def draw_samples(self, batch: Batch, path: Path) -> None:
+        draw_masks(batch.images[: self.most_drawn], {"mask": batch.masks[: self.most_drawn]}, self.class_names, path)
+
+    @torch.inference_mode()
+    def draw(self, model: nn.Module, batch: Batch, prepared: Batch, path: Path) -> None:
+        """Images with their masks, where there are some, and with what is predicted."""
+        batch, prepared = (each.pick(slice(0, self.most_drawn)) for each in (batch, prepared))
+        masks = {} if batch.masks is None else {"true": batch.masks}
+        masks["predicted"] = self.apply(model, prepared).argmax(1)
+        draw_masks(batch.images, masks, self.class_names, path)
+
+    def summary(self, figures: Mapping[str, Any], chosen: str) -> list[tuple[str, str]]:
+        rows = super().summary(figures, chosen)
+        others = f"dice {self.show(figures['dice'])}, {self.show(figures['pixel_accuracy'])} of the pixels correct"
+        return [*rows, ("areas", others)]
