@@ -24,8 +24,8 @@ def run(words: list[str], command: str) -> None:
 
     from mereo.data import load_split
     from mereo.explain import draw_explanation
-    from mereo.training.engine import train
     from mereo.training.results import summary
+    from mereo.training.trainer import train
 
     result = train(config)
     test = load_split("digits", img_size=result.model.image_shape[1:], in_chans=result.model.image_shape[0])

@@ -104,7 +104,7 @@ def _import_engine() -> None:
     with uncollected():
         import accelerate  # noqa: F401
 
-        import mereo.training.engine  # noqa: F401
+        import mereo.training.trainer  # noqa: F401
 
 
 def _find_rate(plan: "Plan") -> None:

@@ -2,22 +2,14 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
-
-from mereo.data import Images
-from mereo.inference.evaluate import Scores, prepare_batch
-from mereo.models import SequenceModel, VisionModel
+from mereo.inference.evaluate import Scores
+from mereo.models import VisionModel
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration, rounded
 from mereo.tasks import Classification, Task
 from mereo.training.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from mereo.training.engine import Trainer
 
 
 @dataclass(frozen=True)
@@ -43,29 +35,6 @@ class RunResult:
     main: bool = True
     task: Task = field(default_factory=Classification)
     note: str | None = None
-
-
-def run_results(trainer: "Trainer", test_best: Scores, test_last: Scores) -> dict[str, Any]:
-    """The content of results.json."""
-    rates = [row["images_per_second"] for row in trainer.history]
-    splits, config = trainer.splits, trainer.config
-    chosen_on = "test" if config.paper_protocol else "validation" if splits.validation else "last epoch"
-    return {
-        "model": config.model,
-        "data": config.data,
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "best_epoch": trainer.best["epoch"] if trainer.best else None,
-        "chosen_on": chosen_on,
-        "test_best": test_best.to_dict(),
-        "test_last": test_last.to_dict(),
-        "train_images": len(splits.train),
-        "skipped_images": splits.skipped,
-        "images_per_second": sorted(rates)[len(rates) // 2],
-        "loading_share": sum(row["loading_share"] for row in trainer.history) / len(trainer.history),
-        "seconds": round(trainer.seconds, 1),
-        "device": str(trainer.device),
-        "torch": torch.__version__,
-    }
 
 
 def describe_calibration(figures: dict[str, Any]) -> str:
@@ -107,20 +76,3 @@ def summary_rows(result: RunResult) -> list[tuple[str, str]]:
         ("run folder", str(result.folder.path)),
     ]
     return rows
-
-
-def draw_training_samples(trainer: "Trainer") -> None:
-    """Up to 32 images of the first batch, as they are trained on."""
-    batch = trainer.batch(0, 0, trainer.sampler(0), 0)
-    trainer.task.check(prepare_batch(batch, trainer.cfg))
-    shown = tree_map_only(Tensor, lambda field: field[:32], batch)
-    trainer.task.draw_samples(shown, trainer.folder.train_samples)
-
-
-@torch.inference_mode()
-def draw_test_samples(task: Task, model: VisionModel, test: Images, device: torch.device, path: Path) -> None:
-    """Up to 32 test images, evenly spaced, with what is predicted for them."""
-    count = min(32, len(test))
-    crop = None if isinstance(model, SequenceModel) else (model.image_shape[1], model.image_shape[2])
-    batch = test.batch(torch.arange(count) * (len(test) // count), crop=crop, device=device)
-    task.draw(model.eval(), batch, prepare_batch(batch, model.pretrained_cfg), path)

@@ -8,12 +8,12 @@ from typing import Any
 from mereo.runtime.text import percent
 from mereo.training.config import TrainConfig
 from mereo.training.defaults import Defaults, choose_defaults
-from mereo.training.engine import train
 from mereo.training.learning import NotLearningError
 from mereo.training.plan import Plan
 from mereo.training.report import Report
 from mereo.training.results import RunResult
 from mereo.training.run_folder import INCIDENTAL
+from mereo.training.trainer import train
 
 WATCH = "learning"
 """The callback that ends a training which learns too little."""

@@ -98,9 +98,9 @@ def finish_runs(
 
     UsageError for a finished run of another configuration: it does not belong to this table.
     """
-    from mereo.training.engine import train
     from mereo.training.figures import read_results
     from mereo.training.run_folder import RunFolder, differences
+    from mereo.training.trainer import train
 
     plans = make_plans(configs)
     folders = {key: RunFolder(Path(p.config.output) / str(p.config.name)) for key, p in plans.items()}

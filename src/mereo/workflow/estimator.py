@@ -16,9 +16,9 @@ from mereo.inference.answers import collect_answers
 from mereo.inference.calibration import confidences, ways_of
 from mereo.inference.temperature import calibration_of, probabilities
 from mereo.training.config import TrainConfig
-from mereo.training.engine import train
 from mereo.training.plan import make_plan
 from mereo.training.report import Report
+from mereo.training.trainer import train
 from mereo.workflow.arrays import NAME, array_dataset, image_set
 from mereo.workflow.estimator_inputs import Array, classes_of, image_array
 from mereo.workflow.images import COLOURS, stack_of

@@ -12,11 +12,11 @@ from mereo.models import get_model_entry, is_sequence_model
 from mereo.models.registry import library_of
 from mereo.models.weights import read_metadata
 from mereo.training.config import FIELDS, TrainConfig
-from mereo.training.engine import train as run_plan
 from mereo.training.plan import Plan, make_plan
 from mereo.training.report import Report
 from mereo.training.results import RunResult, summary_rows
 from mereo.training.show_estimate import announce
+from mereo.training.trainer import train as run_plan
 from mereo.workflow.arrays import NAME, array_dataset
 from mereo.workflow.display import html_table, png, read_picture, text_table
 from mereo.workflow.options import fit_all
