@@ -7,7 +7,7 @@ from typing import Any
 from mereo.inference.evaluate import Scores
 from mereo.models import VisionModel
 from mereo.runtime.printing import say
-from mereo.runtime.text import duration, rounded
+from mereo.runtime.text import duration, rounded, text_table
 from mereo.tasks import Classification, Task
 from mereo.training.run_folder import RunFolder
 
@@ -52,10 +52,7 @@ def summary(result: RunResult, picture: Path | None = None) -> None:
     rows = summary_rows(result)
     if picture is not None:
         rows.append(("explanation", str(picture)))
-    width = max(len(name) for name, _ in rows)
-    say()
-    for name, value in rows:
-        say(f"{name:<{width}}  {value}")
+    say("\n" + text_table(("", ""), rows))
     if result.note is not None:
         say(f"\n{result.note}")
 

@@ -152,7 +152,6 @@ class Trainer:
             "environment": describe_environment(self.device, self.processes, self.config.sync_batchnorm),
         }
         self.partial = [0.0, 0.0]
-        self.precise = torch.float64 if self.device.type != "mps" else torch.float32
 
     def _prepare_model(self) -> None:
         model = self.model
@@ -216,8 +215,11 @@ class Trainer:
             for callback in self.callbacks.values():
                 callback.on_epoch_start(self, epoch)
         order = self.sampler(epoch)
-        self._prefetch(order, first)
-        sums = torch.tensor(self.partial, device=self.device, dtype=self.precise)
+        # A set that decodes its images is told which of them this process takes in the remaining steps.
+        rest = order[first * self.batch_size : self.steps * self.batch_size]
+        self.splits.train.prefetch(rest.view(-1, self.processes, self.part_size)[:, self.rank].flatten())
+        precise = torch.float64 if self.device.type != "mps" else torch.float32
+        sums = torch.tensor(self.partial, device=self.device, dtype=precise)
         loading, pending = 0.0, list[Tensor]()
         began = saved = time.monotonic()
         start_training(self.objective, self.frozen)
@@ -240,11 +242,6 @@ class Trainer:
         speed = (self.steps - first) * self.batch_size / max(elapsed, 1e-9)
         self.partial = [0.0, 0.0]
         return self.finish_epoch(epoch, sums, speed, elapsed, loading)
-
-    def _prefetch(self, order: Tensor, first: int) -> None:
-        """Announce the images that this process takes of the remaining steps, in order, to a set that decodes them."""
-        rest = order[first * self.batch_size : self.steps * self.batch_size]
-        self.splits.train.prefetch(rest.view(-1, self.processes, self.part_size)[:, self.rank].flatten())
 
     def _checkpoint_is_due(self, saved: float) -> bool:
         """Whether `checkpoint_seconds` have passed since the last one, in any process: all save together."""
