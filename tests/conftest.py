@@ -47,8 +47,8 @@ def python() -> str:
 def digits_run(tmp_path_factory) -> Path:
     """The folder of a short run on the digits, for tests that only read it."""
     from mereo.training.config import TrainConfig
-    from mereo.training.engine import train
     from mereo.training.report import Report
+    from mereo.training.trainer import train
 
     torch.set_num_threads(1)
     config = TrainConfig().replace(

@@ -1,4 +1,4 @@
-"""Fits without a recipe: the engine's loop, order, learning rate and optimiser step for any loss of a batch."""
+"""Fits without a recipe: the trainer's order, learning rate and optimiser step for any loss of a batch."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -10,7 +10,6 @@ from mereo.data import Augmentation, Batch
 from mereo.data.images import Images
 from mereo.runtime.text import duration
 from mereo.training.config import TrainConfig
-from mereo.training.loop import run_epochs
 from mereo.training.order import epoch_order, generator
 from mereo.training.schedule import learning_rate
 from mereo.training.step import descend
@@ -38,7 +37,11 @@ def fit(
     config = TrainConfig(epochs=epochs, lr=lr, min_lr=lr / 10, warmup_epochs=0.0, seed=seed)
     optimizer = torch.optim.Adam(list(parameters), lr=lr)
     fitted = _Fit(loss, optimizer, images, config, batch_size, device, title, say, augmentation)
-    run_epochs(fitted, epochs, fitted.steps)
+    for epoch in range(epochs):
+        fitted.begin_epoch(epoch)
+        for step in range(fitted.steps):
+            fitted.step(epoch, step)
+        fitted.end_epoch(epoch)
     return fitted.history
 
 
@@ -64,7 +67,7 @@ class _Fit:
         self.history: list[float] = []
         self.began = self.reported = time.monotonic()
 
-    def begin_epoch(self, epoch: int, first: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Order the images."""
         self.total = 0.0
         self.parts = epoch_order(self.config.seed, epoch, len(self.images)).split(self.batch_size)
@@ -75,18 +78,17 @@ class _Fit:
         draws = generator(self.config.seed, "augment", epoch, step)
         batch = self.images.batch(indices, augmentation=self.augmentation, generator=draws, device=self.device)
         value = self.loss(batch)
-        descend(self.optimizer, learning_rate(self.config, number, self.steps), [value])
+        descend(self.optimizer, learning_rate(self.config, number, self.steps), value)
         self.total += value.item() * len(indices)
         now, done = time.monotonic(), number + 1
         if now - self.reported > 10:
             self.reported, left = now, (now - self.began) * (all_steps - done) / done
             self.say(f"{self.title}: step {done:,} of {all_steps:,}, {duration(left)} left")
 
-    def end_epoch(self, epoch: int) -> bool:
+    def end_epoch(self, epoch: int) -> None:
         """Keep and print the mean loss."""
         self.history.append(self.total / len(self.images))
         self.say(f"{self.title}: epoch {epoch + 1}/{self.config.epochs}, loss {self.history[-1]:.4f}")
-        return True
 
 
 def batches(images: Images, batch_size: int, device: torch.device) -> Iterable[Batch]:

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 from mereo._timm_hook import register_with_timm
 
 if TYPE_CHECKING:
+    from mereo.api import compare, evaluate, explain, predict, train
+    from mereo.api.estimator import ImageClassifier
     from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
@@ -39,22 +41,21 @@ if TYPE_CHECKING:
     from mereo.training.attention_matches import sea_matches, sparsifiner_matches
     from mereo.training.distil import Distilled, distil
     from mereo.training.matching import Match
-    from mereo.workflow import evaluate, explain, predict, train
-    from mereo.workflow.estimator import ImageClassifier
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Capsules": "mereo.core",
     "Distilled": "mereo.training.distil",
-    "ImageClassifier": "mereo.workflow.estimator",
+    "ImageClassifier": "mereo.api.estimator",
     "Match": "mereo.training.matching",
     "MereoError": "mereo.errors",
     "UsageError": "mereo.errors",
+    "compare": "mereo.api",
     "convert": "mereo.models",
     "create_model": "mereo.models",
     "distil": "mereo.training.distil",
-    "evaluate": "mereo.workflow",
+    "evaluate": "mereo.api",
     "evit": "mereo.mechanisms.select",
     "from_pretrained": "mereo.export",
     "get_mechanism": "mereo.catalogue",
@@ -66,7 +67,7 @@ _HOMES = {
     "load": "mereo.models",
     "moh": "mereo.surgery",
     "neighborhood_attention": "mereo.mechanisms.attention",
-    "predict": "mereo.workflow",
+    "predict": "mereo.api",
     "push_to_hub": "mereo.export",
     "record": "mereo.core",
     "save_pretrained": "mereo.export",
@@ -75,7 +76,7 @@ _HOMES = {
     "sea_matches": "mereo.training.attention_matches",
     "sparsifiner": "mereo.mechanisms.attention.sparse.sparsifiner_model",
     "sparsifiner_matches": "mereo.training.attention_matches",
-    "train": "mereo.workflow",
+    "train": "mereo.api",
     "watchable": "mereo.mechanisms.attention",
 }
 
@@ -86,6 +87,7 @@ __all__ = [
     "Match",
     "MereoError",
     "UsageError",
+    "compare",
     "convert",
     "create_model",
     "distil",

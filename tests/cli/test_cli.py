@@ -9,12 +9,13 @@ import pytest
 from PIL import Image
 
 import mereo
+from mereo.api.training import configuration
 from mereo.catalogue import get_mechanism
 from mereo.cli.lists import LISTS
 from mereo.cli.main import COMMANDS, main
 from mereo.cli.options import PredictOptions
 from mereo.cli.parse import parse
-from mereo.cli.train import options_from
+from mereo.cli.train import given
 from mereo.models import get_model_entry
 
 SMALL = [
@@ -268,11 +269,11 @@ def test_images_need_not_be_square(call, trained):
 
 
 def test_recipes_can_be_overridden():
-    config = options_from(["--recipe", "mspcaps_paper", "--data", "mnist", "--epochs", "7"])
+    config = configuration(*given(["--recipe", "mspcaps_paper", "--data", "mnist", "--epochs", "7"]))
     assert (config.epochs, config.lr, config.augment, config.recipe) == (7, 5e-4, ("rotate=15",), "mspcaps_paper")
-    config = options_from(["--recipe", "mspcaps_paper", "--data", "svhn", "--model-args", "patch_size=2"])
+    config = configuration(*given(["--recipe", "mspcaps_paper", "--data", "svhn", "--model-args", "patch_size=2"]))
     assert config.model_args == {"coupling_drop": 0.0, "patch_size": 2}
-    config = options_from(["--recipe", "mspcaps_paper", "--model", "mspcaps_large"])
+    config = configuration(*given(["--recipe", "mspcaps_paper", "--model", "mspcaps_large"]))
     assert (config.model, config.data) == ("mspcaps_large", "cifar10")
 
 

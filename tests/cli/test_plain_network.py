@@ -15,9 +15,9 @@ from mereo.errors import UsageError
 from mereo.explain import explain, integrated_gradients, observe, occlusion_maps
 from mereo.models.weights import load_tensors
 from mereo.training.config import TrainConfig
-from mereo.training.engine import Trainer, train
 from mereo.training.plan import make_plan
 from mereo.training.report import Report
+from mereo.training.trainer import Trainer, train
 from pictures import picture
 from plain_cnn import PlainCNN, registered
 

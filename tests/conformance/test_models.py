@@ -230,7 +230,7 @@ def test_steps_of_an_iteration_are_bounded(family: str) -> None:
 
 def test_rooms_go_by_what_a_network_can_do_not_by_its_class() -> None:
     networks = {entry.module.__name__ for entry in MODELS.values()} | {"OnBackbone", "PlainNetwork"}
-    rooms = ("app", "cli", "explain", "export", "inference", "measure", "tasks", "training", "workflow")
+    rooms = ("app", "cli", "explain", "export", "inference", "measure", "tasks", "training", "api")
     package = Path(mereo.__path__[0])
     for path in [*(file for room in rooms for file in (package / room).rglob("*.py")), package / "models/factory.py"]:
         for node in ast.walk(ast.parse(path.read_text())):

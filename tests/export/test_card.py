@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 import mereo
-from mereo.cli.train import options_from
+from mereo.api.training import configuration
+from mereo.cli.train import given
 from mereo.errors import UsageError
 from mereo.export.card import model_card
 from mereo.export.record import command_of, read_record
@@ -110,8 +111,8 @@ def test_the_command_repeats_the_run(case):
     config = resolve(CONFIGS[case])
     words = shlex.split(command_of(config))
     assert words[:2] == ["mereo", "train"]
-    again, given = resolve(options_from(words[2:])).to_dict(), config.to_dict()
-    assert {name for name in given if again[name] != given[name]} <= INCIDENTAL
+    again, stated = resolve(configuration(*given(words[2:]))).to_dict(), config.to_dict()
+    assert {name for name in stated if again[name] != stated[name]} <= INCIDENTAL
     if config.recipe is None:
         assert {"--img-size", "--epochs", "--batch-size", "--lr", "--augment", "--warmup-epochs"} <= {*words}
 

@@ -17,7 +17,7 @@ import torch
 from mereo.cli.main import main
 
 for module in (
-    "accelerate", "matplotlib.backends.backend_agg", "matplotlib.figure", "mereo.cli.train", "mereo.training.engine",
+    "accelerate", "matplotlib.backends.backend_agg", "matplotlib.figure", "mereo.cli.train", "mereo.training.trainer",
     "tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer",
 ):  # fmt: skip
     import_module(module)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import mereo
 from mereo.cli.main import COMMANDS, main
 from mereo.models.weights import load_tensors
-from mereo.training.engine import Trainer
+from mereo.training.trainer import Trainer
 
 WORDS = [
     "", " ", "missing", "file", "folder", "./folder/", ".", "/dev/null", "/dev/full", "/proc/self/mem", "digits",

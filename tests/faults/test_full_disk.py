@@ -12,7 +12,7 @@ import torch
 import mereo
 from mereo.files import write_atomically
 from mereo.models.weights import load_tensors
-from mereo.training.engine import Trainer
+from mereo.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_training_that_cannot_write_goes_on_when_it_can(call, train_words, sma
 def test_events_that_cannot_be_written_stop_a_training_in_one_line(call, train_words, monkeypatch):
     words = [*train_words, "--epochs", "3", "--name", "run"]
     # What is written before the events of an epoch would not find room either.
-    monkeypatch.setattr("mereo.training.engine.write_history", lambda *_: None)
+    monkeypatch.setattr("mereo.training.trainer.write_history", lambda *_: None)
     monkeypatch.setattr(Trainer, "_save_weights", lambda *_: None)
     monkeypatch.setattr(Trainer, "save_state", lambda *_: None)
     done = train_until_full(call, words, lambda: files_of_at_most(300), monkeypatch)

@@ -1,4 +1,4 @@
-"""A fit is the engine's step in the engine's order."""
+"""A fit is the trainer's step in the trainer's order."""
 
 import pytest
 import torch

@@ -22,10 +22,10 @@ from mereo.models.weights import load_tensors
 from mereo.tasks import Language
 from mereo.tasks.language import LanguageMetrics, compressed_bits
 from mereo.training.config import TrainConfig
-from mereo.training.engine import Trainer, train
 from mereo.training.estimate import estimate
 from mereo.training.plan import make_plan
 from mereo.training.report import Report
+from mereo.training.trainer import Trainer, train
 
 TINY = {key: value for key, value in (get_model_entry("tnl_tiny").tiny or {}).items() if key != "vocab_size"}
 

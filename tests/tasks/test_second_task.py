@@ -21,9 +21,9 @@ from mereo.models.weights import load_tensors
 from mereo.tasks import TASKS, Metrics, Objective, Task, register_task
 from mereo.tasks.pictures import draw_images
 from mereo.training.config import TrainConfig
-from mereo.training.engine import Trainer, train
 from mereo.training.estimate import estimate
 from mereo.training.report import Report
+from mereo.training.trainer import Trainer, train
 from pictures import picture
 
 QUARTERS = 4

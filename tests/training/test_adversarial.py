@@ -8,8 +8,8 @@ from mereo.data import Batch
 from mereo.errors import UsageError
 from mereo.models.weights import load_tensors
 from mereo.training.adversarial import AdversarialTraining, adversarial_images, places_of
-from mereo.training.engine import train
 from mereo.training.plan import make_plan
+from mereo.training.trainer import train
 
 
 def same(images):

@@ -22,7 +22,7 @@ from mereo.training.batch_norm import (
     statistics_note,
 )
 from mereo.training.config import TrainConfig
-from mereo.training.engine import train
+from mereo.training.trainer import train
 
 SHAPES = [(6, 3), (6, 3, 5), (4, 3, 2, 5), (4, 2, 2, 2, 2)]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mereo.cli.train import options_from
+from mereo.api.training import configuration
+from mereo.cli.train import given
 from mereo.errors import UsageError
 from mereo.models import MODELS, is_model
 from mereo.training.config import TrainConfig
@@ -85,7 +86,7 @@ def test_sides_of_images_are_one_number_or_height_and_width(tmp_path, text, size
     path.write_text(config.to_yaml())
     assert TrainConfig.from_yaml(path) == config
     if size is not None:
-        assert options_from(["--img-size", show_size(size)]).img_size == size
+        assert configuration(*given(["--img-size", show_size(size)])).img_size == size
 
 
 def test_a_file_with_aliases_is_refused(tmp_path):

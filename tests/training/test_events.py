@@ -2,7 +2,7 @@
 
 import pytest
 
-from mereo.training.engine import train
+from mereo.training.trainer import train
 
 
 @pytest.mark.slow

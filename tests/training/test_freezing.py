@@ -7,11 +7,11 @@ from torch import nn
 from mereo.cli.main import main
 from mereo.models import create_model
 from mereo.models.weights import load_tensors
-from mereo.training.engine import train
 from mereo.training.estimate import estimate
 from mereo.training.freezing import describe_trained, freeze
 from mereo.training.plan import make_plan
 from mereo.training.show_estimate import print_estimate
+from mereo.training.trainer import train
 from plain_cnn import registered
 
 
@@ -79,7 +79,7 @@ def test_a_probe_changes_the_classifier_and_no_statistics(small_config, silent):
 
 
 def test_nothing_is_dropped_in_frozen_modules(small_config, silent, monkeypatch):
-    from mereo.training.engine import Trainer
+    from mereo.training.trainer import Trainer
 
     seen = []
     keep = Trainer.optimise

@@ -9,10 +9,10 @@ import pytest
 from mereo.inference.evaluate import Scores
 from mereo.tasks import Classification
 from mereo.training.config import TrainConfig
-from mereo.training.engine import train
 from mereo.training.evaluation import choosing_metric, is_better
 from mereo.training.report import Report
 from mereo.training.setup import Setup, describe_imbalance, prepare, uneven_classes
+from mereo.training.trainer import train
 from pictures import picture
 
 Make = Callable[..., TrainConfig]
@@ -67,7 +67,7 @@ def test_the_balanced_accuracy_chooses_between_epochs() -> None:
 def test_a_run_keeps_the_epoch_of_the_highest_balanced_accuracy(
     small_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mereo.training.engine import Trainer
+    from mereo.training.trainer import Trainer
 
     values = iter([scores(0.9, 0.5), scores(0.8, 0.8), *[scores(0.5, 0.5)] * 3])
     monkeypatch.setattr(Trainer, "evaluate", lambda self, split, final=False: next(values))

@@ -15,13 +15,13 @@ from mereo.tasks.classification import Classification, ClassificationObjective, 
 from mereo.tasks.losses import spread_loss, spread_margin
 from mereo.training import callbacks
 from mereo.training.config import TrainConfig
-from mereo.training.engine import Trainer, train
 from mereo.training.freezing import freeze
 from mereo.training.groups import parameter_groups
 from mereo.training.mixing import mix, mix_step
 from mereo.training.order import balanced_order
 from mereo.training.report import Report
 from mereo.training.schedule import learning_rate
+from mereo.training.trainer import Trainer, train
 
 
 class Shifted:

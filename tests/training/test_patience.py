@@ -5,45 +5,13 @@ import csv
 import pytest
 
 from mereo.errors import UsageError
-from mereo.training.engine import Trainer, train
-from mereo.training.loop import run_epochs
-
-
-class Noted:
-    def __init__(self, last=99):
-        self.calls, self.last = [], last
-
-    def begin_epoch(self, epoch, first):
-        self.calls.append(("begin", epoch, first))
-
-    def step(self, epoch, step):
-        self.calls.append((epoch, step))
-
-    def end_epoch(self, epoch):
-        self.calls.append(("end", epoch))
-        return epoch < self.last
-
-
-def test_all_steps_in_order_from_any_step_on():
-    fit = Noted()
-    run_epochs(fit, 2, 2)
-    assert fit.calls == [
-        ("begin", 0, 0), (0, 0), (0, 1), ("end", 0), ("begin", 1, 0), (1, 0), (1, 1), ("end", 1),
-    ]  # fmt: skip
-    fit = Noted()
-    run_epochs(fit, 3, 2, (1, 1))
-    assert fit.calls == [
-        ("begin", 1, 1), (1, 1), ("end", 1), ("begin", 2, 0), (2, 0), (2, 1), ("end", 2),
-    ]  # fmt: skip
-    fit = Noted(last=0)
-    run_epochs(fit, 3, 1)
-    assert fit.calls == [("begin", 0, 0), (0, 0), ("end", 0)]
+from mereo.training.trainer import Trainer, train
 
 
 @pytest.fixture
 def _never_better(monkeypatch):
     """Only the first epoch is better than those before it."""
-    monkeypatch.setattr("mereo.training.engine.is_better", lambda task, scores, best, by=None: best is None)
+    monkeypatch.setattr("mereo.training.trainer.is_better", lambda task, scores, best, by=None: best is None)
 
 
 def epochs_of(result):

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from mereo.data import ImageSet
-from mereo.inference.evaluate import normalise
+from mereo.inference.evaluate import normalise, prepare_batch
 from mereo.models import create_model
 from mereo.tasks import Classification
 from mereo.tasks import pictures as grid
-from mereo.training import learning_curves, results
+from mereo.training import learning_curves
 from mereo.training.learning_curves import draw_curves
 
 
@@ -58,11 +58,9 @@ def test_a_wrong_answer_stands_beside_the_truth(drawn, tmp_path):
     model = create_model("mspcaps_tiny", channels=(4, 8, 8), in_chans=1, img_size=16, num_classes=3)
     images, labels = torch.randint(0, 256, (9, 1, 16, 16), dtype=torch.uint8), torch.arange(9) % 3
     test = ImageSet(images, labels, ("cat", "dog", "owl"))
-    results.draw_test_samples(
-        Classification(test.class_names), model, test, torch.device("cpu"), tmp_path / "samples.png"
-    )
-    cfg = model.pretrained_cfg
-    predicted = model.eval()(normalise(test.batch(torch.arange(9)).images, cfg["mean"], cfg["std"])).argmax(1).tolist()
+    cfg, batch = model.pretrained_cfg, test.batch(torch.arange(9))
+    Classification(test.class_names).draw(model.eval(), batch, prepare_batch(batch, cfg), tmp_path / "samples.png")
+    predicted = model(normalise(batch.images, cfg["mean"], cfg["std"])).argmax(1).tolist()
     (figure,) = drawn
     titles = [axes.get_title() for axes in figure.axes[:9]]
     names = test.class_names

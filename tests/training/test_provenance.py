@@ -12,8 +12,8 @@ from mereo.data import Splits
 from mereo.data.images import ImageSet
 from mereo.errors import UsageError
 from mereo.models.weights import load_tensors, save_tensors
-from mereo.training.engine import train
 from mereo.training.provenance import compare_with_saved, data_changes, describe_data, describe_environment
+from mereo.training.trainer import train
 
 NAMES = ("cat", "dog", "eel")
 ENVIRONMENT = describe_environment(torch.device("cpu"), 1, True)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import mereo
-from mereo.cli.train import trained
+from mereo.api.training import _train
 from mereo.errors import UsageError
 from mereo.training.config import TrainConfig
 from mereo.training.defaults import Defaults
@@ -84,7 +84,8 @@ def test_a_recipe_or_a_file_with_a_time_names_its_network(words, tmp_path, monke
     options = {name: value for name, value in words.items() if name != "config"}
     config = TrainConfig() if "config" in words else apply_recipe(words["recipe"])
     given = {*options, "minutes"}
-    trained(config.replace(minutes=0.1, **options), given, from_file="config" in words, report=Report(silent=True))
+    config = config.replace(minutes=0.1, **options)
+    _train(config, dict.fromkeys(given), from_file="config" in words, report=Report(silent=True))
     assert seen[0].config.callbacks == () and seen[0].given is None
 
 

@@ -18,11 +18,11 @@ from mereo.errors import UsageError
 from mereo.inference.predict import read_images
 from mereo.measure.trained_models import is_own, load_trained_models
 from mereo.training.config import TrainConfig
-from mereo.training.engine import train
 from mereo.training.report import Report
 from mereo.training.results import RunResult
 from mereo.training.run_folder import RunFolder
 from mereo.training.seen import fingerprints, keep_seen, seen_before, trained_on
+from mereo.training.trainer import train
 from pictures import picture
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mereo.training.engine import train
 from mereo.training.report import Report
 from mereo.training.setup import describe_augmentation, describe_images, prepare
+from mereo.training.trainer import train
 from pictures import picture
 
 

@@ -14,10 +14,10 @@ from mereo.models import conversion, create_model, pretrained, save_weights
 from mereo.models.layout import LAYOUTS, Pair, register_layout
 from mereo.models.weights import load_tensors
 from mereo.training.config import TrainConfig
-from mereo.training.engine import train
 from mereo.training.plan import resolve
 from mereo.training.setup import prepare
 from mereo.training.show_estimate import print_estimate
+from mereo.training.trainer import train
 from plain_cnn import PlainCNN, registered
 
 SMALL = {"channels": [4, 8, 8], "patch_size": 2}

@@ -9,8 +9,8 @@ from accelerate import tracking
 
 from mereo.errors import MereoError, UsageError
 from mereo.training import trackers
-from mereo.training.engine import train
 from mereo.training.trackers import check_trackers
+from mereo.training.trainer import train
 
 
 class Kept(tracking.GeneralTracker):

@@ -134,7 +134,7 @@ def prepare() -> Path:
 
     for module in (
         "accelerate", "matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision", "pyarrow.parquet", "yaml",
-        "tyro", "mereo.cli.main", "mereo.cli.train", "mereo.catalogue", "mereo.training.engine", "mereo.export.forms",
+        "tyro", "mereo.cli.main", "mereo.cli.train", "mereo.catalogue", "mereo.training.trainer", "mereo.export.forms",
         "mereo.export.writing", "mereo.export.rows", "mereo.explain", "mereo.bench", "mereo.measure.evaluation",
         "mereo.inference.predict", "mereo.data.stream",
     ):  # fmt: skip

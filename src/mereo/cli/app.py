@@ -5,7 +5,6 @@ import webbrowser
 
 from mereo.cli.options import AppOptions
 from mereo.cli.parse import parse
-from mereo.cli.weights import load_weights
 from mereo.errors import UsageError
 from mereo.runtime.printing import say
 
@@ -21,6 +20,7 @@ def run(words: list[str], command: str) -> None:
     from mereo.export.libraries import require
 
     require("mereo app", ("starlette", "uvicorn"), "app")
+    from mereo.api.networks import load_weights
     from mereo.app.serving import bind, serve
     from mereo.app.session import Session
 

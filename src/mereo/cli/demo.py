@@ -22,12 +22,12 @@ def run(words: list[str], command: str) -> None:
 
     import torch
 
+    from mereo import api
     from mereo.data import load_split
     from mereo.explain import draw_explanation
-    from mereo.training.engine import train
     from mereo.training.results import summary
 
-    result = train(config)
+    result = api.train(config)
     test = load_split("digits", img_size=result.model.image_shape[1:], in_chans=result.model.image_shape[0])
     # One image of each of the first classes, so that the picture shows different digits.
     labels = test.batch(torch.arange(len(test))).labels

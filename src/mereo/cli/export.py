@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from mereo.cli.options import ExportOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
-from mereo.cli.weights import load_weights
 from mereo.errors import UsageError, check_positive
 from mereo.files import check_outputs
 from mereo.runtime.printing import say
@@ -26,6 +25,8 @@ def _open(weights: Path | None) -> tuple["VisionModel", Path]:
         from mereo.export import from_pretrained
 
         return from_pretrained(weights), weights
+    from mereo.api.networks import load_weights
+
     return load_weights(weights, "cpu")
 
 

@@ -41,6 +41,7 @@ class PredictOptions:
 
     Examples:
       mereo predict photo.png --weights runs/mspcaps_tiny-digits
+      mereo predict runs/mspcaps_tiny-digits photo.png     the same
       mereo predict photos/ 'more/*.jpg' --json
       mereo predict photos/test --weights runs/mspcaps_tiny-photos --tta --out answers
       mereo predict --weights runs/tnl_tiny-pystdlib --prompt 'def __init__(self' --length 200
@@ -93,6 +94,7 @@ class ExplainOptions:
 
     Examples:
       mereo explain photo.png --weights runs/mspcaps_tiny-digits
+      mereo explain runs/mspcaps_tiny-digits photo.png     the same
       mereo explain photos/ --only page sweeps --out explained
       mereo explain photos/ --out explained.html
     """

@@ -2,9 +2,12 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain, count
+from pathlib import Path
 
 from mereo.escape import for_terminal
 from mereo.runtime.printing import say
+from mereo.runtime.text import text_table
 
 WHOLE = 20
 """Longest cell, in characters, that is never wrapped, however narrow the terminal is."""
@@ -12,18 +15,20 @@ FRAME = 3
 """Width of a column's padding."""
 
 
+def new_folder(name: str) -> Path:
+    """The first of name, name-2, ... that does not exist."""
+    return next(path for path in map(Path, chain([name], (f"{name}-{n}" for n in count(2)))) if not path.exists())
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
     """A table on standard output; one too wide for the terminal becomes several, each with the first column."""
-    cells = [[for_terminal(cell) for cell in row] for row in rows]
     title = for_terminal(title)
     if sys.stdout.isatty():
-        _draw(columns, cells, title)
+        _draw(columns, [[for_terminal(cell) for cell in row] for row in rows], title)
         return
     if title:
         say(title)
-    widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
-    for line in [list(columns), *cells]:
-        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    say(text_table(columns, rows))
 
 
 def _draw(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:

@@ -1,77 +1,36 @@
-"""The trained network that a command uses."""
+"""Weights on the command line: given in the place of images, and unlike the images."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mereo.api.networks import READY, is_weights
 from mereo.errors import UsageError
-from mereo.escape import cut
+from mereo.inference.out_of_distribution import describe_out_of_distribution, out_of_distribution, sampled
+from mereo.models import VisionModel
 from mereo.runtime.printing import say
 
-if TYPE_CHECKING:
-    from mereo.models import VisionModel
 
-READY = "mspcaps_tiny.mnist"
-"""The bundled weights used as long as there is no run."""
-
-
-RUNS = Path("runs")
-"""The default folder of run folders."""
-
-
-def _run_weights(output: Path) -> list[Path]:
-    """The best weights of the runs in a folder, the newest last."""
-    return sorted(output.glob("*/weights/best.safetensors"), key=lambda path: path.stat().st_mtime)
-
-
-def newest_run(output: Path = RUNS) -> Path:
-    """The run folder with the newest best weights; UsageError if there is none, or if runs are of different data."""
-    runs = [path.parent.parent for path in _run_weights(output)]
-    if not runs:
-        raise UsageError(f"weights is not given, and there is no run in {output}/; train a network with `mereo train`.")
-    newest = {_data(run): str(run) for run in runs}
-    if len(newest) > 1:
-        listed = ", ".join(f"--weights {run} (trained on {cut(data, 60)})" for data, run in list(newest.items())[:5])
-        raise UsageError(f"weights is not given, and the runs in {output}/ are of different data; give one: {listed}.")
-    return runs[-1]
-
-
-def _data(run: Path) -> str:
-    """The data of a run, from its configuration; the run's name where that cannot be read."""
-    from mereo.training.config import TrainConfig
-
-    try:
-        return TrainConfig.from_yaml(run / "config.yaml").data
-    except (UsageError, OSError):
-        return run.name
-
-
-def load_weights(
-    weights: Path | None, device: str, *, ready: bool = False, images: bool = True
-) -> tuple["VisionModel", Path]:
-    """A trained network and where it is from.
+def split_weights(images: Sequence[str], weights: Path | None, command: str) -> tuple[tuple[str, ...], Path | None]:
+    """The images and the weights of `mereo predict IMAGES --weights RUN`, also written `mereo predict RUN IMAGES`.
 
     Args:
-        ready: without given weights and without a run, use `READY` instead of raising a UsageError.
-        images: raise a UsageError for a network that reads something else.
+        images: what is given without a name.
+        weights: the option.
+        command: for messages.
     """
-    from mereo.inference.footprint import check_runs
-    from mereo.models import load
-    from mereo.runtime.device import choose_device
-
-    path = weights
-    if path is None:
-        path = Path(READY) if ready and not _run_weights(RUNS) else newest_run()
-    model = load(path, choose_device(device))
-    if images and model.input_kind != "images":
-        reads = f"of a network that reads {model.input_kind}"
-        raise UsageError(f"weights are {str(path)!r}, {reads}; this command is for images.")
-    check_runs(model, path)
-    return model, path
+    found = [word for word in images if is_weights(word)]
+    if not found:
+        return tuple(images), weights
+    rest = tuple(word for word in images if word not in found)
+    if weights is None and found == [images[0]] and rest:
+        return rest, Path(found[0])
+    right = shlex.join(["mereo", command, *(rest or ["IMAGES"]), "--weights", str(weights or found[0])])
+    raise UsageError(f"images has {found[0]}, which holds trained weights; write `{right}`.")
 
 
-def warn_if_out_of_distribution(model: "VisionModel", source: Path, paths: Sequence[Path], *, chosen: bool) -> None:
+def warn_if_out_of_distribution(model: VisionModel, source: Path, paths: Sequence[Path], *, chosen: bool) -> None:
     """Warn of images that are unlike the training images of a network.
 
     Args:
@@ -81,8 +40,6 @@ def warn_if_out_of_distribution(model: "VisionModel", source: Path, paths: Seque
         chosen: whether the newest run was used because no weights were given. It is refused if every image differs from
             its data in two ways; bundled weights are not.
     """
-    from mereo.inference.out_of_distribution import describe_out_of_distribution, out_of_distribution, sampled
-
     line = describe_out_of_distribution(model, paths)
     if line is None:
         return

@@ -1,14 +1,14 @@
 """Explanations of predictions, as numbers and as pictures.
 
-Called as a function, `mereo.explain(model, images)`, this package is `mereo.workflow.explain`.
+Called as a function, `mereo.explain(model, images)`, this package is `mereo.api.explain`.
 """
 
 import inspect
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+import mereo
 from mereo.core.calls import check_calls
 from mereo.explain.attention_layers import AttentionLayer, attention_layers
 from mereo.explain.attention_pictures import draw_attention
@@ -91,11 +91,11 @@ class _Room(ModuleType):
     """This package, which may also be called."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return import_module("mereo.workflow").explain(*arguments, **options)
+        return mereo.api.explain(*arguments, **options)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(import_module("mereo.workflow").explain)
+        return inspect.signature(mereo.api.explain)
 
 
 sys.modules[__name__].__class__ = _Room

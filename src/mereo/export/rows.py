@@ -120,6 +120,7 @@ def run_comparison(
     say: Callable[[str], None] = printing.say,
     plain: str = "none",
     family: bool = False,
+    quiet: bool = False,
 ) -> list[Row]:
     """Train what is not finished, and return one row per network.
 
@@ -131,6 +132,7 @@ def run_comparison(
         plain: a plain baseline network, "auto" for one of about the same size, or "none".
         family: names are those of networks even where a recipe has the same. Because there are many, a step of each
             that is not finished is timed first, to print how long all trainings take; the memory of a step is measured.
+        quiet: whether the trainings print nothing.
     """
     check_positive(seeds=seeds)
     study = make_study(texts, recipe, recipes=not family)
@@ -160,7 +162,7 @@ def run_comparison(
     if family and left:
         seconds = sum((estimated[label].epoch_seconds or 0.0) * estimated[label].epochs for label in left)
         say(f"about {duration(seconds)} for {len(left)} trainings, without evaluation")
-    results = finish_runs(plans, say)
+    results = finish_runs(plans, say, quiet=quiet)
     say("timing inference")
     rates, macs = _measure_inference({label: plans[label, 0].config for label in results})
     peaks: dict[str, int | None] = {}

@@ -1,4 +1,8 @@
-"""Numbers and names formatted for people."""
+"""Numbers, names and tables formatted for people."""
+
+from collections.abc import Sequence
+
+from mereo.escape import for_terminal
 
 ABBREVIATIONS = {"apgd": "APGD"}
 """Names that are written in capitals."""
@@ -42,3 +46,13 @@ def gibibytes(count: float) -> str:
 def megabytes(count: float) -> str:
     """Bytes of a file as 3.20 MB or 20.5 kB."""
     return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in plain columns; without a heading where the columns have no names."""
+    cells = [[for_terminal(cell) for cell in row] for row in rows]
+    lines = [list(columns), *cells] if any(columns) else cells
+    widths = [max((len(line[place]) for line in lines), default=0) for place in range(len(columns))]
+    return "\n".join(
+        "  ".join(c.ljust(width) for c, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

@@ -1,1 +1,1 @@
-"""Losses, recipes and the engine. Import from its modules: `from mereo.training.engine import train`."""
+"""Losses, recipes and the trainer. Import from its modules: `from mereo.training.trainer import train`."""

@@ -1,6 +1,6 @@
 """Distillation: a network, or a layer of one, learns to compute what a trained network computes.
 
-The loop, the order, the learning rate and the optimisers are those of the engine. Every random choice is a function of
+The loop, the order, the learning rate and the optimisers are those of the trainer. Every random choice is a function of
 (seed, epoch, step), so a run that continues from a checkpoint repeats an uninterrupted one bit for bit on a CPU.
 """
 
@@ -24,7 +24,6 @@ from mereo.training.backend import deterministic_on, make_optimizer
 from mereo.training.checkpoint import load_state, save_state
 from mereo.training.config import TrainConfig
 from mereo.training.freezing import by_pattern, outermost, start_training
-from mereo.training.loop import run_epochs
 from mereo.training.matching import Match, Views, check_places, terms, watching
 from mereo.training.order import derived_seed, epoch_order, generator
 from mereo.training.schedule import learning_rate
@@ -157,7 +156,7 @@ class _Distillation:
         tensors = (self.data,) if isinstance(self.data, Tensor) else self.data
         return tuple(x[indices.to(x.device)].to(self.device) for x in tensors)
 
-    def begin_epoch(self, epoch: int, first: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Order the samples."""
         self.sums: dict[str, Tensor] = {}
         self.parts = epoch_order(self.config.seed, epoch, self.count).split(self.config.batch_size)
@@ -184,12 +183,12 @@ class _Distillation:
             if config.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self.trained, config.clip_norm)
 
-        descend(self.optimizer, learning_rate(config, number, self.steps), [loss], clip=clip)
+        descend(self.optimizer, learning_rate(config, number, self.steps), loss, clip=clip)
         for label, value in {"loss": loss, **values}.items():
             self.sums[label] = self.sums.get(label, torch.zeros(())) + value.detach().float().cpu() * len(indices)
         self.reporter.reach("distilling", number + 1, config.epochs * self.steps)
 
-    def end_epoch(self, epoch: int) -> bool:
+    def end_epoch(self, epoch: int) -> None:
         """Keep the means, and write the checkpoint."""
         self.history.append({label: total.item() / self.count for label, total in self.sums.items()})
         self.reporter.say(f"epoch {epoch + 1}/{self.config.epochs}: loss {self.history[-1]['loss']:.4g}")
@@ -197,7 +196,6 @@ class _Distillation:
             save_state(
                 self.checkpoint, self.objective, self.optimizer, None, {"run": self._run(), "history": self.history}
             )
-        return True
 
 
 def _train_only(student: nn.Module, patterns: Sequence[str]) -> None:
@@ -305,7 +303,11 @@ def distil(
             checkpoint=None if checkpoint is None else Path(checkpoint), reporter=Reporter(silent=not progress),
         )  # fmt: skip
         try:
-            run_epochs(fit, epochs, fit.steps, (fit.resume(), 0))
+            for epoch in range(fit.resume(), epochs):
+                fit.begin_epoch(epoch)
+                for step in range(fit.steps):
+                    fit.step(epoch, step)
+                fit.end_epoch(epoch)
         finally:
             fit.reporter.stop()
     return Distilled(fit.history, fit.steps * len(fit.history), time.monotonic() - began)

@@ -49,7 +49,7 @@ def _train(plan: Plan, batch: Batch) -> None:
     trial = TrialStep(plan)
     optimizer = trial.make_optimizer()
     for _ in range(STEPS):
-        descend(optimizer, plan.config.lr, [trial.loss(batch)])
+        descend(optimizer, plan.config.lr, trial.loss(batch))
     trial.synchronise()
 
 

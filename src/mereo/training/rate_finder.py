@@ -12,12 +12,12 @@ from pathlib import Path
 from mereo.pictures import new_figure, save_figure
 from mereo.training.backend import deterministic_on
 from mereo.training.config import TrainConfig
-from mereo.training.engine import Trainer
-from mereo.training.loop import run_epochs
+from mereo.training.freezing import start_training
 from mereo.training.plan import Plan, as_plan
 from mereo.training.report import Report, reading_progress
 from mereo.training.run_folder import RunFolder
 from mereo.training.setup import prepare
+from mereo.training.trainer import Trainer
 
 LOWEST, HIGHEST, STEPS = 1e-6, 1.0, 100
 SMOOTHING = 0.9
@@ -56,39 +56,6 @@ def smoothed(losses: Sequence[float]) -> list[float]:
     return averages
 
 
-class _Rising:
-    """The search as a fit: one epoch, each of whose steps has a higher rate."""
-
-    def __init__(self, trainer: Trainer, steps: int) -> None:
-        self.trainer, self.steps = trainer, steps
-        self.rates: list[float] = []
-        self.losses: list[float] = []
-        self.ended = False
-
-    def begin_epoch(self, epoch: int, first: int) -> None:
-        """Put the network in training mode."""
-        self.trainer.start_training()
-
-    def step(self, epoch: int, step: int) -> None:
-        """One step, if the loss has not grown yet."""
-        if self.ended:
-            return
-        rate = LOWEST * (HIGHEST / LOWEST) ** (step / max(self.steps - 1, 1))
-        turn, place = divmod(step, self.trainer.steps)
-        loss = self.trainer.optimise(turn, place, self.trainer.sampler(turn), rate=rate)[0].item()
-        if not math.isfinite(loss):
-            self.ended = True
-            return
-        self.rates.append(rate)
-        self.losses.append(loss)
-        averages = smoothed(self.losses)
-        self.ended = averages[-1] > GROWN * min(averages)
-
-    def end_epoch(self, epoch: int) -> bool:
-        """The search has one epoch."""
-        return False
-
-
 def find_rate(config: TrainConfig | Plan, report: Report | None = None, steps: int = STEPS) -> Rates:
     """Try rates from 1e-6 to 1 on the network and data of a configuration; nothing of it is kept.
 
@@ -99,10 +66,22 @@ def find_rate(config: TrainConfig | Plan, report: Report | None = None, steps: i
     """
     plan, report = as_plan(config), report or Report()
     setup = prepare(plan, progress=reading_progress(report))
+    rates, losses = list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder, deterministic_on(setup.device):
-        rising = _Rising(Trainer(setup, RunFolder(Path(folder)), Report(silent=True)), steps)
-        run_epochs(rising, 1, steps)
-    return Rates(tuple(rising.rates), tuple(rising.losses), tuple(smoothed(rising.losses)))
+        trainer = Trainer(setup, RunFolder(Path(folder)), Report(silent=True))
+        start_training(trainer.objective, trainer.frozen)
+        for step in range(steps):
+            rate = LOWEST * (HIGHEST / LOWEST) ** (step / max(steps - 1, 1))
+            epoch, place = divmod(step, trainer.steps)
+            loss = trainer.optimise(epoch, place, trainer.sampler(epoch), rate=rate)[0].item()
+            if not math.isfinite(loss):
+                break
+            rates.append(rate)
+            losses.append(loss)
+            averages = smoothed(losses)
+            if averages[-1] > GROWN * min(averages):
+                break
+    return Rates(tuple(rates), tuple(losses), tuple(smoothed(losses)))
 
 
 def draw_rates(sweep: Rates, path: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 from mereo.runtime.text import percent
 from mereo.training.config import TrainConfig
 from mereo.training.defaults import Defaults, choose_defaults
-from mereo.training.engine import train
 from mereo.training.learning import NotLearningError
 from mereo.training.plan import Plan
 from mereo.training.report import Report
 from mereo.training.results import RunResult
 from mereo.training.run_folder import INCIDENTAL
+from mereo.training.trainer import train
 
 WATCH = "learning"
 """The callback that ends a training which learns too little."""
@@ -54,7 +54,7 @@ def second_choice(first: TrainConfig, given: Mapping[str, Any], seconds: float) 
 
 
 def train_watched(
-    plan: Plan, report: Report | None = None, show: Callable[[Defaults], None] = lambda second: None
+    plan: Plan, report: Report | None = None, plan_of: Callable[[Defaults], Plan] = Defaults.plan
 ) -> RunResult:
     """Train, and train a second network where the first learns too little and was not given.
 
@@ -63,7 +63,7 @@ def train_watched(
     Args:
         plan: of `watched` settings, or of a run to resume.
         report: shows the progress.
-        show: prints the settings of the second network.
+        plan_of: the plan of the second network, which may print its settings.
     """
     try:
         return train(plan, report)
@@ -77,6 +77,4 @@ def train_watched(
             f" {percent(stop.largest, 1)}; {SECOND} is trained instead"
         )
         stop.folder.remove()
-        second = second_choice(first, stop.given, stop.seconds)
-        show(second)
-        return train(second.plan(), report)
+        return train(plan_of(second_choice(first, stop.given, stop.seconds)), report)

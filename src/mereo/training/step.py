@@ -1,6 +1,6 @@
-"""One optimiser step, shared by the engine and by the fits of experiments."""
+"""One optimiser step of a fit without an accelerator."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -9,28 +9,19 @@ from mereo.training.groups import LR_SCALE
 
 
 def descend(
-    optimizer: torch.optim.Optimizer,
-    rate: float,
-    losses: Iterable[Tensor],
-    *,
-    parts: int = 1,
-    backward: Callable[[Tensor], None] = Tensor.backward,
-    clip: Callable[[], object] | None = None,
+    optimizer: torch.optim.Optimizer, rate: float, loss: Tensor, *, clip: Callable[[], object] | None = None
 ) -> None:
-    """One optimiser step on the mean of some losses.
+    """One optimiser step.
 
     Args:
         optimizer: its gradients are empty before and after.
         rate: learning rate; each group multiplies it by its own factor.
-        losses: of the parts of a batch, computed one at a time, so that only one graph exists.
-        parts: how many there are.
-        backward: computes the gradients of a loss.
+        loss: whose gradients are taken.
         clip: called before the step.
     """
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get(LR_SCALE, 1.0)
-    for loss in losses:
-        backward(loss / parts)
+    loss.backward()
     if clip is not None:
         clip()
     optimizer.step()

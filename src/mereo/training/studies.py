@@ -94,15 +94,20 @@ def make_plans(
 
 
 def finish_runs(
-    configs: Mapping[tuple[str, int], "TrainConfig | Plan"], say: Callable[[str], None] = printing.say
+    configs: Mapping[tuple[str, int], "TrainConfig | Plan"],
+    say: Callable[[str], None] = printing.say,
+    *,
+    quiet: bool = False,
 ) -> dict[str, list[dict[str, Any]]]:
     """Run what is not finished, and return the results of all runs by variant, in the order of seeds.
 
-    UsageError for a finished run of another configuration: it does not belong to this table.
+    UsageError for a finished run of another configuration: it does not belong to this table. With `quiet` the trainings
+    print nothing.
     """
-    from mereo.training.engine import train
     from mereo.training.figures import read_results
+    from mereo.training.report import Report
     from mereo.training.run_folder import RunFolder, differences
+    from mereo.training.trainer import train
 
     plans = make_plans(configs)
     folders = {key: RunFolder(Path(p.config.output) / str(p.config.name)) for key, p in plans.items()}
@@ -121,6 +126,6 @@ def finish_runs(
             say(f"{number}/{len(configs)} {label}, seed {seed}: already finished")
         else:
             say(f"{number}/{len(configs)} {label}, seed {seed}")
-            train(plan)
+            train(plan, Report(silent=True) if quiet else None)
         results.setdefault(label, []).append(read_results(finished, plan.task.name))
     return results

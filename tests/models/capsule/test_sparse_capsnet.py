@@ -14,7 +14,7 @@ from mereo.models import SparseCapsNet, get_model_entry
 from mereo.tasks.classification import ClassificationObjective
 from mereo.tasks.reconstruction import ReconstructionObjective
 from mereo.training.config import TrainConfig
-from mereo.training.engine import train
+from mereo.training.trainer import train
 
 TINY = dict(get_model_entry("sparse_caps_mnist").tiny or {})
 

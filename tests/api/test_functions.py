@@ -1,9 +1,11 @@
 """The commands as functions: the same options, the same results, inputs of every kind, errors that name the remedy."""
 
+import inspect
 import json
 import subprocess
 from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -11,18 +13,19 @@ import torch
 from PIL import Image
 
 import mereo
+from mereo.api import Predictions
+from mereo.api.images import labelled
+from mereo.api.training import configuration
+from mereo.cli.comparison_options import CompareOptions
 from mereo.cli.main import main
-from mereo.cli.options import EvaluateOptions, ExplainOptions, PredictOptions, TrainOptions
+from mereo.cli.options import EvaluateOptions, ExplainOptions, PredictOptions
 from mereo.inference.evaluate import normalise
 from mereo.inference.predict import Prediction
 from mereo.inference.views import augmented_views, trained_augmentation
 from mereo.measure import load_trained_models
+from mereo.training.arguments import fit_all
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.plan import make_plan
-from mereo.workflow import Predictions
-from mereo.workflow.images import labelled
-from mereo.workflow.options import fit_all
-from mereo.workflow.training import _base
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +62,29 @@ def test_a_finished_training_is_a_table_and_pictures(run):
 
 
 def test_every_option_of_the_command_is_an_argument():
-    values = {field.name: getattr(TrainConfig(), field.name) for field in fields(TrainConfig)}
-    assert fit_all(TrainConfig, "mereo.train", values, {}) == values
-    for kind in (PredictOptions, EvaluateOptions, ExplainOptions):
-        defaults = {f.name: f.default for f in fields(kind) if isinstance(f.default, int | float | str | tuple | None)}
-        assert fit_all(kind, "f", defaults, {}) == defaults
-    assert set(values) == set(FIELDS)
+    values = {name: getattr(TrainConfig(), name) for name in FIELDS}
+    assert fit_all(get_type_hints(TrainConfig), "mereo.train", values, {}) == values
+
+
+OF_THE_COMMAND = {"weights", "json", "prompt", "length", "temperature", "seed"}
+"""Options without an argument, or, of networks that read tokens, of what `mereo.load` returns."""
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (mereo.predict, PredictOptions),
+        (mereo.evaluate, EvaluateOptions),
+        (mereo.explain, ExplainOptions),
+        (mereo.compare, CompareOptions),
+    ],
+)
+def test_an_option_of_the_command_is_an_argument_with_the_same_default(function, options):
+    arguments = inspect.signature(function).parameters
+    defaults = {field.name: field.default for field in fields(options)}
+    assert defaults.keys() - OF_THE_COMMAND <= arguments.keys()
+    shared = {name for name in defaults if name in arguments and arguments[name].kind is inspect.Parameter.KEYWORD_ONLY}
+    assert {name: arguments[name].default for name in shared} == {name: defaults[name] for name in shared}
 
 
 @pytest.mark.slow
@@ -81,12 +101,12 @@ def test_a_configuration_or_a_plan_with_other_values(run, capsys):
 
 
 def test_forms_of_a_value_and_recipes(run):
-    given = fit_all(
-        TrainOptions, "mereo.train", {"img_size": "16x16", "augment": "flip", "recipe": "mspcaps_short"}, {}
-    )
+    words = {"img_size": "16x16", "augment": "flip", "recipe": "mspcaps_short"}
+    given = fit_all(get_type_hints(TrainConfig), "mereo.train", words, {})
     assert given == {"img_size": 16, "augment": ("flip",), "recipe": "mspcaps_short"}
-    assert _base(None, given).recipe == "mspcaps_short" and _base(None, given).model == "mspcaps_tiny"
-    assert _base(run.folder.path, {"data": "mnist"}).limit == 256
+    config = configuration(None, given)
+    assert config.recipe == "mspcaps_short" and config.model == "mspcaps_tiny"
+    assert configuration(run.folder.path, {"data": "mnist"}).limit == 256
 
 
 def test_one_picture_in_every_form_gets_one_prediction(run, photo):
@@ -213,8 +233,6 @@ def test_files_of_an_explanation(run, photo):
 
 
 def test_explain_is_a_function_and_a_package():
-    import inspect
-
     import mereo.explain
 
     assert callable(mereo.explain) and mereo.explain.explain is not mereo.explain
@@ -254,6 +272,9 @@ WRONG = {
     "text for a number": (lambda run, x: mereo.train(epochs="three"), "epochs is 'three'; it must be a whole number"),
     "a switch for a number": (lambda run, x: mereo.train(lr=True), "lr is True"),
     "a number for a switch": (lambda run, x: mereo.train(compile="yes"), "True or False"),
+    "a run in the place of images": (lambda run, x: mereo.predict(run, str(run.folder.path)), "holds trained weights"),
+    "a run to explain": (lambda run, x: mereo.explain(run, [x, run.folder.path]), "holds trained weights"),
+    "networks of a wrong type": (lambda run, x: mereo.compare(["capsnet"], seeds="two"), "seeds is 'two'"),
     "an unknown choice": (lambda run, x: mereo.train(optimizer="adamx"), "Did you mean"),
     "a dict as images": (lambda run, x: mereo.predict(run, {"a": x}), "images is a dict"),
     "None as images": (lambda run, x: mereo.predict(run, None), "images is None"),
@@ -308,7 +329,7 @@ def test_models_without_scores_or_for_tokens_are_refused(photo):
 def test_rooms_are_attributes_and_import_nothing_before_they_are_used(python):
     code = "import sys, mereo; assert 'torch' not in sys.modules; mereo.measure.attacks; mereo.explain.observe"
     subprocess.run([python, "-c", code], check=True)
-    assert {"train", "predict", "evaluate", "explain"} <= set(dir(mereo))
+    assert {"train", "predict", "evaluate", "explain", "compare"} <= set(dir(mereo))
 
 
 @pytest.mark.parametrize(("modes", "channels"), [(("L", "1"), 1), (("L", "RGBA"), 3)])

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mereo.api.images import COLOURS, is_picture, picture_arrays
+from mereo.api.sklearn_base import of_sklearn
 from mereo.errors import UsageError, type_of
-from mereo.workflow.images import COLOURS, is_picture, picture_arrays
-from mereo.workflow.sklearn_base import of_sklearn
 
 Array = np.ndarray[Any, Any]
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mereo.api.images import labelled
 from mereo.data import DatasetInfo, ImageSet, load_size
 from mereo.data.raw import ArraySplit, RawDataset, RawSplit, Request
 from mereo.data.registry import DEFAULT_AUGMENT
 from mereo.data.split import hold_out
 from mereo.errors import UsageError, unknown
 from mereo.models import VisionModel
-from mereo.workflow.images import labelled
 
 NAME = "arrays"
 """The name of images in memory in configurations and results."""

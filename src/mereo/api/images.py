@@ -1,19 +1,21 @@
 """Images as people have them: paths, patterns, PIL images, arrays, tensors, and lists of any of these."""
 
+import io
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor
 
+from mereo.api.networks import is_weights
+from mereo.data.decode import is_grey, to_mode
 from mereo.errors import UsageError, type_of
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from mereo.inference.predict import find_images
 
 COLOURS = (1, 3, 4)
 """Numbers of channels of a picture: grey, colour, colour with transparency."""
@@ -71,21 +73,12 @@ def stack_of(images: Any, what: str = "images") -> np.ndarray[Any, np.dtype[np.u
     return _to_bytes(values, what)
 
 
-def pictures_of(images: Any, what: str = "images") -> "list[Image]":
-    """An array or a tensor as PIL images."""
-    from PIL import Image
-
-    return [Image.fromarray(each.squeeze(-1) if each.shape[-1] == 1 else each) for each in stack_of(images, what)]
-
-
-def _each(images: Any) -> "Iterator[str | Path | Image]":
+def _each(images: Any) -> Iterator[str | Path | Image.Image]:
     """The patterns and pictures in a value; lists are followed."""
-    from PIL import Image
-
     if isinstance(images, str | Path | Image.Image):
         yield images
     elif isinstance(images, np.ndarray | Tensor):
-        yield from pictures_of(images)
+        yield from (Image.fromarray(each.squeeze(-1) if each.shape[-1] == 1 else each) for each in stack_of(images))
     elif isinstance(images, Iterable) and not isinstance(images, Mapping | bytes):
         for each in images:
             yield from _each(each)
@@ -93,42 +86,57 @@ def _each(images: Any) -> "Iterator[str | Path | Image]":
         raise UsageError(f"images is {type_of(images)}; give {_ACCEPTED}, or a list of them.")
 
 
+class Files(NamedTuple):
+    """The files of images.
+
+    Attributes:
+        paths: of all of them.
+        given: the paths, folders and patterns among what was given.
+        held: of images in memory, the pictures by their temporary file.
+    """
+
+    paths: list[Path]
+    given: list[str | Path]
+    held: dict[Path, Image.Image]
+
+    @property
+    def names(self) -> dict[Path, Path]:
+        """The names of images in memory by their temporary file."""
+        return {path: Path(path.stem) for path in self.held}
+
+
 @contextmanager
-def as_files(images: Any) -> "Iterator[tuple[list[Path], dict[Path, Image]]]":
-    """The files of images, and of those in memory the pictures by their temporary file.
+def as_files(images: Any) -> Iterator[Files]:
+    """The files of images, which exist inside this block.
 
     Images in memory pass through the same decoder as files, so that the same picture gives the same prediction.
 
     Raises:
-        UsageError: for no images, and for what are no images.
+        UsageError: for no images, for what are no images, and for a run or weights in the place of images.
     """
-    from mereo.data.decode import is_grey, to_mode
-    from mereo.inference.predict import find_images
-
     listed = list(_each(images))
     if not listed:
         raise UsageError(f"no image is given; give {_ACCEPTED}.")
     with tempfile.TemporaryDirectory(prefix="mereo-images-") as folder:
         paths: dict[Path, None] = {}
-        held: dict[Path, Image] = {}
+        held: dict[Path, Image.Image] = {}
+        given = [each for each in listed if isinstance(each, str | Path)]
+        for path in filter(is_weights, given):
+            raise UsageError(f"images has {str(path)!r}, which holds trained weights; give that as the network.")
         for each in listed:
             if isinstance(each, str | Path):
                 paths.update(dict.fromkeys(find_images([each])))
                 continue
-            path = Path(folder) / f"image {len(held)}.png"
+            file = Path(folder) / f"image {len(held)}.png"
             savable = each if each.mode in _SAVABLE else to_mode(each, "L" if is_grey(each.mode) else "RGB")
-            savable.save(path, compress_level=1)
-            held[path] = each
-            paths[path] = None
-        yield list(paths), held
+            savable.save(file, compress_level=1)
+            held[file] = each
+            paths[file] = None
+        yield Files(list(paths), given, held)
 
 
-def thumbnail(image: "Path | Image", side: int = 96) -> bytes:
+def thumbnail(image: Path | Image.Image, side: int = 96) -> bytes:
     """A small PNG of an image; empty where it cannot be read any more."""
-    import io
-
-    from PIL import Image, ImageOps
-
     try:
         with Image.open(image) if isinstance(image, Path) else nullcontext(image) as opened:
             small = ImageOps.exif_transpose(opened).convert("RGB")
@@ -147,8 +155,6 @@ def is_picture(value: Any) -> bool:
 
 def picture_arrays(images: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """Images of Pillow as arrays, in grey if all of them are, else in colour; anything else as it is."""
-    from mereo.data.decode import is_grey, to_mode
-
     mode = "L" if all(is_grey(image.mode) for image in images if is_picture(image)) else "RGB"
     return [np.asarray(to_mode(image, mode) if is_picture(image) else image) for image in images]
 

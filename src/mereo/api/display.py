@@ -1,4 +1,4 @@
-"""Results as text and as HTML, for a terminal and a notebook."""
+"""Results as HTML, for a notebook."""
 
 import base64
 from collections.abc import Sequence
@@ -8,16 +8,6 @@ from pathlib import Path
 from mereo.escape import for_terminal
 
 _CELL = "style='text-align:left'"
-
-
-def text_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table in plain columns; without a heading where the columns have no names."""
-    cells = [[for_terminal(cell) for cell in row] for row in rows]
-    lines = [list(columns), *cells] if any(columns) else cells
-    widths = [max((len(line[place]) for line in lines), default=0) for place in range(len(columns))]
-    return "\n".join(
-        "  ".join(c.ljust(width) for c, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
 
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[object]], pictures: Sequence[bytes | None] = ()) -> str:
@@ -35,9 +25,8 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[object]], picture
 
 def png(content: bytes) -> str:
     """An image within HTML; nothing for no content."""
-    if not content:
-        return ""
-    return f"<img style='max-width:100%' src='data:image/png;base64,{base64.b64encode(content).decode()}'>"
+    code = base64.b64encode(content).decode()
+    return f"<img style='max-width:100%' src='data:image/png;base64,{code}'>" if content else ""
 
 
 def read_picture(path: Path) -> bytes:

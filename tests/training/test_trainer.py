@@ -15,9 +15,9 @@ from mereo.models.weights import load_tensors
 from mereo.runtime.device import choose_device
 from mereo.training.backend import arithmetic
 from mereo.training.config import TrainConfig
-from mereo.training.engine import Trainer, train
 from mereo.training.order import epoch_order
 from mereo.training.setup import prepare
+from mereo.training.trainer import Trainer, train
 
 
 def history(path):

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 import mereo
+from mereo.api.estimator import ImageClassifier
+from mereo.api.estimator_inputs import image_array
+from mereo.api.images import labelled
 from mereo.data import load_split
-from mereo.workflow.estimator import ImageClassifier
-from mereo.workflow.estimator_inputs import image_array
-from mereo.workflow.images import labelled
 
 SMALL = {"epochs": 2, "batch_size": 16, "model": "resnet20", "img_size": 8, "device": "cpu"}
 

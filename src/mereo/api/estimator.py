@@ -4,26 +4,25 @@ import csv
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.cli.options import TrainOptions
+from mereo.api.arrays import NAME, array_dataset, image_set
+from mereo.api.estimator_inputs import Array, classes_of, image_array
+from mereo.api.images import COLOURS, stack_of
+from mereo.api.sklearn_base import Estimator, not_fitted
 from mereo.errors import UsageError
 from mereo.inference.answers import collect_answers
 from mereo.inference.calibration import confidences, ways_of
 from mereo.inference.temperature import calibration_of, probabilities
+from mereo.training.arguments import fit_all
 from mereo.training.config import TrainConfig
-from mereo.training.engine import train
 from mereo.training.plan import make_plan
 from mereo.training.report import Report
-from mereo.workflow.arrays import NAME, array_dataset, image_set
-from mereo.workflow.estimator_inputs import Array, classes_of, image_array
-from mereo.workflow.images import COLOURS, stack_of
-from mereo.workflow.options import fit_all
-from mereo.workflow.sklearn_base import Estimator, not_fitted
+from mereo.training.trainer import train
 
 _BYTES, _UNIT = (0.0, 255.0), (0.0, 1.0)
 
@@ -144,8 +143,9 @@ class ImageClassifier(Estimator):
             ("data", "output", "name", "resume", "dry_run", "find_lr", "seed", "limit", *own, "validation_fraction"),
             "it is an argument of ImageClassifier, or does not apply to images in memory",
         )
-        options = fit_all(TrainOptions, "ImageClassifier", given, {})
-        options |= fit_all(TrainOptions, "ImageClassifier", {"tensorboard": False, **(self.options or {})}, fixed)
+        hints = get_type_hints(TrainConfig)
+        options = fit_all(hints, "ImageClassifier", given, {})
+        options |= fit_all(hints, "ImageClassifier", {"tensorboard": False, **(self.options or {})}, fixed)
         return TrainConfig().replace(**options, data=NAME, seed=seed, validation_fraction=0.0)
 
     def _check_settings(self) -> None:

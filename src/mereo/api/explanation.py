@@ -1,0 +1,285 @@
+"""`mereo.explain`: which parts of an image a prediction rests on."""
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mereo.api.display import html_table, png
+from mereo.api.images import as_files
+from mereo.api.networks import Trained, trained_network
+from mereo.data.decode import FORMATS
+from mereo.errors import MereoError, UsageError, check_positive, type_of, unknown
+from mereo.explain import draw_explanation, write_explanations, write_page
+from mereo.explain.explanation import Explanation
+from mereo.explain.explanation import explain as explain_tensor
+from mereo.explain.folder import KINDS, Shown, index_files, why_not
+from mereo.files import check_outputs, reading
+from mereo.inference.labelled import folder_labels
+from mereo.inference.predict import class_names, read_good, read_images
+from mereo.models import VisionModel
+from mereo.runtime.printing import say
+from mereo.runtime.progress import Reporter
+from mereo.runtime.text import text_table
+from mereo.training.arguments import typed
+
+Kind = Literal["picture", "gradients", "attention", "page", "trees", "sweeps"]
+BATCH = 12
+"""Images per batch, and on one picture."""
+LARGEST = 256
+"""Largest side at which an image is shown, in pixels, unless the network takes larger ones."""
+FILES = {".png": "picture", ".html": "page"}
+"""The kind of output by the suffix of a file given as `--out`."""
+OTHER_FILES = (
+    ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg", ".pdf", ".eps", ".ps", ".htm", ".json", ".md",
+    ".txt", ".csv",
+)  # fmt: skip
+"""Suffixes of files that explain does not write: `--out` with one of them is a mistake, not the name of a folder."""
+
+
+class Explanations(Sequence[Explanation]):
+    """Explanations of images, a batch of at most 12 at a time: a table when printed, a picture in a notebook.
+
+    Args:
+        model: the network.
+        batches: images with their names, and their classes where these are known.
+        asked: numbers of the classes that are explained; the predicted ones when None.
+        written: the files that were written, by kind.
+    """
+
+    def __init__(
+        self,
+        model: VisionModel,
+        batches: Sequence[Shown],
+        asked: Tensor | None,
+        written: dict[str, list[Path]],
+    ) -> None:
+        self.model, self._batches, self.written = model, batches, written
+        self.names = [name for batch in batches for name in batch.names]
+        counts = [len(batch.names) for batch in batches]
+        self._asked = [None] * len(counts) if asked is None else list(asked.split(counts))
+        self._items = [
+            explain_tensor(model, batch.images, classes=classes)
+            for batch, classes in zip(batches, self._asked, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._items[index]
+
+    @property
+    def scores(self) -> Tensor:
+        """The scores of the classes, (images, classes)."""
+        return torch.cat([item.scores for item in self._items])
+
+    @property
+    def classes(self) -> list[str]:
+        """The class that is explained for each image."""
+        names = class_names(self.model)
+        return [names[number] for item in self._items for number in item.explained.tolist()]
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Columns and rows: image, the class that is explained, its score."""
+        chosen = torch.cat([item.explained for item in self._items])
+        scores = self.scores.gather(1, chosen.unsqueeze(1)).squeeze(1).tolist()
+        rows = zip(self.names, self.classes, scores, strict=True)
+        return ["image", "class", "score"], [[name, label, f"{score:.3f}"] for name, label, score in rows]
+
+    def __str__(self) -> str:
+        return text_table(*self.table())
+
+    __repr__ = __str__
+
+    def picture(self, number: int = 0) -> bytes:
+        """The picture of one batch as PNG: image, scores, couplings, and which parts voted for the class."""
+        batch = self._batches[number]
+        with tempfile.TemporaryDirectory(prefix="mereo-explain-") as folder:
+            path = Path(folder) / "explanation.png"
+            draw_explanation(
+                self.model, batch.images, path, titles=batch.names, true_labels=batch.labels,
+                classes=self._asked[number], shown=batch.large,
+            )  # fmt: skip
+            return path.read_bytes()
+
+    def _repr_png_(self) -> bytes:
+        return self.picture()
+
+    def _repr_html_(self) -> str:
+        more = f"<p>The first {BATCH} of {len(self.names):,} images.</p>" if len(self) > 1 else ""
+        return png(self.picture()) + more + html_table(*self.table())
+
+
+@typed(weights="it is the first argument, model")
+def explain(
+    model: Any,
+    images: Any,
+    *,
+    classes: Any = None,
+    out: str | Path | None = None,
+    only: Sequence[Kind] = (),
+    keep: int = 3,
+    device: str = "auto",
+    strict: bool = False,
+) -> Explanations:
+    """Explain predictions for images, as `mereo explain` does; files are written only where `out` is given.
+
+    Args:
+        model: a run folder, a weight file or the name of bundled weights; a network; what `mereo.train` returned; None
+            for the newest run.
+        images: as of `mereo.predict`.
+        classes: name or number of the class to explain, one for all images or one for each; the predicted one when
+            None.
+        out: folder for the files of the command, or a file NAME.png or NAME.html.
+        only: which files to write; all that the network supports where it is empty.
+        keep: number of votes, strongest first, shown for each capsule of a parse tree.
+        device: to run on; with "auto" a network in memory stays where it is.
+        strict: whether an unreadable file is an error.
+
+    mereo.explain("runs/mspcaps_tiny-photos", "holiday/beach.jpg")        # a picture in a notebook
+    mereo.explain(model, image)[0].maps["head.coupling"].heat            # (batch, height, width)
+    """
+    target = None if out is None else Path(out)
+    check(target, only, keep)
+    if target is None and only:
+        raise UsageError(f"only is {tuple(only)}, which chooses files to write; give out, a folder for them.")
+    trained = trained_network(model, device)
+    network = trained.model
+    with as_files(images) as files, reading(*files.paths):
+        written = {} if target is None else write(trained, files.paths, target, only, keep=keep, strict=strict)
+        in_memory = {path.name: path.stem for path in files.held}
+        batches = [
+            batch._replace(names=[in_memory.get(name, name) for name in batch.names])
+            for batch in _read_batches(files.paths, network, strict)
+        ]
+    count = sum(len(batch.names) for batch in batches)
+    return Explanations(network, batches, _numbers(network, classes, count), written)
+
+
+def _numbers(model: VisionModel, classes: Any, count: int) -> Tensor | None:
+    """Classes by name or number as int64 (count,); None for None."""
+    if classes is None:
+        return None
+    if isinstance(classes, Mapping) or not isinstance(classes, str | int | Iterable):
+        raise UsageError(
+            f"classes is {type_of(classes)}; give a name or a number, or a list of them, one for each image."
+        )
+    given = [classes] * count if isinstance(classes, str | int) else list(classes)
+    if len(given) != count:
+        raise UsageError(f"classes has {len(given)} entries for {count} images; give one for each, or one for all.")
+    known = list(class_names(model))
+    for each in given:
+        if not isinstance(each, str | int | np.integer | Tensor):
+            raise UsageError(f"classes has {type_of(each)}; give names or numbers of classes.")
+        if isinstance(each, str) and each not in known:
+            raise unknown("class", each, known)
+    return torch.tensor([known.index(each) if isinstance(each, str) else int(each) for each in given])
+
+
+def check(out: Path | None, only: Sequence[str], keep: int) -> None:
+    """UsageError for outputs that cannot be written, and for a number below 1."""
+    check_positive(keep=keep)
+    _single_kind(out, only)
+
+
+def _single_kind(out: Path | None, only: Sequence[str]) -> str | None:
+    """The kind of output if `out` is a file; None for a folder."""
+    if out is None or out.is_dir():
+        return None
+    kind = FILES.get(out.suffix.lower())
+    if kind is None and (out.is_file() or out.suffix.lower() in OTHER_FILES):
+        raise UsageError(f"out is {out}, a file; give a folder, or a file that ends in .png or .html.")
+    if kind is not None and only and set(only) != {kind}:
+        raise UsageError(f"out is {out}, which can only hold the {kind}; for {' and '.join(only)} give a folder.")
+    return kind
+
+
+def write(
+    trained: Trained,
+    paths: list[Path],
+    out: Path,
+    only: Sequence[str] = (),
+    *,
+    keep: int = 3,
+    strict: bool = False,
+    quiet: bool = True,
+) -> dict[str, list[Path]]:
+    """Write explanations of image files, a batch at a time, and return the files by kind.
+
+    Args:
+        trained: the network, and its source, a file that must not be overwritten.
+        paths: of the images.
+        out, only, keep, strict: as of `explain`.
+        quiet: print no progress.
+    """
+    (model, source), single, reasons = trained, _single_kind(out, only), why_not(trained.model)
+    asked = list(only) if single is None else [single]
+    for kind in asked:
+        if kind in reasons:
+            raise UsageError(f"only is {kind!r}, which this network does not support: {reasons[kind]}.")
+    kinds, batches_of = asked or [kind for kind in KINDS if kind not in reasons], -(-len(paths) // BATCH)
+    check_outputs("out", [out] if single else index_files(out, kinds, batches_of), [*paths, source])
+    with reading(*paths, source), Reporter(silent=quiet).stage("explained", len(paths)) as done:
+        batches = _read_batches(paths, model, strict, done)
+        # Images that cannot be read are the first thing that is reported.
+        batches = chain([next(batches)], batches)
+        for kind, reason in {} if only or single else reasons.items():
+            say(f"no {kind}: {reason}", file=sys.stderr)
+        if single == "picture":
+            first = next(batches)
+            picture = draw_explanation(
+                model, first.images, out, titles=first.names, true_labels=first.labels, shown=first.large
+            )
+            written = {single: [picture]}
+        elif single == "page":
+            written = {single: [write_page(model, batches, out, keep=keep)]}
+        else:
+            written = write_explanations(model, batches, out, kinds=kinds, keep=keep)
+    if single == "picture" and len(paths) > BATCH:
+        say(f"showing the first {BATCH} of {len(paths)} images; give a folder as --out for all", file=sys.stderr)
+    return written
+
+
+def _enlargement(paths: list[Path], sides: Sequence[int]) -> int:
+    """The factor by which images are shown larger than the network's input; files of few pixels limit it."""
+    held = LARGEST
+    for path in paths:
+        with path.open("rb") as stream, Image.open(stream, formats=FORMATS) as image:
+            held = min(held, *image.size)
+    return max(min(held // min(sides), LARGEST // max(sides)), 1)
+
+
+def _read_batches(
+    paths: list[Path], model: VisionModel, strict: bool, done: Callable[[int], None] = lambda count: None
+) -> Iterator[Shown]:
+    """Names, images and labels, a batch at a time; unreadable files are named and skipped.
+
+    An image is labelled if its folder has the name of a class.
+    """
+    device, any_read = next(model.parameters()).device, False
+    for start in range(0, len(paths), BATCH):
+        chunk = paths[start : start + BATCH]
+        try:
+            good, images = read_images(chunk, model, strict=strict)
+        except MereoError as error:
+            if strict or (not any_read and start + BATCH >= len(paths)):
+                raise
+            warnings.warn(str(error), stacklevel=2)
+        else:
+            any_read = True
+            labels = folder_labels([path.parent for path in good], good, class_names(model))
+            times = _enlargement(good, images.shape[-2:])
+            large = read_good(good, model, times=times)[0] if times > 1 else None
+            if large is not None and len(large) != len(good):  # a file changed in between
+                large = None
+            yield Shown([path.name for path in good], images.to(device), labels, large)
+        done(len(chunk))

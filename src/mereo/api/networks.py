@@ -1,0 +1,120 @@
+"""The trained network of a call: of a run, a file or a bundled checkpoint, or a network that is in memory."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from mereo.errors import UsageError, type_of
+from mereo.escape import cut
+from mereo.inference.footprint import check_runs
+from mereo.models import FeatureMaps, Network, VisionModel, load
+from mereo.models.pretrained import list_pretrained
+from mereo.runtime.device import choose_device
+from mereo.training.arguments import fit
+from mereo.training.config import TrainConfig
+from mereo.training.results import RunResult
+
+READY = "mspcaps_tiny.mnist"
+"""The bundled weights used as long as there is no run."""
+RUNS = Path("runs")
+"""The default folder of run folders."""
+
+
+class Trained(NamedTuple):
+    """A trained network, and where its weights are from."""
+
+    model: VisionModel
+    source: Path
+
+
+def _run_weights(output: Path) -> list[Path]:
+    """The best weights of the runs in a folder, the newest last."""
+    return sorted(output.glob("*/weights/best.safetensors"), key=lambda path: path.stat().st_mtime)
+
+
+def newest_run(output: Path = RUNS) -> Path:
+    """The run folder with the newest best weights; UsageError if there is none, or if runs are of different data."""
+    runs = [path.parent.parent for path in _run_weights(output)]
+    if not runs:
+        raise UsageError(f"weights is not given, and there is no run in {output}/; train a network with `mereo train`.")
+    newest = {_data(run): str(run) for run in runs}
+    if len(newest) > 1:
+        listed = ", ".join(f"--weights {run} (trained on {cut(data, 60)})" for data, run in list(newest.items())[:5])
+        raise UsageError(f"weights is not given, and the runs in {output}/ are of different data; give one: {listed}.")
+    return runs[-1]
+
+
+def _data(run: Path) -> str:
+    """The data of a run, from its configuration; the run's name where that cannot be read."""
+    try:
+        return TrainConfig.from_yaml(run / "config.yaml").data
+    except (UsageError, OSError):
+        return run.name
+
+
+def is_weights(text: str | Path) -> bool:
+    """Whether a path is a run folder or a file of weights, or a name is that of bundled weights."""
+    path = Path(text)
+    if path.is_dir():
+        return (path / "config.yaml").is_file() and (path / "weights").is_dir()
+    return path.suffix == ".safetensors" if path.is_file() else str(text) in list_pretrained()
+
+
+def load_weights(weights: Path | None, device: str, *, ready: bool = False, images: bool = True) -> Trained:
+    """A trained network and where it is from.
+
+    Args:
+        weights: a run folder, a file or a bundled name; the newest run when None.
+        device: to run on.
+        ready: without given weights and without a run, use `READY` instead of raising a UsageError.
+        images: raise a UsageError for a network that reads something else.
+    """
+    path = weights
+    if path is None:
+        path = Path(READY) if ready and not _run_weights(RUNS) else newest_run()
+    model = load(path, choose_device(device))
+    if images and model.input_kind != "images":
+        reads = f"of a network that reads {model.input_kind}"
+        raise UsageError(f"weights are {str(path)!r}, {reads}; this command is for images.")
+    check_runs(model, path)
+    return Trained(model, path)
+
+
+def trained_network(model: Any, device: str = "auto") -> Trained:
+    """A network for images, and where its weights are from.
+
+    Args:
+        model: a run folder, a weight file or the name of bundled weights; a network; what `mereo.train` or
+            `load_weights` returned; a fitted `mereo.ImageClassifier`; or None for the newest run, else the bundled
+            digits.
+        device: to run on; with "auto" a network stays where it is.
+    """
+    source: Path | None = None
+    if isinstance(model, Trained):
+        return model
+    if isinstance(model, RunResult):
+        model, source = model.model, model.folder.best
+    elif hasattr(model, "model_") and isinstance(model.model_, nn.Module):
+        model = model.model_
+    if model is None or isinstance(model, str | Path):
+        return load_weights(fit("model", model, Path | None), device, ready=True)
+    model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, VisionModel):
+        raise UsageError(
+            f"model is {_what(model)}; give a run folder, a weight file, or a network of mereo for images."
+        )
+    if device != "auto":
+        model = model.to(choose_device(device))
+    name = str(model.config["model"]) if hasattr(model, "config") else type(model).__name__
+    return Trained(model, source or Path(name))
+
+
+def _what(model: Any) -> str:
+    if isinstance(model, FeatureMaps):
+        return "a backbone without a classifier (features_only=True)"
+    if isinstance(model, Network):
+        return f"{type_of(model)}, which reads {model.input_kind}; call it itself"
+    if isinstance(model, nn.Module):
+        return f"{type_of(model)}, which is not mereo's (timm's are mereo.create_model('timm:NAME'))"
+    return type_of(model)
