@@ -1,5 +1,7 @@
 """Images with masks from folders, archives and tables: layouts, what is left out, and what is refused."""
 
+import io
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -106,7 +108,7 @@ def test_what_is_wrong_is_counted_in_one_line_each(tmp_path: Path) -> None:
     assert any("2 files" in line and "4 x 5" in line and "mode RGB" in line for line in lines)
     assert any("1 file" in line and "index 7" in line and "3 classes" in line for line in lines)
     assert len(splits.train) == 5 and len(splits.test) == 2
-    with pytest.warns(UserWarning, match="no mask"), pytest.raises(MereoError, match="index 7|4 x 5"):
+    with pytest.warns(UserWarning, match="no mask"), pytest.raises(MereoError, match=r"index 7|4 x 5"):
         load_splits(str(tmp_path), img_size=SIDE, strict=True)
 
 
@@ -138,3 +140,37 @@ def test_images_without_any_mask_are_refused(tmp_path: Path) -> None:
         file.rename(file.with_name(f"other{file.name}"))
     with pytest.raises(UsageError, match="none has a mask"):
         load_splits(str(tmp_path), img_size=SIDE)
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet", "arrow"])
+def test_shards_serve_masks_too(tmp_path: Path, form: str) -> None:
+    write(tmp_path, "{}/train", 6)
+    write(tmp_path, "{}/test", 3, 6)
+    (tmp_path / "shards").mkdir()
+    for split in ("train", "test"):
+        images = sorted((tmp_path / "images" / split).iterdir())
+        pairs = [(path.read_bytes(), (tmp_path / "masks" / split / path.name).read_bytes()) for path in images]
+        target = tmp_path / "shards" / f"{split}-000.{form}"
+        if form == "tar":
+            with tarfile.open(target, "w") as archive:
+                for number, contents in enumerate(pairs):
+                    for name, content in zip((f"{number}.png", f"{number}.mask.png"), contents, strict=True):
+                        member = tarfile.TarInfo(name)
+                        member.size = len(content)
+                        archive.addfile(member, io.BytesIO(content))
+            continue
+        pyarrow = pytest.importorskip("pyarrow")
+        table = pyarrow.table({"image": [image for image, _ in pairs], "mask": [mask for _, mask in pairs]})
+        if form == "parquet":
+            pytest.importorskip("pyarrow.parquet").write_table(table, target, row_group_size=2)
+        else:
+            with pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+    data = str(tmp_path / "shards")
+    info = dataset_info(data)
+    assert info.num_classes == 3 and info.fields == ("images", "masks")
+    splits = load_splits(data, img_size=SIDE, validation_fraction=0)
+    for part, count in ((splits.train, 6), (splits.test, 3)):
+        batch = part.batch(torch.arange(count))
+        assert batch.masks is not None
+        check(batch.images, batch.masks)

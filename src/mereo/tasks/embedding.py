@@ -129,6 +129,7 @@ class Embedding(Task):
     output_kinds = ("embedding", "scores")
     chooses = ("recall_at_1", "max")
     is_share = True
+    unseen_classes = True
     Options = EmbeddingOptions
     example_model = "embedding_resnet20"
     example_data = "glyphs"
