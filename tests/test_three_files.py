@@ -146,7 +146,17 @@ assert all(operation in row for operation in info.augment) and "`labels`" in row
     )
 
 
-def task(path: Path) -> Addition:
+FOLDER_OF_MASKS = """
+import numpy
+for number in range(40):
+    mask = numpy.random.default_rng(number).integers(0, 3, (8, 8), dtype=numpy.uint8)
+    for kind, pixels in (("images", 80 * mask), ("masks", mask)):
+        pathlib.Path("pictures", kind).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(f"pictures/{kind}/{number}.png")
+"""
+
+
+def task(path: Path, data: str = "digits", prepare: str = "") -> Addition:
     (class_name,) = re.findall(r"^class (\w+)\(Task\)", path.read_text(), re.MULTILINE)
     return Addition(
         name=path.stem,
@@ -158,19 +168,22 @@ def task(path: Path) -> Addition:
         test=f"tests/tasks/test_{path.stem}.py",
         conformance="tests/conformance/test_tasks.py",
         check=f"""
-import json, contextlib, io
+import json, contextlib, io, pathlib
 from PIL import Image
+{prepare}
 from mereo.cli.main import main
 from mereo.tasks import TASKS
 from site_pages import data as pages
 few = ["--epochs", "1", "--limit", "64", "--device", "cpu", "--no-tensorboard"]
 narrow = ["--model-args", "channels=[4,8,8]"]
-assert main(["train", "--task", {path.stem!r}, "--name", "task", *few, *narrow]) == 0
+run = "runs/{path.stem}"
+trained = ["--task", {path.stem!r}, "--data", {data!r}, "--name", {path.stem!r}]
+assert main(["train", *trained, *few, *narrow]) == 0
 metric, _ = TASKS[{path.stem!r}].chooses
-assert metric in json.loads(open("runs/task/results.json").read())["test_last"]
+assert metric in json.loads(open(run + "/results.json").read())["test_last"]
 Image.new("L", (8, 8)).save("image.png")
 with contextlib.redirect_stdout(io.StringIO()) as printed:
-    assert main(["predict", "image.png", "--weights", "runs/task", "--json"]) == 0
+    assert main(["predict", "image.png", "--weights", run, "--json"]) == 0
 assert json.loads(printed.getvalue())
 assert f"## {path.stem}\\n" in pages.tasks() and f"`{{metric}}`" in pages.tasks()
 """,
@@ -182,6 +195,7 @@ ADDITIONS = [
     network(FOLDER / "models" / "all_cnn.py", "all_cnn_c"),
     data_set(FOLDER / "data" / "usps.py"),
     task(FOLDER / "tasks" / "centroid.py"),
+    task(FOLDER / "tasks" / "coverage.py", "pictures", FOLDER_OF_MASKS),
 ]
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import mereo
-from mereo.cli.train import options_from
+from mereo.api.training import configuration
+from mereo.cli.train import given as given_on
 from mereo.errors import UsageError
 from mereo.models.registry import get_model_entry
 from mereo.tasks import TASKS, Task
@@ -109,7 +110,7 @@ def test_its_options_keep_their_values_in_yaml_and_on_the_command_line(kind: typ
     path.write_text(TrainConfig(task=kind.name, task_options=defaults).to_yaml())
     assert kind((), TrainConfig.from_yaml(path).task_options).options == kind().options
     words = [word for name, value in defaults.items() for word in (f"--task.{name.replace('_', '-')}", str(value))]
-    given = options_from(["--task", kind.name, *words]).task_options
+    given = configuration(*given_on(["--task", kind.name, *words])).task_options
     assert kind((), given).options == kind().options and given.keys() == defaults.keys()
     with pytest.raises(UsageError, match="no_such_option"):
         kind((), {"no_such_option": 1})
@@ -120,7 +121,7 @@ def test_its_options_keep_their_values_in_yaml_and_on_the_command_line(kind: typ
 
 @every_task
 def test_its_example_is_what_it_trains_by_default(kind: type[Task]) -> None:
-    config = options_from(["--task", kind.name])
+    config = configuration(*given_on(["--task", kind.name]))
     if not kind.chooses_settings:
         assert (config.model, config.data) == (kind.example_model, kind.example_data)
         assert all(getattr(config, name) == value for name, value in kind.settings.items())

@@ -77,12 +77,11 @@ def _show(predictions: "Predictions", options: PredictOptions) -> None:
         print_table(*predictions.table())
     if answers is not None and not predictions.labelled:
         note_duplicates(answers)
-    for path in predictions.written[:MOST_NAMED] if not predictions.labelled else ():
+    for path in predictions.written[:MOST_NAMED]:
         say(f"written: {path}", file=sys.stderr)
-    if len(predictions.written) > MOST_NAMED:
-        say(
-            f"written: {len(predictions.written) - MOST_NAMED} more in {predictions.written[0].parent}", file=sys.stderr
-        )
+    more = len(predictions.written) - MOST_NAMED
+    if more > 0:
+        say(f"written: {more} more in {predictions.written[0].parent}", file=sys.stderr)
 
 
 def _continue(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:

@@ -131,15 +131,16 @@ def _warn_of_case(where: Path, names: Sequence[str]) -> None:
             )  # fmt: skip
 
 
-def read_layout(path: Path, *, evaluation: bool = False) -> Layout:
+def read_layout(path: Path, *, evaluation: bool = False, unseen: bool = False) -> Layout:
     """The splits that the folder, archive or table itself has, and the class names. No image is opened.
 
     Args:
         path: of the folder, archive or table.
         evaluation: whether the images are for a trained network, which needs neither training images nor two classes.
+        unseen: whether other splits may have classes that the training images do not have; they come last.
     """
     if is_table(path):
-        return read_table(path, evaluation=evaluation)
+        return read_table(path, evaluation=evaluation, unseen=unseen)
     tree = open_tree(path)
     only = _only_folder(tree)
     if only:
@@ -156,6 +157,9 @@ def read_layout(path: Path, *, evaluation: bool = False) -> Layout:
         )
     first = "train" if "train" in places else next(iter(places))
     names = _named_classes(tree, places[first], 1 if evaluation else 2)
+    if unseen:
+        others = {name for place in places.values() for name, files in _classes(tree, place).items() if files}
+        names += tuple(sorted(others - set(names)))
     return {split: _split(tree, place, names) for split, place in places.items()}, names
 
 

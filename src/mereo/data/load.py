@@ -150,15 +150,28 @@ def load_split(
     strict: bool = False,
     limit: int | None = None,
     download: bool = True,
+    unseen: bool = False,
 ) -> Images:
     """One of the splits of `load_splits`: "train", "validation" or "test"; the others are not decoded.
 
     "whole" is what a network that was trained on other images is evaluated on: the test images of a path, else its
-    validation images, and all where it has no splits; of a named data set, the test images.
+    validation images, and all where it has no splits; of a named data set, the test images. With `unseen`, test images
+    at a path may be of classes that its training images do not have.
     """
     check_choice("split", split, ("train", "validation", "test", "whole"))
     wanted = Wanted(
-        data, root, img_size, length, in_chans, crop_pct, validation_fraction, seed, strict, limit, download
+        data,
+        root,
+        img_size,
+        length,
+        in_chans,
+        crop_pct,
+        validation_fraction,
+        seed,
+        strict,
+        limit,
+        download,
+        unseen=unseen,
     )
     if (others := _other_splits(wanted)) is not None:
         found: Images | None = getattr(others, "test" if split == "whole" else split)
@@ -187,6 +200,7 @@ class Wanted(NamedTuple):
     progress: Progress | None = None
     stream: bool | None = None
     info: DatasetInfo | None = None
+    unseen: bool = False
 
 
 def _other_splits(wanted: Wanted) -> Splits | None:
@@ -255,7 +269,12 @@ def _read(
     info = find_dataset(wanted.data)
     size = _stored_size(wanted, info)
     dataset = open_dataset(
-        wanted.data, wanted.root, download=wanted.download, info=wanted.info, evaluation=only == "whole"
+        wanted.data,
+        wanted.root,
+        download=wanted.download,
+        info=wanted.info,
+        evaluation=only == "whole",
+        unseen=wanted.unseen,
     )
     channels = dataset.in_chans if wanted.in_chans is None else wanted.in_chans
     check_channels(dataset.in_chans, channels)

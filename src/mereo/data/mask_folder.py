@@ -1,9 +1,11 @@
 """Images and their masks side by side: images/ and masks/, each with or without train, val and test, or inside them."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -77,8 +79,13 @@ def _matched(tree: Tree, places: tuple[str, str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def class_names_of(tree: Tree, masks: Sequence[str], listed: Path) -> tuple[str, ...]:
+def class_names_of(masks: Sequence[Callable[[], BinaryIO]], listed: Path, data: object) -> tuple[str, ...]:
     """Names of the classes: the lines of a file, or without it the indices up to the largest in the training masks.
+
+    Args:
+        masks: what opens each of them.
+        listed: the file of names.
+        data: what the masks are of, for messages.
 
     Raises:
         UsageError: for masks of fewer than two classes.
@@ -88,12 +95,12 @@ def class_names_of(tree: Tree, masks: Sequence[str], listed: Path) -> tuple[str,
         where = str(listed)
     else:
         with ThreadPoolExecutor() as pool:
-            found = set[int]().union(*pool.map(lambda mask: _indices(tree, mask), masks))
+            found = set[int]().union(*pool.map(_indices, masks))
         names = tuple(str(number) for number in range(max(found - {VOID}, default=-1) + 1))
-        where = f"{tree.path}, in its masks,"
+        where = f"{data}, in its masks,"
         if len(names) == 1 and VOID in found:
             raise UsageError(
-                f"{tree.path} has masks with the indices 0 and {VOID} only, and {VOID} is no class; write the object as"
+                f"{data} has masks with the indices 0 and {VOID} only, and {VOID} is no class; write the object as"
                 " 1 where it is white."
             )
     if len(names) < 2:
@@ -103,10 +110,10 @@ def class_names_of(tree: Tree, masks: Sequence[str], listed: Path) -> tuple[str,
     return names
 
 
-def _indices(tree: Tree, mask: str) -> set[int]:
+def _indices(mask: Callable[[], BinaryIO]) -> set[int]:
     """The indices in a mask; none for one that cannot be read, which is reported when it is read."""
     try:
-        with tree.open(mask) as stream:
+        with mask() as stream:
             counts = torch.bincount(torch.from_numpy(decode_mask(stream)).flatten().int(), minlength=1)
     except Exception:  # a broken file can make a decoder raise nearly anything
         return set()
@@ -133,5 +140,5 @@ def read_mask_layout(tree: Tree, *, evaluation: bool = False) -> tuple[dict[str,
         raise UsageError(f"data is {str(tree.path)!r}, which has {', '.join(places)} and no train/ with masks; add it.")
     pairs = {split: _matched(tree, pair) for split, pair in places.items()}
     first = pairs["train" if "train" in pairs else next(iter(pairs))]
-    names = class_names_of(tree, [mask for _, mask in first], tree.path / CLASS_FILE)
+    names = class_names_of([partial(tree.open, mask) for _, mask in first], tree.path / CLASS_FILE, tree.path)
     return {split: mask_split(tree, each, len(names)) for split, each in pairs.items()}, names

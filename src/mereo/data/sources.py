@@ -62,6 +62,7 @@ def open_dataset(
     download: bool = True,
     info: DatasetInfo | None = None,
     evaluation: bool = False,
+    unseen: bool = False,
 ) -> RawDataset:
     """The splits of a data set by name, or of the images at a path.
 
@@ -72,6 +73,7 @@ def open_dataset(
         info: of the same data, from `dataset_info`; a folder is then not scanned again.
         evaluation: whether the images at a path are for a trained network: there are the splits that it has itself, and
             nothing is set aside.
+        unseen: whether other splits of a path may have classes that its training images do not have.
     """
     known = find_dataset(str(data)) if info is None else info
     if known is not None:
@@ -83,17 +85,20 @@ def open_dataset(
     if is_stream(data, data_root(root)):
         return open_stream(data, data_root(root), evaluation=evaluation)
     path = _find_path(data, root)
-    layout = read_layout(path, evaluation=evaluation)
+    layout = read_layout(path, evaluation=evaluation, unseen=unseen)
     return own_splits(layout) if evaluation else finish_splits(path, layout)
 
 
-def dataset_info(data: str | Path, root: str | Path | None = None, *, inputs: str | None = None) -> DatasetInfo:
+def dataset_info(
+    data: str | Path, root: str | Path | None = None, *, inputs: str | None = None, unseen: bool = False
+) -> DatasetInfo:
     """Facts about a data set, by name or by path; no image is decoded.
 
     Args:
         data: name or path.
         root: of the data sets.
         inputs: what is read, such as "images" or "tokens": a path is one of text for tokens, else of images.
+        unseen: whether other splits of a path may have classes that its training images do not have.
 
     Raises:
         UsageError: for data that has something else.
@@ -112,12 +117,13 @@ def dataset_info(data: str | Path, root: str | Path | None = None, *, inputs: st
         dataset = open_stream(data, data_root(root))
         counts = {split: len(part) for split, part in dataset.splits.items()}
         summary = f"streamed images, {len(dataset.class_names)} classes"
+        masked = getattr(dataset.splits["train"], "masks", None) is not None
         return DatasetInfo(
             str(data), summary, str(data), len(dataset.class_names), dataset.in_chans, None, counts,
-            read=lambda root, download: dataset, opened=dataset,
+            fields=("images", "masks" if masked else "labels"), read=lambda root, download: dataset, opened=dataset,
         )  # fmt: skip
     path = _find_path(data, root)
-    layout = splits, names = read_layout(path)
+    layout = splits, names = read_layout(path, unseen=unseen)
     channels, size = sniff(splits["train"].tree, splits["train"].files)
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     counts = {split: len(part) for split, part in splits.items()}

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -124,12 +125,15 @@ def _check_there(path: Path, files: Sequence[str]) -> None:
         )
 
 
-def read_table(path: Path, *, evaluation: bool = False) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
+def read_table(
+    path: Path, *, evaluation: bool = False, unseen: bool = False
+) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
     """The splits that a table lists, and the class names in the order of their numbers.
 
     Args:
         path: of the table.
         evaluation: whether the images are for a trained network, which needs neither training images nor two classes.
+        unseen: whether other splits may have classes that the training images do not have; they come last.
     """
     rows = _rows(path)
     tree = TableTree(path, [row.image for row in rows])
@@ -141,6 +145,8 @@ def read_table(path: Path, *, evaluation: bool = False) -> tuple[dict[str, FileS
     if len(names) < (1 if evaluation else 2):
         classes = f"one class only, {names[0]!r}" if names else "no training images"
         raise UsageError(f"{path} has {classes}; a classifier needs training images of at least two classes.")
+    if unseen:
+        names += _sorted_classes({row.label for row in rows} - set(names))
     numbers = {name: number for number, name in enumerate(names)}
     foreign = next((row.label for row in rows if row.label not in numbers), None)
     if foreign is not None:
@@ -161,5 +167,5 @@ def _masked(path: Path, rows: Sequence[_Row], tree: TableTree) -> tuple[dict[str
     for row in rows:
         pairs.setdefault(row.split, []).append((row.image, row.mask))
     first = pairs.get("train") or next(iter(pairs.values()))
-    names = class_names_of(tree, [mask for _, mask in first], path.parent / CLASS_FILE)
+    names = class_names_of([partial(tree.open, mask) for _, mask in first], path.parent / CLASS_FILE, path)
     return {split: mask_split(tree, each, len(names)) for split, each in pairs.items()}, names

@@ -94,8 +94,7 @@ def write_predictions(
     folder.mkdir(parents=True, exist_ok=True)
     document = {"task": task.name, "predictions": [prediction.to_dict() for prediction in predictions]}
     write_atomically(folder / DOCUMENT, f"{json.dumps(document, indent=1)}\n".encode())
-    files = [folder / DOCUMENT]
-    files += task.write(outputs, unique_names(read), folder, [seen_part(model, path) for path in read])
+    files = task.write(outputs, unique_names(read), folder, [seen_part(model, path) for path in read])
     batch = Batch(torch.cat(drawn).to(next(model.parameters()).device))
     task.draw(model, batch, prepare_batch(batch, model.pretrained_cfg), folder / PICTURE)
-    return Written(predictions, [*files, folder / PICTURE])
+    return Written(predictions, [folder / DOCUMENT, folder / PICTURE, *files])

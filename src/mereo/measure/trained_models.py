@@ -180,6 +180,7 @@ def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: 
         validation_fraction=0.0 if split == "test" else config.validation_fraction,
         seed=config.seed,
         limit=config.limit if own else None,
+        unseen=task_of(model).unseen_classes,
     )
 
 

@@ -145,6 +145,7 @@ class Task(ABC):
         is_share: whether that metric is a share, shown in percent.
         scores_classes: whether outputs are one score for each class, (batch, classes), so that classes can be attacked,
             confused and calibrated.
+        unseen_classes: whether test images may be of classes that the training images do not have.
         unit: what the entries of its data are called, in reports.
         losses: names that `loss` may take in a configuration; empty where the task has one loss only.
         example_model: a network of the catalogue that it can train, the default of `mereo train --task NAME`.
@@ -164,6 +165,7 @@ class Task(ABC):
     chooses: ClassVar[tuple[str, Literal["max", "min"]]]
     is_share: ClassVar[bool] = False
     scores_classes: ClassVar[bool] = False
+    unseen_classes: ClassVar[bool] = False
     losses: ClassVar[tuple[str, ...]] = ()
     unit: ClassVar[str] = "images"
     example_model: ClassVar[str] = "mspcaps_tiny"

@@ -107,7 +107,7 @@ class EmbeddingMetrics(Metrics):
             queries = torch.arange(first, min(first + _CHUNK, len(rows)))
             similar = embeddings[queries] @ embeddings.T
             similar[torch.arange(len(queries)), queries] = -torch.inf  # the query itself is last
-            order = similar.argsort(1, descending=True, stable=True)[:, :-1]
+            order = similar.sort(dim=1, descending=True, stable=True).indices[:, :-1]
             hits = labels[order] == labels[queries].unsqueeze(1)
             hits = hits[hits.any(1)].double()
             ranks = torch.arange(1, hits.shape[1] + 1)
@@ -129,6 +129,7 @@ class Embedding(Task):
     output_kinds = ("embedding", "scores")
     chooses = ("recall_at_1", "max")
     is_share = True
+    unseen_classes = True
     Options = EmbeddingOptions
     example_model = "embedding_resnet20"
     example_data = "glyphs"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mereo.data.decode import VOID
 from mereo.data.motion import IGNORED
-from mereo.pictures import new_figure, save_figure
+from mereo.pictures import displayable, new_figure, save_figure
 
 _SHARE = 0.55
 """Share of the colour of a class in a pixel; the rest is the image."""
@@ -33,13 +33,12 @@ PALETTE = make_palette()
 
 
 def overlay(images: Tensor, masks: Tensor) -> Tensor:
-    """Images with the colours of masks over them; the first class and pixels without one show the image.
+    """Grey images with the colours of masks over them; the first class and pixels without one show the image.
 
     Shapes: images float (batch, channels, height, width) in [0, 1], masks int64 (batch, height, width) -> (batch, 3,
     height, width).
     """
-    grey = images.float().cpu()
-    plain = grey if grey.shape[1] == 3 else grey.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    plain = images.float().mean(1, keepdim=True).expand(-1, 3, -1, -1).cpu()
     masks = masks.cpu()
     colours = PALETTE[masks.clamp(min=0)].movedim(-1, 1) / 255
     covered = ((masks > 0) & (masks != IGNORED)).unsqueeze(1)
@@ -57,8 +56,7 @@ def draw_masks(images: Tensor, masks: Mapping[str, Tensor], class_names: Sequenc
     """
     from matplotlib.patches import Patch
 
-    rows = {"image": overlay(images, torch.zeros_like(images[:, 0], dtype=torch.int64))}
-    rows |= {name: overlay(images, mask) for name, mask in masks.items()}
+    rows = {"image": images, **{name: overlay(images, mask) for name, mask in masks.items()}}
     blocks = -(-len(images) // _COLUMNS)
     figure = new_figure(1.15 * _COLUMNS, 1.2 * len(rows) * blocks + 0.5)
     grid = figure.subplots(len(rows) * blocks, _COLUMNS, squeeze=False)
@@ -67,12 +65,13 @@ def draw_masks(images: Tensor, masks: Mapping[str, Tensor], class_names: Sequenc
         axes.set_axis_off()
         name = list(rows)[line % len(rows)]
         if sample < len(images):
-            axes.imshow(rows[name][sample].permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
+            shown = displayable(rows[name][sample])
+            axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             if column == 0:
                 axes.set_title(name, fontsize=7, loc="left")
     used = torch.unique(torch.cat([mask.flatten().cpu() for mask in masks.values()])).tolist()
-    shown = [number for number in used if 0 < number < len(class_names)][:_MOST_NAMED]
-    handles = [Patch(color=(PALETTE[number] / 255).tolist(), label=class_names[number]) for number in shown]
+    named = [number for number in used if 0 < number < len(class_names)][:_MOST_NAMED]
+    handles = [Patch(color=(PALETTE[number] / 255).tolist(), label=class_names[number]) for number in named]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), _COLUMNS), fontsize=7)
     save_figure(figure, path)

@@ -115,7 +115,7 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
     module, defaults = entry.module, entry.defaults
     task = task_for(module, config.task)
     if info is None:
-        info = dataset_info(config.data, config.data_root, inputs=module.input_kind)
+        info = dataset_info(config.data, config.data_root, inputs=module.input_kind, unseen=task.unseen_classes)
     info.check_serves(module.input_kind)
     _check_fields(config, task, info)
     augmentation = None

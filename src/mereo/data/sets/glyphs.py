@@ -45,7 +45,7 @@ def draw_sign(
     along = ends - starts
     share = (((grid - starts) * along).sum(-1) / (along**2).sum(-1).clip(1e-9)).clip(0, 1)
     distance = np.linalg.norm(grid - starts - share[..., None] * along, axis=-1).min(1).reshape(side, side)
-    image = (1.5 + _WIDTH - distance).clip(0, 1) + generator.normal(0, _NOISE, (side, side))
+    image = (0.5 + _WIDTH - distance).clip(0, 1) + generator.normal(0, _NOISE, (side, side))
     return np.asarray((255 * image.clip(0, 1)).round().astype(np.uint8)[None])
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mereo.data.files import sniff
+from mereo.data.mask_folder import class_names_of
 from mereo.data.names import SPLITS
 from mereo.data.raw import RawDataset, RawSplit
 from mereo.data.set_aside import with_test
@@ -26,11 +28,13 @@ LONGEST_LABEL = 256
 
 
 class Part(NamedTuple):
-    """One split as positions in its store. Shapes: numbers int64 (n,), labels int64 or str (n,)."""
+    """One split as positions in its store, and in that of its masks. Shapes: numbers int64 (n,), labels int64 or str
+    (n,)."""
 
     store: Store
     numbers: Tensor
     labels: Labels
+    masks: Store | None = None
 
 
 def split_name(path: Path) -> str:
@@ -91,6 +95,30 @@ class _Some(Tree):
 
     def open(self, file: str) -> BinaryIO:
         return self.store.open(int(file))
+
+
+def make_masked(parts: Mapping[str, Part], listed: Path, data: str, *, evaluation: bool = False) -> RawDataset:
+    """A dataset of the parts, whose images have masks; their labels are not read.
+
+    Args:
+        parts: "train", and maybe "validation" and "test".
+        listed: the file of the names of the classes, where there is one.
+        data, evaluation: as in `make_dataset`.
+    """
+    if "train" not in parts and not evaluation:
+        raise UsageError(f"data is {data!r}, which has {', '.join(parts)} but no training images.")
+    without = next((split for split, part in parts.items() if part.masks is None), None)
+    if without is not None:
+        raise UsageError(f"data is {data!r}, whose {without} images have no masks, and others have; add them.")
+    first = _first(parts)
+    names = class_names_of([partial(first.masks.open, number) for number in first.numbers.tolist()], listed, data)
+    splits: dict[str, RawSplit] = {
+        split: Source(part.store, part.numbers, torch.zeros_like(part.numbers), part.masks, len(names))
+        for split, part in parts.items()
+    }
+    some = _Some(first)
+    ready = splits if evaluation else with_test(splits, data)
+    return RawDataset(ready, names, sniff(some, some.files)[0])
 
 
 def make_dataset(

@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from mereo.data.mask_folder import CLASS_FILE
 from mereo.data.names import SPLITS, TABLES
 from mereo.data.raw import RawDataset
 from mereo.data.regular import kind_of, user_path
 from mereo.data.stream.hub import PREFIX, open_hub
-from mereo.data.stream.labels import Labels, Part, join_labels, make_dataset, split_name
+from mereo.data.stream.labels import Labels, Part, join_labels, make_dataset, make_masked, split_name
 from mereo.data.stream.source import Store
 from mereo.data.stream.tables import TableStore, class_names, open_table, read_labels
 from mereo.data.stream.tar_index import read_index
@@ -133,7 +135,8 @@ def open_stream(data: str | Path, root: Path, *, evaluation: bool = False) -> Ra
     )
 
 
-_Opened = tuple[Store, Labels, list[str] | None]
+_Opened = tuple[Store, Labels, list[str] | None, Store | None]
+"""Images, labels, names of the classes where there are some, and masks."""
 
 
 def _open_files(
@@ -146,9 +149,11 @@ def _open_files(
         splits.setdefault(split_name(file), []).append(file)
     parts, names = {}, None
     for split, members in splits.items():
-        store, labels, known = read(members)
+        store, labels, known, masks = read(members)
         names = names or known
-        parts[split] = Part(store, torch.arange(len(labels)), labels)
+        parts[split] = Part(store, torch.arange(len(labels)), labels, masks)
+    if any(part.masks is not None for part in parts.values()):
+        return make_masked(parts, files[0].parent / CLASS_FILE, data, evaluation=evaluation)
     return make_dataset(parts, names, data, evaluation=evaluation)
 
 
@@ -157,7 +162,9 @@ def _tars(files: Sequence[Path]) -> _Opened:
     folders = dict.fromkeys(place for file in files for place in (file.parent, file.parent.parent))
     texts = (place / name for place in folders for name in CLASS_FILES)
     names = next((_lines(text) for text in texts if kind_of(text) == "file"), None)
-    return TarStore(files, indices), join_labels([index.labels for index in indices]), names
+    masked = any(len(index.mask_offsets) for index in indices)
+    masks = TarStore(files, indices, masks=True) if masked else None
+    return TarStore(files, indices), join_labels([index.labels for index in indices]), names, masks
 
 
 def _lines(path: Path) -> list[str]:
@@ -170,4 +177,7 @@ def _lines(path: Path) -> list[str]:
 
 def _tables(files: Sequence[Path]) -> _Opened:
     tables = [open_table(file) for file in files]
-    return TableStore(tables), join_labels([read_labels(table) for table in tables]), class_names(tables[0])
+    if any(table.mask is not None for table in tables):
+        nothing = np.zeros(sum(table.rows for table in tables), dtype=np.int64)
+        return TableStore(tables), nothing, None, TableStore(tables, masks=True)
+    return TableStore(tables), join_labels([read_labels(table) for table in tables]), class_names(tables[0]), None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "image_bytes", "bytes")
 LABEL_COLUMNS = ("label", "labels", "cls", "class", "target", "category", "class_name", "label_name", "fine_label")
+MASK_COLUMNS = ("mask", "segmentation", "annotation", "segmentation_mask")
 _KEPT_BYTES = 2**29
 """Number of Parquet row groups that each process keeps."""
 
@@ -63,15 +64,23 @@ class _File(ABC):
     def __init__(self, path: Path, schema: "pa.Schema", rows: int) -> None:
         self.path, self.schema, self.rows = path, schema, rows
         self.image = find_column(schema.names, IMAGE_COLUMNS, "images", path)
-        self.label = find_column(schema.names, LABEL_COLUMNS, "labels", path)
+        masks = [name for name in schema.names if name.lower() in MASK_COLUMNS]
+        self.mask = masks[0] if masks else None
+        # Of images with masks no label is read.
+        self.label = "" if masks else find_column(schema.names, LABEL_COLUMNS, "labels", path)
 
     @abstractmethod
     def labels(self) -> Any:
         """The label column, an Arrow array of chunks."""
 
+    @property
+    def encoded(self) -> tuple[str, ...]:
+        """The columns of images and of masks."""
+        return (self.image,) if self.mask is None else (self.image, self.mask)
+
     @abstractmethod
-    def cell(self, row: int) -> Any:
-        """The image of a row, as Arrow gives it to Python; may be called from several threads."""
+    def cell(self, row: int, column: str) -> Any:
+        """The image or mask of a row, as Arrow gives it to Python; may be called from several threads."""
 
     def group(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The part that is read at once for each row."""
@@ -92,23 +101,23 @@ class _ArrowFile(_File):
             table = ipc.open_stream(mapped).read_all()
         super().__init__(path, table.schema, table.num_rows)
         # Arrow trusts offsets between buffers, and ends the process on a wrong one.
-        for name in {self.image, self.label}:
+        for name in {*self.encoded, *([self.label] if self.label else [])}:
             table.column(name).validate(full=True)
-        self._labels, self._images = table.column(self.label), table.column(self.image)
-        self._starts = np.cumsum([0, *(len(chunk) for chunk in self._images.chunks)])
+        self._table = table
+        self._starts = np.cumsum([0, *(len(chunk) for chunk in table.column(self.image).chunks)])
 
     def labels(self) -> Any:
-        return self._labels
+        return self._table.column(self.label)
 
-    def cell(self, row: int) -> Any:
+    def cell(self, row: int, column: str) -> Any:
         chunk = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self._images.chunk(chunk)[row - int(self._starts[chunk])].as_py()
+        return self._table.column(column).chunk(chunk)[row - int(self._starts[chunk])].as_py()
 
 
 class _ParquetFile(_File):
     """A Parquet file, read a group of rows at a time."""
 
-    kept: OrderedDict[tuple[Path, int], Any] = OrderedDict()  # noqa: RUF012 - one for the process
+    kept: OrderedDict[tuple[Path, int, str], Any] = OrderedDict()  # noqa: RUF012 - one for the process
     lock = threading.Lock()
 
     def __init__(self, path: Path) -> None:
@@ -128,18 +137,18 @@ class _ParquetFile(_File):
     def group(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.searchsorted(self._starts, rows, side="right") - 1
 
-    def cell(self, row: int) -> Any:
+    def cell(self, row: int, column: str) -> Any:
         group = int(self.group(np.array(row)))
-        return self._group(group)[row - int(self._starts[group])].as_py()
+        return self._group(group, column)[row - int(self._starts[group])].as_py()
 
-    def _group(self, group: int) -> Any:
-        key, kept = (self.path, group), _ParquetFile.kept
+    def _group(self, group: int, name: str) -> Any:
+        key, kept = (self.path, group, name), _ParquetFile.kept
         with self._reading:  # several threads want the same group; one reads it
             with _ParquetFile.lock:
                 if key in kept:
                     kept.move_to_end(key)
                     return kept[key]
-            column = self._file.read_row_group(group, columns=[self.image]).column(self.image).combine_chunks()
+            column = self._file.read_row_group(group, columns=[name]).column(name).combine_chunks()
             with _ParquetFile.lock:
                 kept[key] = column
                 while len(kept) > 1 and sum(part.nbytes for part in kept.values()) > _KEPT_BYTES:
@@ -199,16 +208,19 @@ def class_names(file: _File) -> list[str] | None:
 
 
 class TableStore(Store):
-    """The rows of several tables, one table after the other."""
+    """The images of several tables, or with `masks` their masks, one table after the other."""
 
-    def __init__(self, files: Sequence[_File]) -> None:
-        self._files = list(files)
+    def __init__(self, files: Sequence[_File], *, masks: bool = False) -> None:
+        self._files, self._masks = list(files), masks
         self.sequential = any(isinstance(file, _ParquetFile) for file in files)
         self._starts = np.cumsum([0, *(file.rows for file in files)])
 
     def open(self, number: int) -> BinaryIO:
         file, row = self._place(number)
-        return content_of(file.cell(row), file.path.parent)
+        column = file.mask if self._masks else file.image
+        if column is None:
+            raise OSError("its table has no column of masks")
+        return content_of(file.cell(row, column), file.path.parent)
 
     def name(self, number: int) -> str:
         file, row = self._place(number)

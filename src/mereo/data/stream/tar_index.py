@@ -24,9 +24,11 @@ from mereo.files import write_atomically
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 LABELS = ("cls", "json")
+MASK = "mask."
+"""Before the suffix of a mask: `key.mask.png`."""
 _LABEL_FIELDS = ("label", "cls", "class")
 _LARGEST_LABEL, _LARGEST_IMAGE, _LARGEST_HEADER = 2**20, 2**30, 2**20
-_VERSION = 1
+_VERSION = 2
 
 
 class _Header(tarfile.TarInfo):
@@ -58,14 +60,18 @@ def _check_end(archive: tarfile.TarFile) -> None:
 
 
 class TarIndex(NamedTuple):
-    """Of the n samples of one tar file: offset and size of each image in bytes, and its label, a number or a text.
+    """Of the n samples of one tar file: offset and size of each image in bytes, and its label, a number or a text; and
+    offset and size of its mask, where all images have one.
 
-    Shapes: offsets int64 (n,), sizes int64 (n,), labels int64 or str (n,).
+    Shapes: offsets int64 (n,), sizes int64 (n,), labels int64 or str (n,), mask_offsets and mask_sizes int64 (n,) or
+    (0,).
     """
 
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     labels: npt.NDArray[Any]
+    mask_offsets: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+    mask_sizes: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
 
 def _cache_path(tar: Path) -> Path:
@@ -101,16 +107,21 @@ def _unpack(path: Path, size: int) -> TarIndex | None:
             index = TarIndex(*(arrays[name] for name in TarIndex._fields))
     except Exception:  # a damaged archive makes NumPy raise nearly anything
         return None
-    counts = {array.shape for array in index}
+    masked = len(index.mask_offsets) > 0
+    counts = {array.shape for array in (index if masked else index[:3])}
     flat = len(counts) == 1 and index.offsets.ndim == 1 and len(index.offsets) > 0
     whole = index.offsets.dtype == index.sizes.dtype == np.int64 and index.labels.dtype.kind in "iU"
     if not flat or not whole:
         return None
     # Not the sum of offset and size, which can overflow.
     largest = min(size, _LARGEST_IMAGE)
-    sizes, offsets = index.sizes, index.offsets
-    inside = (sizes >= 0) & (sizes <= largest) & (offsets >= 0) & (offsets <= size - sizes.clip(0, size))
-    return index if bool(inside.all()) else None
+    for sizes, offsets in ((index.sizes, index.offsets), (index.mask_sizes, index.mask_offsets)):
+        if not sizes.dtype == offsets.dtype == np.int64 or sizes.shape != offsets.shape:
+            return None
+        inside = (sizes >= 0) & (sizes <= largest) & (offsets >= 0) & (offsets <= size - sizes.clip(0, size))
+        if not inside.all():
+            return None
+    return index
 
 
 def read_index(tar: Path) -> TarIndex:
@@ -130,6 +141,7 @@ def read_index(tar: Path) -> TarIndex:
 def make_index(tar: Path) -> TarIndex:
     """Read the headers of all members, and the labels."""
     images: dict[str, tuple[int, int]] = {}
+    masks: dict[str, tuple[int, int]] = {}
     labels: dict[str, int | str] = {}
     try:
         with tarfile.open(tar, "r:", tarinfo=_Header) as archive:
@@ -143,6 +155,8 @@ def make_index(tar: Path) -> TarIndex:
                     if key in images:
                         raise MereoError(f"{tar} has two images with the key {key!r}; give each its own key.")
                     images[key] = member.offset_data, member.size
+                elif extension.removeprefix(MASK) in IMAGES and extension.startswith(MASK):
+                    masks[key] = member.offset_data, min(member.size, _LARGEST_IMAGE)
                 elif extension in LABELS and key not in labels and member.size <= _LARGEST_LABEL:
                     content = archive.extractfile(member)
                     assert content is not None
@@ -153,15 +167,24 @@ def make_index(tar: Path) -> TarIndex:
             raise
         remedy = "decompress it" if tar.suffix != ".tar" else "download or create it again"
         raise MereoError(f"the tar file {tar} cannot be read ({error}); {remedy}.") from error
+    if masks:
+        alone = next((key for key in images if key not in masks), None)
+        if alone is not None:
+            raise UsageError(f"{tar} has no mask for the image {alone!r}, and others have; add {alone}.{MASK}png.")
+        labels = dict.fromkeys(images, 0)
     bare = [key for key in images if key not in labels]
     if bare or not images:
         what = f"no .cls or .json for the image {bare[0]!r}" if bare else f"no image ({', '.join(IMAGES)})"
         folder = " If it is a packed folder <class>/<images>, unpack it and give the folder." if not labels else ""
-        raise UsageError(f"{tar} holds {what}; a sample is key.jpg with key.cls or key.json.{folder}")
+        raise UsageError(f"{tar} holds {what}; a sample is key.jpg with key.cls or key.json, or key.{MASK}png.{folder}")
     values = [labels[key] for key in images]
     numeric = all(isinstance(value, int) for value in values)
     places = np.array(list(images.values()), dtype=np.int64)
-    return TarIndex(places[:, 0].copy(), places[:, 1].copy(), np.array(values, dtype=np.int64 if numeric else np.str_))
+    of_masks = np.array([masks[key] for key in images] if masks else np.zeros((0, 2)), dtype=np.int64)
+    return TarIndex(
+        places[:, 0].copy(), places[:, 1].copy(), np.array(values, dtype=np.int64 if numeric else np.str_),
+        of_masks[:, 0].copy(), of_masks[:, 1].copy(),
+    )  # fmt: skip
 
 
 def _label(tar: Path, member: str, extension: str, content: bytes) -> int | str:

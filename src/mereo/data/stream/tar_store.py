@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mereo.data.stream.source import Store
 from mereo.data.stream.tar_index import TarIndex
+from mereo.errors import UsageError
 
 _HANDLES = 16
 """Number of files that each thread keeps open."""
@@ -29,13 +30,18 @@ class _Opened:
 
 
 class TarStore(Store):
-    """The images of several tar files, one file after the other."""
+    """The images of several tar files, or with `masks` their masks, one file after the other."""
 
-    def __init__(self, tars: Sequence[Path], indices: Sequence[TarIndex]) -> None:
+    def __init__(self, tars: Sequence[Path], indices: Sequence[TarIndex], *, masks: bool = False) -> None:
         self._tars = list(tars)
+        bare = next(
+            (tar for tar, index in zip(tars, indices, strict=True) if masks and not len(index.mask_sizes)), None
+        )
+        if bare is not None:
+            raise UsageError(f"{bare} has no masks, and other tar files have; add them.")
         self._starts = np.cumsum([0, *(len(index.offsets) for index in indices)])
-        self._offsets = np.concatenate([index.offsets for index in indices])
-        self._sizes = np.concatenate([index.sizes for index in indices])
+        self._offsets = np.concatenate([index.mask_offsets if masks else index.offsets for index in indices])
+        self._sizes = np.concatenate([index.mask_sizes if masks else index.sizes for index in indices])
         self._local = threading.local()
 
     def open(self, number: int) -> BinaryIO:

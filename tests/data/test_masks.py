@@ -1,0 +1,176 @@
+"""Images with masks from folders, archives and tables: layouts, what is left out, and what is refused."""
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mereo.data import Augmentation, dataset_info, load_split, load_splits
+from mereo.errors import MereoError, UsageError
+
+SIDE = 8
+
+
+def sample(number: int, height: int = SIDE, width: int = SIDE) -> tuple[Image.Image, Image.Image]:
+    """An image whose first channel is 50 times its mask: classes 0 to 2, and void in a corner."""
+    mask = np.random.default_rng(number).integers(0, 3, (height, width), dtype=np.uint8)
+    pixels = np.repeat(50 * mask[..., None], 3, axis=2)
+    mask[0, 0] = 255
+    return Image.fromarray(pixels), Image.fromarray(mask)
+
+
+def write(root: Path, place: str, count: int, first: int = 0) -> None:
+    """Samples at images and masks of a place such as "{}/train", where {} is one of the two."""
+    for kind in ("images", "masks"):
+        (root / place.format(kind)).mkdir(parents=True, exist_ok=True)
+    for number in range(first, first + count):
+        image, mask = sample(number)
+        image.save(root / place.format("images") / f"{number}.png")
+        palette = mask.convert("P")
+        palette.putdata(list(mask.get_flattened_data() if hasattr(mask, "get_flattened_data") else mask.getdata()))
+        palette.save(root / place.format("masks") / f"{number}.png")
+
+
+def check(images: torch.Tensor, masks: torch.Tensor) -> None:
+    """Assert that masks are those of their images, whatever was done to both."""
+    assert masks.dtype == torch.int64 and set(masks.unique().tolist()) <= {-1, 0, 1, 2} and (masks >= 0).any()
+    known = masks >= 0
+    assert torch.equal((images[:, 0] * 255 / 50).round().long()[known], masks[known])
+
+
+@pytest.mark.parametrize("layout", ["{}/SPLIT", "SPLIT/{}", "{}"])
+@pytest.mark.parametrize("form", ["folder", "zip", "csv"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_layout_serves_masks_of_their_images(tmp_path: Path, layout: str, form: str, stream: bool) -> None:
+    for place, split in enumerate(("train", "val", "test")):
+        write(tmp_path, layout.replace("SPLIT", split), 6, 6 * place)
+    data = tmp_path
+    if form == "zip":
+        data = tmp_path.parent / "packed.zip"
+        with zipfile.ZipFile(data, "w") as archive:
+            for file in sorted(tmp_path.rglob("*.png")):
+                archive.write(file, str(file.relative_to(tmp_path)))
+    if form == "csv":
+        data, lines = tmp_path / "table.csv", ["image,mask,split"]
+        for image in sorted(tmp_path.rglob("images/**/*.png")):
+            path = str(image.relative_to(tmp_path))
+            split = next((name for name in ("val", "test") if name in path), "train")
+            lines.append(f"{path},{path.replace('images', 'masks')},{split}")
+        data.write_text("\n".join(lines))
+    info = dataset_info(str(data))
+    assert info.num_classes == 3 and info.fields == ("images", "masks")
+    if "SPLIT" in layout:
+        splits = load_splits(str(data), img_size=SIDE, stream=stream)
+        assert [len(part) for part in (splits.train, splits.validation or (), splits.test)] == [6, 6, 6]
+    else:
+        with pytest.warns(UserWarning, match="no test split"):
+            splits = load_splits(str(data), img_size=SIDE, stream=stream)
+    batch = splits.train.batch(
+        torch.arange(4), augmentation=Augmentation.parse(["flip", "crop=2"]), generator=torch.Generator().manual_seed(0)
+    )
+    assert batch.masks is not None
+    check(batch.images, batch.masks)
+    plain = splits.test.batch(torch.arange(2))
+    assert plain.masks is not None and (plain.masks[:, 0, 0] == -1).all()
+    check(plain.images, plain.masks)
+
+
+def test_masks_are_cut_and_resized_as_their_images(tmp_path: Path) -> None:
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+    halves = np.zeros((20, 40), np.uint8)
+    halves[:, 20:] = 1
+    for number in range(6):
+        Image.fromarray(200 * halves).save(tmp_path / "images" / f"{number}.png")
+        Image.fromarray(halves).save(tmp_path / "masks" / f"{number}_mask.png")
+    split = load_split(str(tmp_path), "whole", img_size=(10, 10))
+    batch = split.batch(torch.arange(1))
+    assert batch.masks is not None and torch.equal(batch.masks[0] == 1, batch.images[0, 0] > 0.5)
+    assert batch.masks[0, 0].tolist() == [0] * 5 + [1] * 5
+
+
+def test_what_is_wrong_is_counted_in_one_line_each(tmp_path: Path) -> None:
+    write(tmp_path, "train/{}", 8)
+    write(tmp_path, "test/{}", 3, 8)
+    (tmp_path / "train/masks/0.png").unlink()
+    Image.new("L", (5, 4)).save(tmp_path / "train/masks/1.png")
+    Image.fromarray(np.full((SIDE, SIDE), 7, np.uint8)).save(tmp_path / "test/masks/8.png")
+    Image.new("RGB", (SIDE, SIDE)).save(tmp_path / "train/masks/2.png")
+    with pytest.warns(UserWarning) as caught:
+        splits = load_splits(str(tmp_path), img_size=SIDE, validation_fraction=0)
+    lines = [str(warning.message) for warning in caught]
+    assert any("1 image has no mask" in line and "0.png" in line for line in lines)
+    assert any("2 files" in line and "4 x 5" in line and "mode RGB" in line for line in lines)
+    assert any("1 file" in line and "index 7" in line and "3 classes" in line for line in lines)
+    assert len(splits.train) == 5 and len(splits.test) == 2
+    with pytest.warns(UserWarning, match="no mask"), pytest.raises(MereoError, match=r"index 7|4 x 5"):
+        load_splits(str(tmp_path), img_size=SIDE, strict=True)
+
+
+def test_names_of_classes_are_read_beside_the_folders(tmp_path: Path) -> None:
+    write(tmp_path, "{}", 6)
+    (tmp_path / "classes.txt").write_text("ground\ncat\ndog\nhorse\n")
+    with pytest.warns(UserWarning, match="no test split"):
+        assert load_splits(str(tmp_path), img_size=SIDE).class_names == ("ground", "cat", "dog", "horse")
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        (lambda mask: Image.fromarray(np.where(np.asarray(mask) > 0, 255, 0).astype(np.uint8)), "0 and 255"),
+        (lambda mask: Image.new("L", mask.size, 0), "1 classes"),
+    ],
+)
+def test_masks_of_one_class_are_refused(tmp_path: Path, change: object, fact: str) -> None:
+    write(tmp_path, "{}", 4)
+    for file in (tmp_path / "masks").iterdir():
+        change(Image.open(file).copy()).save(file)  # type: ignore[operator]
+    with pytest.raises(UsageError, match=fact):
+        load_splits(str(tmp_path), img_size=SIDE)
+
+
+def test_images_without_any_mask_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "{}", 3)
+    for file in (tmp_path / "masks").iterdir():
+        file.rename(file.with_name(f"other{file.name}"))
+    with pytest.raises(UsageError, match="none has a mask"):
+        load_splits(str(tmp_path), img_size=SIDE)
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet", "arrow"])
+def test_shards_serve_masks_too(tmp_path: Path, form: str) -> None:
+    write(tmp_path, "{}/train", 6)
+    write(tmp_path, "{}/test", 3, 6)
+    (tmp_path / "shards").mkdir()
+    for split in ("train", "test"):
+        images = sorted((tmp_path / "images" / split).iterdir())
+        pairs = [(path.read_bytes(), (tmp_path / "masks" / split / path.name).read_bytes()) for path in images]
+        target = tmp_path / "shards" / f"{split}-000.{form}"
+        if form == "tar":
+            with tarfile.open(target, "w") as archive:
+                for number, contents in enumerate(pairs):
+                    for name, content in zip((f"{number}.png", f"{number}.mask.png"), contents, strict=True):
+                        member = tarfile.TarInfo(name)
+                        member.size = len(content)
+                        archive.addfile(member, io.BytesIO(content))
+            continue
+        pyarrow = pytest.importorskip("pyarrow")
+        table = pyarrow.table({"image": [image for image, _ in pairs], "mask": [mask for _, mask in pairs]})
+        if form == "parquet":
+            pytest.importorskip("pyarrow.parquet").write_table(table, target, row_group_size=2)
+        else:
+            with pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+    data = str(tmp_path / "shards")
+    info = dataset_info(data)
+    assert info.num_classes == 3 and info.fields == ("images", "masks")
+    splits = load_splits(data, img_size=SIDE, validation_fraction=0)
+    for part, count in ((splits.train, 6), (splits.test, 3)):
+        batch = part.batch(torch.arange(count))
+        assert batch.masks is not None
+        check(batch.images, batch.masks)
