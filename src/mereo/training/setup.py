@@ -151,7 +151,7 @@ def describe_imbalance(setup: Setup) -> str | None:
 def describe_augmentation(setup: Setup) -> list[str]:
     """Lines about changes of the images that suit photographs and not signs: mirroring, and black on bright margins."""
     names, augment = setup.splits.class_names, setup.config.augment
-    if setup.model.input_kind != "images" or not are_signs(names):
+    if not setup.task.scores_classes or not are_signs(names):
         return []
     used = {text.partition("=")[0] for text in augment}
     shown = ", ".join(names[:3])
