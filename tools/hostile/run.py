@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from hostile import behaviour, commands, files, mathematics, streams
+from hostile import behaviour, changed, commands, files, mathematics, streams
 from hostile.ground import Done, Try, lay_out
 
 AREAS: dict[str, Callable[[Random], Try]] = {
@@ -25,6 +25,7 @@ AREAS: dict[str, Callable[[Random], Try]] = {
     "names": mathematics.names, "tars": streams.tars, "tables": streams.tables, "lists": streams.lists,
     "patterns": streams.patterns, "trainings": commands.trainings, "interventions": behaviour.interventions,
     "transforms": behaviour.transforms, "empty": behaviour.empty, "kernels": behaviour.kernels,
+    "conversions": changed.conversions, "surgeries": changed.surgeries, "copies": changed.copies,
 }  # fmt: skip
 SECONDS = 60.0
 MEMORY = 2 * 2**30
@@ -136,7 +137,7 @@ def prepare() -> Path:
         "accelerate", "matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision", "pyarrow.parquet", "yaml",
         "tyro", "mereo.cli.main", "mereo.cli.train", "mereo.catalogue", "mereo.training.trainer", "mereo.export.forms",
         "mereo.export.writing", "mereo.export.rows", "mereo.explain", "mereo.bench", "mereo.measure.evaluation",
-        "mereo.inference.predict", "mereo.data.stream",
+        "mereo.inference.predict", "mereo.data.stream", "timm",
     ):  # fmt: skip
         import_module(module)
     torch.set_num_threads(1)  # the threads of a pool do not live on in a fork

@@ -17,6 +17,7 @@ from mereo.inference.temperature import KEY, check_calibration
 from mereo.models import VisionModel, get_model_entry, load, save_weights
 from mereo.models.arguments import as_tuples
 from mereo.models.metadata import check_preprocessing, check_record
+from mereo.models.rebuilding import checked
 from mereo.models.weights import LONGEST_HEADER, read_metadata
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -27,14 +28,15 @@ RECORD = ("task", "task_options", "data", "seed", "epoch", "results", "command",
 def network_config(model: VisionModel, record: Mapping[str, Any]) -> dict[str, Any]:
     """The content of config.json."""
     arguments = dict(model.config["args"])
+    surgery = {"surgery": model.config["surgery"]} if model.config.get("surgery") else {}
     content: dict[str, Any] = {
         "architecture": model.config["model"],
         "num_classes": model.num_classes,
         "num_features": model.num_features,
         "library_name": "mereo",
-        "model_args": arguments,
+        "model_args": arguments | surgery,
         "pretrained_cfg": {k: v for k, v in model.pretrained_cfg.items() if k != "architecture"},
-        **arguments,
+        **({} if surgery else arguments),  # a constructor alone would make another network
         "mereo": dict(record),
     }
     if model.class_names:
@@ -66,9 +68,7 @@ def save_pretrained(
         record: data, seed, epoch, results and command of the run; what the weight file states by default.
         card: whether README.md is written too.
     """
-    if not hasattr(model, "config"):
-        raise UsageError(f"this {type(model).__name__} has no record of its arguments; create it with create_model.")
-    folder = Path(folder)
+    model, folder = checked(model), Path(folder)
     known = known_record(model, record)
     content = json.dumps(network_config(model, known), indent=2) + "\n"
     save_weights(folder / WEIGHTS, model, class_names=tuple(model.class_names), **known)
@@ -109,8 +109,11 @@ def load_folder(folder: Path, device: str = "cpu") -> VisionModel:
     content = _read_config(config_path)
     get_model_entry(content["architecture"])
     metadata = read_metadata(weights)
-    for name, key in (("architecture", "model"), ("model_args", "args")):
-        if content[name] != metadata.get(key):
+    stated = {name: value for name, value in content["model_args"].items() if name != "surgery"}
+    surgery = content["model_args"].get("surgery", [])
+    pairs = {"architecture": (content["architecture"], "model"), "model_args": (stated, "args")}
+    for name, (value, key) in (pairs | {"surgery": (surgery, "surgery")}).items():
+        if value != metadata.get(key, [] if key == "surgery" else None):
             raise UsageError(f"{name} of {config_path} and of {weights} differ; one of the files was changed.")
     model = load(weights, device)
     cfg = {key: as_tuples(value) for key, value in content["pretrained_cfg"].items()}

@@ -7,7 +7,7 @@ tensors. The rest (finding the layout, comparing names and shapes, copying) is d
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,17 @@ from mereo.errors import UsageError, check_choice, first_line, type_of
 from mereo.escape import cut
 from mereo.models.base import VisionModel
 from mereo.models.layout import LAYOUTS, Layout, Pair
+from mereo.models.rebuilding import checked, uncompiled
 from mereo.models.registry import MODELS, build, get_model_entry, is_model, outline
+from mereo.models.same_function import (
+    FAILURES,
+    check_modules,
+    check_same_function,
+    check_same_training,
+    check_tensors,
+    owners,
+    take_over,
+)
 from mereo.models.timm_access import import_timm
 from mereo.models.timm_cache import without_network
 from mereo.models.weights import read_tensors
@@ -111,11 +121,48 @@ def _preset(source: nn.Module, layout: Layout) -> str:
 PREPROCESSING = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "license")
 
 
-def _from_live(source: nn.Module, changes: Mapping[str, Any] = MappingProxyType({})) -> VisionModel:
-    layout = _live(source)
+def _names(model: VisionModel, layout: Layout) -> dict[str, str]:
+    """For each tensor of ours its name elsewhere."""
+    return {name: theirs for name, (theirs, _) in _matches(model, layout).items()}
+
+
+def _arguments(source: nn.Module, layout: Layout) -> dict[str, Any]:
+    """The arguments of ours that a live network shows; UsageError for one that is not as its library builds it."""
     assert layout.arguments is not None
-    name, arguments = _preset(source, layout), {**layout.arguments(source), **changes}
-    state = from_layout(outline(name, **arguments), source.state_dict(), layout)
+    try:
+        return dict(layout.arguments(source))
+    except FAILURES as error:
+        raise UsageError(
+            f"this {type(source).__name__} has no counterpart in mereo: it is not as {layout.library} builds those that"
+            f" have one ({type(error).__name__}: {cut(first_line(error), 200)})."
+        ) from error
+
+
+def _from_live(
+    source: nn.Module, changes: Mapping[str, Any] = MappingProxyType({}), *, check: bool = True
+) -> VisionModel:
+    """A network of ours for a live one.
+
+    Args:
+        changes: arguments that the live one does not show.
+        check: whether it may be other than its library makes it.
+    """
+    source = uncompiled(source)
+    layout = _live(source)
+    if check:
+        check_modules(source)
+    name, arguments = _preset(source, layout), {**_arguments(source, layout), **changes}
+    if check:
+        check_tensors(source)
+    model = outline(name, **arguments)
+    state, matches = from_layout(model, source.state_dict(), layout), _names(model, layout)
+    if check:
+
+        def fill(ours: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+            ours.load_state_dict(from_layout(model, tensors, layout))
+
+        check_same_training(model, source, matches)
+        check_same_function(lambda: build(name, **arguments), source, fill, matches, model.image_shape)
     model = build(name, **arguments)
     model.load_state_dict(state)
     configuration = getattr(source, "pretrained_cfg", None) or {}
@@ -123,17 +170,19 @@ def _from_live(source: nn.Module, changes: Mapping[str, Any] = MappingProxyType(
         value = configuration.get(key)
         if value is not None and not (key in ("mean", "std") and len(value) != model.image_shape[0]):
             model.pretrained_cfg[key] = value
-    like = next(source.parameters(), None)
-    if like is not None:
-        model.to(like.device, like.dtype)
-    return model.train(source.training)
+    take_over(model, source, matches)
+    return model
 
 
 def _to_timm(model: VisionModel) -> nn.Module:
     layout = _layout_for(model, "timm")
     timm = import_timm()
-    arguments = {"num_classes": model.num_classes, "in_chans": model.image_shape[0]}
+    model = checked(model)
     name = model.config["model"]
+    if model.config.get("surgery"):
+        done = ", ".join(entry["name"] for entry in model.config["surgery"])
+        raise UsageError(f"source is {name} after {done}, which timm does not have; convert the network before it.")
+    arguments = {"num_classes": model.num_classes, "in_chans": model.image_shape[0]}
     if not timm.is_model(name):
         raise UsageError(f"timm has no model {name!r}; mereo's {name} cannot be converted to it.")
     given = {**arguments, "img_size": model.image_shape[1:]}
@@ -142,8 +191,26 @@ def _to_timm(model: VisionModel) -> nn.Module:
     except TypeError:  # a network without a table of positions takes no size
         theirs = timm.create_model(name, **arguments)
     _fill(theirs, model, layout, f"{name} with these arguments does not fit timm's {name}")
-    like = next(model.parameters())
-    return theirs.to(like.device, like.dtype).train(model.training)
+    matches, config = _names(model, layout), model.config
+
+    def fill(ours: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        ours.load_state_dict(from_layout(model, tensors, layout))
+
+    check_same_function(lambda: build(name, **config["args"]), theirs, fill, matches, model.image_shape)
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    parts: dict[str, set[bool]] = {}
+    for ours, there in matches.items():
+        parts.setdefault(there, set()).add(trained.get(ours, False))
+    if mixed := [there for there, flags in parts.items() if len(flags) > 1]:
+        raise UsageError(
+            f"some parts of timm's {mixed[0]} are trained here and others not; freeze all of them or none."
+        )
+    own, others = dict(model.named_modules()), dict(theirs.named_modules())
+    for a, b in owners(matches):
+        if hasattr(own[a], "momentum"):
+            others[b].momentum = own[a].momentum
+    take_over(theirs, model, {there: ours for ours, there in matches.items()})
+    return cast("nn.Module", theirs)
 
 
 def _fill(theirs: nn.Module, model: VisionModel, layout: Layout, what: str) -> None:
@@ -212,6 +279,11 @@ def convert(
 ) -> nn.Module:
     """Convert a network between mereo and timm, or take over weights under the names of timm or of the authors.
 
+    Both networks are compared before a live one is converted: the same random weights and one random image must give
+    the same, in float64 to 1e-7 of the largest output. Of tensors alone, names and shapes are compared; what no shape
+    shows, such as numbers of heads, sizes of windows and activations, is that of the preset named by `model`, or of
+    `arguments`.
+
     Args:
         source: a live network of timm (`to="mereo"`) or of mereo (`to="timm"`); or a mapping of tensors or a
             .safetensors file under the names of timm or of the authors' code, with `model`.
@@ -221,15 +293,18 @@ def convert(
             the tensors where they are not given.
 
     Returns:
-        A network with the same weights, device, type and mode: its outputs agree to rounding.
+        A network with the same weights, device, type and mode, and the same parameters frozen: its outputs agree to
+        rounding.
 
     Raises:
-        UsageError: for a network that has no counterpart, and for tensors that do not fit: names and shapes.
+        UsageError: for a network that has no counterpart, such as one that was changed, with the first layer that
+            differs; for hooks, quantised, sparse or missing weights; and for tensors that do not fit: names and shapes.
     """
     check_choice("to", to, ("mereo", "timm"))
     if isinstance(source, nn.Module):
         if model is not None or arguments:
             raise UsageError(f"model is {model!r}, and source is a live network, which determines it; leave it out.")
+        source = uncompiled(source)
         if to == "timm":
             if not isinstance(source, VisionModel):
                 raise UsageError(f"source is {type_of(source)}; to timm goes a network of mereo.")
@@ -303,4 +378,4 @@ def from_timm_checkpoint(name: str, arguments: Mapping[str, Any], tag: str | Non
             " Without a network, use a file: --weights file.safetensors in `mereo train`, or"
             " mereo.convert('file.safetensors', model=...)."
         ) from error
-    return _from_live(source, changed).train()
+    return _from_live(source, changed, check=False).train()

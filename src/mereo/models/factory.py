@@ -12,6 +12,7 @@ from mereo.models.conversion import convert, from_timm_checkpoint
 from mereo.models.entry import ModelEntry
 from mereo.models.feature_maps import FeatureMaps
 from mereo.models.pretrained import Filled, choose_tag, fill, list_pretrained, pretrained_path
+from mereo.models.rebuilding import rebuild
 from mereo.models.registry import MODELS, build, get_model_entry
 from mereo.models.weights import is_described, load, load_state, load_tensors, weights_file
 
@@ -159,7 +160,7 @@ def _from_file(name: str, weights: str | Path, given: dict[str, Any]) -> VisionM
     else:
         own = {argument: value for argument, value in given.items() if argument not in ("num_classes", "in_chans")}
         source = cast(VisionModel, convert(path, model=name, **own))
-    model = build(name, **{**source.config["args"], **given})
+    model = rebuild({**source.config, "args": {**source.config["args"], **given}})
     _say_what_is_new(fill(model, source.state_dict(), {**source.metadata, **source.config}, str(weights)))
     if model.image_shape[0] == source.image_shape[0]:
         model.pretrained_cfg |= {key: source.pretrained_cfg[key] for key in ("mean", "std")}

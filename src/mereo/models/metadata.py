@@ -25,6 +25,7 @@ LEAST_STD = 1e-6
 LONGEST_TEXT = 10_000
 """Characters of one text in the metadata, such as a licence or a command."""
 _DEEPEST, _LARGEST = 3, 1e6
+_MOST_SURGERIES = 100
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,20 @@ class Description:
         arguments: of its constructor.
         class_names: of the scores, in order; empty where the file has none.
         preprocessing: fields that take the place of the preset's in `pretrained_cfg`.
+        surgery: {"name": in `mereo.surgery.SURGERIES`, "args": by name} of each that it went through, in order.
     """
 
     model: str
     arguments: dict[str, Any]
     class_names: tuple[str, ...]
     preprocessing: dict[str, Any]
+    surgery: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """As a network has it."""
+        surgery: dict[str, Any] = {"surgery": list(self.surgery)} if self.surgery else {}
+        return {"model": self.model, "args": self.arguments, **surgery}
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -93,7 +102,19 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
     names = metadata.get("class_names", [])
     if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= LONGEST_TEXT for name in names):
         raise UsageError(f"class_names of {path} must be a list of names.")
-    return Description(metadata["model"], arguments, tuple(names), _plain(metadata, "pretrained_cfg", path))
+    surgery = metadata.get("surgery", [])
+    known = isinstance(surgery, list) and len(surgery) <= _MOST_SURGERIES
+    if not known or not all(
+        isinstance(entry, dict)
+        and entry.keys() == {"name", "args"}
+        and isinstance(entry["name"], str)
+        and isinstance(entry["args"], dict)
+        and _is_plain(entry["args"])
+        for entry in surgery
+    ):
+        raise UsageError(f"surgery of {path} is no list of names and arguments; the file was not written by mereo.")
+    cfg = _plain(metadata, "pretrained_cfg", path)
+    return Description(metadata["model"], arguments, tuple(names), cfg, tuple(surgery))
 
 
 def is_number(value: Any) -> bool:

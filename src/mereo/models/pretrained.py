@@ -106,6 +106,17 @@ class Filled:
         return f"weights for images of {old} moved to {new}: {'; '.join(parts)}; everything else kept"
 
 
+def check_same_surgery(model: VisionModel, metadata: Mapping[str, Any], source: str) -> None:
+    """UsageError unless a network went through the surgery that its weights are of."""
+    own, stated = (each.get("surgery", []) for each in (model.config, metadata))
+    if own != stated:
+        words = [", ".join(entry["name"] for entry in each) or "nothing" for each in (stated, own)]
+        raise UsageError(
+            f"the weights of {source} are of {metadata.get('model')} after {words[0]}, and this network went through"
+            f" {words[1]}, or with other arguments; mereo.load makes the network that the weights are of."
+        )
+
+
 def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any], source: str) -> Filled:
     """Load the weights of a network of the same architecture that may have other classes and colour channels.
 
@@ -115,6 +126,7 @@ def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any
     interpolated, and layers whose shape depends on the size otherwise keep their new weights. Anything else that does
     not fit is a UsageError.
     """
+    check_same_surgery(model, metadata, source)
     own, adapted = model.state_dict(), dict(tensors)
     sizes = None
     if (stated := metadata["args"].get("img_size")) is not None:

@@ -20,8 +20,8 @@ from mereo.escape import cut
 from mereo.files import open_regular, write_atomically
 from mereo.models.base import VisionModel
 from mereo.models.metadata import FORMAT, check_description, describe
-from mereo.models.pretrained import list_pretrained, pretrained_path, shape_faults
-from mereo.models.registry import build, outline
+from mereo.models.pretrained import check_same_surgery, list_pretrained, pretrained_path, shape_faults
+from mereo.models.rebuilding import checked, outline_of, rebuild
 
 LONGEST_HEADER = 2**24
 """Bytes of names, shapes and metadata; a network of 20,000 tensors and as many class names has a tenth of it."""
@@ -119,19 +119,19 @@ def save_weights(
     state: Mapping[str, Tensor] | None = None,
     **extra: Any,
 ) -> None:
-    """Save a model so that `load` needs nothing else.
+    """Save a model so that `load` needs nothing else: its name, arguments, surgery and weights.
 
     Args:
         path: a file that ends in .safetensors.
-        model: made by `create_model`.
+        model: made by `create_model`, also after `moh`, `evit` and the other functions of `mereo.surgery`, or compiled.
         class_names: of the scores, in order.
         state: its weights, where they are not those the model holds now (an average, say).
         extra: anything else worth keeping, such as measured results.
+
+    Raises:
+        UsageError: for a network that was changed otherwise, which the file could not state: what differs.
     """
-    if not hasattr(model, "config"):
-        raise UsageError(
-            f"this {type(model).__name__} has no name and arguments; make it with create_model to save it."
-        )
+    model = checked(model, state)
     metadata = {
         "format": FORMAT,
         **model.config,
@@ -146,7 +146,8 @@ def save_weights(
 
 def load_state(model: VisionModel, path: str | Path) -> None:
     """Put the weights of a file into a model of the same architecture; UsageError names what does not fit."""
-    with _opened(Path(path)) as (file, _):
+    with _opened(Path(path)) as (file, metadata):
+        check_same_surgery(model, metadata, str(path))
         tensors = _fitting(model, file, Path(path))
     model.load_state_dict(tensors)
 
@@ -222,12 +223,12 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> VisionModel:
         description = describe(path, metadata)
         # A small file may state a network of any size: its outline takes no memory.
         try:
-            stated = outline(description.model, **description.arguments)
+            stated = outline_of(description.config)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error
         check_description(path, description, stated)
         tensors = _fitting(stated, file, path)
-    model = build(description.model, **description.arguments)
+    model = rebuild(description.config)
     model.load_state_dict(tensors)
     model.pretrained_cfg = {**model.pretrained_cfg, **description.preprocessing}
     model.class_names = description.class_names

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Circle, Coupling, mechanism
+from mereo.core.surgery import surgery
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import HostedAttention, attention_drop, attention_layers, check_host
@@ -77,6 +78,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     largest_input=1e15,  # queries times keys must fit float32
     example=_example,
 )
+@surgery
 def linearise(
     model: nn.Module,
     radius: float = 8,

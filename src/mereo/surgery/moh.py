@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
+from mereo.core.surgery import surgery
 from mereo.errors import UsageError, check_fraction
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import HostedAttention, attention_drop, computes_attention, is_host
@@ -135,6 +136,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     largest_input=1e15,  # queries times keys must fit float32
     example=_example,
 )
+@surgery
 def moh(
     model: nn.Module,
     active: float = 0.75,

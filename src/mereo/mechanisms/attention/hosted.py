@@ -3,6 +3,7 @@
 The layer's own modules stay where they are, so that weights keep their names and values.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling
 from mereo.core.kernels.attention import attend
+from mereo.core.surgery import surgery
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 
@@ -115,24 +117,40 @@ class DenseHosted(HostedAttention):
         return attend(q, k, v, self.coupling).transpose(1, 2).flatten(2)
 
 
+_LARGEST = 2**26
+"""Weights of a layer that is still tried."""
+
+
+def _varied(shape: Sequence[int]) -> Tensor:
+    """Numbers between -1 and 1 without a pattern, also where `unfilled` leaves out what is drawn."""
+    return (12.9898 * torch.arange(math.prod(shape), device="cpu", dtype=torch.float64) ** 1.5).sin().view(*shape)
+
+
 @torch.no_grad()
 def computes_attention(host: nn.Module, *, dense: bool = False) -> bool:
-    """Whether a layer computes what `DenseHosted` does, tried on random tokens; True on the meta device.
+    """Whether a layer computes what `DenseHosted` does, tried on tokens, and with weights where it has none yet.
 
     Args:
+        host: True for one without weights that is larger than any in use.
         dense: whether it must let every token attend to every token as well, which a causal one does not.
     """
-    like = next(host.parameters())
+    like, copy = next(host.parameters()), deepcopy(host).eval()
     if like.is_meta:
-        return True
-    copy = deepcopy(host).eval()
+        if sum(tensor.numel() for tensor in host.state_dict().values()) > _LARGEST:
+            return True
+        copy = copy.to_empty(device="cpu")
+        like = next(copy.parameters())
+        for tensor in (*copy.parameters(), *copy.buffers()):
+            tensor.copy_(_varied(tensor.shape) if tensor.is_floating_point() else torch.zeros_like(tensor))
     read = copy.query if isinstance(copy, MultiHeadAttention) else copy.qkv
-    x = torch.randn(2, 9, read.in_features, generator=torch.Generator().manual_seed(0)).to(like)  # type: ignore[union-attr,arg-type]
+    x = 3 * _varied((2, 9, read.in_features)).to(like)  # type: ignore[union-attr,arg-type]
     try:
-        expected, twin = copy(x), DenseHosted(copy).eval()
-        if dense:
-            twin.coupling.topology = None
-        return torch.allclose(twin(x), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+        with torch.device(like.device):
+            expected, twin = copy(x), DenseHosted(copy).eval()
+            if dense:
+                twin.coupling.topology = None
+            out = twin(x)
+        return torch.allclose(out, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return False
 
@@ -180,6 +198,7 @@ def replace_attention(
     return copy
 
 
+@surgery
 def watchable(model: nn.Module, layers: Sequence[int] | None = None) -> nn.Module:
     """A copy of a model whose self-attention makes its couplings where `mereo.record` shows them.
 

@@ -17,6 +17,7 @@ from mereo.core import Coupling, Signal, mechanism
 from mereo.core.kernels.attention import attend
 from mereo.core.modes import modes_kept
 from mereo.core.squash import accumulation_type
+from mereo.core.surgery import restate_surgery, surgery
 from mereo.errors import UsageError, check_fraction
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import attention_drop, merge_heads, optional, split_heads
@@ -280,6 +281,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     largest_input=1e15,  # the layer norms of the host
     example=_example,
 )
+@surgery
 def evit(
     model: nn.Module,
     keep_rate: float | Sequence[float] = 0.7,
@@ -327,6 +329,10 @@ def set_keep_rate(model: nn.Module, keep_rate: float) -> None:
     for module in model.modules():
         if isinstance(module, ReducingBlock):
             module.keep_rate = keep_rate
+    arguments = getattr(model, "config", {}).get("args", {})
+    if "keep_rates" in arguments:
+        arguments["keep_rates"] = (keep_rate,) * len(arguments["keep_rates"])
+    restate_surgery(model, "evit", keep_rate=keep_rate)
 
 
 def scheduled_keep_rate(epoch: float, keep_rate: float = 0.7, start: float = 10, length: float = 100) -> float:

@@ -269,10 +269,6 @@ def _pairs(model: CaiT) -> Iterator[Pair]:
 
 def _arguments(source: Any) -> dict[str, Any]:
     block, conv = source.blocks[0], source.patch_embed.proj
-    if source.global_pool != "token":
-        raise UsageError(f"global_pool of the source is {source.global_pool!r}; mereo's CaiT takes the class token.")
-    if block.attn.qkv.bias is None or source.blocks_token_only is None:
-        raise UsageError("source has no biases of queries, or no class layers; mereo's CaiT has both.")
     return {
         "num_classes": source.num_classes,
         "in_chans": conv.in_channels,

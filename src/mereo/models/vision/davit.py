@@ -290,12 +290,10 @@ def _official_pairs(model: DaViT) -> Iterator[Pair]:
 
 
 def _arguments(source: Any) -> dict[str, Any]:
-    """Ours, from a live network of timm; UsageError for one that differs in what ours has no argument for."""
+    """Ours, from a live network of timm."""
     spatial, channel = (list(pair) for pair in zip(*([*unit] for s in source.stages for unit in s.blocks), strict=True))
     tokens = bool(getattr(channel[0].attn, "dynamic_scale", False))
     stem, last = source.stem.conv, channel[-1]
-    if not isinstance(source.norm_pre, nn.Identity) or last.mlp is None or not isinstance(last.cpe1.act, nn.Identity):
-        raise UsageError("source is a DaVit with head_norm_first, cpe_act or without ffn; mereo has no counterpart.")
     return {
         "num_classes": source.num_classes,
         "in_chans": stem.in_channels,

@@ -6,7 +6,7 @@ Cost at 224x224: 5.6 G multiply-adds for T; linear in the number of pixels.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ class Form:
     Attributes:
         activation: of convolutions; `cell_activation` of the networks after attention.
         padding: of convolutions with stride 2.
-        norm_eps, momentum: of batch norms; `cell_eps` of layer norms.
+        norm_eps, momentum: of batch norms, the latter where the network is given none; `cell_eps` of layer norms.
         bias: whether the stem and the last layer of a bottleneck have biases.
         widen_outputs: whether a bottleneck widens 4 times its outputs, or its inputs.
         squeeze: share of those channels that the gate's narrow layer has.
@@ -218,6 +218,7 @@ class MaxViT(VisionModel):
             multiples of 32 times it.
         head_dim: channels of an attention head.
         form: "official" or "timm": see `FORMS`.
+        momentum: of the batch norms; that of the form by default.
         positions: "table", or "network", which computes the bias of each offset.
         position_hidden: size of that network.
         parallel: both attentions of a block take the same map and share one feed-forward network.
@@ -249,6 +250,7 @@ class MaxViT(VisionModel):
         window_size: int | tuple[int, int] | None = None,
         head_dim: int = 32,
         form: str = "official",
+        momentum: float | None = None,
         positions: str = "table",
         position_hidden: int = 512,
         parallel: bool = False,
@@ -274,6 +276,8 @@ class MaxViT(VisionModel):
         self.image_shape = (in_chans, *sides)
         window = self._window_for(sides, window_size)
         self.form, how = form, FORMS[form]
+        if momentum is not None:
+            how = replace(how, momentum=momentum)
         computed = partial(RelativePositionNetwork, hidden=position_hidden)
         made = RelativePositions if positions == "table" else computed
         rates = iter(linear_rates(drop_path_rate, sum(depths)))

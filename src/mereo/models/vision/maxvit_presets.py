@@ -220,8 +220,6 @@ def _arguments(source: Any) -> dict[str, Any]:
     form = "timm" if attention.head_first else "official"
     positions = attention.rel_pos
     computed = hasattr(positions, "mlp")
-    if type(source.stem.norm1.act).__name__ != ("SiLU" if form == "timm" else "GELUTanh"):
-        raise UsageError("source is a MaxxVit with another activation than timm's maxvit_* networks; mereo has none.")
     hidden = getattr(source.head, "hidden_size", None)
     return {
         "num_classes": source.num_classes,
@@ -233,6 +231,7 @@ def _arguments(source: Any) -> dict[str, Any]:
         "window_size": None if window == tuple(side // reduction for side in sides) else window,
         "head_dim": attention.dim_head,
         "form": form,
+        "momentum": source.stem.norm1.momentum,
         "positions": "network" if computed else "table",
         "position_hidden": positions.mlp.fc1.out_features if computed else 512,
         "parallel": parallel,

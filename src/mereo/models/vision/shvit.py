@@ -281,8 +281,6 @@ def _arguments(theirs: Any) -> dict[str, Any]:
     stem = [part[0] for part in theirs.patch_embed if list(part.children())]
     mixers = [getattr(stage.blocks[0].mixer, "m", None) for stage in theirs.stages]
     keys = {mixer.qk_dim for mixer in mixers if mixer is not None}
-    if len(keys) > 1:
-        raise UsageError(f"qk_dim of the stages is {sorted(keys)}; this network has one size of keys.")
     return {
         "num_classes": theirs.num_classes,
         "in_chans": stem[0].in_channels,
@@ -290,7 +288,7 @@ def _arguments(theirs: Any) -> dict[str, Any]:
         "widths": tuple(int(info["num_chs"]) for info in theirs.feature_info),
         "depths": tuple(len(stage.blocks) for stage in theirs.stages),
         "attended": tuple(None if mixer is None else mixer.pdim for mixer in mixers),
-        "key_dim": keys.pop() if keys else 16,
+        "key_dim": max(keys, default=16),
         "stem_strides": tuple(convolution.stride[0] for convolution in stem),
     }
 

@@ -5,12 +5,9 @@ Source: Dosovitskiy et al. 2021, arXiv:2010.11929; Touvron et al. 2021, arXiv:20
 
 from typing import Any
 
-from torch import nn
-
-from mereo.errors import UsageError
 from mereo.models.layout import register_layout
 from mereo.models.registry import IMAGENET, register_model
-from mereo.models.vision_transformer import EPS, VisionTransformer, transformer_pairs
+from mereo.models.vision_transformer import VisionTransformer, transformer_pairs
 
 
 class ViT(VisionTransformer):
@@ -18,22 +15,8 @@ class ViT(VisionTransformer):
 
 
 def _arguments(source: Any) -> dict[str, Any]:
-    """Ours, from a live network of timm; UsageError for one that differs in what ours has no argument for."""
+    """Ours, from a live network of timm."""
     block, conv = source.blocks[0], source.patch_embed.proj
-    absent = (block.ls1, block.attn.q_norm, block.attn.norm, source.norm_pre, source.fc_norm, source.patch_embed.norm)
-    plain = all(isinstance(module, nn.Identity) for module in absent) and type(block).__name__ == "Block"
-    plain = plain and isinstance(block.mlp.act, nn.GELU) and isinstance(source.norm, nn.LayerNorm)
-    plain = plain and block.norm1.eps == EPS and getattr(block.attn, "gate", None) is None
-    if not plain or source.global_pool != "token" or source.cls_token is None or source.reg_token is not None:
-        raise UsageError(
-            "source is a transformer with LayerScale, registers, other norms, blocks or pooling than ViT and DeiT;"
-            " mereo has no counterpart."
-        )
-    if (
-        source.pos_embed is None
-        or source.pos_embed.shape[1] != source.num_prefix_tokens + source.patch_embed.num_patches
-    ):
-        raise UsageError("source has no position for each token; mereo's ViT has one.")
     return {
         "num_classes": source.num_classes,
         "in_chans": conv.in_channels,

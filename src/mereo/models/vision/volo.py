@@ -329,14 +329,9 @@ def _pairs(model: VOLO) -> Iterator[Pair]:
 
 
 def _arguments(source: Any) -> dict[str, Any]:
-    """Ours, from a live network of timm; UsageError for one that differs in what ours has no argument for."""
+    """Ours, from a live network of timm."""
     network = list(source.network)
-    usual = len(network) == 5 and source.pooling_scale == 2 and source.global_pool == "token"
-    if not usual or source.post_network is None or len(source.post_network) != 2 or len(network[0]) == 0:
-        raise UsageError("source is a VOLO of another form than the published ones; mereo has no counterpart.")
     first, last = network[0][0], source.post_network[0]
-    if first.attn.v.bias is not None or first.attn.kernel_size != 3:
-        raise UsageError("source is a VOLO with qkv_bias or another kernel; mereo has no counterpart.")
     layers = tuple(len(network[i]) for i in (0, 2, 3, 4))
     patch = 2 * source.patch_embed.proj.kernel_size[0]
     late = [block.drop_path1 for stage in network[2:] for block in stage]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Causal
+from mereo.core.surgery import restate_surgery, surgery
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import HostedAttention, replace_attention
 from mereo.mechanisms.attention.sparse.sea import SeaAttention
@@ -33,6 +34,7 @@ class SeaHosted(HostedAttention):
         return self.sea(q, k, v)
 
 
+@surgery
 def sea(
     model: nn.Module, *, columns: int = 128, top_k: float = 64, layers: Sequence[int] | None = None, seed: int = 0,
     **arguments: Any,
@@ -68,3 +70,4 @@ def set_top_k(model: nn.Module, top_k: float) -> None:
     for module in model.modules():
         if isinstance(module, SeaAttention):
             module.top_k = top_k
+    restate_surgery(model, "sea", top_k=top_k)

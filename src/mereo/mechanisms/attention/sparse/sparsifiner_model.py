@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mereo.core.surgery import surgery
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.hosted import is_host, replace_attention
 from mereo.mechanisms.attention.sparse.sparsifiner import SparsifinerAttention, kept_keys
@@ -31,6 +32,7 @@ def _count_prefix(model: nn.Module) -> int:
     return int(getattr(model, "cls_token", None) is not None) if hasattr(model, "cls_token") else 1
 
 
+@surgery
 def sparsifiner(
     model: nn.Module,
     keep: float = 0.25,

@@ -1,0 +1,145 @@
+"""Networks from their `config`: name, arguments and surgery; and whether a network still is what its `config` states.
+
+A file of weights holds the config and the tensors. What the config does not state, such as a replaced layer, would be
+lost: such a network is not saved.
+"""
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from types import FunctionType, NoneType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mereo.core import Grid
+from mereo.core.unfilled import unfilled
+from mereo.errors import UsageError, first_line, type_of, unknown
+from mereo.escape import cut
+from mereo.models.base import VisionModel
+from mereo.models.network import Network
+from mereo.models.pretrained import shape_faults
+from mereo.models.registry import build, outline
+from mereo.surgery import SURGERIES
+
+_PASSING = {
+    "training", "config", "pretrained_cfg", "metadata", "class_names", "grad_checkpointing", "senders", "receivers",
+    "of_places", "observers",
+}  # fmt: skip
+"""Attributes of modules in which a network may differ from its config: they change no score, or follow the images."""
+
+
+def operate(model: VisionModel, surgeries: Sequence[Mapping[str, Any]]) -> VisionModel:
+    """A network after the surgeries that a config states, in order; UsageError for one that cannot be."""
+    for entry in surgeries:
+        name = entry["name"]
+        if name not in SURGERIES:
+            raise unknown("surgery", name, SURGERIES)
+        try:
+            inspect.signature(SURGERIES[name]).bind(model, **entry["args"])
+            model = SURGERIES[name](model, **entry["args"])  # type: ignore[assignment]
+        except UsageError as error:
+            raise UsageError(f"surgery {name!r}: {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"surgery {name!r} cannot be done with {cut(json.dumps(entry['args']), 200)}"
+                f" ({type(error).__name__}: {cut(first_line(error), 200)})."
+            ) from error
+    return model
+
+
+def rebuild(config: Mapping[str, Any]) -> VisionModel:
+    """The network of a config, with new weights."""
+    return operate(build(config["model"], **config["args"]), config.get("surgery", ()))
+
+
+def outline_of(config: Mapping[str, Any]) -> VisionModel:
+    """The network of a config on the meta device: shapes without values."""
+    model = outline(config["model"], **config["args"])
+    if config.get("surgery"):
+        with unfilled():
+            model = operate(model, config["surgery"])
+    return model
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The network that `torch.compile` wrapped, or the one given."""
+    inside = model.__dict__.get("_modules", {}).get("_orig_mod")
+    return model if inside is None else inside
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether a value is plain, a function, or a description such as a topology: neither tensor nor module."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_setting, value))
+    plain = isinstance(value, bool | int | float | str | FunctionType | NoneType)
+    return plain or (is_dataclass(value) and not isinstance(value, type | Grid))
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Settings of a module, by attribute."""
+    there = vars(module).items()
+    return {name: x for name, x in there if name[0] != "_" and name not in _PASSING and _is_setting(x)}
+
+
+def _kind(module: nn.Module) -> str:
+    """The class of a module; synchronised batch normalisation computes what the ordinary one does."""
+    own = type(module)
+    return "batch normalisation" if isinstance(module, _BatchNorm) else f"{own.__module__}.{own.__qualname__}"
+
+
+def changes(model: nn.Module, expected: nn.Module, state: Mapping[str, Tensor] | None = None) -> list[str]:
+    """In which modules, settings, names and shapes a network differs from another of the same config.
+
+    Args:
+        state: tensors of the first, where they are not those it holds now.
+    """
+    own, there = dict(model.named_modules()), dict(expected.named_modules())
+    faults = [f"{name} is missing" for name in there if name not in own]
+    faults += [f"{name} is new" for name in own if name not in there]
+    for name, (ours, other) in ((name, (own[name], there[name])) for name in own if name in there):
+        where = name or "the network"
+        if _kind(ours) != _kind(other):
+            faults.append(f"{where} is {type_of(ours)}, not {type_of(other)}")
+            continue
+        before, now = _settings(other), _settings(ours)
+        faults += [
+            f"{key} of {where} is {cut(repr(now[key]), 60)}, not {cut(repr(before[key]), 60)}"
+            for key in now
+            if key in before and not (now[key] is before[key] or now[key] == before[key])
+        ]
+    tensors = model.state_dict() if state is None else state
+    stated = {name: tensor.shape for name, tensor in expected.state_dict().items()}
+    return faults or shape_faults(stated, {name: tensor.shape for name, tensor in tensors.items()})
+
+
+def checked(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> VisionModel:
+    """The network, out of the wrapper of `torch.compile`; UsageError unless its config states all that it is.
+
+    Args:
+        state: its weights, where they are not those that it holds now.
+    """
+    model = uncompiled(model)
+    if not isinstance(model, Network) or not isinstance(getattr(model, "config", None), dict):
+        raise UsageError(
+            f"this {type(model).__name__} has no name and arguments; make it with create_model to save it. A copy by"
+            " fuse() has none, and of a network inside a wrapper the network itself is saved."
+        )
+    try:
+        json.dumps(model.config.get("surgery", []), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        names = ", ".join(entry["name"] for entry in model.config["surgery"])
+        raise UsageError(f"an argument of {names} is no plain value, which a file cannot hold ({error}).") from error
+    faults = changes(model, outline_of(model.config), state)
+    if faults:
+        shown = "; ".join(cut(fault, 200) for fault in faults[:3])
+        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
+        surgeries = "".join(f", {entry['name']}" for entry in model.config.get("surgery", []))
+        raise UsageError(
+            f"the network is not what {model.config['model']}{surgeries} with its arguments makes: {shown}{more}. A"
+            " file would lose that; put it back, make the change by arguments of create_model or a function of"
+            " mereo.surgery, or keep `state_dict()` with code of your own."
+        )
+    return model  # type: ignore[return-value]
