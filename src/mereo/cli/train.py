@@ -1,6 +1,5 @@
 """`mereo train`."""
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,7 +98,7 @@ def _parsed(words: list[str], command: str) -> tuple[TrainConfig, TrainOptions]:
     for name in ("model_args", "task_options"):
         kept, changed = getattr(base, name), getattr(options, name)
         if set(kept) != set(changed):
-            config = dataclasses.replace(config, **{name: {**kept, **changed}})
+            config = config.replace(**{name: {**kept, **changed}})
     config.check()
     return config, first
 
