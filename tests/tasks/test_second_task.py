@@ -135,6 +135,9 @@ def test_it_resumes_to_the_same_weights(config, monkeypatch):
     a, b = (load_tensors(result.folder.last)[0] for result in (whole, resumed))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert whole.test_last == resumed.test_last
+    kept = [csv.DictReader(result.folder.history.read_text().splitlines()) for result in (whole, resumed)]
+    trained = [[(row["train_loss"], row["train_error"]) for row in rows] for rows in kept]
+    assert trained[0] == trained[1], "the sums of the epoch that was interrupted are kept"
 
 
 def test_it_predicts_files_and_has_a_dry_run(config, tmp_path):

@@ -166,7 +166,7 @@ def decode_mask(stream: BinaryIO) -> npt.NDArray[np.uint8]:
 
 def fit_mask(mask: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
     """A mask for an image that `decode` fits to a size: cut by `fit_box`, then the nearest pixels."""
-    top, left, height, width = fit_box(*mask.shape, size)
+    top, left, height, width = fit_box(mask.shape[0], mask.shape[1], size)
     rows, columns = (nearest_places(side, wanted) for side, wanted in ((height, size[0]), (width, size[1])))
     return mask[top + rows][:, left + columns]
 

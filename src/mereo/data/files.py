@@ -38,7 +38,7 @@ Decoded = tuple[Pixels, Pixels | None]
 
 def decode_pair(
     image: BinaryIO, mask: BinaryIO, classes: int, size: tuple[int, int], channels: int, *, reduce: bool = False
-) -> Decoded:
+) -> tuple[Pixels, Pixels]:
     """An image and its mask; ValueError unless they have one size and the mask has only indices of classes."""
     whole, shown = decode_mask(mask), header_size(image)
     if whole.shape != shown:

@@ -210,6 +210,7 @@ class Segmentation(Task):
         return Batch(images, masks=masks)
 
     def draw_samples(self, batch: Batch, path: Path) -> None:
+        assert batch.masks is not None
         draw_masks(batch.images[: self.most_drawn], {"mask": batch.masks[: self.most_drawn]}, self.class_names, path)
 
     @torch.inference_mode()

@@ -40,7 +40,7 @@ def draw_sign(
     matrix = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]) * stretch
     bent = sign + generator.normal(0, _BEND, sign.shape)
     points = bent @ matrix.T * 0.36 * side + side / 2 + generator.uniform(-_SHIFT, _SHIFT, 2)
-    grid = np.stack(np.mgrid[:side, :side][::-1], -1).reshape(-1, 1, 2) + 0.5
+    grid = np.moveaxis(np.mgrid[:side, :side][::-1], 0, -1).reshape(-1, 1, 2) + 0.5
     starts, ends = points[:, :-1].reshape(-1, 2), points[:, 1:].reshape(-1, 2)
     along = ends - starts
     share = (((grid - starts) * along).sum(-1) / (along**2).sum(-1).clip(1e-9)).clip(0, 1)
