@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from mereo.mechanisms.attention.sparse.sparsifiner_model import sparsifiner
     from mereo.mechanisms.scan import lightning_attention
     from mereo.mechanisms.select import evit
+    from mereo.mechanisms.slots import create_mechanism
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
-    from mereo.surgery import moh
+    from mereo.surgery.insert import insert, remove
+    from mereo.surgery.moh import moh
     from mereo.training.attention_matches import sea_matches, sparsifiner_matches
     from mereo.training.distil import Distilled, distil
     from mereo.training.matching import Match
@@ -52,12 +54,14 @@ _HOMES = {
     "MereoError": "mereo.errors",
     "UsageError": "mereo.errors",
     "convert": "mereo.models",
+    "create_mechanism": "mereo.mechanisms.slots",
     "create_model": "mereo.models",
     "distil": "mereo.training.distil",
     "evaluate": "mereo.workflow",
     "evit": "mereo.mechanisms.select",
     "from_pretrained": "mereo.export",
     "get_mechanism": "mereo.catalogue",
+    "insert": "mereo.surgery",
     "intervene": "mereo.core",
     "is_model": "mereo.models",
     "lightning_attention": "mereo.mechanisms.scan",
@@ -69,6 +73,7 @@ _HOMES = {
     "predict": "mereo.workflow",
     "push_to_hub": "mereo.export",
     "record": "mereo.core",
+    "remove": "mereo.surgery",
     "save_pretrained": "mereo.export",
     "save_weights": "mereo.models",
     "sea": "mereo.mechanisms.attention.sparse.sea_model",
@@ -87,6 +92,7 @@ __all__ = [
     "MereoError",
     "UsageError",
     "convert",
+    "create_mechanism",
     "create_model",
     "distil",
     "evaluate",
@@ -94,6 +100,7 @@ __all__ = [
     "explain",
     "from_pretrained",
     "get_mechanism",
+    "insert",
     "intervene",
     "is_model",
     "lightning_attention",
@@ -105,6 +112,7 @@ __all__ = [
     "predict",
     "push_to_hub",
     "record",
+    "remove",
     "save_pretrained",
     "save_weights",
     "sea",

@@ -30,6 +30,8 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     source="arXiv:2411.01564",
     promises=("normalised",),
     largest_input=1e12,  # queries times keys, summed over the capsules, must fit float32
+    interface="maps",
+    channels_last=True,
     example=_example,
 )
 class SparseAxialRouting(nn.Module):

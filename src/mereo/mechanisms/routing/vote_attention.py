@@ -46,6 +46,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     source="https://air.uniud.it/handle/11390/1221110",
     promises=("normalised", "any sender order"),
     sender_axes={"0": 1, "weight": 1},
+    interface="tokens",
     example=_example,
 )
 class VoteAttentionRouting(nn.Module):

@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from mereo.errors import UsageError
+from mereo.layers.transformer_block import EPS
 from mereo.models.layout import register_layout
 from mereo.models.registry import IMAGENET, register_model
-from mereo.models.vision_transformer import EPS, VisionTransformer, transformer_pairs
+from mereo.models.vision_transformer import VisionTransformer, transformer_pairs
 
 
 class ViT(VisionTransformer):
