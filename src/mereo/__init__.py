@@ -27,6 +27,7 @@ from mereo._timm_hook import register_with_timm
 
 if TYPE_CHECKING:
     from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
+    from mereo.core.mechanism_checks import check_mechanism
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
     from mereo.mechanisms.attention import neighborhood_attention, watchable
@@ -53,6 +54,7 @@ _HOMES = {
     "Match": "mereo.training.matching",
     "MereoError": "mereo.errors",
     "UsageError": "mereo.errors",
+    "check_mechanism": "mereo.core.mechanism_checks",
     "convert": "mereo.models",
     "create_mechanism": "mereo.mechanisms.slots",
     "create_model": "mereo.models",
@@ -91,6 +93,7 @@ __all__ = [
     "Match",
     "MereoError",
     "UsageError",
+    "check_mechanism",
     "convert",
     "create_mechanism",
     "create_model",

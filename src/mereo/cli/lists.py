@@ -9,7 +9,7 @@ from mereo.cli.list_cache import cached_list
 from mereo.cli.options import ListOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
-from mereo.errors import unknown
+from mereo.errors import UsageError, unknown
 from mereo.runtime.printing import say
 
 Rows = list[dict[str, str]]
@@ -160,6 +160,10 @@ def run(words: list[str], command: str) -> None:
     else:
         rows = _rows(command)
         chosen = matching(rows, options.pattern)
+    if options.interface is not None:
+        if command != "mechanisms":
+            raise UsageError(f"interface is {options.interface!r}; only mechanisms have one. Leave it out.")
+        chosen = [row for row in chosen if row["interface"] == options.interface]
     if not chosen:
         raise unknown(command.removesuffix("s"), options.pattern, [row["name"] for row in rows])
     if options.json:
@@ -191,6 +195,7 @@ def _details(name: str) -> list[tuple[str, str]]:
     return [
         ("class or function", f"{entry.target.__module__}.{entry.target.__name__}"),
         ("source", entry.source.link),
+        *([("fits no slot", entry.why_no_interface)] if entry.interface is None else []),
         *((promise, meaning) for promise, meaning in PROMISES.items() if promise in entry.promises),
         *((f"not {promise}", reason) for promise, reason in entry.lacks.items()),
         *((f"zero gradient: {parameter}", reason) for parameter, reason in entry.zero_gradients.items()),

@@ -202,6 +202,8 @@ class ListOptions:
 
     pattern: tyro.conf.Positional[str] = "*"
     """Shell-style pattern for names, or text to find in names and descriptions."""
+    interface: Literal["tokens", "maps", "qkv"] | None = None
+    """Of mechanisms: only those that fill this slot of networks."""
     json: bool = False
     """Print the result as one JSON document."""
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from mereo.core.catalogue import get_mechanism
 from mereo.core.modes import gradients_kept, modes_kept
 from mereo.core.operations import forward_operations
+from mereo.core.surgery import SURGERIES, note_surgery
 from mereo.errors import UsageError
 from mereo.mechanisms.slots import Place, fill_slot
-from mereo.surgery.registry import SURGERIES, forget_surgery, note_surgery
 
 _HELD_AS = "inserted"
 _BRANCH_ENDS = ("attn", "self_attention", "mixer", "second", "bn3", "bn2", "conv")
@@ -333,7 +333,11 @@ def remove(model: nn.Module) -> nn.Module:
             del hooks[number]
         if isinstance(held := getattr(module, _HELD_AS, None), nn.ModuleDict) and _is_ours(held):
             delattr(module, _HELD_AS)
-    forget_surgery(model, "insert")
+    config = getattr(model, "config", None)
+    if isinstance(config, dict) and "surgery" in config:
+        rest = [entry for entry in config["surgery"] if entry["name"] != "insert"]
+        kept = {key: value for key, value in config.items() if key != "surgery"}
+        model.config = kept | ({"surgery": rest} if rest else {})  # type: ignore[assignment]
     return model
 
 
