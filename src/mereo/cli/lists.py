@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 
 from mereo.cli.list_cache import cached_list
-from mereo.cli.options import ListOptions
+from mereo.cli.options import ListOptions, MechanismsOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
-from mereo.errors import UsageError, unknown
+from mereo.errors import unknown
 from mereo.runtime.printing import say
 
 Rows = list[dict[str, str]]
@@ -153,16 +153,14 @@ def matching(rows: Rows, pattern: str) -> Rows:
 
 def run(words: list[str], command: str) -> None:
     """Print one of the lists."""
-    options = parse(ListOptions, words, command)
+    options = parse(MechanismsOptions if command == "mechanisms" else ListOptions, words, command)
     from_library = command == "models" and options.pattern.partition(":")[0] in ("timm", "torchvision")
     if from_library and ":" in options.pattern:
         rows = chosen = _of_library(options.pattern)
     else:
         rows = _rows(command)
         chosen = matching(rows, options.pattern)
-    if options.interface is not None:
-        if command != "mechanisms":
-            raise UsageError(f"interface is {options.interface!r}; only mechanisms have one. Leave it out.")
+    if isinstance(options, MechanismsOptions) and options.interface is not None:
         chosen = [row for row in chosen if row["interface"] == options.interface]
     if not chosen:
         raise unknown(command.removesuffix("s"), options.pattern, [row["name"] for row in rows])

@@ -202,10 +202,16 @@ class ListOptions:
 
     pattern: tyro.conf.Positional[str] = "*"
     """Shell-style pattern for names, or text to find in names and descriptions."""
-    interface: Literal["tokens", "maps", "qkv"] | None = None
-    """Of mechanisms: only those that fill this slot of networks."""
     json: bool = False
     """Print the result as one JSON document."""
+
+
+@dataclass(frozen=True)
+class MechanismsOptions(ListOptions):
+    """List the mechanisms whose name or description matches a pattern. A full name also prints its details."""
+
+    interface: Literal["tokens", "maps", "qkv"] | None = None
+    """Only those that fill this slot of networks."""
 
 
 @dataclass(frozen=True)
