@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mereo.api import compare, evaluate, explain, predict, train
     from mereo.api.estimator import ImageClassifier
     from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
+    from mereo.core.mechanism_checks import check_mechanism
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
     from mereo.mechanisms.attention import neighborhood_attention, watchable
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
     from mereo.mechanisms.attention.sparse.sparsifiner_model import sparsifiner
     from mereo.mechanisms.scan import lightning_attention
     from mereo.mechanisms.select import evit
+    from mereo.mechanisms.slots import create_mechanism
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
-    from mereo.surgery import moh
+    from mereo.surgery.insert import insert, remove
+    from mereo.surgery.moh import moh
     from mereo.training.attention_matches import sea_matches, sparsifiner_matches
     from mereo.training.distil import Distilled, distil
     from mereo.training.matching import Match
@@ -52,13 +55,16 @@ _HOMES = {
     "MereoError": "mereo.errors",
     "UsageError": "mereo.errors",
     "compare": "mereo.api",
+    "check_mechanism": "mereo.core.mechanism_checks",
     "convert": "mereo.models",
+    "create_mechanism": "mereo.mechanisms.slots",
     "create_model": "mereo.models",
     "distil": "mereo.training.distil",
     "evaluate": "mereo.api",
     "evit": "mereo.mechanisms.select",
     "from_pretrained": "mereo.export",
     "get_mechanism": "mereo.catalogue",
+    "insert": "mereo.surgery",
     "intervene": "mereo.core",
     "is_model": "mereo.models",
     "lightning_attention": "mereo.mechanisms.scan",
@@ -70,6 +76,7 @@ _HOMES = {
     "predict": "mereo.api",
     "push_to_hub": "mereo.export",
     "record": "mereo.core",
+    "remove": "mereo.surgery",
     "save_pretrained": "mereo.export",
     "save_weights": "mereo.models",
     "sea": "mereo.mechanisms.attention.sparse.sea_model",
@@ -87,8 +94,10 @@ __all__ = [
     "Match",
     "MereoError",
     "UsageError",
+    "check_mechanism",
     "compare",
     "convert",
+    "create_mechanism",
     "create_model",
     "distil",
     "evaluate",
@@ -96,6 +105,7 @@ __all__ = [
     "explain",
     "from_pretrained",
     "get_mechanism",
+    "insert",
     "intervene",
     "is_model",
     "lightning_attention",
@@ -107,6 +117,7 @@ __all__ = [
     "predict",
     "push_to_hub",
     "record",
+    "remove",
     "save_pretrained",
     "save_weights",
     "sea",

@@ -11,6 +11,14 @@ import mereo.mechanisms.routing
 import mereo.mechanisms.scan
 import mereo.mechanisms.select
 import mereo.surgery  # noqa: F401
-from mereo.core.catalogue import FAMILIES, MECHANISMS, PROMISES, Mechanism, get_mechanism, list_mechanisms
+from mereo.core.catalogue import (
+    FAMILIES,
+    INTERFACES,
+    MECHANISMS,
+    PROMISES,
+    Mechanism,
+    get_mechanism,
+    list_mechanisms,
+)
 
-__all__ = ["FAMILIES", "MECHANISMS", "PROMISES", "Mechanism", "get_mechanism", "list_mechanisms"]
+__all__ = ["FAMILIES", "INTERFACES", "MECHANISMS", "PROMISES", "Mechanism", "get_mechanism", "list_mechanisms"]

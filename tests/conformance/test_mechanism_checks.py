@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import example_files
-from mechanism_checks import CHECKS
 from mereo.core import MECHANISMS, Coupling, Mechanism, depends
 from mereo.core.catalogue import COMMON, FAMILIES, PROMISES
+from mereo.core.mechanism_checks import CHECKS
 
 EXAMPLES = {path.stem: example_files.load(path) for path in example_files.files()}
 

@@ -1,12 +1,12 @@
-"""Every mechanism of the catalogue, held to exactly what it promises; `mechanism_checks` has the checks."""
+"""Every mechanism of the catalogue, held to exactly what it promises; `mereo.core.mechanism_checks` has the checks."""
 
 import importlib
 from pathlib import Path
 
 import pytest
 
-from mechanism_checks import CHECKS, Check, check_compiled
 from mereo.catalogue import FAMILIES, MECHANISMS, Mechanism
+from mereo.core.mechanism_checks import CHECKS, Check, check_compiled
 from reconstructions import check_reconstruction
 
 TESTS = Path(__file__).parents[1]

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import mereo
 import mereo.models
-from mechanism_checks import forget_kept_tensors
 from mereo.core import Capsules, Coupling, Signal
+from mereo.core.mechanism_checks import forget_kept_tensors
 from mereo.errors import UsageError
 from mereo.models import MODELS, CapsuleClassifier, FeatureMaps, VisionModel, get_model_entry
 from mereo.models.registry import families, outline

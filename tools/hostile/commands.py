@@ -24,7 +24,7 @@ BEGIN: dict[str, tuple[str, list[str]]] = {
     "bench": ("BenchOptions", ["routing", "--device", "cuda:9"]),
     "doctor": ("DoctorOptions", []),
     "models": ("ListOptions", []),
-    "mechanisms": ("ListOptions", []),
+    "mechanisms": ("MechanismsOptions", []),
     "datasets": ("ListOptions", []),
     "tasks": ("ListOptions", []),
     "recipes": ("ListOptions", []),

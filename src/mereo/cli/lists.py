@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mereo.cli.list_cache import cached_list
-from mereo.cli.options import ListOptions
+from mereo.cli.options import ListOptions, MechanismsOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.errors import unknown
@@ -159,13 +159,15 @@ def matching(rows: Rows, pattern: str) -> Rows:
 
 def run(words: list[str], command: str) -> None:
     """Print one of the lists."""
-    options = parse(ListOptions, words, command)
+    options = parse(MechanismsOptions if command == "mechanisms" else ListOptions, words, command)
     from_library = command == "models" and options.pattern.partition(":")[0] in ("timm", "torchvision")
     if from_library and ":" in options.pattern:
         rows = chosen = _of_library(options.pattern)
     else:
         rows = _rows(command)
         chosen = matching(rows, options.pattern)
+    if isinstance(options, MechanismsOptions) and options.interface is not None:
+        chosen = [row for row in chosen if row["interface"] == options.interface]
     if not chosen:
         raise unknown(command.removesuffix("s"), options.pattern, [row["name"] for row in rows])
     if options.json:
@@ -210,6 +212,7 @@ def _details(name: str) -> list[tuple[str, str]]:
     return [
         ("class or function", f"{entry.target.__module__}.{entry.target.__name__}"),
         ("source", entry.source.link),
+        *([("fits no slot", entry.why_no_interface)] if entry.interface is None else []),
         *((promise, meaning) for promise, meaning in PROMISES.items() if promise in entry.promises),
         *((f"not {promise}", reason) for promise, reason in entry.lacks.items()),
         *((f"zero gradient: {parameter}", reason) for parameter, reason in entry.zero_gradients.items()),

@@ -209,6 +209,14 @@ class ListOptions:
 
 
 @dataclass(frozen=True)
+class MechanismsOptions(ListOptions):
+    """List the mechanisms whose name or description matches a pattern. A full name also prints its details."""
+
+    interface: Literal["tokens", "maps", "qkv"] | None = None
+    """Only those that fill this slot of networks."""
+
+
+@dataclass(frozen=True)
 class ExportOptions:
     """Export a trained network as ONNX, as a PyTorch program, for timm, as a folder for the Hugging Face hub, or as a
     page that runs in a browser.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from mereo.core.inputs import check_inputs
@@ -53,6 +54,13 @@ PROMISES: dict[str, str] = {
 COMMON = ("compile", "export", "half precision", "couplings only")
 """Promised by every mechanism that does not give a reason in `lacks`; the last by those that record couplings."""
 
+INTERFACES: dict[str, str] = {
+    "tokens": "(batch, tokens, dim) -> the same",
+    "maps": "(batch, channels, height, width) -> the same",
+    "qkv": "queries, keys and values (batch, heads, tokens, dim / heads) -> (batch, tokens, dim)",
+}
+"""The slots of networks that a mechanism may fill, each with its shapes; see `mereo.create_mechanism`."""
+
 T = TypeVar("T")
 
 
@@ -95,6 +103,8 @@ class Mechanism:
         receiver_axes: the axis that counts receivers, in the same form, and that of the "output".
         largest_input: inputs multiplied by up to this give finite outputs.
         reconstruction: why it is a reconstruction, where the equations of its source were not available; "" if not.
+        interface: one of `INTERFACES`, or None for a mechanism that fits no slot; see `why_no_interface`.
+        channels_last: whether its maps are (batch, height, width, channels); slots convert them.
     """
 
     name: str
@@ -115,6 +125,8 @@ class Mechanism:
     receiver_axes: Mapping[str, int]
     largest_input: float
     reconstruction: str
+    interface: str | None = None
+    channels_last: bool = False
 
     @property
     def summary(self) -> str:
@@ -126,6 +138,26 @@ class Mechanism:
         """The package of its file."""
         return FAMILIES[self.family]
 
+    @property
+    def why_no_interface(self) -> str:
+        """The reason why it fits no slot; empty for one that does."""
+        if self.interface is not None:
+            return ""
+        if not inspect.isclass(self.target):
+            return "it is applied to a model"
+        needed = [
+            p.name
+            for p in inspect.signature(cast("type[nn.Module]", self.target).forward).parameters.values()
+            if p.default is p.empty
+        ]
+        if len(needed) > 2:
+            return f"it takes {' and '.join(needed[1:])}"
+        with torch.random.fork_rng(devices=[]):
+            module, inputs = self.example()
+        with torch.no_grad():
+            before, after = tuple(inputs[0].shape), tuple(module.eval()(*inputs).shape)
+        return "it declares none" if before == after else f"it makes {after} of {before}"
+
     def facts(self) -> dict[str, str]:
         """Its row in the table of mechanisms, by column; promises are in `promised`."""
         couples = self.records == "couplings"
@@ -136,6 +168,7 @@ class Mechanism:
             "update": self.update or "-",
             "records": ", ".join((self.records, *self.also_records)),
             "reconstruction": self.reconstruction or "-",
+            "interface": self.interface or "-",
         }
 
     def promised(self) -> dict[str, bool]:
@@ -166,6 +199,8 @@ def mechanism(
     receiver_axes: Mapping[str, int] | None = None,
     largest_input: float = 1e30,
     reconstruction: str = "",
+    interface: str | None = None,
+    channels_last: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated class or function under `name`; see `Mechanism` for the facts."""
     check_choice("family", family, FAMILIES)
@@ -174,6 +209,10 @@ def mechanism(
     for kind in also_records:
         check_choice("also_records", kind, RECORDS[:-1])
     check_positive(largest_input=largest_input)
+    if interface is not None:
+        check_choice("interface", interface, INTERFACES)
+    if channels_last and interface != "maps":
+        raise UsageError(f"channels_last is True and interface is {interface!r}; only 'maps' have channels to order.")
     for promise, reason in (lacks or {}).items():
         check_choice("lacks", promise, COMMON)
         _check_reason("lacks", promise, reason)
@@ -206,6 +245,8 @@ def mechanism(
             receiver_axes=receivers,
             largest_input=largest_input,
             reconstruction=reconstruction,
+            interface=interface,
+            channels_last=channels_last,
         )
         if inspect.isclass(target) and hasattr(target, "forward") and not hasattr(target.forward, "checks_inputs"):
             check_inputs(cast("type[nn.Module]", target), example)
@@ -240,12 +281,20 @@ def _check_reason(argument: str, key: str, reason: str) -> None:
         raise UsageError(f"{argument} has {reason!r} for {key!r}; give the reason.")
 
 
-def list_mechanisms(pattern: str = "*", family: str | None = None) -> list[str]:
-    """Names of the mechanisms that match a shell-style pattern, of one family or of all, sorted."""
+def list_mechanisms(pattern: str = "*", family: str | None = None, *, interface: str | None = None) -> list[str]:
+    """Names of the mechanisms that match a shell-style pattern, sorted.
+
+    Args:
+        family: only those of this family.
+        interface: only those that fill this slot, one of `INTERFACES`.
+    """
     if family is not None:
         check_choice("family", family, FAMILIES)
-    names = fnmatch.filter(MECHANISMS, pattern)
-    return sorted(name for name in names if family in (None, MECHANISMS[name].family))
+    if interface is not None:
+        check_choice("interface", interface, INTERFACES)
+    chosen = (MECHANISMS[name] for name in fnmatch.filter(MECHANISMS, pattern))
+    fitting = (m for m in chosen if family in (None, m.family) and interface in (None, m.interface))
+    return sorted(m.name for m in fitting)
 
 
 def get_mechanism(name: str) -> Mechanism:

@@ -16,6 +16,7 @@ from mereo.layers.res2_block import Res2SEBlock
 from mereo.layers.residual import Residual
 from mereo.layers.self_attention import SelfAttention
 from mereo.layers.stochastic_depth import StochasticDepth, linear_rates
+from mereo.layers.transformer_block import TransformerBlock
 
 __all__ = [
     "BasicBlock",
@@ -34,6 +35,7 @@ __all__ = [
     "SimpleGLU",
     "SimpleRMSNorm",
     "StochasticDepth",
+    "TransformerBlock",
     "linear_rates",
     "resize_positions",
     "resize_relative_table",

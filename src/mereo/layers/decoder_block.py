@@ -1,10 +1,12 @@
 """The block of a decoder: a token mixer and a channel mixer, each behind a norm and added to what it reads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
 from mereo.layers.feed_forward import FeedForward
+from mereo.mechanisms.slots import Place, fill_slot
 
 
 class DecoderBlock(nn.Module):
@@ -12,10 +14,12 @@ class DecoderBlock(nn.Module):
 
     Args:
         dim: of the tokens.
-        mixer: a module tokens -> tokens; called with the tokens only.
+        mixer: a module tokens -> tokens, called with the tokens only, or the name of a mechanism.
         hidden_dim: of the channel mixer, a `FeedForward`.
         dropout: of what is added, in training.
         activation: of the channel mixer.
+        num_heads: of a mechanism given by name.
+        mechanism_args: arguments of its constructor, beside those that the block fills in.
 
     Shapes: (batch, tokens, dim), mask bool (batch, tokens) or None -> (batch, tokens, dim).
     """
@@ -23,12 +27,17 @@ class DecoderBlock(nn.Module):
     def __init__(
         self,
         dim: int,
-        mixer: nn.Module,
+        mixer: nn.Module | str,
         hidden_dim: int,
         dropout: float = 0.0,
         activation: Callable[[], nn.Module] = nn.GELU,
+        *,
+        num_heads: int | None = None,
+        mechanism_args: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(mixer, str):
+            mixer = fill_slot(mixer, "tokens", Place(dim, num_heads), mechanism_args)
         self.norm1, self.mixer = nn.LayerNorm(dim), mixer
         self.norm2, self.channels = nn.LayerNorm(dim), FeedForward(dim, hidden_dim, dropout, activation)
         self.drop = nn.Dropout(dropout)

@@ -4,7 +4,8 @@ Source: Sandler et al. 2018, arXiv:1801.04381 (the bottleneck); Tu et al. 2022, 
 appendix A.1 (norm first, squeeze and excite).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from mereo.core.shapes import same_padding
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.layers.norms import norm_factors
 from mereo.layers.stochastic_depth import StochasticDepth
-from mereo.mechanisms.gate import SqueezeExcite
+from mereo.mechanisms.slots import Place, fill_slot
 
 Border = tuple[int, int, int, int]
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -32,13 +33,16 @@ class InvertedBottleneck(nn.Module):
     Args:
         inputs, outputs: channels.
         hidden: channels between the wide convolutions.
-        squeezed: channels of the gate's narrow layer.
+        squeezed: channels of the narrow layer of squeeze and excite.
         stride: 1 or 2, of the depthwise convolution.
         activation: makes the activations.
         padding: where a stride of 2 puts its zeros: "same" after the map as TensorFlow does, or "symmetric".
         bias: of the last layer and of the projection.
         eps, momentum: of the batch normalisations.
         drop_path: rate of stochastic depth.
+        mechanism: name of the mechanism that takes the place of squeeze and excite.
+        mechanism_args: arguments of its constructor, beside those that the block fills in.
+        size: rows and columns of the output, for mechanisms that need them.
 
     Shapes: (batch, inputs, height, width) -> (batch, outputs, height / stride, width / stride), both in channels-last
         memory.
@@ -62,6 +66,9 @@ class InvertedBottleneck(nn.Module):
         eps: float = 1e-5,
         momentum: float = 0.1,
         drop_path: float = 0.0,
+        mechanism: str = "squeeze_excite",
+        mechanism_args: Mapping[str, Any] | None = None,
+        size: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         check_positive(inputs=inputs, outputs=outputs, hidden=hidden, squeezed=squeezed)
@@ -78,7 +85,9 @@ class InvertedBottleneck(nn.Module):
         self.activation = activation()
         self.depthwise = nn.Conv2d(hidden, hidden, 3, stride, groups=hidden, bias=False)
         self.mixed_norm = nn.BatchNorm2d(hidden, eps, momentum)
-        self.gate = SqueezeExcite(hidden, squeezed, nn.SiLU)
+        if mechanism == "squeeze_excite":
+            mechanism_args = {"hidden": squeezed, "activation": nn.SiLU, **(mechanism_args or {})}
+        self.gate = fill_slot(mechanism, "maps", Place(hidden, size=size), mechanism_args)
         self.narrow = Linear(hidden, outputs, bias)
         self.drop_path = StochasticDepth(drop_path)
         self.constant: nn.ParameterList | None = None

@@ -4,6 +4,7 @@ Source: Dosovitskiy et al. 2021, arXiv:2010.11929, with the sizes and the start 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,27 +14,10 @@ from mereo.core.initialise import start_linears
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_heads, check_positive
-from mereo.layers import FeedForward, SelfAttention, StochasticDepth, linear_rates, resize_positions
+from mereo.layers import TransformerBlock, linear_rates, resize_positions
+from mereo.layers.transformer_block import EPS
 from mereo.models.base import VisionModel, grid_of_cells
 from mereo.models.layout import Pair
-
-EPS = 1e-6
-
-
-class TransformerBlock(nn.Module):
-    """x <- x + attention(norm x);  x <- x + feed_forward(norm x).  Shapes: (batch, tokens, dim) -> the same."""
-
-    def __init__(self, dim: int, num_heads: int, hidden: int, qkv_bias: bool, drop_path: float) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim, eps=EPS), nn.LayerNorm(dim, eps=EPS)
-        self.attn: nn.Module = SelfAttention(dim, num_heads, qkv_bias)
-        self.mlp = FeedForward(dim, hidden)
-        self.drop_path1, self.drop_path2 = StochasticDepth(drop_path), StochasticDepth(drop_path)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path1(self.attn(self.norm1(x)))
-        after: Tensor = x + self.drop_path2(self.mlp(self.norm2(x)))
-        return after
 
 
 class VisionTransformer(VisionModel):
@@ -52,6 +36,9 @@ class VisionTransformer(VisionModel):
         qkv_bias: biases of queries, keys and values.
         distilled: a second token before the patches, with a classifier of its own, as in DeiT.
         drop_path_rate: of stochastic depth in the last block; it rises linearly from 0 in the first.
+        mechanism: name of the mechanism in place of self-attention, one of
+            `mereo.list_mechanisms(interface="tokens")` or "maps"; None for self-attention.
+        mechanism_args: arguments of its constructor, beside those that the network fills in.
 
     Shapes: images (batch, in_chans, height, width) -> (batch, num_classes); features (batch, num_prefix_tokens +
         patches, embed_dim), the class token first.
@@ -88,6 +75,8 @@ class VisionTransformer(VisionModel):
         qkv_bias: bool = True,
         distilled: bool = False,
         drop_path_rate: float = 0.0,
+        mechanism: str | None = None,
+        mechanism_args: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         check_positive(patch_size=patch_size, depth=depth, mlp_ratio=mlp_ratio)
@@ -115,6 +104,10 @@ class VisionTransformer(VisionModel):
             {"num_chs": embed_dim, "reduction": patch_size, "module": f"blocks.{i}"} for i in range(depth)
         ]
         self.reset_parameters()
+        if mechanism is not None:
+            for block in self.blocks:
+                assert isinstance(block, TransformerBlock)
+                block.use(mechanism, mechanism_args, size=self.grid, prefix=self.num_prefix_tokens)
         self.reset_classifier(num_classes)
 
     def reset_parameters(self) -> None:

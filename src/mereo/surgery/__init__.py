@@ -8,5 +8,8 @@ from mereo.mechanisms.attention.hosted import watchable as watchable
 from mereo.mechanisms.attention.sparse.sea_model import sea as sea
 from mereo.mechanisms.attention.sparse.sparsifiner_model import sparsifiner as sparsifiner
 from mereo.mechanisms.select.evit import evit as evit
+from mereo.surgery.insert import Insertion as Insertion
+from mereo.surgery.insert import insert as insert
+from mereo.surgery.insert import remove as remove
 from mereo.surgery.linearise import linearise as linearise
 from mereo.surgery.moh import moh as moh

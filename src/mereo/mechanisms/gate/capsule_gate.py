@@ -29,6 +29,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     lacks={"couplings only": "a capsule without a share passes as it is"},
     sender_axes={"0": 1},
     receiver_axes={"0": 1, "output": 1},
+    interface="tokens",
     example=_example,
 )
 class CapsuleGate(nn.Module):

@@ -31,6 +31,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     promises=("any sender order", "any receiver order", "any length"),
     sender_axes={"0": 2},
     receiver_axes={"0": 2, "output": 2},
+    interface="maps",
     example=_example,
 )
 class EfficientChannelGate(nn.Module):

@@ -48,6 +48,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     source="arXiv:2403.02411",
     records="gates",
     largest_input=1e15,  # gates times projections must fit float32
+    interface="tokens",
     example=_example,
 )
 class MixerGate(nn.Module):

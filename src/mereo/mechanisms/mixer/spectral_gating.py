@@ -70,6 +70,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="mixer",
     source="arXiv:2304.06446",
     records="nothing",
+    interface="tokens",
     example=_example,
 )
 class SpectralGating(nn.Module):

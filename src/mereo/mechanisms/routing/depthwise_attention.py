@@ -34,6 +34,8 @@ def check_capsule_map(capsules: Tensor, dim: int) -> None:
     promises=("normalised",),
     zero_gradients={"linear.k.bias": "it adds the same to every score of a receiver, and the softmax takes that out"},
     largest_input=1e12,
+    interface="maps",
+    channels_last=True,
     example=_example,
 )
 class DepthwiseAttention(nn.Module):

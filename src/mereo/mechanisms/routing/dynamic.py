@@ -69,6 +69,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     promises=("normalised", "masks", "any sender order", "any receiver order"),
     sender_axes={"0": 1, "weight": 1},
     receiver_axes={"weight": 0, "output": 1},
+    interface="tokens",
     example=_example,
 )
 class DynamicRouting(nn.Module):

@@ -29,6 +29,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     source="arXiv:2411.01564",
     promises=("any receiver order",),
     receiver_axes={"second.weight": 0, "second.bias": 0, "output": 1},
+    interface="tokens",
     example=_example,
 )
 class PositionRouting(nn.Module):

@@ -29,6 +29,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     promises=("normalised", "any sender order", "any receiver order"),
     sender_axes={"0": 1, "weight": 1, "log_prior": 1},
     receiver_axes={"weight": 0, "log_prior": 0, "output": 1},
+    interface="tokens",
     example=_example,
 )
 class SelfAttentionRouting(nn.Module):

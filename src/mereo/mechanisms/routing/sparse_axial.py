@@ -32,6 +32,8 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     reconstruction="the paper has no equations for it, and its code does not run it",
     promises=("normalised",),
     largest_input=1e12,  # queries times keys, summed over the capsules, must fit float32
+    interface="maps",
+    channels_last=True,
     example=_example,
 )
 class SparseAxialRouting(nn.Module):

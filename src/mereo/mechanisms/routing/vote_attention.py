@@ -47,6 +47,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     reconstruction="only the abstract was available",
     promises=("normalised", "any sender order"),
     sender_axes={"0": 1, "weight": 1},
+    interface="tokens",
     example=_example,
 )
 class VoteAttentionRouting(nn.Module):

@@ -151,6 +151,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     sender_axes={"0": 1},
     receiver_axes={"0": 1, "output": 1},
     largest_input=1e10,  # queries, keys and values are multiplied, and must fit float32
+    interface="tokens",
     example=_example,
 )
 class LightningAttention(LinearScan):

@@ -62,6 +62,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     promises=("any sender order", "any receiver order", "any length"),
     sender_axes={"0": 1, "output": 1},
     receiver_axes={"0": 1, "output": 1},
+    interface="tokens",
     example=_example,
 )
 class CapsulePruning(nn.Module):

@@ -4,6 +4,7 @@ Source: He, Zhang, Ren, Sun 2016, arXiv:1512.03385, section 4.2.
 Cost at 32x32: 41 M multiply-adds an image for 20 layers, 14 M more for every 6 layers.
 """
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from mereo.core.shapes import image_size
 from mereo.errors import check_positive
 from mereo.layers import BasicBlock, ConvNorm
+from mereo.mechanisms.slots import needs_size
 from mereo.models.base import VisionModel
 from mereo.models.registry import register_model
 
@@ -25,6 +27,10 @@ class CifarResNet(VisionModel):
         blocks: in each stage; the network has 6 blocks + 2 layers.
         widths: channels of the stages, ascending.
         stem_stride: of the first convolution; 1 in the paper.
+        mechanism: name of a mechanism at the end of every residual branch, such as "squeeze_excite", one of
+            `mereo.list_mechanisms(interface="maps")` or "tokens"; None for none. Those that are made for a size of the
+            maps take images of `img_size` only.
+        mechanism_args: arguments of its constructor, beside those that the network fills in.
 
     Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes).
 
@@ -46,25 +52,27 @@ class CifarResNet(VisionModel):
         blocks: int = 3,
         widths: tuple[int, int, int] = (16, 32, 64),
         stem_stride: int = 1,
+        mechanism: str | None = None,
+        mechanism_args: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         check_positive(blocks=blocks, widths=min(widths), stem_stride=stem_stride)
         self.image_shape, self.num_features = (in_chans, *image_size(img_size)), widths[-1]
         self.stem = ConvNorm(in_chans, widths[0], max(3, 2 * stem_stride - 1), stem_stride, activation=nn.ReLU)
-        entries = [(widths[0], widths[0], 1), (widths[0], widths[1], 2), (widths[1], widths[2], 2)]
-        self.stages = nn.ModuleList(
-            nn.Sequential(
-                BasicBlock(inputs, outputs, stride), *(BasicBlock(outputs, outputs, 1) for _ in range(blocks - 1))
-            )
-            for inputs, outputs, stride in entries
-        )
+        self.stages = nn.ModuleList()
+        for i, outputs in enumerate(widths):
+            rows, columns = (-(-side // (stem_stride * 2**i)) for side in self.image_shape[1:])
+            make = partial(BasicBlock, mechanism=mechanism, mechanism_args=mechanism_args, size=(rows, columns))
+            first = make(widths[max(i - 1, 0)], outputs, 1 if i == 0 else 2)
+            self.stages.append(nn.Sequential(first, *(make(outputs, outputs, 1) for _ in range(blocks - 1))))
+        self.fixed_input_size = mechanism is not None and needs_size(mechanism)  # type: ignore[misc]
         self.feature_info = [
             {"num_chs": width, "reduction": stem_stride * 2**i, "module": f"stages.{i}"}
             for i, width in enumerate(widths)
         ]
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if isinstance(module, ConvNorm):
+                nn.init.kaiming_normal_(module[0].weight, nonlinearity="relu")  # type: ignore[arg-type]
         self.reset_classifier(num_classes)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
@@ -97,6 +105,7 @@ _register(
     269_722,
     tiny={"widths": (4, 6, 8), "blocks": 1, "img_size": 16},
     variants={"larger stride": {"stem_stride": 2, "img_size": (21, 26)}},
+    aliases=("resnet_cifar",),
 )
 _register("resnet32", 32, 464_154, blocks=5)
 _register("resnet44", 44, 658_586, blocks=7)

@@ -5,9 +5,10 @@ Source: Jin, Zhu, Yuan, Yan, ICML 2025, arXiv:2410.11842, section 3; the publish
 
 from typing import Any
 
+from mereo.layers import TransformerBlock
 from mereo.mechanisms.attention.sparse import HeadRouter
 from mereo.models.registry import IMAGENET, register_model
-from mereo.models.vision_transformer import TransformerBlock, VisionTransformer
+from mereo.models.vision_transformer import VisionTransformer
 from mereo.surgery.moh import MixtureOfHeads
 
 

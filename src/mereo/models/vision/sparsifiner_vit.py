@@ -7,9 +7,10 @@ where all are.
 
 from typing import Any
 
+from mereo.layers import TransformerBlock
 from mereo.mechanisms.attention.sparse import SparsifinerAttention
 from mereo.models.registry import IMAGENET, register_model
-from mereo.models.vision_transformer import TransformerBlock, VisionTransformer
+from mereo.models.vision_transformer import VisionTransformer
 
 
 class SparsifinerViT(VisionTransformer):

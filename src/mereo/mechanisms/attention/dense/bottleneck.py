@@ -37,6 +37,7 @@ def _offsets(table: Tensor, length: int) -> Tensor:
     source="arXiv:2101.11605",
     promises=("normalised",),
     largest_input=1e15,  # queries times keys must fit float32
+    interface="maps",
     example=_example,
 )
 class BottleneckAttention(nn.Module):

@@ -30,6 +30,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     source="arXiv:2204.03645",
     promises=("normalised",),
     largest_input=1e12,  # queries times keys, summed over the tokens, must fit float32
+    interface="tokens",
     example=_example,
 )
 class ChannelGroupAttention(nn.Module):

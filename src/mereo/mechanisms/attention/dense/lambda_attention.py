@@ -32,6 +32,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     lacks={"couplings only": "values also reach the cells around them through a convolution"},
     sender_axes={"0": 2},
     largest_input=1e10,  # queries times values must fit float32
+    interface="maps",
     example=_example,
 )
 class LambdaAttention(nn.Module):

@@ -29,6 +29,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     lacks={"couplings only": "the map itself goes past attention"},
     sender_axes={"0": 2},
     receiver_axes={"0": 2, "output": 2},
+    interface="maps",
     example=_example,
 )
 class PositionAttention(nn.Module):

@@ -39,6 +39,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     zero_gradients={"norm.bias": "in training the batch normalisation of queries, keys and values takes it out"},
     sender_axes={"0": 2},
     receiver_axes={"0": 2, "output": 2},
+    interface="maps",
     example=_example,
 )
 class SingleHeadAttention(nn.Module):

@@ -25,6 +25,8 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     source="arXiv:2204.01697",
     promises=("normalised",),
     largest_input=1e15,  # queries times keys must fit float32
+    interface="maps",
+    channels_last=True,
     example=_example,
 )
 class BlockAttention(RelativeAttention):

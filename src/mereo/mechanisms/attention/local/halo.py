@@ -73,6 +73,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     source="arXiv:2103.12731",
     promises=("normalised",),
     largest_input=1e15,  # queries times keys must fit float32
+    interface="maps",
     example=_example,
 )
 class HaloAttention(nn.Module):

@@ -38,6 +38,8 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     update="linear",
     source="arXiv:2106.13112",
     promises=("normalised",),
+    interface="maps",
+    channels_last=True,
     example=_example,
 )
 class OutlookAttention(nn.Module):

@@ -30,6 +30,8 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     promises=("normalised",),
     lacks={"couplings only": "cells of the padding keep their shares"},
     largest_input=1e15,  # queries times keys must fit float32
+    interface="maps",
+    channels_last=True,
     example=_example,
 )
 class WindowAttention(nn.Module):

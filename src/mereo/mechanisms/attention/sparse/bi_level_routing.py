@@ -46,6 +46,8 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     promises=("normalised",),
     lacks={"couplings only": "a convolution of the values is added"},
     largest_input=1e15,  # queries times keys must fit float32
+    interface="maps",
+    channels_last=True,
     example=_example,
 )
 class BiLevelRoutingAttention(nn.Module):

@@ -128,6 +128,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     sender_axes={"0": 1},
     receiver_axes={"0": 1, "output": 1},
     largest_input=1e15,  # queries times keys must fit float32
+    interface="tokens",
     example=_example,
 )
 class RoutingAttention(nn.Module):

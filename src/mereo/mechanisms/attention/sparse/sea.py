@@ -84,6 +84,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     sender_axes={"0": 2, "1": 2, "2": 2},
     receiver_axes={"0": 2, "1": 2, "2": 2, "output": 1},
     largest_input=1e15,  # queries times keys must fit float32
+    interface="qkv",
     example=_example,
 )
 class SeaAttention(nn.Module):

@@ -1,8 +1,10 @@
-"""What the conformance tests check of a mechanism, by what it promises; no check knows a name or a family.
+"""What a mechanism promises, as checks that run on any entry; no check knows a name or a family.
 
 `CHECKS` holds every check: `applies(entry)` is whether the entry promises it, `run(entry)` raises where the promise
 does not hold.
 """
+
+# ruff: noqa: D103 - the names of the checks say what they check.
 
 import functools
 import gc
@@ -17,8 +19,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Call, Coupling, Mechanism, intervene, record
-from mereo.core.catalogue import Depends
+from mereo.core.catalogue import MECHANISMS, Depends, Mechanism, mechanism
+from mereo.core.coupling import Coupling
+from mereo.core.observe import Call
+from mereo.core.record import intervene, record
+from mereo.errors import MereoError, UsageError, first_line
 
 Inputs = tuple[Tensor, ...]
 
@@ -581,3 +586,93 @@ def docstrings_state_source_shapes_and_cost(entry: Mechanism) -> None:
     assert "Shapes:" in own
     assert re.search(r"^Source:", about, re.MULTILINE) and "Cost:" in about
     assert str(entry.source) in about
+
+
+# For users, on a mechanism of their own.
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the checks of a mechanism found.
+
+    Attributes:
+        mechanism: its name.
+        held: names of the checks that hold.
+        failed: those that do not, each with the reason.
+    """
+
+    mechanism: str
+    held: tuple[str, ...]
+    failed: Mapping[str, str]
+
+    def __str__(self) -> str:
+        rows = [f"{self.mechanism}: {len(self.held)} checks hold, {len(self.failed)} fail"]
+        return "\n".join([*rows, *(f"  {name}: {reason}" for name, reason in self.failed.items())])
+
+
+def entry_of(
+    target: Any, example: Callable[[], tuple[nn.Module, Inputs]] | None, facts: Mapping[str, Any]
+) -> Mechanism:
+    """The entry of a registered mechanism, or one made for a class that is not registered."""
+    known = [entry for entry in MECHANISMS.values() if entry.target is target]
+    if known:
+        return known[0]
+    if example is None:
+        raise UsageError(
+            f"example is None, and {getattr(target, '__name__', target)!r} is not in the catalogue; give a function"
+            " that returns a small module and its inputs."
+        )
+    facts = {"family": "dense attention", "source": "https://example.org", **facts}
+    before = dict(MECHANISMS)
+    forward = getattr(target, "forward", None)
+    try:
+        mechanism(target.__name__, example=example, **facts)(target)
+        return MECHANISMS[target.__name__]
+    finally:
+        MECHANISMS.clear()
+        MECHANISMS.update(before)
+        if forward is not None:
+            target.forward = forward
+
+
+def check_mechanism(
+    target: Callable[..., Any],
+    example: Callable[[], tuple[nn.Module, Inputs]] | None = None,
+    *,
+    raises: bool = False,
+    **facts: Any,
+) -> Report:
+    """Run the conformance checks of mechanisms on a class of your own.
+
+    Args:
+        target: the class; or a technique or intervention, a function of a model.
+        example: makes a small instance and its inputs, such as `lambda: (MyAttention(8), (torch.randn(2, 5, 8),))`. For
+            a class with the decorator `mereo.core.mechanism` leave it out.
+        raises: raise an error with the first check that fails.
+        facts: what it promises, as of the decorator: `promises`, `records`, `over`, `sender_axes`, ... By default it
+            records couplings and promises what is common to all.
+
+    Returns:
+        Which checks hold and which fail; print it.
+
+    Raises:
+        UsageError: for a class that is not in the catalogue without `example`, and for facts that do not exist.
+        MereoError: with `raises`, for the first promise that does not hold.
+
+    Whether the docstring states source and cost is checked of registered mechanisms only.
+    """
+    registered = any(entry.target is target for entry in MECHANISMS.values())
+    entry = entry_of(target, example, facts)
+    held, failed = [], {}
+    for each in CHECKS.values():
+        if not each.applies(entry) or (not registered and each.name == "docstrings_state_source_shapes_and_cost"):
+            continue
+        try:
+            each.run(entry)
+        except Exception as error:  # a check may fail by any error of the mechanism
+            failed[each.name] = first_line(error) or type(error).__name__
+            if raises:
+                raise MereoError(f"{entry.name}: {each.name} does not hold: {failed[each.name]}") from error
+        else:
+            held.append(each.name)
+    return Report(entry.name, tuple(held), failed)

@@ -1,0 +1,353 @@
+"""Mechanisms put into a network that exists: after its stages, at the ends of its residual branches, or anywhere.
+
+Source: the place at the end of a residual branch is that of squeeze and excite, arXiv:1709.01507, figure 3; the gain
+that starts at zero is that of ReZero, arXiv:2003.04887.
+Cost: that of each mechanism, and one pass over what it adds to; `insert` reports parameters and multiply-adds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mereo.core.catalogue import get_mechanism
+from mereo.core.modes import gradients_kept, modes_kept
+from mereo.core.operations import forward_operations
+from mereo.core.surgery import SURGERIES, note_surgery
+from mereo.errors import UsageError
+from mereo.mechanisms.slots import Place, fill_slot
+
+_HELD_AS = "inserted"
+_BRANCH_ENDS = ("attn", "self_attention", "mixer", "second", "bn3", "bn2", "conv")
+"""The last module of the residual branch of known blocks: of transformers, of mereo, and of timm's and torchvision's
+residual blocks, whose batch norms are numbered, and of torchvision's inverted bottleneck."""
+_BLOCKS = ("Block", "Bottleneck", "InvertedResidual")
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+"""Modules that run or list all of their children, and so cannot hold another one."""
+_SIDE, _MOST_PREFIX = 224, 6
+
+
+class Inserted(nn.Module):
+    """A mechanism added to what a module of a network returns.
+
+    out = x + gain * mechanism(x);   for a gate, which multiplies x:   out = x + gain * (gate(x) - x)
+
+    Args:
+        mechanism: see `mereo.create_mechanism`.
+        dim: channels.
+        slot: "tokens" or "maps".
+        is_gate: which of the two equations.
+        start: of the gain of every channel.
+
+    Shapes: (batch, tokens, dim) or (batch, dim, height, width) -> the same.
+    """
+
+    def __init__(self, mechanism: nn.Module, dim: int, slot: str, is_gate: bool, start: float) -> None:
+        super().__init__()
+        self.mechanism, self.is_gate = mechanism, is_gate
+        self.gain = nn.Parameter(torch.full((dim,) if slot == "tokens" else (dim, 1, 1), float(start)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        added = self.mechanism(x)
+        return x + self.gain * (added - x if self.is_gate else added)
+
+
+class _Run:
+    """The forward hook: what a module returns, or the first part of it, through the mechanisms behind it.
+
+    An object, so that a copy of the network gets a copy of it, which runs the copied mechanisms.
+    """
+
+    def __init__(self, inserted: nn.Module) -> None:
+        self.inserted = inserted
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (self.inserted(output[0]), *output[1:])
+        return self.inserted(output)
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """What `insert` did.
+
+    Attributes:
+        mechanism: its name.
+        places: names of the modules that it was put behind.
+        parameters: of the network, before and after.
+        multiply_adds: of one image, before and after.
+    """
+
+    mechanism: str
+    places: tuple[str, ...]
+    parameters: tuple[int, int]
+    multiply_adds: tuple[int, int]
+
+    def __str__(self) -> str:
+        rows = [f"{self.mechanism} after {', '.join(self.places)}"]
+        for what, (before, after) in (("parameters", self.parameters), ("multiply-adds", self.multiply_adds)):
+            rows.append(f"{what}: {before:,} -> {after:,} (+{100 * (after - before) / max(before, 1):.2f} %)")
+        return "\n".join(rows)
+
+
+# --- what a network computes, and where -----------------------------------------------------------------------------
+
+
+def _image_shape(model: nn.Module, img_size: int | tuple[int, int] | None) -> tuple[int, int, int]:
+    """(channels, height, width) of the images of a network."""
+    stated = getattr(model, "image_shape", None) or (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    channels = stated[0] if stated else first.in_channels if first is not None else 3
+    side = img_size or (stated[1:] if stated else getattr(model, "image_size", None)) or _SIDE
+    height, width = (side, side) if isinstance(side, int) else side
+    return int(channels), int(height), int(width)
+
+
+@dataclass
+class _Outputs:
+    """The first output of every module in one pass over an image, by name, in the order in which they were made."""
+
+    shapes: dict[str, tuple[int, ...]]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: nn.Module, images: Tensor) -> "_Outputs":
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def note(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+                first = output[0] if isinstance(output, tuple) and output else output
+                if isinstance(first, Tensor):
+                    shapes[name] = tuple(first.shape)
+
+            return hook
+
+        handles = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name]
+        try:
+            with modes_kept(model), gradients_kept(model):
+                model.eval()(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return cls(shapes)
+
+    def is_map(self, name: str) -> bool:
+        return len(self.shapes.get(name, ())) == 4
+
+    def is_tokens(self, name: str) -> bool:
+        return len(self.shapes.get(name, ())) == 3
+
+    def fits(self, name: str) -> bool:
+        return self.is_map(name) or self.is_tokens(name)
+
+
+def _stages(model: nn.Module, seen: _Outputs) -> list[str]:
+    """The last module of each stage: as the network states them, or the last part at each resolution."""
+    info = getattr(model, "feature_info", None)
+    info = getattr(info, "info", info)
+    stated = [str(row["module"]) for row in info or () if isinstance(row, Mapping) and row.get("module")]
+    if stated := [name for name in stated if name in seen.shapes and any(model.get_submodule(name).children())]:
+        return stated
+    container, prefix = model, ""
+    while True:
+        children = [(f"{prefix}{name}", child) for name, child in container.named_children()]
+        parts = [(name, child) for name, child in children if seen.fits(name) and any(child.children())]
+        if len(parts) != 1:
+            break
+        container, prefix = parts[0][1], f"{parts[0][0]}."
+    names = [name for name, _ in parts or children]
+    tokens = [name for name in names if seen.is_tokens(name)]
+    maps = [name for name in names if seen.is_map(name) and seen.shapes[name][2] > 1]
+    if not maps:
+        return tokens
+    ends: dict[tuple[int, ...], str] = {}
+    learned: set[tuple[int, ...]] = set()
+    for name in maps:
+        size = seen.shapes[name][2:]
+        ends[size] = name
+        if any(True for _ in model.get_submodule(name).parameters()):
+            learned.add(size)
+    return [name for size, name in ends.items() if size in learned]
+
+
+def _blocks(model: nn.Module, seen: _Outputs) -> list[str]:
+    """The end of the residual branch of each block, before the addition; of a block of unknown kind, its own end."""
+    blocks: list[str] = []
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        is_block = any(word in kind for word in _BLOCKS) and seen.fits(name)
+        if is_block and not any(name.startswith(f"{outer}.") for outer in blocks):
+            blocks.append(name)
+    ends = ([f"{name}.{part}" for part in _BRANCH_ENDS if seen.fits(f"{name}.{part}")] for name in blocks)
+    return [own[0] if own else name for name, own in zip(blocks, ends, strict=True)]
+
+
+def _places(model: nn.Module, where: str | Sequence[str], seen: _Outputs) -> list[str]:
+    rules = {"stages": _stages, "blocks": _blocks}
+    if isinstance(where, str) and where in rules:
+        names = rules[where](model, seen)
+    else:
+        patterns = [where] if isinstance(where, str) else list(where)
+        names = [name for name in seen.shapes if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        missing = [each for each in patterns if not any(fnmatchcase(name, each) for name in seen.shapes)]
+        names = [] if missing else names
+    fitting = [name for name in names if seen.fits(name)]
+    if not fitting:
+        known = [name for name in seen.shapes if name.count(".") < 2][:12]
+        raise UsageError(
+            f"where is {where!r}, which names no part of {type(model).__name__} that makes maps or tokens; give"
+            f" 'stages', 'blocks' or names such as {', '.join(known)}."
+        )
+    return fitting
+
+
+def _patches(model: nn.Module, tokens: int) -> tuple[tuple[int, int] | None, int]:
+    """Rows and columns of the patches among so many tokens, and how many come before them; (None, 0) if unknown."""
+    size = getattr(model, "grid", None) or getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    if size is None:
+        size = (isqrt(tokens),) * 2
+    prefix = tokens - int(size[0]) * int(size[1])
+    return ((int(size[0]), int(size[1])), prefix) if 0 <= prefix < _MOST_PREFIX else (None, 0)
+
+
+def _made(
+    name: str, model: nn.Module, place: str, shape: tuple[int, ...], start: float, arguments: Mapping[str, Any]
+) -> nn.Module:
+    """The mechanism behind a place whose output has a shape."""
+    heads = arguments.get("heads")
+    rest = {key: value for key, value in arguments.items() if key != "heads"}
+    is_gate = get_mechanism(name).family == "gate"
+    if len(shape) == 3:
+        size, prefix = _patches(model, shape[1])
+        made = fill_slot(name, "tokens", Place(shape[2], heads, size, shape[1], prefix), rest)
+        return Inserted(made, shape[2], "tokens", is_gate, start)
+    norms = [each for each in model.get_submodule(place).modules() if isinstance(each, nn.LayerNorm)]
+    if shape[1] != shape[3] and any(norm.normalized_shape == shape[3:] for norm in norms):
+        raise UsageError(f"where names {place}, whose maps are {shape} with the channels last; name another place.")
+    made = fill_slot(name, "maps", Place(shape[1], heads, (shape[2], shape[3])), rest)
+    return Inserted(made, shape[1], "maps", is_gate, start)
+
+
+def insert(
+    model: nn.Module,
+    name: str,
+    where: str | Sequence[str] = "stages",
+    *,
+    start: float = 0.0,
+    img_size: int | tuple[int, int] | None = None,
+    **arguments: Any,
+) -> Insertion:
+    """Put a mechanism of the catalogue into a network, in place; its weights keep their names and values.
+
+    x + gain * mechanism(x) behind each place, for a gate x + gain * (gate(x) - x), a gain for each channel
+
+    With `start` 0 the network computes exactly what it did, and learns by its gains first.
+
+    Args:
+        model: any CNN or vision transformer: of mereo, timm, torchvision, or your own.
+        name: of a mechanism with the interface "maps" or "tokens", see `mereo.list_mechanisms(interface=...)`.
+        where: "stages" for behind each stage (of a transformer each block), "blocks" for the end of each residual
+            branch before the addition (of a transformer the attention; of an unknown block its end), or names or
+            shell-style patterns of modules.
+        start: of the gains; 1 uses a gate as it is.
+        img_size: of the image on which shapes are found out; by default what the network states, or 224.
+        arguments: of the mechanism's constructor, beside those that the place fills in; `heads` sets its heads.
+
+    Returns:
+        The places, with parameters and multiply-adds before and after; print it.
+
+    Raises:
+        UsageError: for a mechanism that fits no slot, arguments that it does not have, and places that make no maps or
+            tokens.
+
+    What is inserted is a child named "inserted" of the module around each place, run by a forward hook. So no other
+    parameter changes its name (a wrapping module would rename what it wraps, and published weights would no longer
+    load), every module keeps its class and its number among its siblings, and `state_dict`, copies, `torch.compile` and
+    `torch.export` include the mechanism. `mereo.remove(model)` undoes it.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model is {type(model).__name__}; give a network.")
+    given = {"name": name, "where": where if isinstance(where, str) else list(where), "start": start, **arguments}
+    channels, height, width = _image_shape(model, img_size)
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    images = torch.zeros(1, channels, height, width, device=like.device, dtype=like.dtype)
+    seen = _Outputs.of(model, images)
+    places = _places(model, where, seen)
+    before = _cost(model, images)
+    made = {place: _made(name, model, place, seen.shapes[place], start, arguments) for place in places}
+    for place, module in made.items():
+        _attach(model, place, module.to(like.device, like.dtype))
+    if img_size is not None:
+        given["img_size"] = img_size
+    note_surgery(model, "insert", given)
+    after = _cost(model, images)
+    return Insertion(name, tuple(places), (before[0], after[0]), (before[1], after[1]))
+
+
+def _cost(model: nn.Module, images: Tensor) -> tuple[int, int]:
+    return sum(parameter.numel() for parameter in model.parameters()), forward_operations(model, images) // 2
+
+
+def _holder(model: nn.Module, place: str) -> tuple[nn.Module, str, nn.Module]:
+    """The module that holds what is inserted at a place, its name there, and the module whose output is changed."""
+    parts = place.split(".")
+    for depth in range(len(parts) - 1, -1, -1):
+        outer = model.get_submodule(".".join(parts[:depth]))
+        if not isinstance(outer, _CONTAINERS):
+            return outer, "_".join(parts[depth:]), model.get_submodule(place)
+    host = model.get_submodule(place)
+    while isinstance(host, nn.Sequential) and type(host).forward is nn.Sequential.forward and len(host):
+        host = host[-1]  # whose output is that of the sequence
+    if isinstance(host, _CONTAINERS):
+        raise UsageError(f"where names {place}, a {type(host).__name__} that cannot hold a mechanism; name its parts.")
+    return host, "end", host
+
+
+def _attach(model: nn.Module, place: str, module: nn.Module) -> None:
+    holder, key, host = _holder(model, place)
+    if not hasattr(holder, _HELD_AS):
+        holder.add_module(_HELD_AS, nn.ModuleDict())
+    held: nn.ModuleDict = getattr(holder, _HELD_AS)
+    if key not in held:
+        held[key] = nn.Sequential()
+        host.register_forward_hook(_Run(held[key]))
+    held[key].append(module.train(host.training))  # type: ignore[operator]
+
+
+def remove(model: nn.Module) -> nn.Module:
+    """Take everything out of a network that `mereo.insert` put into it, in place; it computes what it did before.
+
+    Args:
+        model: the network; one without insertions stays as it is.
+
+    Returns:
+        The network.
+    """
+    for module in list(model.modules()):
+        hooks = module._forward_hooks
+        for number in [number for number, hook in hooks.items() if isinstance(hook, _Run)]:
+            del hooks[number]
+        if isinstance(held := getattr(module, _HELD_AS, None), nn.ModuleDict) and _is_ours(held):
+            delattr(module, _HELD_AS)
+    config = getattr(model, "config", None)
+    if isinstance(config, dict) and "surgery" in config:
+        rest = [entry for entry in config["surgery"] if entry["name"] != "insert"]
+        kept = {key: value for key, value in config.items() if key != "surgery"}
+        model.config = kept | ({"surgery": rest} if rest else {})  # type: ignore[assignment]
+    return model
+
+
+def _is_ours(held: nn.ModuleDict) -> bool:
+    return all(isinstance(each, Inserted) for row in held.values() for each in row.children())
+
+
+def _insert(model: nn.Module, **arguments: Any) -> nn.Module:
+    insert(model, **arguments)
+    return model
+
+
+SURGERIES["insert"] = _insert

@@ -1,0 +1,110 @@
+"""Mechanisms put into networks of mereo, timm and a user's own, and taken out again."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import mereo
+from mereo.errors import UsageError
+from mereo.surgery.insert import Inserted
+
+SIZE = 32
+
+
+def own() -> nn.Module:
+    """A sequence of sequences, which runs all of its children."""
+    stages = [nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.ReLU()) for a, b in ((3, 4), (4, 6))]
+    return nn.Sequential(*stages, nn.Flatten(), nn.Linear(6 * (SIZE // 4) ** 2, 5))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], dict[str, list[str]]]] = {
+    "mereo resnet": (
+        lambda: mereo.create_model("resnet20", blocks=1, img_size=SIZE),
+        {"stages": ["stages.0", "stages.1", "stages.2"], "blocks": [f"stages.{i}.0.second" for i in range(3)]},
+    ),
+    "mereo vit": (
+        lambda: mereo.create_model("vit_tiny", embed_dim=12, depth=2, img_size=SIZE, patch_size=8),
+        {"blocks": ["blocks.0.attn", "blocks.1.attn"]},
+    ),
+    "timm resnet": (
+        lambda: timm.create_model("test_resnet", zero_init_last=False),
+        {"stages": [f"layer{i}" for i in range(1, 5)]},
+    ),
+    "timm vit": (lambda: timm.create_model("test_vit", img_size=SIZE), {"stages": [f"blocks.{i}" for i in range(6)]}),
+    "own": (own, {"stages": ["0", "1"]}),
+}
+CASES = [(name, where) for name, (_, places) in NETWORKS.items() for where in places]
+
+
+def opened(model: nn.Module) -> nn.Module:
+    """A copy whose gains are one."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, Inserted):
+            nn.init.ones_(module.gain)
+    return model
+
+
+@pytest.mark.parametrize(("network", "where"), CASES)
+def test_a_network_is_the_same_until_it_learns_and_after_removal(network: str, where: str) -> None:
+    make, places = NETWORKS[network]
+    model, images = make().eval(), torch.randn(2, 3, SIZE, SIZE)
+    plain, state = model(images), model.state_dict()
+    done = mereo.insert(model, "squeeze_excite", where, img_size=SIZE, hidden=2)
+    assert list(done.places) == places[where]
+    assert done.parameters[1] == sum(p.numel() for p in model.parameters()) > done.parameters[0]
+    assert done.multiply_adds[1] > done.multiply_adds[0] and "squeeze_excite" in str(done)
+    assert torch.equal(model(images), plain) and set(state) < set(model.state_dict())
+    other = opened(model)
+    assert not torch.equal(other(images), plain) and torch.equal(model(images), plain)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(images), plain)
+    mereo.remove(model)
+    assert torch.equal(model(images), plain) and list(model.state_dict()) == list(state)
+
+
+@pytest.mark.parametrize("network", ["mereo resnet", "timm vit"])
+def test_what_is_inserted_trains_compiles_and_exports(network: str) -> None:
+    model, images = NETWORKS[network][0](), torch.randn(2, 3, SIZE, SIZE)
+    mereo.insert(model, "multi_head", "blocks", img_size=SIZE, heads=2)
+    model(images).square().mean().backward()
+    gains = [module.gain for module in model.modules() if isinstance(module, Inserted)]
+    assert gains and all(gain.grad is not None and gain.grad.any() for gain in gains)
+    model = opened(model).eval()
+    with torch.no_grad():
+        expected = model(images)
+        torch.compiler.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="eager")(images)
+        torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-4)
+        exported = torch.export.export(model, (images,)).module()(images)
+        torch.testing.assert_close(exported, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_names_several_insertions_and_the_record_of_them() -> None:
+    model = mereo.create_model("resnet20", blocks=1, img_size=SIZE).eval()
+    images = torch.randn(1, 3, SIZE, SIZE)
+    plain, config = model(images), dict(model.config)
+    mereo.insert(model, "efficient_channel_gate", "stages.[01]", start=1.0)
+    once = model(images)
+    assert not torch.equal(once, plain)
+    mereo.insert(model, "squeeze_excite", ["stages.0"], start=1.0)
+    assert not torch.equal(model(images), once)
+    assert [entry["args"]["name"] for entry in model.config["surgery"]] == ["efficient_channel_gate", "squeeze_excite"]
+    mereo.remove(model)
+    assert torch.equal(model(images), plain) and model.config == config
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "words"),
+    [("em", "stages", "em"), ("squeeze_excite", "stage.*", "stage"), ("squeeze_excite", "head", "head")],
+)
+def test_what_cannot_be_inserted_is_named_and_nothing_changes(name: str, where: str, words: str) -> None:
+    model = mereo.create_model("resnet20", blocks=1, img_size=SIZE)
+    keys = list(model.state_dict())
+    with pytest.raises(UsageError, match=words):
+        mereo.insert(model, name, where)
+    assert list(model.state_dict()) == keys and "surgery" not in model.config
