@@ -60,6 +60,7 @@ def folded(model: Model) -> Model:
     ready.__dict__.pop("config", None)
     _fold(ready)
     channels_last = bool(getattr(ready, "channels_last", False))
-    ready = ready.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    for parameter in (p for p in ready.parameters() if p.dim() == 4):  # transforms of capsules have five axes or more
+        parameter.data = parameter.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     pack(ready, convolutions=channels_last)
     return ready
