@@ -25,6 +25,7 @@ AREAS: dict[str, Callable[[Random], Try]] = {
     "names": mathematics.names, "tars": streams.tars, "tables": streams.tables, "lists": streams.lists,
     "patterns": streams.patterns, "trainings": commands.trainings, "interventions": behaviour.interventions,
     "transforms": behaviour.transforms, "empty": behaviour.empty, "kernels": behaviour.kernels,
+    "presets": behaviour.presets, "arguments": behaviour.arguments,
 }  # fmt: skip
 SECONDS = 60.0
 MEMORY = 2 * 2**30
