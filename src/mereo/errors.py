@@ -1,6 +1,7 @@
 """The two kinds of error: the call was wrong (`UsageError`), or the work failed (`MereoError`)."""
 
 import difflib
+import math
 from collections.abc import Iterable
 
 _LONGEST_LIST = 400
@@ -62,6 +63,20 @@ def check_not_negative(**arguments: float) -> None:
     for argument, value in arguments.items():
         if not isinstance(value, int | float) or not value >= 0:
             raise UsageError(f"{argument} is {value!r}; it must be a number of at least 0.")
+
+
+def check_finite(**arguments: float | None) -> None:
+    """Raise `UsageError` for the first keyword argument that is neither a finite number nor None."""
+    for argument, value in arguments.items():
+        if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+            raise UsageError(f"{argument} is {value!r}; it must be a finite number, or None for the default.")
+
+
+def check_count(least: int = 0, **arguments: int) -> None:
+    """Raise `UsageError` for the first keyword argument that is not a whole number of at least `least`."""
+    for argument, value in arguments.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise UsageError(f"{argument} is {value!r}; it must be a whole number of at least {least}.")
 
 
 def check_fraction(**arguments: float) -> None:

@@ -146,8 +146,13 @@ def test_it_continues_sequences(case: Case) -> None:
     assert torch.equal(model.generate(tokens, 4, top=1), greedy)
     assert torch.equal(model.generate(tokens, 2, temperature=1e-30), greedy[:, :2])
     assert model.generate(tokens, 0).shape == (2, 0) and not model.training
-    for arguments in ({"count": -1}, {"count": 1, "temperature": -1.0}, {"count": 1, "top": 0}):
-        with pytest.raises(UsageError, match=r"count is|top is"):
+    wrong: list[dict[str, Any]] = [
+        *({"count": value} for value in (-1, "3", 1.5, True, float("nan"), None)),
+        *({"count": 1, "temperature": value} for value in (-1.0, "1", float("nan"))),
+        *({"count": 1, "top": value} for value in (0, 2.5, "3", 10**9)),
+    ]
+    for arguments in wrong:
+        with pytest.raises(UsageError, match=rf"{list(arguments)[-1]} is"):
             model.generate(tokens, **arguments)
     with pytest.raises(UsageError, match="at least 1"):
         model.generate(tokens[:, :0], 2)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mereo.core import Coupling, record
+from mereo.core import Causal, Coupling, record
 from mereo.core.kernels import attention
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError
@@ -62,3 +62,33 @@ def test_auto_uses_the_plain_path_for_other_couplings(coupling: Coupling) -> Non
 def test_unknown_method() -> None:
     with pytest.raises(UsageError, match=r"method is 'spda'"):
         attend(*qkv(), Coupling("senders"), method="spda")
+
+
+@pytest.mark.parametrize("case", ["plain", "masked", "causal", "biased", "one tensor"])
+def test_second_derivatives_of_the_fused_call_are_those_of_the_plain_one(case: str) -> None:
+    q, k, v = qkv()
+    mask, coupling, bias = None, Coupling("senders"), None
+    if case == "masked":
+        mask = torch.rand(2, 1, 5, 7) < 0.6
+        mask[0, 0, 2] = False
+    elif case == "causal":
+        q, coupling = torch.randn(2, 3, 7, 4, dtype=q.dtype, requires_grad=True), Coupling("senders", topology=Causal())
+    elif case == "biased":
+        bias = torch.randn(3, 5, 7, dtype=q.dtype, requires_grad=True)
+    elif case == "one tensor":
+        q = k = v
+    given = [q, k, v] if bias is None else [q, k, v, bias]
+    results = []
+    for method in ("sdpa", "plain"):
+        out = attend(q, k * 2, v, coupling, mask=mask, bias=bias, method=method)
+        once = torch.autograd.grad(out.square().sum(), given, retain_graph=True)
+        first = torch.autograd.grad(out.square().sum(), given, create_graph=True)
+        torch.testing.assert_close(first, once)
+        results.append((*first, *torch.autograd.grad(sum(x.square().sum() for x in first), given)))
+    for fused, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_a_scale_that_is_no_number() -> None:
+    with pytest.raises(UsageError, match="scale is nan"):
+        attend(*qkv(), Coupling("senders"), scale=float("nan"))

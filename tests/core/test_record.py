@@ -227,3 +227,11 @@ def test_recorded_values_keep_their_graph_where_a_loss_needs_it() -> None:
     assert not trace
     with pytest.raises(UsageError, match="couplings"), record(model, ["couplings"]):
         pass
+
+
+@pytest.mark.parametrize("change", [None, 1.0, torch.zeros(1), "zeros"])
+@pytest.mark.parametrize("where", ["changes", "scores"])
+def test_what_is_no_function_is_refused_before_anything_runs(where: str, change: Any) -> None:
+    module = Coupling("senders")
+    with pytest.raises(UsageError, match="change of ''"), intervene(module, **{where: {"": change}}):
+        pass

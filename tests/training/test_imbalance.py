@@ -11,7 +11,14 @@ from mereo.tasks import Classification
 from mereo.training.config import TrainConfig
 from mereo.training.evaluation import choosing_metric, is_better
 from mereo.training.report import Report
-from mereo.training.setup import Setup, describe_imbalance, prepare, uneven_classes
+from mereo.training.setup import (
+    Setup,
+    describe_contradictions,
+    describe_imbalance,
+    describe_setup,
+    prepare,
+    uneven_classes,
+)
 from mereo.training.trainer import train
 from pictures import picture
 
@@ -85,3 +92,16 @@ def test_the_line_of_an_epoch_and_the_history_show_what_chooses(
     assert "val_balanced_accuracy" in result.folder.history.read_text().splitlines()[0]
     even = train(small_config(data=str(birds(tmp_path / "even", crow=12, wren=9)), limit=None, epochs=1))
     assert "balanced" not in capsys.readouterr().out + even.folder.history.read_text()
+
+
+def test_one_image_in_two_classes_is_said(small_config: Make, tmp_path: Path) -> None:
+    apart = birds(tmp_path / "apart", crow=6, owl=6)
+    assert describe_contradictions(setup(small_config, apart)) is None
+    (apart / "train" / "owl" / "0.png").write_bytes((apart / "train" / "crow" / "3.png").read_bytes())
+    line = describe_contradictions(setup(small_config, apart))
+    assert line is not None and "1 training image is" in line and "crow" in line and "owl" in line
+
+
+def test_a_line_break_in_the_name_of_a_class_breaks_no_line(small_config: Make, tmp_path: Path) -> None:
+    named = birds(tmp_path / "named", **{"a\nb": 40, "owl": 4})
+    assert all("\n" not in line for line in describe_setup(setup(small_config, named)))

@@ -72,7 +72,6 @@ def transforms(random: Random) -> Try:
     def work() -> Done:
         import torch
         from torch.autograd import forward_ad
-        from torch.nn.attention import SDPBackend, sdpa_kernel
 
         module, inputs = (entry := _entry(Random(seed))).example()
         module = module.double().eval()
@@ -112,15 +111,14 @@ def transforms(random: Random) -> Try:
             pairs = [(got[n], torch.func.grad(scalar)(*(x[n] for x in many))) for n in range(2)]
             pairs.append((torch.func.grad(scalar)(*detached), gradients[0]))
         elif kind == "grad of grad":
-            with sdpa_kernel(SDPBackend.MATH):  # the fused attention of PyTorch has no second derivatives
-                first = torch.autograd.grad(scalar(*inputs), inputs, create_graph=True)
-                slopes = sum((g * t).sum() for g, t in zip(first, tangents, strict=True))
-                # A mechanism that is linear in its input has second derivatives of zero, and no graph of them.
-                second = (
-                    torch.autograd.grad(slopes, inputs, allow_unused=True, materialize_grads=True)
-                    if slopes.requires_grad
-                    else tuple(torch.zeros_like(x) for x in inputs)
-                )
+            first = torch.autograd.grad(scalar(*inputs), inputs, create_graph=True)
+            slopes = sum((g * t).sum() for g, t in zip(first, tangents, strict=True))
+            # A mechanism that is linear in its input has second derivatives of zero, and no graph of them.
+            second = (
+                torch.autograd.grad(slopes, inputs, allow_unused=True, materialize_grads=True)
+                if slopes.requires_grad
+                else tuple(torch.zeros_like(x) for x in inputs)
+            )
             step = 1e-5
 
             def slope(sign: int) -> Any:
@@ -178,6 +176,130 @@ def empty(random: Random) -> Try:
         return Done(0)
 
     return Try(f"an empty batch, training {training}, network {whole}, seed {seed}", work)
+
+
+PRECISIONS = ("float16", "bfloat16")
+KINDS = (*PRECISIONS, "second derivatives", "blank images", "blank images in training", "folded")
+
+
+def presets(random: Random) -> Try:
+    """A published preset at its own depth: half precision, second derivatives, blank images, folding."""
+    from mereo.models import MODELS
+
+    name, kind, seed = random.choice(sorted(MODELS)), random.choice(KINDS), random.getrandbits(30)
+
+    def work() -> Done:
+        import torch
+
+        import mereo
+        from hostile.presets import blank_gradients, second_derivatives, small
+
+        arguments = small(name) or small(name, narrow=False)
+        if arguments is None:
+            return Done(2)
+        torch.manual_seed(seed)
+        model: Any = mereo.create_model(name, **arguments).eval()
+        images = torch.rand(random.choice([1, 2, 17]), *model.image_shape)
+        if kind in PRECISIONS:
+            expected = model(images).detach()
+            half = images.to(getattr(torch, kind)).requires_grad_()
+            scores = model.to(half.dtype)(half)
+            scores.float().sum().backward()
+            # Residual networks whose norms have seen no images may grow beyond the largest number of float16.
+            assert scores.dtype == half.dtype and (scores.isfinite().all() or expected.abs().max() > 1e3)
+        elif kind == "second derivatives":
+            off = second_derivatives(model.train(random.random() < 0.3), seed)
+            assert off < 1e-3, off
+        elif kind == "folded":
+            with torch.no_grad():
+                expected, answers = model(images), model.fuse()(images)
+            assert (expected - answers).abs().max() <= 1e-3 * expected.abs().max()
+        else:
+            wrong = blank_gradients(model.train(kind != "blank images"))
+            assert not wrong, wrong
+        return Done(0)
+
+    return Try(f"{kind} of {name}, seed {seed}", work)
+
+
+def arguments(random: Random) -> Try:
+    """Poses of any sizes into layers of capsules, and values of any kind into functions: refused in words, or used."""
+    seed, which = random.getrandbits(32), random.choice(["capsules", "neighborhood", "clear", "generate", "intervene"])
+
+    def work() -> Done:
+        import torch
+
+        from mereo.errors import UsageError
+
+        torch.manual_seed(seed)
+        drawn = Random(seed)
+        odd: Any = drawn.choice([0, 1, 3, 2.5, -1, "3", None, True, float("nan"), float("inf"), [], 10**9, 1j, len])
+
+        def changed(*shape: int) -> Any:
+            x = torch.randn(*shape)
+            return drawn.choice([x, x, x[..., :0], (x * 9).long(), x * 1j, x > 0, x.half(), x.double(), x[:, :0]])
+
+        try:
+            if which == "capsules":
+                from mereo.layers.capsules import ConvCapsules
+                from mereo.mechanisms.routing import VOTE_ROUTINGS
+
+                pose = drawn.choice(["vector", "matrix", "complex"])
+                first = {"vector": [], "matrix": [drawn.randint(1, 4)], "complex": [2]}[pose]
+                shapes = [(*first, drawn.randint(1, 6)) for _ in range(2)]
+                layer = ConvCapsules(
+                    drawn.randint(1, 3), drawn.randint(2, 3), drawn.randint(1, 3), in_pose=shapes[0],
+                    out_pose=shapes[1], pose=pose, routing=drawn.choice(sorted(VOTE_ROUTINGS)),
+                )  # fmt: skip
+                for parameter in layer.routing.parameters():
+                    torch.nn.init.normal_(parameter)
+                poses = torch.randn(2, layer.in_types, *shapes[0], 3, 3).requires_grad_()
+                parents = layer(poses, torch.rand(2, layer.in_types, 3, 3))
+                (gradient,) = torch.autograd.grad(parents.pose.square().sum(), poses)
+                assert _finite(gradient) and gradient.any()
+                if parents.activation.requires_grad and shapes[0][-1] > 1:
+                    parents = layer(poses, torch.rand(2, layer.in_types, 3, 3))
+                    (gradient,) = torch.autograd.grad(parents.activation.square().sum(), poses)
+                    assert _finite(gradient)
+            elif which == "neighborhood":
+                from mereo.mechanisms.attention.local.neighborhood import neighborhood_attention
+
+                q, k, v = (changed(2, 5, 6, 2, 4) for _ in range(3))
+                out: Any = neighborhood_attention(q, k, v, drawn.choice([3, 3, odd]), scale=drawn.choice([None, odd]))
+                assert _finite(out)
+            elif which == "clear":
+                from mereo.mechanisms.attention.local.clear import clear_attention
+
+                x = torch.randn(2, 2, 30, 4)
+                assert _finite(clear_attention(x, x, x, (5, 6), 2.0, scale=drawn.choice([None, odd])))
+            elif which == "generate":
+                from mereo.models.sequence_registry import SEQUENCE_MODELS
+
+                from mereo.models import create_model
+
+                name = drawn.choice(sorted(n for n, entry in SEQUENCE_MODELS.items() if entry.tiny is not None))
+                model: Any = create_model(name, **SEQUENCE_MODELS[name].tiny)
+                wanted = {drawn.choice(["count", "temperature", "top"]): odd}
+                if wanted.get("count") == 10**9:
+                    return Done(2)
+                tokens = torch.randint(0, model.vocab_size, (2, 3))
+                assert model.generate(tokens, **{"count": 2, **wanted}).shape[0] == 2
+            else:
+                import mereo
+
+                module, inputs = _entry(drawn).example()
+                with mereo.record(module) as trace:
+                    module(*inputs)
+                for name in sorted(trace)[:1]:
+                    with mereo.intervene(module, **{drawn.choice(["changes", "scores"]): {name: odd}}):
+                        module(*inputs)
+                    raise AssertionError(f"{odd!r} acts as a function")
+        except UsageError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1000
+            return Done(2)
+        return Done(0)
+
+    return Try(f"odd arguments of {which}, seed {seed}", work)
 
 
 def kernels(random: Random) -> Try:

@@ -26,6 +26,7 @@ AREAS: dict[str, Callable[[Random], Try]] = {
     "patterns": streams.patterns, "trainings": commands.trainings, "interventions": behaviour.interventions,
     "transforms": behaviour.transforms, "empty": behaviour.empty, "kernels": behaviour.kernels,
     "conversions": changed.conversions, "surgeries": changed.surgeries, "copies": changed.copies,
+    "presets": behaviour.presets, "arguments": behaviour.arguments,
 }  # fmt: skip
 SECONDS = 60.0
 MEMORY = 2 * 2**30

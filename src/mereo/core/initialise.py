@@ -17,6 +17,17 @@ def start_linears(module: M) -> M:
     return module
 
 
+def start_off_zero(module: nn.Module) -> None:
+    """Biases of feed-forward networks from a normal distribution of deviation 1e-6, as timm starts vision transformers.
+
+    Where all biases are zero, a blank image is zero at every depth, and the derivative of each layer norm is eps^-1/2:
+    those of a deep network overflow float32.
+    """
+    for name, parameter in module.named_parameters():
+        if (".feed_forward." in name or ".glu." in name) and name.endswith("bias"):
+            nn.init.normal_(parameter, std=1e-6)
+
+
 def start_as_capsnet(*modules: nn.Module | None, std: float = 0.1) -> None:
     """Every parameter from a truncated normal, biases 0.1, priors of routing 0; as in the authors' code of CapsNet.
 

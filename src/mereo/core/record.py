@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mereo.core.coupling import Coupling
 from mereo.core.kernels.transforms import transformed
 from mereo.core.observe import Call, Observable, Observer
-from mereo.errors import UsageError, unknown
+from mereo.errors import UsageError, type_of, unknown
 
 Change = Callable[..., Tensor]
 """(couplings) or (couplings, call) -> couplings."""
@@ -284,6 +284,9 @@ def intervene(
     for name in scores:
         if name not in couplings:
             raise unknown("coupling", name, couplings)
+    for name, change in (*changes.items(), *scores.items()):
+        if not callable(change):
+            raise UsageError(f"the change of {name!r} is {type_of(change)}; give a function of a tensor.")
     count = [0]
     observers: dict[str, tuple[Observable, Observer]] = {
         name: (module, _Changer(name, scores.get(name), changes.get(name), context or {}, count))

@@ -21,12 +21,12 @@ def accumulation_type(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 
-def bounded(x: Tensor) -> Tensor:
-    """Entries clamped to +-1e16, so that sums of their products stay finite in float32.
+def bounded(x: Tensor, largest: float = _LARGEST) -> Tensor:
+    """Entries clamped to +-largest, by default so that sums of their products stay finite in float32.
 
     Shapes: any -> the same.
     """
-    largest = min(_LARGEST, torch.finfo(x.dtype).max)
+    largest = min(largest, torch.finfo(x.dtype).max)
     return x.clamp(-largest, largest)
 
 

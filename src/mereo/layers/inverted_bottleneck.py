@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core.kernels.affine import Linear, convolve, linear
+from mereo.core.kernels.transforms import steps_aside
 from mereo.core.shapes import same_padding
+from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.layers.norms import norm_factors
 from mereo.layers.stochastic_depth import StochasticDepth
@@ -47,7 +49,8 @@ class InvertedBottleneck(nn.Module):
     Shapes: (batch, inputs, height, width) -> (batch, outputs, height / stride, width / stride), both in channels-last
         memory.
 
-    Deviates: in evaluation the norms are folded into the adjacent layers, which is equal up to rounding.
+    Deviates: in evaluation the norms are folded into the adjacent layers, which is equal up to rounding. In training
+        gradients are clamped to +-1e16.
 
     Reference: arXiv:2204.01697, section 3.3.
     """
@@ -150,6 +153,9 @@ class InvertedBottleneck(nn.Module):
         if self.project is not None:
             shortcut = self.project(shortcut.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         out: Tensor = shortcut + self.drop_path(self._branch(x))
+        if self.training and out.requires_grad and not torch.compiler.is_compiling() and steps_aside() is None:
+            # Of blank images batch norms have no variance, and a derivative of eps^-1/2 each: many overflow float32.
+            out.register_hook(bounded)
         return out
 
     def for_inference(self) -> nn.Module:

@@ -11,7 +11,7 @@ from mereo.core.inputs import check_streamed
 from mereo.core.kernels.affine import Linear, linear
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.modes import modes_kept
-from mereo.errors import UsageError, check_positive
+from mereo.errors import UsageError, check_count, check_not_negative, check_positive
 from mereo.models.layers import layer_depths
 from mereo.models.network import Network
 
@@ -222,10 +222,12 @@ class SequenceModel(Network):
 
         Shapes: int64 (batch, tokens) -> int64 (batch, count).
         """
-        if count < 0 or not temperature >= 0:
-            raise UsageError(f"count is {count} and temperature {temperature}; both must be at least 0.")
-        if top is not None and not 1 <= top <= self.vocab_size:
-            raise UsageError(f"top is {top}; it must be from 1 to {self.vocab_size}.")
+        check_count(count=count)
+        check_not_negative(temperature=temperature)
+        if top is not None:
+            check_count(1, top=top)
+            if top > self.vocab_size:
+                raise UsageError(f"top is {top}; it must be from 1 to {self.vocab_size}.")
         if tokens.dim() != 2 or tokens.shape[1] == 0:
             raise UsageError(f"tokens are {tuple(tokens.shape)}; to be continued, they must be (batch, at least 1).")
         drawn, state, following = [], None, tokens

@@ -12,6 +12,7 @@ from typing import Any
 from mereo.data import DatasetInfo, dataset_info
 from mereo.data.characters import are_signs
 from mereo.errors import UsageError
+from mereo.escape import for_terminal
 from mereo.models import get_model_entry
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration
@@ -133,7 +134,7 @@ def _describe(config: TrainConfig, facts: DataFacts) -> list[str]:
     if facts.classes:
         shown = list(facts.classes.items())[:SHOWN]
         more = f", and {len(facts.classes) - SHOWN} more" if len(facts.classes) > SHOWN else ""
-        lines.append("  " + ", ".join(f"{name} {count:,}" for name, count in shown) + more)
+        lines.append("  " + ", ".join(f"{for_terminal(name)} {count:,}" for name, count in shown) + more)
     return lines
 
 

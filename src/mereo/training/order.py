@@ -51,7 +51,6 @@ def sample_epoch(sampler: str, seed: int, epoch: int, images: Images) -> Tensor:
     """The order of one epoch by the name of a sampler, "shuffle" or "balanced": int64 (images,)."""
     if sampler == "shuffle":
         return images.order(generator(seed, "order", epoch))
-    labels = getattr(images, "labels", None)
-    if not isinstance(labels, Tensor) or labels.dim() != 1:
+    if images.labels_per_image != 1 or not images.class_names:
         raise UsageError(f"sampler is {sampler!r}, which needs data of one label per image; use 'shuffle'.")
-    return balanced_order(seed, epoch, labels.cpu())
+    return balanced_order(seed, epoch, images.strata)

@@ -2,15 +2,17 @@
 
 import math
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mereo.data import Images, Splits, load_splits
+from mereo.data import Images, ImageSet, Splits, load_splits
 from mereo.data.characters import AUGMENT as SIGNS_AUGMENT
 from mereo.data.characters import are_signs
 from mereo.errors import MereoError, UsageError
+from mereo.escape import for_terminal
 from mereo.models import VisionModel
 from mereo.runtime.text import counted
 from mereo.tasks import Task
@@ -22,6 +24,8 @@ __all__ = ["Setup", "describe_images", "describe_imbalance", "place", "prepare"]
 
 BLACK = frozenset({"crop", "shift", "rotate", "rand_augment"})
 """Augmentations that let black enter at the borders."""
+COMPARED = 2**28
+"""Bytes of training images up to which they are compared with each other."""
 UNEVEN = 5
 """Images of the largest class divided by those of the smallest, from which on a note is printed."""
 
@@ -141,11 +145,30 @@ def describe_imbalance(setup: Setup) -> str | None:
     uneven = uneven_classes(setup)
     if uneven is None:
         return None
-    (largest, most), (smallest, least) = uneven
+    (largest, most), (smallest, least) = ((for_terminal(name), count) for name, count in uneven)
     line = f"classes differ in size: {counted(most, 'image')} of {largest}, {least:,} of {smallest}"
     if setup.splits.validation is not None:
         line += "; balanced accuracy chooses the epoch"
     return line if setup.config.sampler == "balanced" else f"{line}; --sampler balanced draws every class equally often"
+
+
+def describe_contradictions(setup: Setup) -> str | None:
+    """A line about images that are the same, pixel by pixel, in several classes; None without any."""
+    images = setup.splits.train
+    if not isinstance(images, ImageSet) or not setup.task.scores_classes or images.images.numel() > COMPARED:
+        return None
+    labels, first, known = images.labels.tolist(), {}, dict[bytes, int]()
+    for place, image in enumerate(images.images.cpu().flatten(1).numpy()):
+        known.setdefault(digest := blake2b(image, digest_size=16).digest(), place)
+        if labels[known[digest]] != labels[place]:
+            first[place] = known[digest]
+    if not first:
+        return None
+    one, other = (for_terminal(images.class_names[labels[place]]) for place in next(iter(first.items())))
+    return (
+        f"{counted(len(first), 'training image')} {'is' if len(first) == 1 else 'are'} the same as one of another"
+        f" class, such as of {other} and {one}; no network can tell these apart"
+    )
 
 
 def describe_augmentation(setup: Setup) -> list[str]:
@@ -154,7 +177,7 @@ def describe_augmentation(setup: Setup) -> list[str]:
     if not setup.task.scores_classes or not are_signs(names):
         return []
     used = {text.partition("=")[0] for text in augment}
-    shown = ", ".join(names[:3])
+    shown = ", ".join(map(for_terminal, names[:3]))
     lines = []
     if "flip" in used:
         lines.append(
@@ -172,8 +195,14 @@ def describe_augmentation(setup: Setup) -> list[str]:
 
 def describe_setup(setup: Setup) -> list[str]:
     """Lines about a training, printed before it starts."""
-    data = setup.task.describe_data(setup.splits.train, setup.splits.test)
-    lines = (describe_images(setup), describe_imbalance(setup), *describe_augmentation(setup), *data, setup.start)
+    lines = (
+        describe_images(setup),
+        describe_imbalance(setup),
+        describe_contradictions(setup),
+        *describe_augmentation(setup),
+        *setup.task.describe_data(setup.splits.train, setup.splits.test),
+        setup.start,
+    )
     return [line for line in lines if line is not None]
 
 

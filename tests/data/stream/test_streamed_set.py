@@ -14,6 +14,7 @@ from mereo.data.stream.order import window_order
 from mereo.data.stream.read_ahead import BLOCK, ReadAhead, default_workers
 from mereo.data.stream.source import FileStore
 from mereo.errors import MereoError, UsageError
+from mereo.training.order import sample_epoch
 from sources import NAMES, encoded
 
 
@@ -281,3 +282,21 @@ def test_large_photographs_are_reduced_while_they_are_decoded(size, reduced, tmp
     difference = np.abs(whole - fast)
     assert (difference.max() > 0) == reduced
     assert difference.mean() < 0.6 and np.quantile(difference, 0.99) <= 4
+
+
+def test_a_balanced_epoch_knows_the_labels_of_files_that_are_not_read_yet(make_tar):
+    counts = (9, 3, 1)
+    members: dict[str, bytes] = {}
+    for label, count in enumerate(counts):
+        for index in range(count):
+            members |= {
+                f"{label}-{index}.png": encoded(10 * label + index),
+                f"{label}-{index}.cls": str(label).encode(),
+            }
+    folder = make_tar("set/train-0.tar", members).parent
+    make_tar("set/test-0.tar", members)
+    images = load_splits(str(folder), img_size=(8, 8), validation_fraction=0, stream=True).train
+    assert isinstance(images, StreamedSet)
+    order = sample_epoch("balanced", 0, 0, images)
+    seen = torch.bincount(images.strata[order], minlength=3)
+    assert len(order) == len(images) and seen.max() - seen.min() <= 1

@@ -281,3 +281,30 @@ def test_wrong_inputs() -> None:
         layer(poses[:, :1], present)
     with pytest.raises(UsageError, match="activation is"):
         layer(poses, present[..., :3])
+
+
+@pytest.mark.parametrize("routing", sorted(VOTE_ROUTINGS))
+@pytest.mark.parametrize("sizes", [(6, 5), (5, 6)])
+@pytest.mark.parametrize("pose", ["vector", "matrix", "complex"])
+def test_every_number_of_a_child_counts_whatever_the_size_of_the_parents(
+    routing: str, sizes: tuple[int, int], pose: Any
+) -> None:
+    first = {"vector": (), "matrix": (3,), "complex": (2,)}[pose]
+    shapes = [(*first, size) for size in sizes]
+    layer = ConvCapsules(2, 3, 2, in_pose=shapes[0], out_pose=shapes[1], pose=pose, routing=routing, coordinates=True)
+    for parameter in layer.routing.parameters():
+        torch.nn.init.normal_(parameter)
+    poses = torch.randn(2, 2, *shapes[0], 3, 3).requires_grad_()
+    parents = layer(poses, torch.rand(2, 2, 3, 3))
+    scores = [parents.pose, *([parents.activation] if parents.activation.requires_grad else [])]
+    for score in scores:
+        (gradient,) = torch.autograd.grad(score.square().sum(), poses, retain_graph=True)
+        assert gradient.abs().amax((0, 1, -2, -1)).all(), "a number has no influence"
+
+
+def test_a_layer_gives_the_size_of_children_itself() -> None:
+    with pytest.raises(UsageError, match="sender_dim is 3"):
+        ConvCapsules(
+            2, 3, 2, in_pose=(6,), out_pose=(5,), pose="vector", routing="self_routing",
+            routing_options={"sender_dim": 3},
+        )  # fmt: skip

@@ -246,3 +246,15 @@ def test_the_window_of_the_last_stage_is_its_whole_map() -> None:
     assert isinstance(attention, BlockAttention) and attention.window == (4, 4)
     cells = torch.randn(1, 1, 16, 12)
     assert windows_to_grid(cells, (4, 4), 4, 4) is cells
+
+
+def test_layers_start_as_those_of_timm() -> None:
+    timm = pytest.importorskip("timm")
+    source = timm.create_model("maxvit_pico_rw_256", embed_dim=(32, 64, 64, 96), depths=(1, 1, 1, 1))
+    torch.manual_seed(0)
+    model = mereo.create_model("maxvit_pico_rw_256", widths=(32, 64, 64, 96), depths=(1, 1, 1, 1))
+    copied = mereo.convert(source)
+    for (name, ours), theirs in zip(model.named_parameters(), copied.parameters(), strict=True):
+        if not name.startswith("head") and ours.numel() >= 32:
+            expected = float(theirs.detach().std())
+            assert abs(float(ours.detach().std()) - expected) <= 0.5 * expected, name

@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mereo.core.coupling import Coupling
+from mereo.core.kernels.again import twice_differentiable
 from mereo.core.kernels.largest import within_range
 from mereo.core.kernels.transforms import transformed
 from mereo.core.tiles import Tiles
 from mereo.core.topology import Causal
 from mereo.core.votes import SameVotes
-from mereo.errors import UsageError, check_choice
+from mereo.errors import UsageError, check_choice, check_finite
 
 FEW_PAIRS = 2**18
 """Pairs of receivers and senders up to which the map of couplings of a head is made where that is faster."""
@@ -52,6 +53,21 @@ def _of_one_size(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, given: _Exchange) -> Tensor:
+    out, coupling = _fused(q, k, v, given), given.coupling
+    if coupling.dropout and coupling.training:
+        return out  # by what cannot be drawn again
+
+    def again(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        scores, mask = SameVotes(k).agree(q * given.scale), given.mask
+        if coupling.topology is not None:
+            mask = coupling.topology.restrict(mask, q.shape[-2], k.shape[-2], q.device)
+        shares = coupling.normalise(scores if bias is None else scores + bias, mask)
+        return SameVotes(v).combine(shares.to(v.dtype))
+
+    return twice_differentiable(out, again, q, k, v, given.bias)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, given: _Exchange) -> Tensor:
     q, k = _of_one_size(q, k, v)
     coupling, mask, bias = given.coupling, given.mask, given.bias
     options: dict[str, Any] = {"dropout_p": coupling.dropout if coupling.training else 0.0, "scale": given.scale}
@@ -99,13 +115,13 @@ def attend(
         bias: added to the scores, broadcastable to (batch, heads, receivers, senders), such as one of positions.
         scale: factor of q k^T; 1 / sqrt(dim of the keys) by default.
         tiles: of a mechanism whose batch axis is (batch * tiles): what each tile holds.
-        method: "auto", "sdpa" or "plain". On a CPU PyTorch's "sdpa" has no second derivatives; where those are needed,
-            "plain" does, and so does everything under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
+        method: "auto", "sdpa" or "plain". Second derivatives of "sdpa" are those of "plain".
 
     Shapes: q (batch, heads, receivers, dim), k (batch, heads, senders, dim), v (batch, heads, senders, pose)
         -> (batch, heads, receivers, pose).
     """
     check_choice("method", method, ["auto", *METHODS])
+    check_finite(scale=scale)
     if scale is None:
         scale = q.shape[-1] ** -0.5
     if method == "auto":

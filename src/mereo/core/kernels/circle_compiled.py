@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.coupling import Coupling
+from mereo.core.kernels.again import gradients_again
 from mereo.core.kernels.circle_tiles import tiled
 from mereo.core.kernels.library import at, entry
 from mereo.core.kernels.transforms import forward_mode
@@ -141,19 +142,12 @@ def _rule(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     if grad is None:
         return (None,) * 6
     if torch.is_grad_enabled() or forward_mode():
-        return *_plain_gradients(grad, (q, k, v), _circle(ctx.numbers, ctx.radius), ctx.scale), None, None, None
+        circle = _circle(ctx.numbers, ctx.radius)
+        plain = gradients_again(
+            lambda q, k, v: tiled(q, k, v, circle, Coupling("senders"), ctx.scale), (q, k, v), [grad]
+        )
+        return *plain, None, None, None
     return *_backward(grad, out, lse, q, k, v, ctx.numbers, ctx.radius, ctx.scale), None, None, None
-
-
-def _plain_gradients(
-    grad: Tensor, tensors: tuple[Tensor, Tensor, Tensor], circle: Circle, scale: float
-) -> list[Tensor | None]:
-    """The same gradients as functions that can be differentiated again: a backward pass with create_graph=True."""
-    with torch.enable_grad():
-        out = tiled(*tensors, circle, Coupling("senders"), scale)
-        asking = [x for x in tensors if x.requires_grad]
-        ours = iter(torch.autograd.grad(out, asking, grad, create_graph=True))
-    return [next(ours) if x.requires_grad else None for x in tensors]
 
 
 attend_compiled.register_autograd(_rule, setup_context=_save)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mereo.core.kernels.again import gradients_again
 from mereo.core.kernels.direct import direct
 from mereo.core.kernels.streamed import default_tile
 from mereo.core.kernels.transforms import forward_mode
@@ -90,11 +91,8 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     fine, coarse, forms = ctx.saved_tensors
     if not (torch.is_grad_enabled() or forward_mode()):
         return *_best_backward(grad, fine, coarse, forms, ctx.tile), None
-    with torch.enable_grad():
-        scores = _agreements(fine, _pulled(coarse, forms)).amax(-1)
-    asking = [x for x in ctx.saved_tensors if x.requires_grad]
-    gradients = iter(torch.autograd.grad(scores, asking, grad, create_graph=True))
-    return *(next(gradients) if x.requires_grad else None for x in ctx.saved_tensors), None
+    best = gradients_again(lambda u, V, W: _agreements(u, _pulled(V, W)).amax(-1), ctx.saved_tensors, [grad])
+    return *best, None
 
 
 _best.register_autograd(_gradients, setup_context=_save)

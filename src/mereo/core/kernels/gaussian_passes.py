@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels import library
+from mereo.core.kernels.again import gradients_again
 from mereo.core.kernels.direct import direct
 from mereo.core.kernels.gaussians import EMPTY, LEAST_FIT, Floor, fit_gaussians, log_density
 from mereo.core.kernels.library import at, entry
@@ -215,14 +216,13 @@ def _gradients(ctx: Any, d_mean: Tensor, d_variance: Tensor, d_fit: Tensor) -> t
         given = (*ctx.saved_tensors, d_mean, d_variance, d_fit if ctx.with_fit else None)
         return *_pass_gradients(*given, ctx.least, ctx.clamps, ctx.method), None, None, None, None
     # Gradients of gradients are those of the plain operations.
-    with torch.enable_grad():
-        poses, weight, weights = (x if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors[:3])
-        inputs, floor = (poses, weight, weights), Floor(ctx.least, ctx.clamps)
-        mean, variance, fit = fitted(poses, weight, weights, floor, with_fit=ctx.with_fit, method="stored")
-        pairs = [(mean, d_mean), (variance, d_variance), (fit, d_fit)][: 3 if ctx.with_fit else 2]
-        outputs, grads = zip(*pairs, strict=True)
-        input_grads = torch.autograd.grad(outputs, inputs, grads, create_graph=True)
-    return *input_grads, None, None, None, None
+
+    def again(poses: Tensor, weight: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        floor = Floor(ctx.least, ctx.clamps)
+        return fitted(poses, weight, weights, floor, with_fit=ctx.with_fit, method="stored")
+
+    given = (d_mean, d_variance, d_fit if ctx.with_fit else None)
+    return *gradients_again(again, ctx.saved_tensors[:3], given), None, None, None, None
 
 
 _pass.register_autograd(_gradients, setup_context=_save)

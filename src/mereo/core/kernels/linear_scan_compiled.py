@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mereo.core.kernels.again import gradients_again
 from mereo.core.kernels.library import at, entry
 from mereo.core.kernels.transforms import forward_mode
 
@@ -106,27 +107,15 @@ def _rule(ctx: Any, grad: Tensor | None, grad_last: Tensor | None) -> tuple[Any,
     if grad is None and grad_last is None:
         return (None,) * 5
     if torch.is_grad_enabled() or forward_mode() or not q.shape[2]:
-        return _plain_gradients(grad, grad_last, ctx.saved_tensors)
+        from mereo.core.kernels.linear_scan import BLOCK, chunked
+
+        def plain(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+            return chunked(q, k, v, slopes, state, BLOCK)
+
+        return tuple(gradients_again(plain, ctx.saved_tensors, (grad, grad_last)))
     grad = torch.zeros_like(v) if grad is None else grad
     dq, dk, dv, d_state = _backward(grad, grad_last, q, k, v, slopes, state)
     return dq, dk, dv, None, None if state is None else d_state
-
-
-def _plain_gradients(grad: Tensor | None, grad_last: Tensor | None, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same gradients as functions that can be differentiated again: a backward pass with create_graph=True."""
-    from mereo.core.kernels.linear_scan import BLOCK, chunked
-
-    with torch.enable_grad():
-        q, k, v, slopes, state = tensors
-        results = chunked(q, k, v, slopes, state, BLOCK)
-        pairs = [(x, g) for x, g in zip(results, (grad, grad_last), strict=True) if g is not None and x.requires_grad]
-        asking = [x for x in tensors if x is not None and x.requires_grad]
-        gradients = iter(
-            torch.autograd.grad(
-                [x for x, _ in pairs], asking, [g for _, g in pairs], create_graph=True, allow_unused=True
-            )
-        )
-    return tuple(next(gradients) if x is not None and x.requires_grad else None for x in tensors)
 
 
 scan_compiled.register_autograd(_rule, setup_context=_save)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mereo.core.kernels.again import gradients_again
 from mereo.core.kernels.library import at, entry
 from mereo.core.kernels.transforms import forward_mode
 from mereo.core.topology import Neighborhood
@@ -117,29 +118,15 @@ def _rule(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, 
     if grad is None and grad_lse is None:
         return (None,) * 6
     if torch.is_grad_enabled() or forward_mode():
-        return *_plain_gradients(grad, grad_lse, (q, k, v, bias), ctx.numbers, ctx.scale), None, None
+        from mereo.core.kernels.neighborhood_tiles import tiled
+
+        def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            return tiled(q, k, v, _topology(ctx.numbers), ctx.scale, bias=bias, with_lse=True)
+
+        return *gradients_again(plain, (q, k, v, bias), (grad, grad_lse)), None, None
     grad = torch.zeros_like(out) if grad is None else grad
     *found, of_bias = _backward(grad, grad_lse, out, lse, q, k, v, bias, ctx.numbers, ctx.scale)
     return *found, None if bias is None else of_bias, None, None
-
-
-def _plain_gradients(
-    grad: Tensor | None,
-    grad_lse: Tensor | None,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    numbers: Sequence[int],
-    scale: float,
-) -> list[Tensor | None]:
-    """The same gradients as functions that can be differentiated again: a backward pass with create_graph=True."""
-    from mereo.core.kernels.neighborhood_tiles import tiled
-
-    with torch.enable_grad():
-        q, k, v, bias = tensors
-        results = tiled(q, k, v, _topology(numbers), scale, bias=bias, with_lse=True)
-        pairs = [(x, g) for x, g in zip(results, (grad, grad_lse), strict=True) if x is not None and g is not None]
-        asking = [x for x in tensors if x is not None and x.requires_grad]
-        gradients = iter(torch.autograd.grad([x for x, _ in pairs], asking, [g for _, g in pairs], create_graph=True))
-    return [next(gradients) if x is not None and x.requires_grad else None for x in tensors]
 
 
 attend_compiled.register_autograd(_rule, setup_context=_save)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mereo.core.kernels.again import twice_differentiable
 from mereo.core.kernels.kept import kept
 from mereo.core.kernels.transforms import transformed
 from mereo.core.squash import accumulation_type
@@ -129,18 +130,24 @@ def tiled(
         more = extra[0].shape[1]
         sees = F.pad(sees, (0, more), value=True)
         added = None if added is None else F.pad(added, (0, more))
-    lse = None
-    if with_lse or transformed() or torch.onnx.is_in_onnx_export():
+
+    def plain(Q: Tensor, K: Tensor, V: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         wide = accumulation_type(Q)
         scores = (Q @ K.transpose(-1, -2) * scale).unflatten(0, (batch, tiles)).to(wide)
         scores = scores if added is None else scores + added
         scores = scores.clamp(torch.finfo(wide).min, torch.finfo(wide).max)
         scores = scores.masked_fill(~sees, -torch.inf).flatten(0, 1)
+        return F.dropout(scores.softmax(-1), dropout).to(V.dtype) @ V, scores
+
+    lse = None
+    if with_lse or transformed() or torch.onnx.is_in_onnx_export():
+        out, scores = plain(Q, K, V, added)
         lse = scores.logsumexp(-1) if with_lse else None
-        out = F.dropout(scores.softmax(-1), dropout).to(V.dtype) @ V
     else:
         mask = sees if added is None else added.masked_fill(~sees, torch.finfo(added.dtype).min)
         out = F.scaled_dot_product_attention(Q, K, V, mask.repeat(batch, 1, 1, 1), dropout, scale=scale)
+        if not dropout:  # what is dropped cannot be drawn again
+            out = twice_differentiable(out, lambda *given: plain(*given)[0], Q, K, V, added)
     places = places_of(plan, topology.tokens)
 
     def back(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ arguments and s_t, (steps, batch, receivers, d_out); it walks the passes back wi
 Second derivatives go through the plain form.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from mereo.core.agreement import iterate_agreement
 from mereo.core.coupling import Coupling
 from mereo.core.kernels import fused, triton_passes
+from mereo.core.kernels.again import gradients_again
 from mereo.core.kernels.plain import Routing, plain
 from mereo.core.kernels.streamed import LARGEST, StreamedPasses
 from mereo.core.kernels.transforms import forward_mode
@@ -155,21 +157,15 @@ def _gradients(ctx: Any, grad: Tensor | None, grad_states: None) -> tuple[Any, .
     if grad is None:
         return (None,) * 8
     if torch.is_grad_enabled() or forward_mode():
-        grads = _plain_gradients(grad, tensors, ctx.steps, ctx.options[0])
+        coupling, steps = Coupling("receivers", ctx.options[0]), ctx.steps
+
+        def again(u: Tensor, W: Tensor, prior: Tensor | None, bias: Tensor | None) -> Tensor:
+            return plain(Routing(DenseVotes(u, W), coupling, steps, prior, bias))
+
+        grads: Sequence[Tensor | None] = gradients_again(again, tensors, [grad])
     else:
         grads = _route_backward(grad, states, *tensors, *ctx.options)
     return *(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *(None,) * 4
-
-
-def _plain_gradients(grad: Tensor, tensors: list[Tensor | None], steps: int, normaliser: str) -> list[Tensor | None]:
-    """The same gradients as functions that can be differentiated again: a backward pass with create_graph=True."""
-    children, weight, prior, bias = tensors
-    assert children is not None and weight is not None
-    with torch.enable_grad():
-        out = plain(Routing(DenseVotes(children, weight), Coupling("receivers", normaliser), steps, prior, bias))
-    asking = [x for x in tensors if x is not None and x.requires_grad]
-    grads = iter(torch.autograd.grad(out, asking, grad, create_graph=True))
-    return [next(grads) if x is not None and x.requires_grad else None for x in tensors]
 
 
 route_without_votes.register_autograd(_gradients, setup_context=_save)

@@ -7,6 +7,7 @@ FLOPs each time they are made; routings whose mathematics allow it never store t
 """
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -115,8 +116,10 @@ class ConvCapsules(nn.Module):
             self.weight.mul_(0.1 if pose == "matrix" else (inner * max(len(numbers) * 2, 1)) ** -0.5)
             if pose == "matrix":
                 self.weight.add_(torch.eye(inner, columns))
-        pose_size = self.out_pose[0] * (self.out_pose[1] if len(self.out_pose) == 2 else 1)
-        self.routing = make_vote_routing(routing, out_types, self.offsets * in_types, pose_size, routing_options)
+        self.routing = make_vote_routing(
+            routing, out_types, self.offsets * in_types, prod(self.out_pose), routing_options,
+            sender_dim=prod(self.in_pose),
+        )  # fmt: skip
 
     def _check_poses(self, kind: str) -> None:
         """UsageError unless the shapes of the poses are those of their kind."""

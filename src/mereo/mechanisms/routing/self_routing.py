@@ -52,7 +52,7 @@ class SelfVoteRouting(VoteRouting):
     Reference: Hahn, Pyeon, Kim 2019 (NeurIPS).
     """
 
-    needs_activation = True
+    needs_activation = reads_children = True
 
     def __init__(self, receivers: int, senders: int, pose: int, *, sender_dim: int | None = None) -> None:
         super().__init__(receivers, senders, pose)

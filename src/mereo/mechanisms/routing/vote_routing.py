@@ -30,10 +30,13 @@ class VoteRouting(nn.Module):
 
     Attributes:
         needs_activation: whether children must come with an activation.
+        reads_children: whether it has an argument `sender_dim`, the numbers in the pose of a child, which the layer
+            gives.
     """
 
     coupling: Coupling
     needs_activation = False
+    reads_children = False
 
     def __init__(self, receivers: int, senders: int, pose: int) -> None:
         super().__init__()
@@ -68,12 +71,26 @@ def vote_routing(name: str) -> Callable[[R], R]:
 
 
 def make_vote_routing(
-    name: str, receivers: int, senders: int, pose: int, options: Mapping[str, Any] | None = None
+    name: str,
+    receivers: int,
+    senders: int,
+    pose: int,
+    options: Mapping[str, Any] | None = None,
+    *,
+    sender_dim: int | None = None,
 ) -> VoteRouting:
-    """The routing `name` with its options; UsageError for an unknown name."""
+    """The routing `name` with its options; UsageError for an unknown name.
+
+    Args:
+        sender_dim: numbers in the pose of a child; None for as many as in a vote.
+    """
     if name not in VOTE_ROUTINGS:
         raise unknown("vote routing", name, VOTE_ROUTINGS)
     cls, given = VOTE_ROUTINGS[name], dict(options or {})
+    if cls.reads_children and given.setdefault("sender_dim", sender_dim or pose) != (sender_dim or pose):
+        raise UsageError(
+            f"sender_dim is {given['sender_dim']!r} for children of {sender_dim or pose} numbers; leave it out."
+        )
     try:
         inspect.signature(cls).bind(receivers, senders, pose, **given)
     except TypeError as error:

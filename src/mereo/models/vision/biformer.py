@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mereo.core.initialise import start_linears
 from mereo.core.shapes import image_size
+from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive, check_probability
 from mereo.layers import FeedForward, SelfAttention, StochasticDepth, linear_rates
 from mereo.mechanisms.attention.sparse import BiLevelRoutingAttention
@@ -209,7 +210,7 @@ class BiFormer(VisionModel):
         self.reset_classifier(num_classes)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        maps: Tensor = self.stages[index](inputs if index else inputs.clamp(-LARGEST, LARGEST))
+        maps: Tensor = self.stages[index](inputs if index else bounded(inputs, LARGEST))
         return maps
 
     def neck(self, maps: list[Tensor]) -> Tensor:

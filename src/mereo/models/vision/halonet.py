@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mereo.core.shapes import image_size
+from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 from mereo.layers import ConvNorm, StochasticDepth, linear_rates
 from mereo.mechanisms.attention.dense import BottleneckAttention, LambdaAttention
@@ -83,7 +84,7 @@ class HaloNetStem(nn.Sequential):
     """Convolutions of images, whose pixels are clamped before."""
 
     def forward(self, images: Tensor) -> Tensor:
-        maps = images.clamp(-LARGEST, LARGEST)
+        maps = bounded(images, LARGEST)
         for convolution in self:
             maps = convolution(maps)
         return maps

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling
-from mereo.core.initialise import start_linears
+from mereo.core.initialise import start_linears, start_off_zero
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.shapes import image_size
@@ -205,6 +205,7 @@ class HierarchicalSpectFormer(VisionModel):
                 nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        start_off_zero(self)
 
     def place_couplings(self, height: int, width: int) -> None:
         super().place_couplings(height, width)

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mereo.core.initialise import start_off_zero
 from mereo.core.kernels.affine import Linear, convolve
 from mereo.core.kernels.kept import kept
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, Window
 from mereo.core.shapes import image_size, same_padding
+from mereo.core.squash import bounded
 from mereo.core.tiles import from_grid, from_windows, grid_tiles, to_grid, to_windows, window_tiles
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 from mereo.layers import ChannelNorm, FeedForward, InvertedBottleneck, LayerScale, StochasticDepth, linear_rates
@@ -71,8 +73,7 @@ class Stem(nn.Module):
         self.second = nn.Conv2d(widths[0], widths[1], 3, padding=1, bias=form.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        limit = min(LARGEST, torch.finfo(images.dtype).max)
-        images = images.clamp(-limit, limit)
+        images = bounded(images, LARGEST)
         borders = (1, 1), (1, 1)
         if self.padding == "same":
             borders = same_padding(images.shape[3], 3, 2), same_padding(images.shape[2], 3, 2)
@@ -331,12 +332,23 @@ class MaxViT(VisionModel):
         return window
 
     def _start(self) -> None:
-        """Initialise as the official code: normal weights of deviation 0.02, biases of 0."""
+        """Initialise as the official code, normal weights of deviation 0.02, or as timm; biases in both as in timm.
+
+        timm's layers around attention start by Xavier's uniform rule, convolutions by He's normal one over outputs.
+        """
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | nn.Conv2d) and ".positions." not in name:
+            if not isinstance(module, nn.Linear | nn.Conv2d) or (self.form == "official" and ".positions." in name):
+                continue
+            if self.form == "official":
                 nn.init.normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+            elif "bottleneck" in name or name.startswith("stem"):
+                places = module.weight[0, 0].numel() / getattr(module, "groups", 1)
+                nn.init.normal_(module.weight, std=(2 / (places * module.weight.shape[0])) ** 0.5)
+            else:
+                nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        start_off_zero(self)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         out: Tensor = self.stem(inputs) if index == 0 else self.stages[index - 1](inputs)

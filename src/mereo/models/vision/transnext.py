@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.core.initialise import start_linears
+from mereo.core.initialise import start_linears, start_off_zero
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
@@ -163,6 +163,7 @@ class TransNeXt(VisionModel):
             nn.init.normal_(conv.weight, std=(2 / fan) ** 0.5)
             if conv.bias is not None:
                 nn.init.zeros_(conv.bias)
+        start_off_zero(self)
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
         maps: Tensor = self.stages[index](bounded(inputs) if index == 0 else inputs)

@@ -14,7 +14,7 @@ from mereo.core import Circle, Coupling, mechanism
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.circle import Exchange, exchange
-from mereo.errors import UsageError, check_heads, check_positive, check_probability
+from mereo.errors import UsageError, check_finite, check_heads, check_positive, check_probability
 
 
 def length_scale(keys: int, trained: int, dim: int, factor: float = 1.0) -> float:
@@ -94,7 +94,7 @@ def clear_attention(
         scale: factor of the scores; 1 / sqrt(dim) by default. See `length_scale`.
         coupling, text_coupling: make the couplings of image and text tokens; plain softmax by default.
         method: how image tokens attend: "auto", "compiled" (C++, CPU), "tiles", "flex" (FlexAttention; on a CPU without
-            gradients), or "dense", the reference. "tiles" has no second derivatives on a CPU; "compiled" has.
+            gradients), or "dense", the reference.
 
     Shapes:
         q, k (batch, heads, tokens, dim), v (batch, heads, tokens, pose), after norms and rotation of positions, tokens
@@ -105,6 +105,7 @@ def clear_attention(
 
     Reference: arXiv:2412.16112.
     """
+    check_finite(scale=scale)
     circle = _circle(q, k, v, grid, radius, text_tokens, down_weight)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     coupling = Coupling("senders") if coupling is None else coupling

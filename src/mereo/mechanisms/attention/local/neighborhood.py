@@ -15,7 +15,7 @@ from mereo.core.initialise import start_linears
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.neighborhood import Exchange, exchange
 from mereo.core.topology.neighborhood import each_axis
-from mereo.errors import UsageError, check_heads, check_probability
+from mereo.errors import UsageError, check_finite, check_heads, check_probability
 
 PerAxis = int | Sequence[int]
 Switches = bool | Sequence[bool]
@@ -48,6 +48,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
         raise UsageError(f"shapes are {shapes}; batch and grid must agree, dim of q and k, and heads of k and v.")
     if {k.dtype, v.dtype} != {q.dtype} or {k.device, v.device} != {q.device}:
         raise UsageError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; they must have one type and device.")
+    if not q.is_floating_point():
+        raise UsageError(f"q, k, v are {q.dtype}; they must be real numbers in floating point, such as q.float().")
+    if not q.shape[-1]:
+        raise UsageError(f"q is {tuple(q.shape)}, with a dim of 0; it must be at least 1.")
     return tuple(q.shape[1:-2])
 
 
@@ -82,7 +86,7 @@ def neighborhood_attention(
         bias: added to the scores by relative position, in units of the dilation.
         coupling: makes the couplings, for dropout, recording, and other normalisers; plain softmax by default.
         method: "auto", "compiled" (C++, CPU), "tiles", "gathered", "flex" (FlexAttention; on a CPU without gradients),
-            or "dense", the reference. "tiles" has no second derivatives on a CPU; "compiled" and "gathered" have.
+            or "dense", the reference.
 
     Shapes:
         q (batch, *grid, heads, dim), k (batch, *grid, key heads, dim), v (batch, *grid, key heads, pose), grid of one
@@ -107,6 +111,7 @@ def neighborhood_attention(
             raise UsageError(f"bias is {tuple(bias.shape)}; it must be {needed}, (heads, 2 window - 1 for each axis).")
         bias = bias.flatten(1)
     q, k, v = (x.flatten(1, -3) for x in (q, k, v))
+    check_finite(scale=scale)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     coupling = Coupling("senders") if coupling is None else coupling
     out, lse = exchange(Exchange(q, k, v, topology, coupling, scale, bias, extra, return_lse), method)

@@ -15,7 +15,7 @@ from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.kept import kept
 from mereo.core.tiles import Tiles, from_windows, to_windows
-from mereo.errors import UsageError, check_choice, check_heads, check_positive
+from mereo.errors import UsageError, check_choice, check_finite, check_heads, check_positive
 
 METHODS = ("auto", "gather", "dense")
 PADS = ("masked", "legacy", "zeros")
@@ -105,6 +105,7 @@ class BiLevelRoutingAttention(nn.Module):
         if soft and method == "dense":
             raise UsageError("method is 'dense' with soft=True, which only 'gather' runs; use 'auto'.")
         self.num_heads, self.regions, self.top_k, self.soft, self.pad = num_heads, regions, top_k, soft, pad
+        check_finite(scale=scale)
         self.scale = dim**-0.5 if scale is None else scale
         self.method = method
         self.qkv = Linear(dim, 3 * dim)

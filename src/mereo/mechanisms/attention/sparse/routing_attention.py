@@ -15,7 +15,7 @@ from mereo.core.inputs import check_streamed
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.clustered import Clustered, distances, gathered, over_prefixes, shares
-from mereo.errors import UsageError, check_choice, check_not_negative, check_positive, check_probability
+from mereo.errors import UsageError, check_choice, check_finite, check_not_negative, check_positive, check_probability
 from mereo.mechanisms.attention.local.sequence_blocks import SequencePositions, attend_blocks
 from mereo.mechanisms.attention.sparse.clusters import Clusters, normalised
 
@@ -67,6 +67,7 @@ def routing_attention(
     coupling = (
         Coupling("senders", topology=Causal() if causal and k is None else None) if coupling is None else coupling
     )
+    check_finite(scale=scale)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with torch.no_grad():
         of_queries = distances(q, centroids)
@@ -210,6 +211,7 @@ class RoutingAttention(nn.Module):
         size = dim // heads
         self.heads_local, self.heads_routed, self.window, self.block = heads_local, heads_routed, window, block
         self.causal, self.share_qk, self.strict = causal, causal if share_qk is None else share_qk, strict
+        check_finite(scale=scale)
         self.beta, self.scale, topology = beta, size**-0.5 if scale is None else scale, Causal() if causal else None
         if heads_local:
             self.local_qkv = Linear(dim, 3 * heads_local * size, bias=False)

@@ -20,7 +20,7 @@ from mereo.core.kernels.methods import cannot_run_here
 from mereo.core.key_lists import KeyLists
 from mereo.core.squash import accumulation_type
 from mereo.core.tiles import LARGEST_DENSE
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import UsageError, check_choice, check_finite, check_positive
 from mereo.mechanisms.attention.sparse import sea_mask
 from mereo.mechanisms.attention.sparse.sea_estimate import KernelAttention, MapDecoder, PositionValues
 
@@ -155,6 +155,7 @@ class SeaAttention(nn.Module):
             )
         self.num_heads, self.head_dim, self.columns, self.top_k = num_heads, head_dim, columns, top_k
         self.causal, self.group, self.max_len, self.method = causal, group, max_len, method
+        check_finite(scale=scale)
         self.scale = head_dim**-0.5 if scale is None else scale
         self.positions = nn.Parameter(torch.randn(max_len, head_dim)) if causal else PositionValues(head_dim)
         self.kernel = KernelAttention(head_dim, features, causal)

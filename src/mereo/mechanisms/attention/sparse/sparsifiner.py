@@ -19,7 +19,15 @@ from mereo.core.kernels.attention import attend
 from mereo.core.kernels.column_attention import cannot_run, column_attention
 from mereo.core.kernels.methods import cannot_run_here
 from mereo.core.key_lists import KeyLists
-from mereo.errors import UsageError, check_choice, check_fraction, check_heads, check_positive, check_probability
+from mereo.errors import (
+    UsageError,
+    check_choice,
+    check_finite,
+    check_fraction,
+    check_heads,
+    check_positive,
+    check_probability,
+)
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 from mereo.mechanisms.attention.hosted import HostedAttention, attention_drop, split_heads
 
@@ -108,6 +116,7 @@ class ConnectivityPredictor(nn.Module):
     ) -> None:
         super().__init__()
         self.prefix, self.top_basis, self.basis_threshold = prefix, top_basis, basis_threshold
+        check_finite(scale=scale)
         self.absolute_basis, self.scale = absolute_basis, low_dim**-0.5 if scale is None else scale
         self.query, self.key = Linear(head_dim, low_dim), Linear(head_dim, low_dim)
         self.down, self.up = nn.Parameter(torch.empty(tokens, rank)), nn.Parameter(torch.empty(rank, tokens))

@@ -1,0 +1,56 @@
+"""The largest published preset of each family, at its own depth and narrow: more than tiny presets can show."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import mereo
+from hostile.presets import blank_gradients, largest, second_derivatives, small
+from mereo.models.registry import families
+
+every_family = pytest.mark.parametrize("family", sorted(families()))
+
+
+def made(family: str) -> Any:
+    """The preset as it starts."""
+    name = largest(family)
+    torch.manual_seed(0)
+    model = mereo.create_model(name, **(small(name) or families()[family].tiny or {}))
+    return model.eval()
+
+
+@every_family
+def test_blank_images_give_finite_gradients_at_the_start(family: str) -> None:
+    model = made(family)
+    assert blank_gradients(model) == []
+    model.zero_grad()
+    assert blank_gradients(model.train()) == []
+
+
+@every_family
+def test_second_derivatives(family: str) -> None:
+    assert second_derivatives(made(family)) < 1e-3
+
+
+@every_family
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(family: str, dtype: torch.dtype) -> None:
+    model = made(family).to(dtype)
+    images = torch.rand(2, *model.image_shape).to(dtype).requires_grad_()
+    scores = model(images)
+    scores.float().sum().backward()
+    assert scores.dtype == dtype and images.grad is not None
+    # Deep residual networks whose norms have seen no images grow beyond 65,504, the largest number of float16.
+    wide = copy.deepcopy(model).float()(images.detach().float())
+    assert scores.isfinite().all() or (dtype == torch.float16 and wide.abs().max() > 1e3)
+
+
+@every_family
+def test_a_folded_copy_answers_the_same(family: str) -> None:
+    model = made(family)
+    images = torch.rand(17, *model.image_shape)  # more than few, which `mereo predict` folds for
+    with torch.no_grad():
+        expected, answers = model(images), model.fuse()(images)
+    assert (expected - answers).abs().max() <= 1e-3 * expected.abs().max()
