@@ -2,7 +2,7 @@
 
 import re
 
-from papers.listing import NAMES
+from mereo.runtime.clone import find_papers
 from site_pages.repository import ROOT
 
 
@@ -14,4 +14,5 @@ def _page(name: str) -> str:
 
 def pages() -> dict[str, str]:
     """The page."""
-    return {"claims.md": "\n".join([(ROOT / "papers" / "README.md").read_text(encoding="utf-8"), *map(_page, NAMES)])}
+    texts = [(ROOT / "papers" / "README.md").read_text(encoding="utf-8"), *map(_page, find_papers().NAMES)]
+    return {"claims.md": "\n".join(texts)}
