@@ -3,11 +3,16 @@
 import sys
 
 from mereo.cli.main import main
+from mereo.errors import MereoError
+from mereo.runtime.printing import say
+from papers.checks import check
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    if words[:1] == ["check"]:
-        from papers.checks import check
-
+    if words[:1] != ["check"]:
+        sys.exit(main(["reproduce", *words]))
+    try:
         sys.exit(check(words[1:]))
-    sys.exit(main(["reproduce", *words]))
+    except MereoError as error:
+        say(f"papers: error: {error}", file=sys.stderr)
+        sys.exit(2)

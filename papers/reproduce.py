@@ -30,7 +30,7 @@ def reproduce(options: ReproduceOptions) -> None:
     name = options.study.replace("-", "_")
     if name not in STUDIES and name not in EXPERIMENTS:
         raise unknown("study or experiment", options.study, STUDIES.keys() | EXPERIMENTS.keys())
-    given = _given(options)
+    given = given_options(options)
     # Progress lines are not part of the JSON document.
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         results: Any
@@ -52,7 +52,7 @@ def _list() -> None:
     print_table(("name", "variants", "source", "question"), rows)
 
 
-def _given(options: ReproduceOptions) -> dict[str, Any]:
+def given_options(options: ReproduceOptions) -> dict[str, Any]:
     """The given options of those that only some studies and experiments use."""
     values = {name: getattr(options, name) for name in (*STUDY_OPTIONS, "images")}
     given = {name: value for name, value in values.items() if value not in (None, ())}

@@ -25,6 +25,7 @@ from site_pages import api, mechanisms, tutorials, whole
 ROOT = Path(__file__).parent.parent
 WRITTEN = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
 """The pages that are not made from the code."""
+CLAIMS = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "papers").rglob("*.md"))
 
 
 one_worker = pytest.mark.xdist_group("site")
@@ -37,7 +38,7 @@ def site():
 
 
 @one_worker
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *WRITTEN])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *WRITTEN, *CLAIMS])
 def test_links_and_pictures_lead_somewhere(page, site):
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):

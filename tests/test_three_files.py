@@ -21,7 +21,7 @@ from mereo.core.catalogue import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 TOOLS = Path(sys.executable).parent
-COPIED = ("src", "tools", "docs", "tests", "pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+COPIED = ("src", "papers", "tools", "docs", "tests", "pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 COPIED += ("CITATION.cff", "mkdocs.yml")
 
 pytestmark = pytest.mark.long

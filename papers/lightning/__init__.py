@@ -7,7 +7,7 @@ PAPER = Paper(
     "arXiv:2405.17381",
     experiments={
         "language_models": Experiment(
-            "What does linear attention with decay cost in bits per byte, and how fast is it, next to softmax?",
+            "What does linear attention with decay cost in bits per byte, and what does it gain in speed?",
             "arXiv:2405.17381, tables 1 and 2 and figure 1; networks and text are ours",
             "papers.lightning.language_models",
             TRAINING | {"seeds"},

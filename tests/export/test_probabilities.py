@@ -10,9 +10,7 @@ import torch
 from PIL import Image
 
 import mereo
-from mereo.app.prediction import predict_image
-from mereo.app.request import parse_request
-from mereo.app.session import Session
+from mereo.app import Networks
 from mereo.cli.main import main
 from mereo.export.onnx_file import PIXELS
 from mereo.export.page.writing import page_settings
@@ -42,11 +40,8 @@ def test_command_app_folder_and_page_agree(run: Path, photo: Path, tmp_path: Pat
     assert main(["predict", str(photo), "--weights", str(run), "--json", "--top", "100", "--device", "cpu"]) == 0
     (printed,) = json.loads(capsys.readouterr().out)["predictions"]
     assert printed["probabilities"] == pytest.approx(expected, abs=1e-6)
-    session = Session([run], [model])
-    shown = predict_image(session, 0, parse_request({"image": session.upload(photo.read_bytes())}))["classes"]
-    assert {each["name"]: each["probability"] for each in shown} == pytest.approx(
-        {each["name"]: expected[each["name"]] for each in shown}, abs=1e-5
-    )
+    shown, _ = Networks([run], torch.device("cpu"), None, None).answer(str(run), str(photo), "picture")
+    assert shown == pytest.approx(expected, abs=1e-5)
     settings = page_settings(model)  # in the script: exp(score / temperature), divided by their sum
     (scored,) = mereo.predict(model, [photo], top=100)
     scores = torch.tensor([scored.values["scores"][name] for name in settings["classes"]]).double()

@@ -5,7 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-FILES = ("CITATION.cff",)
+LINKS = {**PAGES, "papers/README.md": "claims.md"}
+FILES = ("CITATION.cff", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "papers").glob("*/*.png"))))
 """What the pages link to and the site carries as it is."""
 
 
@@ -14,7 +15,7 @@ def page(name: str) -> str:
 
     def led(link: re.Match[str]) -> str:
         target = link[1]
-        return f"]({PAGES.get(target, target.removeprefix('docs/'))})"
+        return f"]({LINKS.get(target, target.removeprefix('docs/'))})"
 
     return re.sub(r"\]\(([^)#\s]+)\)", led, (ROOT / name).read_text())
 

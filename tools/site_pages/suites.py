@@ -1,7 +1,7 @@
 """The page of the benchmark suites, from their declarations."""
 
 from mereo.bench import SUITES, get_suite
-from papers.listing import SUITES as OF_PAPERS
+from mereo.runtime.clone import find_papers
 from site_pages.docstrings import prose
 from site_pages.tables import table
 
@@ -21,6 +21,6 @@ def pages() -> dict[str, str]:
             f"{prose(suite.summary)} ({', '.join(f'`{name}={value}`' for name, value in suite.sizes.items())})",
             prose(suite.takes),
         )
-        for suite in (*SUITES.values(), *map(get_suite, OF_PAPERS))
+        for suite in (*SUITES.values(), *map(get_suite, find_papers().SUITES))
     ]
     return {"suites.md": INTRODUCTION + table(("suite", "what, at its sizes", "a contender"), rows)}

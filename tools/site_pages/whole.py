@@ -1,8 +1,8 @@
 """All pages of the documentation that are made from the code, by their place in the site."""
 
-from site_pages import api, commands, data, mechanisms, networks, repository, suites, tutorials
+from site_pages import api, claims, commands, data, mechanisms, networks, repository, suites, tutorials
 
-MAKERS = (repository, tutorials, commands, suites, mechanisms, networks, data, api)
+MAKERS = (repository, claims, tutorials, commands, suites, mechanisms, networks, data, api)
 
 
 def pages() -> dict[str, str]:

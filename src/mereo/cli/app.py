@@ -2,47 +2,41 @@
 
 import sys
 import webbrowser
+from pathlib import Path
 
+from mereo.api.networks import READY, RUNS
 from mereo.cli.options import AppOptions
 from mereo.cli.parse import parse
-from mereo.errors import UsageError
 from mereo.runtime.printing import say
-
-MOST = 8
-"""Largest number of networks on the page."""
 
 
 def run(words: list[str], command: str) -> None:
     """Serve the page until Ctrl-C."""
     options = parse(AppOptions, words, command)
-    if len(options.weights) > MOST:
-        raise UsageError(f"weights are {len(options.weights)} networks; the page shows at most {MOST}.")
     from mereo.export.libraries import require
 
-    require("mereo app", ("starlette", "uvicorn"), "app")
-    from mereo.api.networks import load_weights
-    from mereo.app.serving import bind, serve
-    from mereo.app.session import Session
+    require("mereo app", ("gradio",), "app")
+    from mereo.app import Networks, serve
+    from mereo.runtime.device import choose_device
 
-    # An occupied port is reported before the networks are loaded.
-    opened = bind(options.port)
-    try:
-        loaded = [load_weights(path, options.device, ready=True) for path in options.weights or (None,)]
-        if not options.weights:
-            say(f"using {loaded[0][1]}", file=sys.stderr)
-        session = Session([path for _, path in loaded], [model for model, _ in loaded], options.data, options.data_root)
-        for served in session.models:
-            if served.data is None:
-                say(f"{served.name}: no test images: {served.reason}", file=sys.stderr)
-    except BaseException:
-        opened.close()
-        raise
+    sources = options.weights or _networks_here()
+    networks = Networks(sources, choose_device(options.device), options.data, options.data_root)
+    for source in options.weights:  # what cannot be shown is reported before the page is served
+        networks.model(str(source))
 
     def ready(address: str) -> None:
         say(f"{address}  (Ctrl-C ends it)")
-        sys.stdout.flush()
         if options.open:
             webbrowser.open(address)
 
-    serve(session, opened, ready)
+    serve(networks, options.port, ready)
     say("stopped.", file=sys.stderr)
+
+
+def _networks_here() -> list[Path]:
+    """The runs, the newest first, and the bundled weights."""
+    from mereo.models.pretrained import list_pretrained
+
+    runs = sorted(RUNS.glob("*/weights/best.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
+    bundled = sorted(list_pretrained(), key=lambda name: name != READY)
+    return [*(path.parents[1] for path in runs), *map(Path, bundled)]

@@ -16,7 +16,7 @@ PACKAGES = ("torch", "torchvision", "numpy", "accelerate", "safetensors", "timm"
 EXTRAS = {
     "tensorboard": ("tensorboard",),
     "timm": ("timm",),
-    "app": ("starlette", "uvicorn"),
+    "app": ("gradio",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
 }
 """Extra of the package -> what it installs."""

@@ -266,11 +266,11 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class AppOptions:
-    """Show trained networks on a page in the browser: drop an image, draw a digit or pick a test image, and see the
-    class, couplings and parse tree change as parts are silenced, couplings are replaced, or the image is rotated, made
-    noisy or attacked.
+    """Show trained networks on a page in the browser: upload an image or pick a test image, and see its classes and an
+    explanation: couplings and votes, gradients, attention, parse tree or pose sweeps.
 
-    The page is served to this machine only, and sends nothing elsewhere. It needs the extra `app`.
+    The page is served to this machine only, to those who have the printed address, and sends nothing elsewhere. It
+    needs the extra `app`.
 
     Examples:
       mereo app
@@ -279,7 +279,8 @@ class AppOptions:
     """
 
     weights: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Weight files, run folders or bundled weights such as mspcaps_tiny.mnist; by default the newest run."""
+    """Weight files, run folders or bundled weights such as mspcaps_tiny.mnist; by default all runs in runs/ and the
+    bundled weights."""
     port: int = 8177
     """Port of the page on 127.0.0.1; 0 chooses a free one."""
     open: bool = False

@@ -1,5 +1,5 @@
 "use strict";
-// How an image is given to a page: as a file, dropped on it, or drawn. Shared with the page of `mereo app`.
+// How an image is given to a page: as a file, dropped on it, or drawn.
 const at = (id) => document.getElementById(id);
 
 // A line for the reader, in the colour of errors where something failed.

@@ -49,7 +49,7 @@ class CrossAgreementRouting(nn.Module):
         fine, coarse, receivers: how many capsules of each; `fine` must be a multiple of `coarse`.
         fine_dim, coarse_dim, receiver_dim: their pose sizes; sharing needs fine_dim = coarse_dim.
         share_weights: the fine capsules vote with the matrix of the coarse capsule above them.
-        over: the axis of the softmax, which the paper does not state: see `docs/claims.md` for the measurements.
+        over: the axis of the softmax, which the paper does not state; `papers/mspcaps/claims.md` has measurements.
         dropout: of the couplings, in training.
 
     Attributes:

@@ -63,8 +63,8 @@ class MSPCaps(MultiScaleCapsules):
         64 or more the first convolution has stride 2 and the maximum over 3x3 cells halves its map further, as in the
         stem of a ResNet (arXiv:1512.03385); at 224 x 224 the first map would otherwise have 50,176 cells and the
         routings 80 million weights. The axis of the softmax is not stated in the paper (measurements in
-        `docs/claims.md`). The sizes of the dynamic variant are not given; `scale_capsules` of the presets give the
-        reported parameter counts.
+        `papers/mspcaps/claims.md`). The sizes of the dynamic variant are not given; `scale_capsules` of the presets
+        give the reported parameter counts.
 
     Reference: arXiv:2508.16922.
     """

@@ -1,0 +1,171 @@
+"""The page of `mereo app` as its browser asks for it: token, answers, limits, many requests at once."""
+
+import io
+import json
+import secrets
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from PIL import Image
+
+import mereo
+from mereo.app import LARGEST, Networks, bound, make_app
+from mereo.cli.main import main
+from mereo.errors import UsageError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what Gradio imports
+    pytest.importorskip("gradio")
+import httpx
+import uvicorn
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+TOKEN = "secret"
+
+
+@pytest.fixture(scope="module")
+def address(run: Path, other: Path, tmp_path_factory) -> Iterator[str]:
+    """The address of a page with two networks, served in a thread."""
+    with pytest.MonkeyPatch.context() as patch, bound(0) as opened, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
+        port = opened.getsockname()[1]
+        app = make_app(Networks([run, other], torch.device("cpu"), None, None), TOKEN, port)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{port}"
+        server.should_exit = True
+        thread.join(30)
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[httpx.Client]:
+    limits = httpx.Limits(max_connections=None)
+    with httpx.Client(base_url=address, timeout=120, follow_redirects=True, limits=limits) as client:
+        assert client.get("/", params={"token": TOKEN}).status_code == 200
+        yield client
+
+
+def photo(side: int = 16) -> bytes:
+    stream = io.BytesIO()
+    Image.effect_noise((side, side), 80).convert("RGB").save(stream, "PNG")
+    return stream.getvalue()
+
+
+def upload(client: httpx.Client, content: bytes) -> httpx.Response:
+    return client.post("/gradio_api/upload", files={"files": ("photo.png", content, "image/png")})
+
+
+def ask(client: httpx.Client, data: list[Any]) -> dict[str, Any]:
+    """The last message of the event that answers an image."""
+    (number,) = (d["id"] for d in client.get("/config").json()["dependencies"] if d["api_name"] == "answer")
+    session = secrets.token_hex(6)
+    event = {"data": data, "fn_index": number, "session_hash": session}
+    client.post("/gradio_api/queue/join", json=event).raise_for_status()
+    with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as lines:
+        for line in lines.iter_lines():
+            message = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {}
+            if message.get("msg") == "process_completed":
+                return dict(message)
+    raise AssertionError("no answer")
+
+
+def given(path: str) -> dict[str, Any]:
+    return {"path": path, "orig_name": "photo.png", "meta": {"_type": "gradio.FileData"}}
+
+
+def test_only_the_token_lets_in(address: str, client: httpx.Client) -> None:
+    with httpx.Client(base_url=address) as stranger:
+        for path in ("/", "/?token=other", "/config", "/gradio_api/info", "/theme.css"):
+            assert stranger.get(path).status_code == 403
+        assert upload(stranger, photo()).status_code == 403
+        stranger.cookies.set(next(iter(client.cookies)), "guess")
+        assert stranger.get("/config").status_code == 403
+    page = client.get("/")
+    assert page.status_code == 200 and "default-src 'self'" in page.headers["content-security-policy"]
+
+
+def test_an_image_is_answered_as_predict_does(client: httpx.Client, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_bytes(photo())
+    (path,) = upload(client, (tmp_path / "photo.png").read_bytes()).json()
+    done = ask(client, [str(run), given(path), "picture"])
+    assert done["success"], done
+    scores, picture = done["output"]["data"]
+    (expected,) = mereo.predict(mereo.load(run), [tmp_path / "photo.png"], top=100)
+    shares = {each["label"]: each["confidence"] for each in scores["confidences"]}
+    assert shares == pytest.approx({name: expected.values["probabilities"][name] for name in shares}, abs=1e-5)
+    assert Image.open(io.BytesIO(client.get(picture["url"]).content)).width > 300
+
+
+def test_what_is_wrong_is_an_answer(client: httpx.Client, run: Path) -> None:
+    (path,) = upload(client, photo()).json()
+    assert not ask(client, ["/etc/passwd", given(path), "picture"])["success"]
+    (broken,) = upload(client, b"no image").json()
+    assert not ask(client, [str(run), given(broken), "picture"])["success"]
+    assert not ask(client, [str(run), given("/etc/passwd"), "picture"])["success"]
+
+
+def test_explanations_that_a_network_lacks_are_hidden(run: Path, other: Path) -> None:
+    networks = Networks([run, other], torch.device("cpu"), None, None)
+    assert "trees" in networks.kinds(str(run)) and "trees" not in networks.kinds(str(other))
+    assert networks.example(str(run), 3).size == (16, 16)
+    assert networks.example(str(other), 0).size[0] > 16  # its data is unknown: a digit of the package
+    with pytest.raises(UsageError, match="network"):
+        networks.model("elsewhere")
+
+
+def test_two_hundred_requests_at_once(client: httpx.Client, run: Path) -> None:
+    (path,) = upload(client, photo()).json()
+    with ThreadPoolExecutor(64) as pool:
+        pages = list(pool.map(lambda _: client.get("/config").status_code, range(180)))
+        answers = list(pool.map(lambda _: ask(client, [str(run), given(path), "picture"])["success"], range(20)))
+    assert pages == [200] * 180 and answers == [True] * 20
+
+
+def test_large_uploads_are_refused_in_bounded_memory(client: httpx.Client) -> None:
+    process, content = psutil.Process(), bytes(LARGEST + 2**20)
+
+    def chunks() -> Iterator[bytes]:  # without a length, as a form that is sent in pieces
+        yield b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+        for start in range(0, len(content), 2**16):
+            yield content[start : start + 2**16]
+        yield b"\r\n--x--\r\n"
+
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+
+    def send(number: int) -> int:
+        # A server that answers before it has read all may close the connection.
+        try:
+            if number % 2:
+                return client.post("/gradio_api/upload", content=chunks(), headers=kind).status_code
+            return client.post("/gradio_api/upload", content=content, headers=kind).status_code
+        except httpx.TransportError:
+            return 413
+
+    before = process.memory_info().rss
+    with ThreadPoolExecutor(40) as pool:
+        codes = list(pool.map(send, range(40)))
+    assert all(400 <= code < 500 for code in codes), codes
+    assert process.memory_info().rss - before < 400 * 2**20
+    assert client.get("/config").status_code == 200
+
+
+def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with bound(0) as opened:
+        port = opened.getsockname()[1]
+        for words in (["--port", str(port)], ["--port", "99999"], [str(tmp_path / "none.safetensors")]):
+            assert main(["app", *words]) != 0
+            assert capsys.readouterr().err.count("mereo: error:") == 1

@@ -1,0 +1,67 @@
+"""Every experiment runs in its smallest form, writes what it says, and has finite figures."""
+
+import json
+import math
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from papers.checks import read_claims
+from papers.common.paper import SMALLEST
+from papers.common.settings import Settings
+from papers.listing import EXPERIMENTS, NAMES, PAPERS
+
+ROOT = Path(__file__).parents[2] / "papers"
+
+
+def smallest(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    experiment = EXPERIMENTS[name]
+    module = import_module(experiment.module)
+    for constant, value in experiment.constants.items():
+        assert hasattr(module, constant), constant
+        monkeypatch.setattr(module, constant, value)
+    given = {key: value for key, value in {**SMALLEST, **experiment.smallest}.items() if key in experiment.uses}
+    return experiment.run(Settings(folder, **given, say=lambda line: None))
+
+
+def numbers(value: Any) -> list[float]:
+    """All numbers of nested lists and dicts."""
+    if isinstance(value, dict):
+        return [number for each in value.values() for number in numbers(each)]
+    if isinstance(value, list | tuple):
+        return [number for each in value for number in numbers(each)]
+    return [value] if isinstance(value, float) else []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_smallest_form(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = smallest(name, tmp_path, monkeypatch)
+    assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert results["tables"] and all(results["tables"].values())
+    for rows in results["tables"].values():
+        assert all(row.keys() == rows[0].keys() for row in rows)
+    assert all(map(math.isfinite, numbers(results["tables"])))
+    assert set(results["files"]) >= {str(tmp_path / name) for name in results["pictures"]}
+    for picture in results["pictures"]:
+        with Image.open(tmp_path / picture) as image:
+            assert min(image.size) > 100 and len(image.convert("L").getcolors() or ()) > 5
+    # The columns that `python -m papers check` compares are columns of the results.
+    columns = {column for rows in results["tables"].values() for column in rows[0]}
+    for paper in NAMES:
+        for claim in read_claims(ROOT / paper / "claims.md"):
+            if claim.command.split()[0].replace("-", "_") == name:
+                assert claim.limits.keys() <= columns
+
+
+def test_every_folder_is_a_paper_with_a_page() -> None:
+    folders = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} - {"common"}
+    assert folders == set(NAMES)
+    for name in NAMES:
+        page = (ROOT / name / "claims.md").read_text()
+        assert page.startswith(f"# {PAPERS[name].title}")
+        for experiment in PAPERS[name].experiments.values():
+            assert experiment.module.startswith(f"papers.{name}.")
