@@ -32,8 +32,20 @@ def test_equals_the_equations() -> None:
 
 
 @torch.no_grad()
-def test_couplings_and_votes_agree_with_the_output() -> None:
+def test_public_view_cuts_the_numbers_of_all_receivers_into_pieces() -> None:
     routing, children = some()
+    public, _ = some(public_view=True)
+    plain, viewed = routing(children), public(children)
+    for b in range(5):
+        flat = [plain[b, r, d] for d in range(6) for r in range(3)]
+        for r in range(3):
+            torch.testing.assert_close(viewed[b, r], torch.stack(flat[6 * r : 6 * r + 6]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("public_view", [False, True])
+def test_couplings_and_votes_agree_with_the_output(public_view: bool) -> None:
+    routing, children = some(public_view=public_view)
     expected = routing(children)
     with record(routing) as trace:
         torch.testing.assert_close(routing(children), expected)

@@ -183,9 +183,9 @@ def test_evaluation_does_not_depend_on_the_batch() -> None:
 
 
 @torch.no_grad()
-def test_the_numbers_of_a_capsule_share_one_function_of_the_positions() -> None:
+def test_without_public_classes_numbers_share_one_function_of_the_positions() -> None:
     for stride, positions in ((2, 6), (1, 20)):
-        model = some(img_size=(80, 64), class_stride=stride)
+        model = some(img_size=(80, 64), class_stride=stride, public_classes=False)
         assert model.head.routing.first.in_features == positions, "a map of 5 x 4 cells before the last convolution"
         places = model.head.routing.coupling.senders
         assert (places.rows * places.columns, places.step) == (positions, 16 * stride)
@@ -277,6 +277,24 @@ def model_logits(poses: Tensor) -> Tensor:
         above = F.gelu(middle.sigmoid()) > poses
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
     return low
+
+
+@torch.no_grad()
+def test_every_class_has_numbers_of_its_own() -> None:
+    model = some(num_classes=4)
+    maps = model.forward_features(torch.rand(2, 3, 64, 64))
+    made = model.head.conv(maps).flatten(2).transpose(1, 2)
+    poses = model.head.routing(made)
+    for number in range(8):
+        changed = made.clone()
+        changed[..., number] = changed[..., number].abs() + 1
+        reached = (model.head.routing(changed) != poses).any(2).any(0).nonzero().flatten().tolist()
+        assert reached == [number // 2]  # of 8 numbers, the two of its quarter
+
+
+def test_files_without_public_classes_keep_classes_that_share_numbers() -> None:
+    assert ParseCaps.older_arguments({}) == {"public_classes": False}
+    assert ParseCaps.older_arguments({"public_classes": True}) == {}
 
 
 def test_recipes_name_the_network() -> None:

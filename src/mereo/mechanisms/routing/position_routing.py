@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.affine import Linear
-from mereo.core.votes import GivenVotes, SameVotes
+from mereo.core.votes import GivenVotes
 from mereo.errors import UsageError, check_positive
 
 
@@ -47,6 +47,9 @@ class PositionRouting(nn.Module):
         receivers: class capsules.
         batch_stats: normalise by the statistics of the batch in evaluation too, as the authors' code does; the output
             for an image then depends on the others.
+        public_view: read y without moving the axis of the receivers before that of the numbers, as the authors' code
+            does: capsule r is the piece of `dim` entries from r dim on of y_11, y_21, ..., y_12, y_22, ... Then each
+            receiver has numbers of its own; otherwise permuting the numbers changes no length.
 
     Shapes: children (batch, positions, dim) -> (batch, receivers, dim); couplings (batch, dim, receivers, 1 +
         positions).
@@ -54,18 +57,19 @@ class PositionRouting(nn.Module):
     Reads as: couplings[b, d, r, 0] is what receiver r starts from in its number d, and couplings[b, d, r, 1 + p] the
         factor of number d of position p, before sigmoid and GELU. They depend on the image by the units that are on.
 
-    Deviates: running statistics in evaluation, unless `batch_stats`.
+    Deviates: running statistics in evaluation, unless `batch_stats`; every receiver reads all numbers, unless
+        `public_view`.
 
     Reference: arXiv:2411.01564, the authors' code.
     """
 
-    def __init__(self, positions: int, receivers: int, *, batch_stats: bool = False) -> None:
+    def __init__(self, positions: int, receivers: int, *, batch_stats: bool = False, public_view: bool = False) -> None:
         super().__init__()
         check_positive(positions=positions, receivers=receivers)
         self.norm = nn.BatchNorm1d(positions, affine=False, track_running_stats=not batch_stats)
         self.first = Linear(positions, 2 * positions)
         self.second = Linear(2 * positions, receivers)
-        self.coupling = Coupling("none", "none")
+        self.coupling, self.public_view = Coupling("none", "none"), public_view
 
     def normalised(self, children: Tensor) -> Tensor:
         """ReLU(norm(children)), number by number: (batch, positions, dim) -> (batch, dim, positions)."""
@@ -80,25 +84,33 @@ class PositionRouting(nn.Module):
         on = (self.first(x) > 0).to(x.dtype)
         weight, bias = self.first.weight, self.first.bias
         factors = (self.second.weight * on.unsqueeze(2)) @ torch.cat((bias.unsqueeze(1), weight), 1)
-        return torch.cat((factors[..., :1] + self.second.bias.unsqueeze(1), factors[..., 1:]), 3)
+        return self._viewed(torch.cat((factors[..., :1] + self.second.bias.unsqueeze(1), factors[..., 1:]), 3))
+
+    def _viewed(self, y: Tensor) -> Tensor:
+        """What each number of each receiver is made from: (batch, dim, receivers, any) -> the same shape."""
+        return y.flatten(1, 2).unflatten(1, (y.shape[2], y.shape[1])).transpose(1, 2) if self.public_view else y
+
+    def _children(self, x: Tensor) -> Tensor:
+        """1 and the positions that each number of each receiver reads: (batch, dim, receivers, 1 + positions)."""
+        x = F.pad(x, (1, 0), value=1.0)
+        return self._viewed(x.unsqueeze(2).expand(-1, -1, self.second.out_features, -1))
 
     def votes(self, children: Tensor) -> GivenVotes:
         """Contributions of the constant and every position to a receiver; each head has a single number of the pose.
 
         A vote is multiplied by the number of heads, because contributions are means over the heads.
         """
-        x = F.pad(self.normalised(children), (1, 0), value=1.0)
+        x = self._children(self.normalised(children))
         dim = x.shape[1]
-        votes = dim * x.unsqueeze(3) * torch.eye(dim, dtype=x.dtype, device=x.device).unsqueeze(1)
-        return GivenVotes(votes.unsqueeze(2).expand(-1, -1, self.second.out_features, -1, -1))
+        own = torch.eye(dim, dtype=x.dtype, device=x.device)[:, None, None]
+        return GivenVotes(dim * x.unsqueeze(4) * own)
 
     def forward(self, children: Tensor) -> Tensor:
         x = self.normalised(children)
         if self.coupling.watched:
-            values = F.pad(x, (1, 0), value=1.0).unsqueeze(3)
-            sums = SameVotes(values).combine(self.coupling(self.scores(x))).squeeze(3)
+            sums = (self.coupling(self.scores(x)) * self._children(x)).sum(3)
         else:
-            sums = self.second(self.first(x).relu())
+            sums = self._viewed(self.second(self.first(x).relu()).unsqueeze(3)).squeeze(3)
         return F.gelu(sums.sigmoid()).transpose(1, 2)
 
     def extra_repr(self) -> str:

@@ -115,7 +115,8 @@ class DeepCaps(CapsuleClassifier):
     Shapes: images (batch, in_chans, height, width) in [0, 1] -> lengths (batch, num_classes).
 
     Deviates: children of the classes are numbered by type, row and column, where the authors number them by row, column
-        and type; only learned transforms are numbered so.
+        and type; only learned transforms are numbered so. The norm of the stem has PyTorch's epsilon, 1e-5, for Keras's
+        1e-3, and lengths nothing under their root, for 1e-7 that is added to every number.
 
     Reference: arXiv:1904.09546.
     """

@@ -5,6 +5,8 @@ Cost: 0.10 G multiply-adds an image of 32x32, 0.42 of 64x64, nearly all in the s
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,18 +70,25 @@ class ClassCapsules(nn.Module):
         stride: of the convolution.
         classes: how many.
         dropout: of the numbers of the map, in training.
-        batch_stats: see `PositionRouting`.
+        batch_stats, public_view: see `PositionRouting`.
 
     Shapes: maps (batch, dim, rows, columns) -> (batch, classes, dim).
     """
 
     def __init__(
-        self, dim: int, positions: int, classes: int, dropout: float, batch_stats: bool, stride: int = 2
+        self,
+        dim: int,
+        positions: int,
+        classes: int,
+        dropout: float,
+        batch_stats: bool,
+        stride: int = 2,
+        public_view: bool = False,
     ) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
         self.conv = nn.Conv2d(dim, dim, 3, stride, 1)
-        self.routing = PositionRouting(positions, classes, batch_stats=batch_stats)
+        self.routing = PositionRouting(positions, classes, batch_stats=batch_stats, public_view=public_view)
 
     def forward(self, maps: Tensor) -> Tensor:
         poses: Tensor = self.routing(self.conv(self.dropout(maps)).flatten(2).transpose(1, 2))
@@ -119,15 +128,16 @@ class ParseCaps(CapsuleClassifier):
         routing: "conv" as the authors' code, or "axial", the paper's idea, see `SparseAxialRouting`.
         drop_path: of the last cell of the last stage, in training, rising from 0 in its first.
         dropout: of the numbers of the last map, in training.
-        class_stride: 2, or 1, of the convolution before the class capsules. Every number of a class capsule is the same
-            function of the positions, so that few positions separate few classes: with one, which stride 2 leaves of
-            images up to 32x32, digits are classified at 29 %.
+        class_stride: 2, or 1, of the convolution before the class capsules.
         num_concepts: scores of concepts; 0 for none.
         scaled: divide the lengths by sqrt(dim), so that they are in (0, 0.85).
         decorrelation: weight of `correlation_penalty` of the class capsule in the loss. Above 0 the decoder reads
             capsules of which one number, drawn for each image, is left out in training.
         decoder: have a decoder that rebuilds the image from one class capsule.
         public_view, batch_stats: as the authors' code, see `PrimaryStage` and `PositionRouting`.
+        public_classes: give each class numbers of its own, as the authors' code does, see `public_view` of
+            `PositionRouting`. Without it all classes read the same numbers by functions of their positions, and few
+            positions separate few classes.
 
     Shapes: images (batch, in_chans, height, width) -> lengths (batch, num_classes).
 
@@ -163,6 +173,7 @@ class ParseCaps(CapsuleClassifier):
         decoder: bool = False,
         public_view: bool = False,
         batch_stats: bool = False,
+        public_classes: bool = True,
     ) -> None:
         super().__init__()
         check_positive(stem=min(stem), dims=min(dims))
@@ -177,7 +188,7 @@ class ParseCaps(CapsuleClassifier):
             )
         self.image_shape, self.with_decoder = (in_chans, *image_size(img_size)), decoder
         self.dropout, self.batch_stats, self.scaled = dropout, batch_stats, scaled
-        self.class_stride = class_stride
+        self.class_stride, self.public_classes = class_stride, public_classes
         self.decorrelation, self.dim = decorrelation, dims[-1]
         convolutions: list[nn.Module] = []
         for inputs, outputs, kernel, stride in zip(
@@ -203,6 +214,11 @@ class ParseCaps(CapsuleClassifier):
         self.num_features = self.dim * last.rows * last.columns
         self.reset_classifier(num_classes)
 
+    @classmethod
+    def older_arguments(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Files written before there was `public_classes` have classes that all read the same numbers."""
+        return {} if "public_classes" in arguments else {"public_classes": False}
+
     def _grid(self, halvings: int, prefix: int = 0) -> Grid:
         """Where the cells of a map are after so many convolutions with stride 2."""
         step = 2**halvings
@@ -212,8 +228,9 @@ class ParseCaps(CapsuleClassifier):
     def make_classifier(self) -> nn.Module:
         grid = self._grid(len(self.stages) + self.class_stride - 1, prefix=1)
         head = ClassCapsules(
-            self.dim, grid.rows * grid.columns, self.num_classes, self.dropout, self.batch_stats, self.class_stride
-        )
+            self.dim, grid.rows * grid.columns, self.num_classes, self.dropout, self.batch_stats, self.class_stride,
+            self.public_classes,
+        )  # fmt: skip
         head.routing.coupling.senders = grid
         return head
 
@@ -296,6 +313,7 @@ register_model(
     },
     variants={
         "axial, decoder": {"routing": "axial", "decoder": True, "scaled": True, "decorrelation": 0.01},
+        "shared numbers": {"public_classes": False, "num_concepts": 0, "depths": (1, 1, 1)},
         "public code": {"public_view": True, "img_size": (36, 33), "num_concepts": 0},
     },
 )  # fmt: skip

@@ -99,7 +99,7 @@ class TNL(SequenceModel):
 register_model(
     "tnl_tiny",
     TNL,
-    "Four layers of 64 for text as bytes, trained in minutes on a CPU.",
+    "TransNormerLLM: four layers of 64 for text as bytes, trained in minutes on a CPU.",
     source="arXiv:2405.17381",
     parameters=213_056,
     recipe="language_demo",
@@ -110,7 +110,7 @@ register_model(
 register_model(
     "tnl_small",
     TNL,
-    "Six layers of 192 for text as bytes.",
+    "TransNormerLLM: six layers of 192 for text as bytes.",
     source="arXiv:2405.17381",
     parameters=2_973_888,
     dim=192,
@@ -122,7 +122,7 @@ register_model(
 register_model(
     "tnl_enwik8",
     TNL,
-    "As many layers and channels as the Routing Transformer for enwik8, text as bytes.",
+    "TransNormerLLM: as many layers and channels as the Routing Transformer for enwik8, text as bytes.",
     source="arXiv:2405.17381",
     parameters=167_248_896,
     dim=1024,
@@ -134,7 +134,7 @@ register_model(
 register_model(
     "tnl_wikitext103",
     TNL,
-    "Six layers of 512 for WikiText-103 in 50,272 pieces of words, 45.40 million parameters; 45.45 are published.",
+    "TransNormerLLM: six layers of 512 for WikiText-103 in 50,272 word pieces, 45.40 million parameters (paper 45.45).",
     source="arXiv:2405.17381",
     parameters=45_400_576,
     vocab_size=50_272,
@@ -148,7 +148,7 @@ register_model(
 register_model(
     "tnl_385m",
     TNL,
-    "The published network of 385 million parameters, counted without its head and with 50,272 tokens.",
+    "TransNormerLLM: the published network of 385 million parameters, counted without its head and with 50,272 tokens.",
     source="arXiv:2405.17381",
     parameters=464_520_192,
     vocab_size=64_000,
@@ -161,7 +161,7 @@ register_model(
 register_model(
     "tnl_1b",
     TNL,
-    "The network of one billion parameters.",
+    "TransNormerLLM: the network of one billion parameters.",
     source="arXiv:2405.17381",
     parameters=1_151_338_496,
     vocab_size=64_000,
@@ -174,7 +174,7 @@ register_model(
 register_model(
     "tnl_7b",
     TNL,
-    "The network of seven billion parameters, with the hidden size that gives the published number.",
+    "TransNormerLLM: the network of seven billion parameters, with the hidden size that gives the published number.",
     source="arXiv:2405.17381",
     parameters=6_815_748_096,
     vocab_size=64_000,

@@ -140,7 +140,9 @@ class CombinerAttention(nn.Module):
         directly or by a region; above 0 for every token that it may attend to.
 
     Deviates: `pool` has no learned network (DeepSets). The key of a row in "axial_rowmajor" is learned, as in the
-        released code: W_2 LN(x + W_1 a) of the token x and its attention a to the row.
+        released code: W_2 LN(x + W_1 a) of the token x and its attention a to the row, with an epsilon of 1e-5, for
+        1e-6. "axial_mixture" is the mean of two attentions, where the released code has one softmax over the items of
+        both, in which a token may be counted twice.
 
     Reference: arXiv:2107.05768. Weights normal of 0.02.
     """
