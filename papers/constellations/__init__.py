@@ -11,7 +11,7 @@ PAPER = Paper(
             "arXiv:2103.06676, arXiv:2209.02567",
             "papers.constellations.constellations",
             frozenset({"seeds", "epochs", "images"}),
-            smallest={"images": 2},
+            smallest={"images": 2, "epochs": 4},
             constants={"TRAINING_IMAGES": 8, "NOISES": (0.0,), "CLUTTERS": (0,)},
         ),
     },

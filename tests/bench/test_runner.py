@@ -11,6 +11,7 @@ from mereo.bench.contenders import compiled, load_callable
 from mereo.bench.plan import contenders_of, make_cases, parse_sizes
 from mereo.bench.report import case_table, scaling_tables
 from mereo.errors import UsageError
+from papers import listing
 
 FAST = Request("small", quick=True, seconds=1e-6, memory=False)
 
@@ -180,7 +181,7 @@ def test_suites_have_nearest_names():
         get_suite("torch:mm")
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", [*SUITES, *listing.SUITES])
 def test_every_suite_plans_its_cases(name):
     suite = get_suite(name)
     for quick in (True, False):

@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("mereo.cli.predict", "classify images"),
     "evaluate": ("mereo.cli.evaluate", "evaluate trained networks: accuracy, calibration, corruptions, attacks"),
     "explain": ("mereo.cli.explain", "show which parts of an image a prediction rests on"),
-    "app": ("mereo.cli.app", "show networks on a page in the browser, and change what they see"),
+    "app": ("mereo.cli.app", "show networks on a page in the browser"),
     "reproduce": ("mereo.cli.reproduce", "rerun published tables and experiments, with several seeds each"),
     "compare": ("mereo.cli.compare", "train several networks under one protocol and compare them"),
     "export": ("mereo.cli.export", "export a network: ONNX, torch.export, timm, hub folder"),
