@@ -141,8 +141,11 @@ def test_ours_after_a_surgery_or_changed_does_not_become_timms() -> None:
     changed.blocks[3].mlp.activation = nn.SiLU()
     with pytest.raises(UsageError, match=r"blocks\.3"):
         mereo.convert(changed, to="timm")
-    with pytest.raises(UsageError):
-        mereo.convert(plain.fuse(), to="timm")
+    hooked: Any = copy.deepcopy(plain)
+    hooked.blocks[3].register_forward_hook(lambda module, inputs, output: 2 * output)
+    for other in (plain.fuse(), hooked):
+        with pytest.raises(UsageError):
+            mereo.convert(other, to="timm")
 
 
 def test_momentum_of_batch_norms_is_taken_over() -> None:

@@ -182,6 +182,8 @@ def _to_timm(model: VisionModel) -> nn.Module:
     if model.config.get("surgery"):
         done = ", ".join(entry["name"] for entry in model.config["surgery"])
         raise UsageError(f"source is {name} after {done}, which timm does not have; convert the network before it.")
+    check_modules(model)
+    check_tensors(model)
     arguments = {"num_classes": model.num_classes, "in_chans": model.image_shape[0]}
     if not timm.is_model(name):
         raise UsageError(f"timm has no model {name!r}; mereo's {name} cannot be converted to it.")
@@ -316,9 +318,10 @@ def convert(
         raise UsageError("model is None; give the name of the network that the tensors belong to.")
     if not isinstance(source, Mapping):
         source = read_tensors(source)
-    strange = [name for name, value in source.items() if not isinstance(value, Tensor)]
-    if strange:
-        raise UsageError(f"source has {strange[0]!r}, which is no tensor; give a mapping of names to tensors.")
+    for name, value in source.items():
+        dense = isinstance(value, Tensor) and value.layout == torch.strided
+        if not dense or value.is_meta or value.is_quantized:
+            raise UsageError(f"source has {name!r}, which is no tensor of dense numbers; give names and such tensors.")
     return _from_tensors(source, model, arguments)
 
 

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mereo.errors import UsageError, first_line, type_of
 from mereo.escape import cut
 
-LIBRARIES = ("torch.", "timm.")
+LIBRARIES = ("torch.", "timm.", "mereo.")
 """Modules of Python whose layers are known."""
 MOST = 3e8
 """Parameters up to which networks are compared in float64."""

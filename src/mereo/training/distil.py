@@ -142,7 +142,8 @@ class _Distillation:
     def _run(self) -> dict[str, Any]:
         """The settings in which a checkpoint must agree."""
         how = self.config
-        return {
+        surgery = getattr(self.objective.model, "config", {}).get("surgery")
+        return ({"surgery": surgery} if surgery else {}) | {
             "samples": self.count, "terms": [[m.label, m.weight, m.temperature] for m in self.matches],
             "task_weight": self.task_weight if self.task else None, "epochs": how.epochs, "seed": how.seed,
             "batch_size": how.batch_size, "lr": how.lr, "optimizer": how.optimizer, "schedule": how.schedule,
