@@ -79,16 +79,6 @@ if isinstance(MECHANISMS[{name!r}].target, type):
     assert bool(trace) == ({entry.records!r} != "nothing")
     with mereo.intervene(module, dict.fromkeys(trace, lambda value: value.roll(1, -1))):
         assert torch.equal(module(*inputs), plain) == (not trace)
-if {entry.interface!r} == "maps":
-    import timm
-    images, narrow = torch.randn(2, 3, 32, 32), {{"img_size": 32, "mechanism": {name!r}}}
-    residual = mereo.create_model("resnet_cifar", blocks=1, **narrow)
-    transformer = mereo.create_model("vit_tiny", depth=1, patch_size=8, **narrow)
-    published = timm.create_model("resnet18")
-    assert len(mereo.insert(published, {name!r}, "stages", img_size=32).places) == 4
-    for network in (residual, transformer, published):
-        assert any(type(each).__name__ == {entry.target.__name__!r} for each in network.modules())
-        network(images).square().mean().backward()
 """,
     )
 

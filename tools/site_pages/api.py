@@ -21,7 +21,7 @@ The public names of each package. [How mereo is built](../architecture.md) descr
 def rooms() -> list[str]:
     """The packages under mereo, one for each family of mechanisms; the command line has a reference of its own."""
     packages = [m.name for m in pkgutil.iter_modules(mereo.__path__) if m.ispkg]
-    families = [f"mechanisms.{m.name}" for m in pkgutil.iter_modules(mereo.mechanisms.__path__)]
+    families = [f"mechanisms.{m.name}" for m in pkgutil.iter_modules(mereo.mechanisms.__path__) if m.ispkg]
     return sorted([*(name for name in packages if name not in ("cli", "mechanisms")), *families])
 
 
