@@ -172,7 +172,8 @@ def describe_augmentation(setup: Setup) -> list[str]:
 
 def describe_setup(setup: Setup) -> list[str]:
     """Lines about a training, printed before it starts."""
-    data = setup.task.describe_data(setup.splits.train, setup.splits.test)
+    splits = setup.splits
+    data = setup.task.describe_data(splits.train, splits.validation, splits.test)
     lines = (describe_images(setup), describe_imbalance(setup), *describe_augmentation(setup), *data, setup.start)
     return [line for line in lines if line is not None]
 
