@@ -1,7 +1,7 @@
 """`mereo.explain`: which parts of an image a prediction rests on."""
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mereo.explain import draw_explanation
 from mereo.explain.explanation import Explanation
 from mereo.explain.explanation import explain as explain_tensor
 from mereo.explain.folder import Shown
+from mereo.explain.target import Target
 from mereo.files import reading
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
@@ -34,7 +35,7 @@ class Explanations(Sequence[Explanation]):
     Args:
         model: the network.
         batches: images with their names, and their classes where these are known.
-        asked: numbers of the classes that are explained; the predicted ones when None.
+        asked: numbers of the classes that are explained, or the function that is; the predicted ones when None.
         written: the files that were written, by kind.
     """
 
@@ -42,16 +43,18 @@ class Explanations(Sequence[Explanation]):
         self,
         model: VisionModel,
         batches: Sequence[Shown],
-        asked: Tensor | None,
+        asked: Target | None,
         written: dict[str, list[Path]],
     ) -> None:
         self.model, self._batches, self.written = model, batches, written
         self.names = [name for batch in batches for name in batch.names]
         counts = [len(batch.names) for batch in batches]
-        self._asked = [None] * len(counts) if asked is None else list(asked.split(counts))
+        self._asked: list[Target | None] = [asked] * len(counts)
+        if isinstance(asked, Tensor):
+            self._asked = list(asked.split(counts))
         self._items = [
-            explain_tensor(model, batch.images, classes=classes)
-            for batch, classes in zip(batches, self._asked, strict=True)
+            explain_tensor(model, batch.images, target=target)
+            for batch, target in zip(batches, self._asked, strict=True)
         ]
 
     def __len__(self) -> int:
@@ -67,15 +70,13 @@ class Explanations(Sequence[Explanation]):
 
     @property
     def classes(self) -> list[str]:
-        """The class that is explained for each image."""
-        names = class_names(self.model)
+        """The class that is explained for each image; "target" for a function."""
+        names = [*class_names(self.model), "target"]
         return [names[number] for item in self._items for number in item.explained.tolist()]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows: image, the class that is explained, its score."""
-        chosen = torch.cat([item.explained for item in self._items])
-        scores = self.scores.gather(1, chosen.unsqueeze(1)).squeeze(1).tolist()
-        rows = zip(self.names, self.classes, scores, strict=True)
+        rows = zip(self.names, self.classes, torch.cat([item.value for item in self._items]).tolist(), strict=True)
         return ["image", "class", "score"], [[name, label, f"{score:.3f}"] for name, label, score in rows]
 
     def __str__(self) -> str:
@@ -85,25 +86,35 @@ class Explanations(Sequence[Explanation]):
 
     def picture(self, number: int = 0) -> bytes:
         """The picture of one batch as PNG: image, scores, couplings, and which parts voted for the class."""
-        batch = self._batches[number]
+        batch, asked = self._batches[number], self._asked[number]
+        if asked is not None and not isinstance(asked, Tensor):
+            raise UsageError("target is a function, of which no picture of scores is drawn; draw occlusion_map.heat.")
         with tempfile.TemporaryDirectory(prefix="mereo-explain-") as folder:
             path = Path(folder) / "explanation.png"
             draw_explanation(
                 self.model, batch.images, path, titles=batch.names, true_labels=batch.labels,
-                classes=self._asked[number], shown=batch.large,
+                classes=asked, shown=batch.large,
             )  # fmt: skip
             return path.read_bytes()
 
-    def _repr_png_(self) -> bytes:
-        return self.picture()
+    def _repr_png_(self) -> bytes | None:
+        return None if callable(self._asked[0]) else self.picture()
 
     def _repr_html_(self) -> str:
+        if callable(self._asked[0]):
+            return html_table(*self.table())
         more = f"<p>The first {BATCH} of {len(self.names):,} images.</p>" if len(self) > 1 else ""
         return png(self.picture()) + more + html_table(*self.table())
 
 
 def explain(
-    model: Any, images: Any, *, classes: Any = None, out: str | Path | None = None, **options: Any
+    model: Any,
+    images: Any,
+    *,
+    classes: Any = None,
+    target: Callable[[Tensor], Tensor] | None = None,
+    out: str | Path | None = None,
+    **options: Any,
 ) -> Explanations:
     """Explain predictions for images, as `mereo explain` does; files are written only where `out` is given.
 
@@ -113,6 +124,8 @@ def explain(
         images: as of `mereo.predict`.
         classes: name or number of the class to explain, one for all images or one for each; the predicted one when
             None.
+        target: in place of a class, a function from the outputs to one number for each image, (batch,), such as the
+            mean of a map or the similarity of an embedding.
         out: folder for the files of the command, or a file NAME.png or NAME.html.
         options: those of the command: only, keep, device, strict.
 
@@ -126,6 +139,10 @@ def explain(
     single_kind(parsed)
     if out is None and parsed.only:
         raise UsageError(f"only is {parsed.only}, which chooses files to write; give out, a folder for them.")
+    if target is not None and (classes is not None or out is not None):
+        raise UsageError("target is given, and classes or out too; files and classes are of scores. Leave them out.")
+    if target is not None and not callable(target):
+        raise UsageError(f"target is {type_of(target)}; give a function of the outputs, or classes.")
     network, source = trained_network(model, parsed.device)
     with as_files(images) as (paths, held), reading(*paths):
         written = {} if out is None else write(parsed, network, paths, source, Reporter(silent=True))
@@ -135,7 +152,7 @@ def explain(
             for batch in read_batches(paths, network, parsed.strict, lambda count: None)
         ]
     count = sum(len(batch.names) for batch in batches)
-    return Explanations(network, batches, _numbers(network, classes, count), written)
+    return Explanations(network, batches, _numbers(network, classes, count) if target is None else target, written)
 
 
 def _numbers(model: VisionModel, classes: Any, count: int) -> Tensor | None:
