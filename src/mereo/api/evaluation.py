@@ -228,7 +228,7 @@ def _in_memory(
     loaded = [trained_network(model, device) for model in models]
     networks, sources = [network for network, _ in loaded], [source for _, source in loaded]
     for network, source in loaded:
-        if network.num_classes == 0:
+        if network.headless:
             raise UsageError(f"{source} has no scores (num_classes is 0); there is nothing to evaluate.")
     configs = [run_config(source) if source.exists() else None for source in sources]
     in_memory = data is not None and not isinstance(data, str | Path)

@@ -22,6 +22,7 @@ from mereo.explain import draw_explanation, write_explanations, write_page
 from mereo.explain.explanation import Explanation
 from mereo.explain.explanation import explain as explain_tensor
 from mereo.explain.folder import KINDS, Shown, index_files, why_not
+from mereo.explain.target import Target
 from mereo.files import check_outputs, reading
 from mereo.inference.labelled import folder_labels
 from mereo.inference.predict import class_names, read_good, read_images
@@ -51,7 +52,7 @@ class Explanations(Sequence[Explanation]):
     Args:
         model: the network.
         batches: images with their names, and their classes where these are known.
-        asked: numbers of the classes that are explained; the predicted ones when None.
+        asked: numbers of the classes that are explained, or the function that is; the predicted ones when None.
         written: the files that were written, by kind.
     """
 
@@ -59,16 +60,18 @@ class Explanations(Sequence[Explanation]):
         self,
         model: VisionModel,
         batches: Sequence[Shown],
-        asked: Tensor | None,
+        asked: Target | None,
         written: dict[str, list[Path]],
     ) -> None:
         self.model, self._batches, self.written = model, batches, written
         self.names = [name for batch in batches for name in batch.names]
         counts = [len(batch.names) for batch in batches]
-        self._asked = [None] * len(counts) if asked is None else list(asked.split(counts))
+        self._asked: list[Target | None] = [asked] * len(counts)
+        if isinstance(asked, Tensor):
+            self._asked = list(asked.split(counts))
         self._items = [
-            explain_tensor(model, batch.images, classes=classes)
-            for batch, classes in zip(batches, self._asked, strict=True)
+            explain_tensor(model, batch.images, target=target)
+            for batch, target in zip(batches, self._asked, strict=True)
         ]
 
     def __len__(self) -> int:
@@ -84,15 +87,13 @@ class Explanations(Sequence[Explanation]):
 
     @property
     def classes(self) -> list[str]:
-        """The class that is explained for each image."""
-        names = class_names(self.model)
+        """The class that is explained for each image; "target" for a function."""
+        names = [*class_names(self.model), "target"]
         return [names[number] for item in self._items for number in item.explained.tolist()]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows: image, the class that is explained, its score."""
-        chosen = torch.cat([item.explained for item in self._items])
-        scores = self.scores.gather(1, chosen.unsqueeze(1)).squeeze(1).tolist()
-        rows = zip(self.names, self.classes, scores, strict=True)
+        rows = zip(self.names, self.classes, torch.cat([item.value for item in self._items]).tolist(), strict=True)
         return ["image", "class", "score"], [[name, label, f"{score:.3f}"] for name, label, score in rows]
 
     def __str__(self) -> str:
@@ -102,19 +103,23 @@ class Explanations(Sequence[Explanation]):
 
     def picture(self, number: int = 0) -> bytes:
         """The picture of one batch as PNG: image, scores, couplings, and which parts voted for the class."""
-        batch = self._batches[number]
+        batch, asked = self._batches[number], self._asked[number]
+        if asked is not None and not isinstance(asked, Tensor):
+            raise UsageError("target is a function, of which no picture of scores is drawn; draw occlusion_map.heat.")
         with tempfile.TemporaryDirectory(prefix="mereo-explain-") as folder:
             path = Path(folder) / "explanation.png"
             draw_explanation(
                 self.model, batch.images, path, titles=batch.names, true_labels=batch.labels,
-                classes=self._asked[number], shown=batch.large,
+                classes=asked, shown=batch.large,
             )  # fmt: skip
             return path.read_bytes()
 
-    def _repr_png_(self) -> bytes:
-        return self.picture()
+    def _repr_png_(self) -> bytes | None:
+        return None if callable(self._asked[0]) else self.picture()
 
     def _repr_html_(self) -> str:
+        if callable(self._asked[0]):
+            return html_table(*self.table())
         more = f"<p>The first {BATCH} of {len(self.names):,} images.</p>" if len(self) > 1 else ""
         return png(self.picture()) + more + html_table(*self.table())
 
@@ -125,6 +130,7 @@ def explain(
     images: Any,
     *,
     classes: Any = None,
+    target: Callable[[Tensor], Tensor] | None = None,
     out: str | Path | None = None,
     only: Sequence[Kind] = (),
     keep: int = 3,
@@ -139,6 +145,8 @@ def explain(
         images: as of `mereo.predict`.
         classes: name or number of the class to explain, one for all images or one for each; the predicted one when
             None.
+        target: in place of a class, a function from the outputs to one number for each image, (batch,), such as the
+            mean of a map or the similarity of an embedding.
         out: folder for the files of the command, or a file NAME.png or NAME.html.
         only: which files to write; all that the network supports where it is empty.
         keep: number of votes, strongest first, shown for each capsule of a parse tree.
@@ -148,21 +156,23 @@ def explain(
     mereo.explain("runs/mspcaps_tiny-photos", "holiday/beach.jpg")        # a picture in a notebook
     mereo.explain(model, image)[0].maps["head.coupling"].heat            # (batch, height, width)
     """
-    target = None if out is None else Path(out)
-    check(target, only, keep)
-    if target is None and only:
+    folder = None if out is None else Path(out)
+    check(folder, only, keep)
+    if target is not None and (classes is not None or out is not None):
+        raise UsageError("target is given, and classes or out too; files and classes are of scores. Leave them out.")
+    if folder is None and only:
         raise UsageError(f"only is {tuple(only)}, which chooses files to write; give out, a folder for them.")
     trained = trained_network(model, device)
     network = trained.model
     with as_files(images) as files, reading(*files.paths):
-        written = {} if target is None else write(trained, files.paths, target, only, keep=keep, strict=strict)
+        written = {} if folder is None else write(trained, files.paths, folder, only, keep=keep, strict=strict)
         in_memory = {path.name: path.stem for path in files.held}
         batches = [
             batch._replace(names=[in_memory.get(name, name) for name in batch.names])
             for batch in _read_batches(files.paths, network, strict)
         ]
     count = sum(len(batch.names) for batch in batches)
-    return Explanations(network, batches, _numbers(network, classes, count), written)
+    return Explanations(network, batches, _numbers(network, classes, count) if target is None else target, written)
 
 
 def _numbers(model: VisionModel, classes: Any, count: int) -> Tensor | None:

@@ -96,6 +96,7 @@ def load_splits(
     stream: bool | None = None,
     progress: Progress | None = None,
     info: DatasetInfo | None = None,
+    unseen: bool = False,
 ) -> Splits:
     """Read a dataset into splits: images stored at round(img_size / crop_pct), or windows of a text.
 
@@ -122,10 +123,11 @@ def load_splits(
             memory; when None, this is done for tar files, tables and the Hugging Face hub, but not for folders.
         progress: called with (images done, images in total).
         info: of the same data, from `dataset_info`; then a folder is not scanned again.
+        unseen: whether other splits of a path may have classes that its training images do not have.
     """
     wanted = Wanted(
         data, root, img_size, length, in_chans, crop_pct, validation_fraction, seed, strict, limit, download,
-        pairs_per_image, Storage(memory_budget, cache_dir), progress, stream, info,
+        pairs_per_image, Storage(memory_budget, cache_dir), progress, stream, info, unseen,
     )  # fmt: skip
     if (others := _other_splits(wanted)) is not None:
         return others

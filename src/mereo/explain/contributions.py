@@ -21,7 +21,8 @@ from torch import Tensor
 
 from mereo.core import Grid, Votes, lengths
 from mereo.core.squash import EPS
-from mereo.explain.observation import Exchange, Observation, chosen_classes
+from mereo.explain.observation import Exchange, Observation
+from mereo.explain.target import chosen_classes
 
 
 def exchange_contributions(exchange: Exchange, couplings: Tensor, images: Tensor, receivers: Tensor) -> Tensor | None:

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from mereo.core import Coupling, Grid
 from mereo.core.coupling import Axis
-from mereo.explain.observation import Observation, Witnessed, chosen_classes
+from mereo.explain.observation import Observation, Witnessed
 from mereo.explain.places import on_grid, spread
+from mereo.explain.target import chosen_classes
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 An explanation is evidence as far as the two agree in rank over the parts of an image.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from mereo.core import Grid
 from mereo.errors import UsageError
-from mereo.explain.observation import check_scores, normalised, ready
+from mereo.explain.observation import normalised, ready
 from mereo.explain.occlusion import occlusion_grid
 from mereo.explain.places import Box, box_of, spread
+from mereo.explain.target import Target, check_finite, check_scores, resolve_target, value_of
 from mereo.inference.mode import evaluating
 from mereo.models import VisionModel
 
@@ -73,7 +74,6 @@ def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(norm > 0, (x * y).sum(1) / norm.clamp(min=1e-300), 0.0)
 
 
-@torch.no_grad()
 def hidden_scores(model: VisionModel, images: Tensor, boxes: Sequence[Box]) -> Tensor:
     """The scores of the classes with each box of every image replaced by the mean colour of that image.
 
@@ -84,7 +84,18 @@ def hidden_scores(model: VisionModel, images: Tensor, boxes: Sequence[Box]) -> T
 
     Shapes: images (batch, channels, height, width) -> (batch, boxes, classes).
     """
+
+    def scores(outputs: Tensor) -> Tensor:
+        check_scores(model, outputs)
+        return outputs
+
     model, images = ready(model, images)
+    return _hidden(model, images, boxes, scores) if boxes else images.new_zeros(len(images), 0, model.num_classes)
+
+
+@torch.no_grad()
+def _hidden(model: VisionModel, images: Tensor, boxes: Sequence[Box], of: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `of` makes of the outputs, with each box hidden: (batch, boxes, ...)."""
     mean = images.mean((2, 3), keepdim=True)
     height, width = images.shape[-2:]
     rows, columns = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
@@ -97,10 +108,10 @@ def hidden_scores(model: VisionModel, images: Tensor, boxes: Sequence[Box]) -> T
                 down = (rows >= round(box.top)) & (rows < max(round(box.bottom), round(box.top) + 1))
                 across = (columns >= round(box.left)) & (columns < max(round(box.right), round(box.left) + 1))
                 changed.append(torch.where(down[:, None] & across[None, :], mean, images))
-            scores = model(normalised(model, torch.cat(changed)))
-            check_scores(scores)
-            made.append(scores.unflatten(0, (len(changed), len(images))).transpose(0, 1))
-    return torch.cat(made, 1) if made else images.new_zeros(len(images), 0, model.num_classes)
+            outputs = model(normalised(model, torch.cat(changed)))
+            check_finite(outputs)
+            made += [of(part) for part in outputs.unflatten(0, (len(changed), len(images)))]
+    return torch.stack(made, 1)
 
 
 def _pooled(heat: Tensor, boxes: Sequence[Box]) -> Tensor:
@@ -111,7 +122,7 @@ def _pooled(heat: Tensor, boxes: Sequence[Box]) -> Tensor:
 
 
 def deletion_test(
-    model: VisionModel, images: Tensor, scores: Tensor, classes: Tensor, claimed: Tensor, grid: Grid
+    model: VisionModel, images: Tensor, outputs: Tensor, target: Target, claimed: Tensor, grid: Grid
 ) -> DeletionTest | None:
     """Hide each part of the images in turn, and compare with what an explanation claims of it.
 
@@ -119,15 +130,14 @@ def deletion_test(
     claimed. None for fewer than 3 parts.
 
     Args:
-        model: any classifier.
+        model: any network of images.
         images: in [0, 1], not normalised.
-        scores: of the classes for the images.
-        classes: the one that is explained for each image.
+        outputs: of the network for the images.
+        target: the class that is explained for each image, or a function from the outputs to (batch,).
         claimed: by the explanation.
         grid: where the parts are.
 
-    Shapes: images (batch, channels, height, width), scores (batch, classes), classes int64 (batch,), claimed (batch,
-        rows, columns).
+    Shapes: images (batch, channels, height, width), classes int64 (batch,), claimed (batch, rows, columns).
     """
     height, width = images.shape[-2:]
     if grid.rows * grid.columns > MOST_PARTS:
@@ -138,9 +148,9 @@ def deletion_test(
     if grid.rows * grid.columns < FEWEST_PARTS:
         return None
     boxes = [box_of(cell, grid, height, width) for cell in range(grid.rows * grid.columns)]
-    hidden = hidden_scores(model, images, boxes)
-    of_class = classes[:, None]
-    falls = scores.gather(1, of_class) - hidden.gather(2, of_class[:, None].expand(-1, len(boxes), 1))[..., 0]
+    model, images = ready(model, images)
+    chosen = resolve_target(model, outputs, target)
+    falls = value_of(outputs, chosen)[:, None] - _hidden(model, images, boxes, lambda part: value_of(part, chosen))
     correlation = rank_correlation(claimed.flatten(1), falls)
     cells = falls.unflatten(1, (grid.rows, grid.columns))
     return DeletionTest(claimed, cells, spread(cells, grid, height, width), grid, correlation)

@@ -9,10 +9,11 @@ from mereo.core import Grid
 from mereo.explain.contributions import placed_contributions, vote_contributions
 from mereo.explain.coupling_maps import CouplingMap, coupling_maps
 from mereo.explain.deletion import DeletionTest, deletion_test
-from mereo.explain.observation import Observation, chosen_classes, observe
+from mereo.explain.observation import Observation, observe
 from mereo.explain.occlusion import occlusion_maps
 from mereo.explain.places import on_grid, spread
 from mereo.explain.rollout import AttentionMap, attention_rollout, class_attention
+from mereo.explain.target import Target, resolve_target, value_of
 from mereo.explain.wording import kind_of
 from mereo.models import CapsuleClassifier, VisionModel
 
@@ -52,10 +53,12 @@ class Explanation:
     """Why a network predicts what it predicts for a batch of images.
 
     Attributes:
-        scores: of the classes, (batch, classes): the lengths of the class capsules, or logits, see `kind`.
+        scores: of the classes, (batch, classes): the lengths of the class capsules, or logits, see `kind`; the outputs
+            of a network of another kind.
         kind: of the scores, see `VisionModel.score_kind`; "outputs" where the task is not to choose a class.
-        predicted: the class of the highest score, int64 (batch,).
-        explained: the class that maps and contributions are about, int64 (batch,).
+        predicted: the class of the highest score, int64 (batch,); -1 where the outputs are no scores of classes.
+        explained: the class that maps and contributions are about, int64 (batch,); -1 where a function is explained.
+        value: what is explained, (batch,): the score of that class, or what the function gives.
         maps: of the couplings, by their names; empty when no sender has a place on the image.
         contributions: of every sender of the class routing to the length of the class capsule before the squash,
             (batch, senders); None for a routing whose votes are not known.
@@ -76,6 +79,7 @@ class Explanation:
     kind: str
     predicted: Tensor
     explained: Tensor
+    value: Tensor
     maps: dict[str, CouplingMap]
     contributions: Tensor | None
     contribution_maps: list[ContributionMap]
@@ -97,13 +101,15 @@ class Explanation:
         return self.scores
 
 
-def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None) -> Explanation:
+def explain(model: VisionModel, images: Tensor, *, target: Target | None = None) -> Explanation:
     """Explain the predictions of a network for some images.
 
     Args:
-        model: any classifier; it runs in evaluation mode.
+        model: any network of images; it runs in evaluation mode.
         images: in [0, 1], not normalised.
-        classes: which class to explain for each image, int64 (batch,); the predicted one when None.
+        target: the class to explain, one for all images or int64 (batch,); the predicted one when None. Or a function
+            from the outputs to one number for each image, (batch,), which a network without classes needs: what
+            routings say of a class is then left out.
 
     Shapes: images (batch, channels, height, width).
 
@@ -111,18 +117,20 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
     explanation.maps["head.coupling"].heat       # (batch, height, width)
     explanation.contributions.sum(1)             # the class capsules' lengths before the squash
     """
-    observation = observe(model, images)
-    chosen = chosen_classes(observation.scores, classes)
+    observation = observe(model, images, target=target)
+    chosen = resolve_target(observation.model, observation.scores, target)
+    classes = chosen if isinstance(chosen, Tensor) else None
     placed = []
-    for values, grid in placed_contributions(observation, chosen):
+    for values, grid in [] if classes is None else placed_contributions(observation, classes):
         cells = on_grid(values, grid, average=False)
         placed.append(ContributionMap(cells, spread(cells, grid, *observation.model.image_shape[1:]), grid))
     rebuilt = None
     network = observation.model
-    if isinstance(network, CapsuleClassifier) and network.decoder is not None and observation.capsules is not None:
+    capsules = None if classes is None else observation.capsules
+    if isinstance(network, CapsuleClassifier) and network.decoder is not None and capsules is not None:
         with torch.no_grad():
-            rebuilt = network.reconstruct(observation.capsules, chosen)
-    hidden, maps = None, coupling_maps(observation, chosen)
+            rebuilt = network.reconstruct(capsules, classes)
+    hidden, maps = None, {} if classes is None else coupling_maps(observation, classes)
     if not maps and not placed:
         drops, squares = occlusion_maps(network, images, chosen)
         hidden = OcclusionMap(drops, spread(drops, squares, *images.shape[-2:]), squares)
@@ -131,13 +139,15 @@ def explain(model: VisionModel, images: Tensor, *, classes: Tensor | None = None
     tested = None
     if claimed is not None:
         tested = deletion_test(network, images, observation.scores, chosen, *claimed)
+    unknown = torch.full((len(images),), -1, device=observation.scores.device)
     return Explanation(
         scores=observation.scores,
         kind=kind_of(network),
-        predicted=observation.scores.argmax(1),
-        explained=chosen,
+        predicted=observation.scores.argmax(1) if network.output_kind == "scores" else unknown,
+        explained=unknown if classes is None else classes,
+        value=value_of(observation.scores, chosen),
         maps=maps,
-        contributions=vote_contributions(observation, chosen),
+        contributions=None if classes is None else vote_contributions(observation, classes),
         contribution_maps=placed,
         occlusion_map=hidden,
         attention=attention,

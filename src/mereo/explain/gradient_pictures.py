@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mereo.explain.gradients import input_gradients, integrated_gradients
 from mereo.explain.layout import make_sheet
-from mereo.explain.observation import chosen_classes, observe
+from mereo.explain.observation import observe
 from mereo.explain.panels import VOTES, draw_image, draw_scores, draw_title, short
 from mereo.explain.pictures import MOST_ROWS, check_titles
+from mereo.explain.target import chosen_classes
 from mereo.explain.wording import WORDINGS, bars_of, kind_of
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel

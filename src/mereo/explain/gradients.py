@@ -1,4 +1,4 @@
-"""Which pixels a class depends on: gradients of its score with respect to the image.
+"""Which pixels a prediction depends on: gradients with respect to the image, of the score of a class or another target.
 
 These two formulas are not taken from captum, which would be one more dependency for a few lines.
 """
@@ -7,42 +7,46 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
-from mereo.explain.observation import check_scores, chosen_classes, normalised, ready
+from mereo.explain.observation import normalised, ready
+from mereo.explain.target import Target, resolve_target, value_of
 from mereo.inference.mode import evaluating
 from mereo.models import VisionModel
 
 
-def _gradients(model: VisionModel, images: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The gradient, and the classes whose scores it is of."""
+def _gradients(model: VisionModel, images: Tensor, target: Target | None) -> tuple[Tensor, Target]:
+    """The gradient, and what it is of: the classes, or the target function."""
     with evaluating(model), torch.enable_grad():
         inputs = images.detach().clone().requires_grad_()
-        scores = model(normalised(model, inputs))
-        check_scores(scores)
-        chosen = chosen_classes(scores, classes)
-        (gradient,) = torch.autograd.grad(scores.gather(1, chosen[:, None]).sum(), inputs)
+        outputs = model(normalised(model, inputs))
+        chosen = resolve_target(model, outputs, target)
+        value = value_of(outputs, chosen)
+        if not value.requires_grad:
+            raise UsageError("target gives numbers that do not depend on the outputs; compute them from its argument.")
+        (gradient,) = torch.autograd.grad(value.sum(), inputs)
     return gradient, chosen
 
 
-def input_gradients(model: VisionModel, images: Tensor, classes: Tensor | None = None) -> Tensor:
+def input_gradients(model: VisionModel, images: Tensor, target: Target | None = None) -> Tensor:
     """The derivative of the score of a class by each pixel; of a capsule classifier, of a length.
 
-    gradient = d score_class / d image
+    gradient = d score_class / d image,   or d target(outputs) / d image
 
     Args:
-        model: any classifier; it runs in evaluation mode and is left as it was.
+        model: any network of images; it runs in evaluation mode and is left as it was.
         images: in [0, 1], not normalised; the gradient is with respect to these values.
-        classes: which class to explain for each image, int64 (batch,); the predicted one when None.
+        target: the class to explain, one for all images or int64 (batch,); or a function from the outputs to (batch,).
+            The predicted class when None.
 
     Shapes: (batch, channels, height, width) -> the same.
 
     Reference: arXiv:1312.6034, section 3.
     """
     model, images = ready(model, images)
-    return _gradients(model, images, classes)[0]
+    return _gradients(model, images, target)[0]
 
 
 def integrated_gradients(
-    model: VisionModel, images: Tensor, classes: Tensor | None = None, *, steps: int = 32
+    model: VisionModel, images: Tensor, target: Target | None = None, *, steps: int = 32
 ) -> Tensor:
     """The contribution of each pixel to the score of a class, on the straight path from a black image.
 
@@ -50,7 +54,7 @@ def integrated_gradients(
     sum over pixels and channels -> score_class(image) - score_class(black)  as steps grow
 
     Args:
-        model, images, classes: as for `input_gradients`.
+        model, images, target: as for `input_gradients`.
         steps: at which the gradient is taken, a batch of images each.
 
     Shapes: (batch, channels, height, width) -> the same.
@@ -61,7 +65,7 @@ def integrated_gradients(
         raise UsageError(f"steps is {steps!r}; it must be a whole number of at least 1.")
     model, images = ready(model, images)
     # The class is that of the image itself, not of the darker ones on the path.
-    _, chosen = _gradients(model, images, classes)
+    _, chosen = _gradients(model, images, target)
     total = torch.zeros_like(images)
     for step in range(steps):
         total += _gradients(model, (step + 0.5) / steps * images, chosen)[0]

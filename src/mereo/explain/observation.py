@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, Grid, Trace, record
-from mereo.errors import MereoError, UsageError
+from mereo.errors import UsageError
+from mereo.explain.target import Target, resolve_target
 from mereo.inference.evaluate import normalise
 from mereo.models import CapsuleClassifier, VisionModel
 
@@ -48,7 +49,7 @@ class Observation:
 
     Attributes:
         model: the model, unwrapped.
-        scores: of the classes, (batch, classes).
+        scores: of the classes, (batch, classes); of a network of another kind its outputs.
         capsules: poses (batch, classes, pose) and activations (batch, classes); None for a network without capsules.
         trace: couplings by module name.
         exchanges: the passes through the modules that hold them, by the coupling's name.
@@ -107,7 +108,7 @@ def ready(model: VisionModel, images: Tensor) -> tuple[VisionModel, Tensor]:
     model = getattr(model, "_orig_mod", model)
     if not isinstance(model, VisionModel):
         raise UsageError(f"model is {type(model).__name__}; it must be a VisionModel, as create_model makes.")
-    if model.num_classes == 0:
+    if model.headless:
         raise UsageError("num_classes is 0: there are no scores to explain; call reset_classifier first.")
     model.check_images(images)
     if not len(images):
@@ -122,19 +123,14 @@ def normalised(model: VisionModel, images: Tensor) -> Tensor:
     return images if cfg is None else normalise(images, cfg["mean"], cfg["std"])
 
 
-def check_scores(scores: Tensor) -> None:
-    """MereoError unless all scores are finite; UsageError unless there is one for each class."""
-    if not isinstance(scores, Tensor) or scores.dim() != 2:
-        raise UsageError("the network does not give one score for each class, (batch, classes), so none is explained.")
-    if not bool(scores.isfinite().all()):
-        raise MereoError("the scores are not finite: the network's weights are damaged.")
-
-
-def observe(model: VisionModel, images: Tensor) -> Observation:
+def observe(model: VisionModel, images: Tensor, *, target: Target | None = None) -> Observation:
     """Run the model once on images in [0, 1], in evaluation mode and without gradients, and keep what it did.
 
     The images are normalised by the model's `pretrained_cfg` (not at all where it has none) and moved to its
     device. Its mode, training or evaluation, is as before afterwards.
+
+    Args:
+        target: what is explained; a function allows outputs that are no scores of classes.
 
     Shapes: images (batch, channels, height, width).
     """
@@ -162,24 +158,7 @@ def observe(model: VisionModel, images: Tensor) -> Observation:
             scores = model(prepared) if capsules is None else capsules.activation
     finally:
         model.train(was_training)
-    check_scores(scores)
+    resolve_target(model, scores, target)
     class_coupling = "" if capsules is None else class_coupling_of(model) or ""
     channels, height, width = inputs.shape[1:]
     return Observation(model, scores, capsules, trace, exchanges, class_coupling, (channels, height, width))
-
-
-def chosen_classes(scores: Tensor, classes: Tensor | None) -> Tensor:
-    """The class to explain for each image: the one asked for, else that of the highest score.
-
-    Shapes: scores (batch, classes) -> int64 (batch,).
-    """
-    if classes is None:
-        return scores.argmax(1)
-    chosen = torch.as_tensor(classes, device=scores.device)
-    if chosen.shape != scores.shape[:1] or chosen.dtype != torch.int64:
-        raise UsageError(
-            f"classes is {chosen.dtype} of shape {tuple(chosen.shape)}; it must be int64 of shape ({len(scores)},)."
-        )
-    if not 0 <= int(chosen.min()) <= int(chosen.max()) < scores.shape[1]:
-        raise UsageError(f"classes has values outside 0 .. {scores.shape[1] - 1}.")
-    return chosen

@@ -1,11 +1,12 @@
-"""Which places of an image a class depends on: its score without each of them."""
+"""Which places of an image a prediction depends on: the score of its class, or another target, without each of them."""
 
 import torch
 from torch import Tensor
 
 from mereo.core import Grid
 from mereo.errors import check_positive
-from mereo.explain.observation import check_scores, chosen_classes, normalised, ready
+from mereo.explain.observation import normalised, ready
+from mereo.explain.target import Target, check_finite, resolve_target, value_of
 from mereo.inference.mode import evaluating
 from mereo.models import VisionModel
 
@@ -21,16 +22,17 @@ def occlusion_grid(height: int, width: int, cells: int = CELLS) -> Grid:
 
 @torch.no_grad()
 def occlusion_maps(
-    model: VisionModel, images: Tensor, classes: Tensor | None = None, *, cells: int = CELLS
+    model: VisionModel, images: Tensor, target: Target | None = None, *, cells: int = CELLS
 ) -> tuple[Tensor, Grid]:
     """How much the score of a class falls when a square of the image is replaced by the image's mean colour.
 
     drop_s = score_class(image) - score_class(image with square s in its mean colour)
 
     Args:
-        model: any classifier; it runs in evaluation mode, once for each square, and is left as it was.
+        model: any network of images; it runs in evaluation mode, once for each square, and is left as it was.
         images: in [0, 1], not normalised.
-        classes: which class to explain for each image, int64 (batch,); the predicted one when None.
+        target: the class to explain, one for all images or int64 (batch,); or a function from the outputs to (batch,),
+            whose fall it then is. The predicted class when None.
         cells: squares along the shorter side.
 
     Shapes: images (batch, channels, height, width) -> (batch, rows, columns), and the grid of the squares.
@@ -42,13 +44,15 @@ def occlusion_maps(
     grid = occlusion_grid(images.shape[-2], images.shape[-1], cells)
     side, mean = int(grid.step), images.mean((2, 3), keepdim=True)
     with evaluating(model):
-        scores = model(normalised(model, images))
-        check_scores(scores)
-        chosen = chosen_classes(scores, classes)[:, None]
-        drops = scores.new_zeros(len(images), grid.rows, grid.columns)
+        outputs = model(normalised(model, images))
+        chosen = resolve_target(model, outputs, target)
+        whole = value_of(outputs, chosen)
+        drops = whole.new_zeros(len(images), grid.rows, grid.columns)
         for row in range(grid.rows):
             for column in range(grid.columns):
                 hidden = images.clone()
                 hidden[:, :, row * side : (row + 1) * side, column * side : (column + 1) * side] = mean
-                drops[:, row, column] = (scores - model(normalised(model, hidden))).gather(1, chosen).squeeze(1)
+                without = model(normalised(model, hidden))
+                check_finite(without)
+                drops[:, row, column] = whole - value_of(without, chosen)
     return drops, grid

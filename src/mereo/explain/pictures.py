@@ -71,7 +71,7 @@ def draw_explanation(
     path, total = Path(path), len(images)
     check_titles(titles, total)
     images = images[:MOST_ROWS]
-    explanation = explain(model, images, classes=None if classes is None else classes[:MOST_ROWS])
+    explanation = explain(model, images, target=None if classes is None else classes[:MOST_ROWS])
     num_classes, words = explanation.scores.shape[1], WORDINGS[explanation.kind]
     true = _true_classes(true_labels, len(images), num_classes)
     model = getattr(model, "_orig_mod", model)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mereo.errors import MereoError, UsageError, check_positive
-from mereo.explain.observation import Observation, chosen_classes
+from mereo.explain.observation import Observation
+from mereo.explain.target import chosen_classes
 from mereo.inference.mode import evaluating
 from mereo.layers.capsules import mask_poses
 from mereo.models import CapsuleClassifier, VisionModel

@@ -76,6 +76,8 @@ WORDINGS: dict[str, Wording] = {
 
 def kind_of(model: VisionModel) -> str:
     """The kind of a model's scores; "outputs" where its task is not to choose between classes."""
+    if model.output_kind != "scores":
+        return "outputs"
     return model.score_kind if task_of(model).scores_classes else "outputs"
 
 

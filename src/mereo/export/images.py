@@ -58,7 +58,7 @@ def read_images(model: VisionModel, data: str, root: str | None, limit: int | No
     channels, height, width = model.image_shape
     splits = load_splits(
         data, root=root, img_size=(height, width), in_chans=channels, crop_pct=model.pretrained_cfg["crop_pct"],
-        validation_fraction=0.0, limit=CALIBRATION, download=False,
+        validation_fraction=0.0, limit=CALIBRATION, download=False, unseen=task_of(model).unseen_classes,
     )  # fmt: skip
     if task_of(model).scores_classes and len(splits.class_names) != model.num_classes:
         raise UsageError(f"data is {data!r} of {len(splits.class_names)} classes; the network has {model.num_classes}.")

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from mereo.core.modes import modes_kept
 from mereo.data import Batch, Images
 from mereo.errors import MereoError
-from mereo.models import SequenceModel, VisionModel
+from mereo.models import Network
 from mereo.tasks import Classification, Task
 from mereo.tasks.base import precise
 
@@ -94,7 +94,7 @@ def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _outputs(model: VisionModel | SequenceModel, batch: Batch, task: Task, autocast: Any) -> Any:
+def _outputs(model: Network, batch: Batch, task: Task, autocast: Any) -> Any:
     """The outputs of a model for a prepared batch, in float32."""
     if autocast is None:
         dtype = next(model.parameters()).dtype
@@ -107,7 +107,7 @@ def _outputs(model: VisionModel | SequenceModel, batch: Batch, task: Task, autoc
 
 @torch.inference_mode()
 def evaluate(
-    model: VisionModel | SequenceModel,
+    model: Network,
     split: Images,
     *,
     task: Task | None = None,
@@ -130,12 +130,13 @@ def evaluate(
     """
     task = Classification(split.class_names) if task is None else task
     device, cfg = next(model.parameters()).device, model.pretrained_cfg
+    crop = tuple(cfg["input_size"][1:]) if split.serves == "images" else None
     # count, loss, entries whose outputs are not finite
     totals = torch.zeros(3, dtype=precise(device), device=device)
     metrics = task.metrics()
     with modes_kept(model):
         model.eval()
-        for served in batches(split, batch_size, device, tuple(cfg["input_size"][1:]), rank, processes):
+        for served in batches(split, batch_size, device, crop, rank, processes):
             batch = prepare_batch(served, cfg)
             outputs, count = _outputs(model, batch, task, autocast), entries(batch)
             value = totals.new_zeros(()) if loss is None else loss(outputs, batch)

@@ -247,7 +247,7 @@ def load_trained_models(
     trained: list[TrainedModel] = []
     read: dict[Any, Images] = {}
     for label, source, model, config in zip(short_names(sources), sources, models, configs, strict=True):
-        if model.num_classes == 0:
+        if model.headless:
             raise UsageError(f"{source} has no scores (num_classes is 0); there is nothing to evaluate.")
         check_runs(model, source)
         held = (

@@ -179,8 +179,7 @@ class VisionModel(Network):
 
     def forward_head(self, features: Any, pre_logits: bool = False) -> Tensor:
         """Scores (batch, classes) of what `forward_features` returns, or the pooled features (batch, num_features)."""
-        headless = self.outputs_argument is not None and self.num_classes == 0
-        return self.pool(features) if pre_logits or headless else self.classify(features)
+        return self.pool(features) if pre_logits or self.headless else self.classify(features)
 
     def forward_intermediates(
         self,

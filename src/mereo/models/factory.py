@@ -161,6 +161,9 @@ def _from_file(name: str, weights: str | Path, given: dict[str, Any]) -> VisionM
         own = {argument: value for argument, value in given.items() if argument not in ("num_classes", "in_chans")}
         source = cast(VisionModel, convert(path, model=name, **own))
     model = rebuild({**source.config, "args": {**source.config["args"], **given}})
+    if model.input_kind != "images":
+        load_state(model, path)
+        return model
     _say_what_is_new(fill(model, source.state_dict(), {**source.metadata, **source.config}, str(weights)))
     if model.image_shape[0] == source.image_shape[0]:
         model.pretrained_cfg |= {key: source.pretrained_cfg[key] for key in ("mean", "std")}

@@ -65,7 +65,11 @@ class FeatureMaps(nn.Module):
         if not isinstance(model, VisionModel):
             raise UsageError(f"model is {type_of(model)}; it must be a VisionModel.")
         self.feature_info = FeatureInfo(model.feature_info, model.stage_numbers(out_indices))
-        model.reset_classifier(0)
+        if model.outputs_argument is None:
+            for part in model.classifier_parts:
+                setattr(model, part, nn.Identity())
+        else:
+            model.reset_classifier(0)
         self.model, self.norm, self.output_fmt = model, norm, output_fmt
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

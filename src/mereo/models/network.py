@@ -73,6 +73,11 @@ class Network(WeightSources, nn.Module):
         """timm's other name of `pretrained_cfg`."""
         return self.pretrained_cfg
 
+    @property
+    def headless(self) -> bool:
+        """Whether it was made for 0 classes, without the head that they need: features come out."""
+        return self.outputs_argument is not None and self.num_classes == 0
+
     # --- what follows from the arguments ----------------------------------------------------------------------------
 
     @classmethod

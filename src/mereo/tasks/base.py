@@ -250,7 +250,7 @@ class Task(ABC):
         """
         return []
 
-    def describe_data(self, train: Images, test: Images) -> list[str]:
+    def describe_data(self, train: Images, validation: Images | None, test: Images) -> list[str]:
         """Lines about the data that are printed before a training; none by default."""
         return []
 

@@ -176,12 +176,18 @@ class Embedding(Task):
             write_atomically(folder / name, content)
         return [folder / name for name in contents]
 
-    def describe_data(self, train: Images, test: Images) -> list[str]:
+    def describe_data(self, train: Images, validation: Images | None, test: Images) -> list[str]:
         """How many identities there are, and whether those of the test images are trained on."""
         known, tested = set(train.strata.tolist()), set(test.strata.tolist())
         shared = len(known & tested)
         of_them = "none" if not shared else "all" if shared == len(tested) else f"{shared:,}"
-        return [f"{len(known):,} identities to train on, {len(tested):,} to test on, {of_them} of them trained on"]
+        lines = [f"{len(known):,} identities to train on, {len(tested):,} to test on, {of_them} of them trained on"]
+        if validation is not None and int(torch.bincount(validation.strata).max()) < 2:
+            lines.append(
+                f"none of the {len(validation):,} images to choose the epoch by are of one identity, so none is found;"
+                " hold out more with --validation-fraction, or give val/ with new identities"
+            )
+        return lines
 
     def example(self, model: Any, count: int, objects: int = 1) -> Batch:
         images = torch.rand(count, *model.image_shape, device=next(model.parameters()).device)

@@ -195,12 +195,13 @@ def describe_augmentation(setup: Setup) -> list[str]:
 
 def describe_setup(setup: Setup) -> list[str]:
     """Lines about a training, printed before it starts."""
+    splits = setup.splits
     lines = (
         describe_images(setup),
         describe_imbalance(setup),
         describe_contradictions(setup),
         *describe_augmentation(setup),
-        *setup.task.describe_data(setup.splits.train, setup.splits.test),
+        *setup.task.describe_data(splits.train, splits.validation, splits.test),
         setup.start,
     )
     return [line for line in lines if line is not None]

@@ -11,8 +11,9 @@ from mereo.core import Coupling, Grid, lengths
 from mereo.errors import UsageError
 from mereo.explain.contributions import exchange_contributions, placed_contributions
 from mereo.explain.deletion import deletion_test, hidden_scores
-from mereo.explain.observation import Observation, OnMaps, Witnessed, chosen_classes, class_coupling_of
+from mereo.explain.observation import Observation, OnMaps, Witnessed, class_coupling_of
 from mereo.explain.places import box_of, on_grid
+from mereo.explain.target import chosen_classes
 from mereo.explain.trees.tree import Edge, Node, ParseTree
 from mereo.explain.wording import kind_of
 from mereo.inference.predict import class_names
