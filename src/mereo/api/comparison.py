@@ -21,7 +21,7 @@ from mereo.training.compare import comparison_folder
 from mereo.training.config import TrainConfig
 from mereo.training.defaults import show_setting
 from mereo.training.families import SIDE, family_networks, upright_augmentation
-from mereo.training.option_values import ImageSize, parse_size
+from mereo.training.option_values import parse_size
 from mereo.training.run_folder import RunFolder
 
 SETTINGS = ("epochs", "limit", "batch_size", "lr", "img_size", "warmup_epochs", "precision", "augment")
@@ -99,7 +99,7 @@ def compare(
     batch_size: int | None = None,
     lr: float | None = None,
     warmup_epochs: float | None = None,
-    img_size: ImageSize = None,
+    img_size: int | str | tuple[int, int] | None = None,
     device: str | None = None,
     precision: str | None = None,
     output: str = "runs",
