@@ -134,7 +134,9 @@ def make_page(networks: Networks) -> Any:
             with gr.Column():
                 source = gr.Dropdown(networks.sources, value=networks.sources[0], label="network")
                 number = gr.Number(0, label="test image", precision=0, minimum=0)
-                image = gr.Image(type="filepath", image_mode=None, sources=["upload", "clipboard"], label="image")
+                image = gr.Image(
+                    type="filepath", image_mode=None, sources=["upload", "clipboard"], format="png", label="image"
+                )
             with gr.Column():
                 scores = gr.Label(num_top_classes=5, label="classes")
                 kind = gr.Dropdown([(title, kind) for kind, title in TITLES.items()], label="explanation")
