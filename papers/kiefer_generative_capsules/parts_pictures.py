@@ -34,7 +34,7 @@ def draw_rebuilt(model: GenerativeCapsNet, images: Tensor, hidden: Tensor, path:
         axes_row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
         for place, axes in enumerate(axes_row):
             if pictures is None:
-                axes.imshow(winners[place], cmap="tab10", vmin=0, vmax=9, interpolation="nearest")
+                axes.imshow(winners[place].numpy(), cmap="tab10", vmin=0, vmax=9, interpolation="nearest")
             else:
                 axes.imshow(displayable(pictures[place]), cmap="gray", vmin=0, vmax=1)
             axes.set_xticks([])

@@ -4,13 +4,14 @@ Gradio makes the page. It is served on 127.0.0.1 only, and only to requests that
 as Jupyter's are, so that other users of the machine and other web sites do not get in.
 """
 
+import asyncio
 import errno
 import os
 import secrets
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
 ADDRESS = "127.0.0.1"
 LARGEST = 32 * 2**20
 """Bytes of an upload."""
+AT_ONCE = 4
+"""Uploads that are read at a time; others wait unread."""
 WAITING = 256
 """Requests that wait for the one that is answered; further ones are told to come again."""
 POLICY = (
@@ -131,7 +134,9 @@ def make_page(networks: Networks) -> Any:
             with gr.Column():
                 source = gr.Dropdown(networks.sources, value=networks.sources[0], label="network")
                 number = gr.Number(0, label="test image", precision=0, minimum=0)
-                image = gr.Image(type="filepath", image_mode=None, sources=["upload", "clipboard"], label="image")
+                image = gr.Image(
+                    type="filepath", image_mode=None, sources=["upload", "clipboard"], format="png", label="image"
+                )
             with gr.Column():
                 scores = gr.Label(num_top_classes=5, label="classes")
                 kind = gr.Dropdown([(title, kind) for kind, title in TITLES.items()], label="explanation")
@@ -152,6 +157,7 @@ class Guard:
 
     def __init__(self, app: Callable[..., Awaitable[None]], token: str, cookie: str) -> None:
         self.app, self.token, self.cookie = app, token, cookie
+        self.uploads = asyncio.Semaphore(AT_ONCE)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -178,7 +184,8 @@ class Guard:
                     message["headers"] = [*message["headers"], (b"content-security-policy", POLICY.encode())]
                 await send(message)
 
-            await self.app(scope, receive, send_with_policy)
+            async with self.uploads if scope["path"].endswith("/upload") else nullcontext():
+                await self.app(scope, receive, send_with_policy)
             return
         await reply(scope, receive, send)
 

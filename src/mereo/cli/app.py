@@ -15,7 +15,7 @@ def run(words: list[str], command: str) -> None:
     options = parse(AppOptions, words, command)
     from mereo.export.libraries import require
 
-    require("mereo app", ("gradio",), "app")
+    require("mereo app", ("gradio", "fastapi"), "app")
     from mereo.app import Networks, serve
     from mereo.runtime.device import choose_device
 
