@@ -1,5 +1,6 @@
 """Every mechanism of an interface, in the slots of a residual network and of a vision transformer."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,15 @@ def test_the_arguments_make_the_same_network_again(network: str, name: str) -> N
     again = mereo.create_model(model.config["model"], **model.config["args"]).eval()
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(images), model.eval()(images))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_file_holds_mechanism_and_arguments(network: str, tmp_path: Path) -> None:
+    arguments = {**NETWORKS[network], "mechanism": "neighborhood", "mechanism_args": {"window": 3}}
+    model, images = mereo.create_model(network, **arguments).eval(), torch.randn(2, 3, 16, 16)
+    mereo.save_weights(tmp_path / "model.safetensors", model)
+    again = mereo.load(tmp_path / "model.safetensors")
+    assert torch.equal(again(images), model(images)) and again.config == model.config
 
 
 @pytest.mark.long

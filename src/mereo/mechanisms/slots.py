@@ -28,6 +28,8 @@ from mereo.errors import UsageError, check_choice, check_positive, unknown
 
 SLOTS = ("tokens", "maps")
 """The interfaces of slots in networks."""
+NO_ARGUMENTS: dict[str, Any] = {}
+"""The default of networks for the arguments of their mechanism: a table, as files may state one."""
 _MOST_HEADS, _WIDEST_WINDOW = 8, 7
 _LAYOUT = {"tokens": "tokens", "maps": "maps", "qkv": "tokens"}
 

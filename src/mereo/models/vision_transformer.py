@@ -16,6 +16,7 @@ from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_heads, check_positive
 from mereo.layers import TransformerBlock, linear_rates, resize_positions
 from mereo.layers.transformer_block import EPS
+from mereo.mechanisms.slots import NO_ARGUMENTS
 from mereo.models.base import VisionModel, grid_of_cells
 from mereo.models.layout import Pair
 
@@ -76,7 +77,7 @@ class VisionTransformer(VisionModel):
         distilled: bool = False,
         drop_path_rate: float = 0.0,
         mechanism: str | None = None,
-        mechanism_args: dict[str, Any] | None = None,
+        mechanism_args: dict[str, Any] = NO_ARGUMENTS,
     ) -> None:
         super().__init__()
         check_positive(patch_size=patch_size, depth=depth, mlp_ratio=mlp_ratio)

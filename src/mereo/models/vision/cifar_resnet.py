@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mereo.core.shapes import image_size
 from mereo.errors import check_positive
 from mereo.layers import BasicBlock, ConvNorm
-from mereo.mechanisms.slots import needs_size
+from mereo.mechanisms.slots import NO_ARGUMENTS, needs_size
 from mereo.models.base import VisionModel
 from mereo.models.registry import register_model
 
@@ -53,7 +53,7 @@ class CifarResNet(VisionModel):
         widths: tuple[int, int, int] = (16, 32, 64),
         stem_stride: int = 1,
         mechanism: str | None = None,
-        mechanism_args: dict[str, Any] | None = None,
+        mechanism_args: dict[str, Any] = NO_ARGUMENTS,
     ) -> None:
         super().__init__()
         check_positive(blocks=blocks, widths=min(widths), stem_stride=stem_stride)
