@@ -26,8 +26,9 @@ def is_rendered(info: DatasetInfo) -> bool:
 def test_its_facts_are_valid(info: DatasetInfo) -> None:
     assert (info.read is None) != (info.load is None) and info.path is None and info.summary and info.source
     assert Augmentation.parse(info.augment).texts == list(info.augment)
-    needed = {"images", "labels"} if info.read is not None else set(info.fields)
+    needed = {"images"} if info.read is not None else set(info.fields)
     assert needed <= set(info.fields) <= set(Batch._fields)
+    assert info.read is None or {"labels", "masks"} & set(info.fields)
     assert {"train", "test"} <= set(info.splits) <= {"train", "validation", "test"} and min(info.splits.values()) > 0
 
 
@@ -59,9 +60,11 @@ def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: D
             load_splits(info.name, root=tmp_path, img_size=size, download=False)
         return
     splits = load_splits(info.name, root=tmp_path, img_size=size, validation_fraction=0)
-    assert {"train": len(splits.train), "test": len(splits.test)} == dict(info.splits)
+    assert {name: len(getattr(splits, name)) for name in info.splits} == dict(info.splits)
     assert len(splits.class_names) == info.num_classes and splits.in_chans == info.in_chans
     batch = splits.test.batch(torch.arange(3))
     assert batch.images.shape == (3, info.in_chans, *size)
-    assert {name for name, value in zip(batch._fields, batch, strict=True) if value is not None} == set(info.fields)
+    served = {name for name, value in zip(batch._fields, batch, strict=True) if value is not None}
+    # Images with masks have labels that say nothing.
+    assert served - {"labels"} == set(info.fields) - {"labels"} and "labels" in served
     assert batch.labels.reshape(3, -1).shape[1] == info.labels_per_image

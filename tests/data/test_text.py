@@ -111,7 +111,7 @@ def test_what_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     for data, message in (
-        ("digits", "data is 'digits', which is images, .*pystdlib"),
+        ("digits", "data is 'digits', .*images.*pystdlib"),
         ("nothing/here", "no such data set, file or folder"),
         (str(tmp_path / "short.txt"), "with 5 bytes of text; it needs at least 20"),
         (str(tmp_path / "empty"), "with 0 bytes of text"),

@@ -48,7 +48,7 @@ def test_every_network_is_counted_and_left_as_it_was(name, arguments):
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()), "statistics were updated"
-    both = count_flops(model, torch.rand(2, *model.image_shape), backward=True)
+    both = count_flops(model, model.example_inputs(2), backward=True)
     assert both > 2 * count and all(parameter.grad is None for parameter in model.parameters())
 
 

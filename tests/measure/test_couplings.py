@@ -21,7 +21,7 @@ from mereo.measure.couplings import (
 from mereo.models.registry import families
 from mereo.tasks import Classification
 
-EVERY = sorted(families())
+EVERY = sorted(families("images"))
 
 
 class Mixing(nn.Module):

@@ -198,7 +198,7 @@ def test_what_does_not_fit_together(text: Path, tmp_path: Path) -> None:
         ({"model_args": {"vocab_size": 3}}, "vocab_size, which follows from the data"),
         ({"model_args": {"contxt": 3}}, "unknown argument of tnl_tiny 'contxt'"),
         ({"model_args": {"context": 0}}, "context is 0"),
-        ({"model": "mspcaps_tiny", "model_args": {}, "data": "pystdlib"}, "data is 'pystdlib'.*takes images"),
+        ({"model": "mspcaps_tiny", "model_args": {}, "data": "pystdlib"}, "data is 'pystdlib'.*images are needed"),
         ({"model": "mspcaps_tiny", "model_args": {}, "data": "digits", "task": "language"}, "task is 'language'"),
     ):
         with pytest.raises(UsageError, match=message):

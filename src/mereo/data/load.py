@@ -211,6 +211,8 @@ def _other_splits(wanted: Wanted) -> Splits | None:
     if info is None and wanted.length is not None:
         info = dataset_info(wanted.data, wanted.root, inputs="tokens")
     if info is None or info.load is None:
+        if info is not None and wanted.length is not None and wanted.img_size is None:
+            info.check_serves("tokens")
         return None
     if wanted.length is None:
         info.check_serves("images")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.data import Batch, Images, TokenWindows
-from mereo.models.sequence_model import SequenceModel
+from mereo.models.network import Network
 from mereo.tasks.base import Metrics, Objective, Settings, Task, precise, register_task
 from mereo.tasks.text_pictures import draw_text, shown
 
@@ -141,9 +141,9 @@ class Language(Task):
         ]
 
     def example(self, model: nn.Module, count: int, objects: int = 1) -> Batch:
-        assert isinstance(model, SequenceModel)
-        device = model.embedding.weight.device
-        return Batch(tokens=torch.randint(model.vocab_size, (count, model.context + 1), device=device))
+        assert isinstance(model, Network)
+        device, length = next(model.parameters()).device, model.input_shape[0]
+        return Batch(tokens=torch.randint(model.num_classes, (count, length + 1), device=device))
 
     def titles(self, batch: Batch) -> list[str]:
         assert batch.tokens is not None
