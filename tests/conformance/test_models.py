@@ -237,12 +237,13 @@ def test_half_precision(case: Case) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         scores = model(images)
         scores.sum().backward()
-    assert difference(scores, expected) < 0.1
+    # A token that rounding sends to another cluster changes much.
+    most = 0.2 if model.input_kind == "tokens" else 0.1
+    assert difference(scores, expected) < most
     assert all(g is not None and g.isfinite().all() for g in used_parameters(model).values())
     scores = model.to(torch.bfloat16)(images.to(torch.bfloat16) if images.is_floating_point() else images)
     assert scores.dtype == torch.bfloat16
-    # A token that rounding sends to another cluster changes much.
-    assert difference(scores, expected) < (0.2 if model.input_kind == "tokens" else 0.1)
+    assert difference(scores, expected) < most
 
 
 @every_case
@@ -284,7 +285,9 @@ def test_a_file_of_weights_needs_nothing_else(case: Case, tmp_path: Path) -> Non
     assert loaded.config == model.config and loaded.pretrained_cfg == model.pretrained_cfg
     assert loaded.metadata["accuracy"] == 0.5
     again = mereo.create_model(case[0], checkpoint_path=path, **model.config["args"]).eval()
-    assert torch.equal(again(inputs), model(inputs)) and difference(model.fuse()(inputs), model(inputs)) < 1e-4
+    assert torch.equal(again(inputs), model(inputs))
+    if model.input_kind == "tokens":  # those of images are fused in tests/models/test_folding.py
+        assert difference(model.fuse()(inputs), model(inputs)) < 1e-4
 
 
 @every_family

@@ -40,10 +40,10 @@ print(task.chooses, task.output_names)
 
 def dataset_row(info: DatasetInfo) -> tuple[str, ...]:
     """The facts of one data set."""
-    size = "text" if info.text is not None else "x".join(map(str, (info.in_chans, *(info.size or ("any", "any")))))
+    size = "text" if info.counts == "bytes" else "x".join(map(str, (info.in_chans, *(info.size or ("any", "any")))))
     splits = ", ".join(f"{split} {count:,}" for split, count in info.splits.items())
     augment = " ".join(f"`{operation}`" for operation in info.augment)
-    found = "part of Python" if info.text is not None else "part of the package"
+    found = "part of Python" if info.counts == "bytes" else "part of the package"
     files = ", ".join(f"`{pattern}`" for pattern in info.files) or found
     facts = (size, str(info.num_classes), splits, _fields(info.fields), augment, files)
     return (f"`{info.name}`", prose(info.summary), *facts, prose(info.source))
