@@ -286,8 +286,7 @@ def test_a_file_of_weights_needs_nothing_else(case: Case, tmp_path: Path) -> Non
     assert loaded.metadata["accuracy"] == 0.5
     again = mereo.create_model(case[0], checkpoint_path=path, **model.config["args"]).eval()
     assert torch.equal(again(inputs), model(inputs))
-    if model.input_kind == "tokens":  # those of images are fused in tests/models/test_folding.py
-        assert difference(model.fuse()(inputs), model(inputs)) < 1e-4
+    assert difference(model.fuse()(inputs), model(inputs)) < 1e-4
 
 
 @every_family

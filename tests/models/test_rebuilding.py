@@ -118,6 +118,7 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "parametrised": (lambda m: parametrizations.weight_norm(m.head), "head"),
     "one block less": (lambda m: m.blocks.pop(1), "blocks.1"),
     "surgery of a part": (lambda m: m.blocks.__setitem__(0, mereo.moh(m.blocks[0], 0.5)), "blocks.0"),
+    "replaced forward": (lambda m: setattr(m.blocks[0], "forward", lambda x: x), "forward of blocks.0"),
     "compiled head": (lambda m: setattr(m, "head", torch.compile(m.head)), "head"),
 }
 

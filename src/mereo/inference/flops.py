@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import record
-from mereo.inference.mode import evaluating
+from mereo.core.operations import forward_operations
 from mereo.models import Network
 
 
@@ -18,16 +18,12 @@ def count_flops(model: nn.Module, inputs: Tensor, *, backward: bool = False) -> 
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    # The counter only knows PyTorch's operations; while a model is recorded, none of our own operators run.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if backward and trained:
-        with record(model), torch.enable_grad(), FlopCounterMode(display=False) as counter:
-            torch.autograd.grad(model(inputs).sum(), trained, allow_unused=True)
-    else:
-        # PyTorch's module tracker fails on a view of a trained parameter that was made under no_grad, so the parameters
-        # are frozen as well. In eval mode, batch norms keep their statistics.
-        with record(model), evaluating(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model(inputs)
+    if not (backward and trained):
+        return forward_operations(model, inputs)
+    # The counter only knows PyTorch's operations; while a model is recorded, none of our own operators run.
+    with record(model), torch.enable_grad(), FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(model(inputs).sum(), trained, allow_unused=True)
     return counter.get_total_flops()
 
 

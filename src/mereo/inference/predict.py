@@ -25,6 +25,7 @@ from mereo.inference.temperature import calibration_of, probabilities
 from mereo.inference.views import MeanOverViews
 from mereo.models import VisionModel
 from mereo.tasks import Classification, Task, get_task
+from mereo.tasks.base import task_for
 
 FEW = 16
 """Images up to which the network runs as it is."""
@@ -234,11 +235,13 @@ def class_names(model: VisionModel) -> tuple[str, ...]:
 
 
 def task_of(model: VisionModel) -> Task:
-    """The task that a model was trained for; classification where its weights name none."""
+    """The task that a model was trained for; where its weights name none, the first for networks of its kind."""
     options = model.metadata.get("task_options", {})
     if not isinstance(options, dict):
         raise UsageError(f"task_options of the weights is {options!r}; it must be a table of names and values.")
-    return get_task(str(model.metadata.get("task", Classification.name)))(class_names(model), options)
+    named = model.metadata.get("task")
+    kind = task_for(type(model), Classification.name) if named is None else get_task(str(named))
+    return kind(class_names(model), options)
 
 
 class Answered(NamedTuple):

@@ -104,6 +104,8 @@ def changes(model: nn.Module, expected: nn.Module, state: Mapping[str, Tensor] |
         if _kind(ours) != _kind(other):
             faults.append(f"{where} is {type_of(ours)}, not {type_of(other)}")
             continue
+        if "forward" in vars(ours):
+            faults.append(f"forward of {where} was replaced")
         before, now = _settings(other), _settings(ours)
         faults += [
             f"{key} of {where} is {cut(repr(now[key]), 60)}, not {cut(repr(before[key]), 60)}"

@@ -46,7 +46,7 @@ class MixtureOfHeads(HostedAttention):
         return self.router.gated(q, k, v, self.router(tokens, q), self.coupling, self.method)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        return self.attended(x, attn_mask, is_causal, x)
+        return self.attended(x, attn_mask, is_causal, x.flatten(1, -2))
 
 
 class GatedProjection(nn.Module):

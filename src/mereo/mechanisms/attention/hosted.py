@@ -68,7 +68,7 @@ class HostedAttention(nn.Module, ABC):
     Args:
         host: `MultiHeadAttention` over its own tokens, or timm's attention; its modules are taken over, not copied.
 
-    Shapes: (batch, tokens, dim) -> (batch, tokens, dim).
+    Shapes: (batch, tokens, dim) or (batch, rows, columns, dim) -> the same.
     """
 
     def __init__(self, host: nn.Module) -> None:
@@ -96,7 +96,9 @@ class HostedAttention(nn.Module, ABC):
             raise UsageError(
                 f"attn_mask or is_causal is given, and {type(self).__name__} takes neither; leave them out."
             )
-        return merge_heads(self, x, self.exchange(*split_heads(self, x), *others))
+        tokens = x.flatten(1, -2)
+        out: Tensor = merge_heads(self, tokens, self.exchange(*split_heads(self, tokens), *others))
+        return out.unflatten(1, x.shape[1:-1])
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         return self.attended(x, attn_mask, is_causal)
