@@ -84,7 +84,7 @@ class Networks:
         how: dict[str, Any] = {"img_size": (height, width), "in_chans": model.image_shape[0], "download": False}
         try:
             return load_split(choose_data([model], [config], self.data), "test", root=root, **how)
-        except (MereoError, OSError):
+        except (MereoError, UsageError, OSError):
             return load_split("digits", "test", **how)
 
     def example(self, source: str, number: int) -> Any:
@@ -113,7 +113,7 @@ def make_page(networks: Networks) -> Any:
         def call(*given: Any) -> Any:
             try:
                 return function(*given)
-            except (MereoError, OSError) as error:
+            except (MereoError, UsageError, OSError) as error:
                 raise gr.Error(first_line(error), print_exception=False) from error
 
         return call

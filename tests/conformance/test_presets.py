@@ -1,4 +1,4 @@
-"""The largest published preset of each family, at its own depth and narrow: more than tiny presets can show."""
+"""The largest published preset of each family of images, at its own depth and narrow: beyond tiny presets."""
 
 import copy
 from typing import Any
@@ -10,7 +10,7 @@ import mereo
 from hostile.presets import blank_gradients, largest, second_derivatives, small
 from mereo.models.registry import families
 
-every_family = pytest.mark.parametrize("family", sorted(families()))
+every_family = pytest.mark.parametrize("family", sorted(families("images")))
 
 
 def made(family: str) -> Any:

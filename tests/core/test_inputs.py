@@ -48,7 +48,7 @@ def test_other_types_and_sizes_work_or_are_refused(name):
 
 
 def test_types_that_differ_are_named():
-    attention = mereo.mechanisms.MECHANISMS["multi_head"].example()[0]
+    attention = MECHANISMS["multi_head"].example()[0]
     with pytest.raises(UsageError, match=r"tokens is torch.float64 and the weights are torch.float32"):
         attention(torch.randn(2, 5, 12, dtype=torch.float64))
     with pytest.raises(UsageError, match=r"context is torch.float64"):

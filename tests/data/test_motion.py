@@ -179,7 +179,7 @@ def test_subset_and_device_keep_the_fields() -> None:
     [
         ({"mask": torch.zeros(2, 4, 5, dtype=torch.int64)}, "unknown field 'mask'"),
         ({"masks": torch.zeros(2, 4, 4, dtype=torch.int64)}, r"shape \(2, 4, 5\)"),
-        ({"masks": torch.zeros(2, 4, 5, dtype=torch.uint8)}, "signed whole"),
+        ({"masks": torch.zeros(2, 4, 5, dtype=torch.bool)}, "signed whole"),
         ({"masks": torch.zeros(2, 4, 5)}, "signed whole"),
         ({"boxes": torch.zeros(2, 3, 4)}, "without box_labels"),
         ({"boxes": torch.zeros(2, 3, 4), "box_labels": torch.zeros(2, 2, dtype=torch.int64)}, r"shape \(2, 3\)"),

@@ -19,7 +19,10 @@ from mereo.training.option_values import parse_size
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", dict: "a dict", Path: "a path"}
+_WORDS: dict[Any, str] = {
+    int: "a whole number", float: "a number", bool: "True or False", str: "text", dict: "a dict", Path: "a path",
+    Callable: "a function",
+}  # fmt: skip
 _LARGEST = 2**31
 LONGEST_PATH = 4096
 OUTPUTS = ("out", "output", "name", "report")
