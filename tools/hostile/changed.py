@@ -261,7 +261,7 @@ def copies(random: Random) -> Try:
         entry = families()[drawn.choice(sorted(families()))]
         variants = [{}, *(entry.variants or {}).values()]
         model: Any = mereo.create_model(entry.name, **{**(entry.tiny or {}), **drawn.choice(variants)}).eval()
-        images = torch.rand(2, *model.image_shape)
+        images = model.example_inputs(2)
         with mereo.record(model) as trace:
             expected = model(images)
         ways: list[Callable[[Any], Any]] = [
