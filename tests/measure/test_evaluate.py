@@ -304,7 +304,7 @@ def test_five_crops_are_cut_from_images_with_their_border(call, monkeypatch):
     assert "digits, 60 test images, mean over 5 views" in out and "corners of images of 20 x 20" in out
     assert "cut: accuracy, mean over 5 views" in err and titles == ["cut, mean over 5 views"]
     text = Path("evaluation/report.md").read_text()
-    assert text.startswith("# digits, 60 test images, mean over 5 views") and "those of the image itself" in text
+    assert text.startswith("# digits, 60 test images, mean over 5 views") and "from the image itself" in text
     document = json.loads(Path("evaluation/report.json").read_text())
     measured = document["models"]["cut"]
     assert measured["views"]["count"] == 5 and document["plan"]["five_crop"]
