@@ -3,7 +3,7 @@
 import sys
 
 from mereo.cli.main import main
-from mereo.errors import MereoError
+from mereo.errors import MereoError, UsageError
 from mereo.runtime.printing import say
 from papers.checks import check
 
@@ -13,6 +13,6 @@ if __name__ == "__main__":
         sys.exit(main(["reproduce", *words]))
     try:
         sys.exit(check(words[1:]))
-    except MereoError as error:
+    except (MereoError, UsageError) as error:
         say(f"papers: error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -18,7 +18,7 @@ from typing import Any
 
 from mereo.cli.comparison_options import ReproduceOptions
 from mereo.cli.parse import parse
-from mereo.errors import MereoError, first_line, unknown
+from mereo.errors import MereoError, UsageError, first_line, unknown
 from mereo.runtime.printing import say
 from papers.listing import NAMES
 from papers.reproduce import given_options, run_experiment
@@ -101,7 +101,7 @@ def differences(claim: Claim, tables: Tables) -> list[str]:
             row = by_name[cells[0]].pop(0)
             if said and not abs(float(row[column]) - float(said)) <= limit:
                 lines.append(f"{cells[0]}: {column} is {row[column]:g}, on the page {said} (within {limit:g})")
-    return lines
+    return list(dict.fromkeys(lines))
 
 
 def _results(command: str, output: Path) -> Tables:
@@ -124,7 +124,7 @@ def check(names: Sequence[str]) -> int:
                 try:
                     if claim.command not in results:
                         results[claim.command] = _results(claim.command, Path(output))
-                except (MereoError, OSError) as error:
+                except (MereoError, UsageError, OSError) as error:
                     say(f"{name}: mereo reproduce {claim.command}: cannot be run: {first_line(error)}")
                     failed = True
                     continue

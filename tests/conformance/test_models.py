@@ -531,6 +531,7 @@ def test_convolutions_have_the_layout_that_suits_the_network(case: Case) -> None
     assert difference(model(images), other(images)) < 1e-4
 
 
+@pytest.mark.long
 @every_costly_image_case
 def test_exports_with_a_free_batch_size_to_onnx(case: Case) -> None:
     model = tiny(case)
