@@ -273,12 +273,11 @@ def arguments(random: Random) -> Try:
                 x = torch.randn(2, 2, 30, 4)
                 assert _finite(clear_attention(x, x, x, (5, 6), 2.0, scale=drawn.choice([None, odd])))
             elif which == "generate":
-                from mereo.models.sequence_registry import SEQUENCE_MODELS
-
                 from mereo.models import create_model
+                from mereo.models.registry import families
 
-                name = drawn.choice(sorted(n for n, entry in SEQUENCE_MODELS.items() if entry.tiny is not None))
-                model: Any = create_model(name, **SEQUENCE_MODELS[name].tiny)
+                entry = drawn.choice(sorted(families("tokens").values(), key=lambda entry: entry.name))
+                model: Any = create_model(entry.name, **(entry.tiny or {}))
                 wanted = {drawn.choice(["count", "temperature", "top"]): odd}
                 if wanted.get("count") == 10**9:
                     return Done(2)
