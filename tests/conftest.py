@@ -38,7 +38,7 @@ def frozen():
     return compare
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def python() -> str:
     return sys.executable
 

@@ -1,10 +1,10 @@
 """The page of `mereo app` as its browser asks for it: token, answers, limits, many requests at once."""
 
+import importlib.util
 import io
 import json
 import secrets
-import threading
-import warnings
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,46 +16,37 @@ import torch
 from PIL import Image
 
 import mereo
-from mereo.app import LARGEST, Networks, bound, make_app
+from mereo.app import LARGEST, Networks, bound
 from mereo.cli.main import main
 from mereo.errors import UsageError
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of what Gradio imports
-    pytest.importorskip("gradio")
-import httpx
-import uvicorn
+if importlib.util.find_spec("gradio") is None:
+    pytest.skip("the page needs Gradio", allow_module_level=True)
+httpx = pytest.importorskip("httpx")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-TOKEN = "secret"
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def address(run: Path, other: Path, tmp_path_factory) -> Iterator[str]:
-    """The address of a page with two networks, served in a thread."""
-    with pytest.MonkeyPatch.context() as patch, bound(0) as opened, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
-        port = opened.getsockname()[1]
-        app = make_app(Networks([run, other], torch.device("cpu"), None, None), TOKEN, port)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{port}"
-        server.should_exit = True
-        thread.join(30)
+def served(run: Path, other: Path, python: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`mereo app` with two networks in a process of its own, and the address that it prints."""
+    command = [python, "-m", "mereo", "app", str(run), str(other), "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().split()[0]
+        process.terminate()
+
+
+@pytest.fixture(scope="module")
+def address(served: tuple[subprocess.Popen[str], str]) -> str:
+    return served[1].partition("/?")[0]
 
 
 @pytest.fixture
-def client(address: str) -> Iterator[httpx.Client]:
+def client(served: tuple[subprocess.Popen[str], str], address: str) -> Iterator[Any]:
     limits = httpx.Limits(max_connections=None)
     with httpx.Client(base_url=address, timeout=120, follow_redirects=True, limits=limits) as client:
-        assert client.get("/", params={"token": TOKEN}).status_code == 200
+        assert client.get(served[1]).status_code == 200
         yield client
 
 
@@ -65,11 +56,11 @@ def photo(side: int = 16) -> bytes:
     return stream.getvalue()
 
 
-def upload(client: httpx.Client, content: bytes) -> httpx.Response:
+def upload(client: Any, content: bytes) -> Any:
     return client.post("/gradio_api/upload", files={"files": ("photo.png", content, "image/png")})
 
 
-def ask(client: httpx.Client, data: list[Any]) -> dict[str, Any]:
+def ask(client: Any, data: list[Any]) -> dict[str, Any]:
     """The last message of the event that answers an image."""
     (number,) = (d["id"] for d in client.get("/config").json()["dependencies"] if d["api_name"] == "answer")
     session = secrets.token_hex(6)
@@ -87,7 +78,7 @@ def given(path: str) -> dict[str, Any]:
     return {"path": path, "orig_name": "photo.png", "meta": {"_type": "gradio.FileData"}}
 
 
-def test_only_the_token_lets_in(address: str, client: httpx.Client) -> None:
+def test_only_the_token_lets_in(address: str, client: Any) -> None:
     with httpx.Client(base_url=address) as stranger:
         for path in ("/", "/?token=other", "/config", "/gradio_api/info", "/theme.css"):
             assert stranger.get(path).status_code == 403
@@ -98,7 +89,7 @@ def test_only_the_token_lets_in(address: str, client: httpx.Client) -> None:
     assert page.status_code == 200 and "default-src 'self'" in page.headers["content-security-policy"]
 
 
-def test_an_image_is_answered_as_predict_does(client: httpx.Client, run: Path, tmp_path: Path) -> None:
+def test_an_image_is_answered_as_predict_does(client: Any, run: Path, tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_bytes(photo())
     (path,) = upload(client, (tmp_path / "photo.png").read_bytes()).json()
     done = ask(client, [str(run), given(path), "picture"])
@@ -110,7 +101,7 @@ def test_an_image_is_answered_as_predict_does(client: httpx.Client, run: Path, t
     assert Image.open(io.BytesIO(client.get(picture["url"]).content)).width > 300
 
 
-def test_what_is_wrong_is_an_answer(client: httpx.Client, run: Path) -> None:
+def test_what_is_wrong_is_an_answer(client: Any, run: Path) -> None:
     (path,) = upload(client, photo()).json()
     assert not ask(client, ["/etc/passwd", given(path), "picture"])["success"]
     (broken,) = upload(client, b"no image").json()
@@ -127,7 +118,7 @@ def test_explanations_that_a_network_lacks_are_hidden(run: Path, other: Path) ->
         networks.model("elsewhere")
 
 
-def test_two_hundred_requests_at_once(client: httpx.Client, run: Path) -> None:
+def test_two_hundred_requests_at_once(client: Any, run: Path) -> None:
     (path,) = upload(client, photo()).json()
     with ThreadPoolExecutor(64) as pool:
         pages = list(pool.map(lambda _: client.get("/config").status_code, range(180)))
@@ -135,8 +126,8 @@ def test_two_hundred_requests_at_once(client: httpx.Client, run: Path) -> None:
     assert pages == [200] * 180 and answers == [True] * 20
 
 
-def test_large_uploads_are_refused_in_bounded_memory(client: httpx.Client) -> None:
-    process, content = psutil.Process(), bytes(LARGEST + 2**20)
+def test_large_uploads_are_refused_in_bounded_memory(served: tuple[subprocess.Popen[str], str], client: Any) -> None:
+    process, content = psutil.Process(served[0].pid), bytes(LARGEST + 2**20)
 
     def chunks() -> Iterator[bytes]:  # without a length, as a form that is sent in pieces
         yield b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
