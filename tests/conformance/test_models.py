@@ -25,7 +25,7 @@ from mereo.core import Capsules, Coupling, Signal
 from mereo.core.mechanism_checks import forget_kept_tensors
 from mereo.errors import UsageError
 from mereo.models import INPUT_KINDS, MODELS, OUTPUT_KINDS, CapsuleClassifier, FeatureMaps, Network, get_model_entry
-from mereo.models.registry import families, outline, register_model
+from mereo.models.registry import families, lay_out, outline, register_model
 from networks import ALL, OWN, PLAIN, Case, all_registered, cases, difference, fits, parametrized, tiny
 from networks import some_inputs as some_images
 from plain_cnn import OTHERS
@@ -514,21 +514,23 @@ def test_a_docstring_without_its_papers_equations_is_marked_as_a_reconstruction(
 
 
 @every_image_case
-def test_convolutions_have_the_layout_that_suits_the_network(case: Case) -> None:
-    model, seen = tiny(case), []
+def test_weights_are_contiguous_for_files_and_the_layout_of_convolutions_changes_nothing(case: Case) -> None:
+    model = tiny(case)
+    assert all(tensor.is_contiguous() for tensor in model.state_dict().values())
+    other, images = copy.deepcopy(model), some_images(model)
+    lay_out(other, torch.channels_last)
+    assert difference(model(images), other(images)) < 1e-4
+
+
+@every_image_family
+def test_maps_have_the_layout_that_suits_the_network(case: Case) -> None:
+    model, maps = tiny(case), []
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            module.register_forward_hook(lambda module, _, output: seen.append((module.weight, output)))
-    images = some_images(model)
-    model(images)
-    assert seen and images.is_contiguous()
-    for tensor in (tensor for pair in seen for tensor in pair):
-        layout = torch.channels_last if model.channels_last else torch.contiguous_format
-        assert tensor.is_contiguous(memory_format=layout)
-    other = tiny(case)
-    other.load_state_dict(model.state_dict())
-    other.to(memory_format=torch.contiguous_format)
-    assert difference(model(images), other(images)) < 1e-4
+            module.register_forward_hook(lambda module, _, output: maps.append(output))
+    model(some_images(model).contiguous())
+    layout = torch.channels_last if model.channels_last else torch.contiguous_format
+    assert maps and all(each.is_contiguous(memory_format=layout) for each in maps)
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ from torch import Tensor
 import mereo
 from mereo.errors import UsageError
 from mereo.models import MODELS, CapsuleClassifier, MSPCaps
+from mereo.models.registry import lay_out
 from plain_cnn import registered
 
 NARROW: dict[str, Any] = {"channels": (4, 8, 8)}
@@ -33,14 +34,12 @@ def some_images(model: CapsuleClassifier) -> Tensor:
 
 def test_weights_on_disk_have_the_ordinary_layout(tmp_path: Path) -> None:
     model = narrow()
-    assert not model.blocks[1].entry[0].weight.is_contiguous(), "in memory they are channels-last"
+    lay_out(model, torch.channels_last)  # as in training
+    assert not model.blocks[1].entry[0].weight.is_contiguous()
     mereo.save_weights(tmp_path / "w.safetensors", model)
     with safe_open(tmp_path / "w.safetensors", framework="pt") as file:
         for name, tensor in model.state_dict().items():
             assert torch.equal(file.get_tensor(name), tensor) and file.get_tensor(name).is_contiguous()
-    loaded = mereo.load(tmp_path / "w.safetensors")
-    for name, tensor in model.state_dict().items():
-        assert loaded.state_dict()[name].stride() == tensor.stride()
 
 
 def test_other_weights_than_the_models_own_can_be_saved(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The base of all networks: an encoder and a head, and what their output is."""
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -21,6 +22,22 @@ INPUT_KINDS = ("images", "tokens", "points")
 (batch, points, coordinates)."""
 
 
+class NetworkConfig(dict[str, Any]):
+    """{"model": name, "args": arguments}, and the "surgery" of a network that was changed.
+
+    Hugging Face's Trainer sets `use_cache` on the config of any model, and its loggers call methods of it. This dict
+    therefore has attributes and methods, which are not part of its content.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its content."""
+        return dict(self)
+
+    def to_json_string(self) -> str:
+        """Its content as JSON."""
+        return json.dumps(self, indent=2)
+
+
 class Network(WeightSources, nn.Module):
     """An encoder and a head, saved as its name, its arguments and its weights.
 
@@ -37,7 +54,6 @@ class Network(WeightSources, nn.Module):
             where the size of the output does not follow from the data.
         num_classes: number of scores at a place; 0 where there are none, as of an embedding.
         num_features: size of the features before the head.
-        config: {"model": name, "args": arguments}, set by `create_model`.
         pretrained_cfg: preprocessing and provenance under timm's field names, set by `create_model`.
         class_names: of the scores, in order, set by `load`; empty where they have none.
         metadata: everything saved with the weights, set by `load`.
@@ -45,8 +61,9 @@ class Network(WeightSources, nn.Module):
         classifier_parts: names of the attributes of which it is made.
         unscored_parts: names of the parts on which no output depends, such as a decoder.
         default_loss: the loss it is trained with where none is given.
-        channels_last: whether its convolutions train faster on a CPU in channels-last memory; `create_model` gives
-            them that layout, in which they also keep the maps, whatever the layout of the images.
+        channels_last: whether its convolutions are faster on a CPU in channels-last memory. Images are then converted
+            to it, whatever their layout, and the maps keep it; training also converts the filters of convolutions.
+            `create_model` leaves them contiguous, as files of weights need them.
         grad_checkpointing: whether its layers are computed again in the backward pass, set by
             `set_grad_checkpointing`.
     """
@@ -62,11 +79,22 @@ class Network(WeightSources, nn.Module):
 
     num_classes: int = 0
     num_features: int
-    config: dict[str, Any]
     pretrained_cfg: dict[str, Any]
     class_names: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = MappingProxyType({})
     grad_checkpointing: bool = False
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """{"model": name, "args": arguments}, set by `create_model`; a network made by its class has none."""
+        if "config" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} was not made by create_model, so it has no config")
+        config: dict[str, Any] = self.__dict__["config"]
+        return config
+
+    @config.setter
+    def config(self, config: dict[str, Any]) -> None:
+        self.__dict__["config"] = NetworkConfig(config)
 
     @property
     def default_cfg(self) -> dict[str, Any]:

@@ -129,8 +129,6 @@ def build(name: str, **given: Any) -> VisionModel:
     model.config = {"model": entry.name, "args": arguments}
     facts = {"first_conv": model.first_conv} if isinstance(model, VisionModel) else {"input_size": model.input_shape}
     model.pretrained_cfg = entry.pretrained_cfg(arguments) | facts
-    if model.channels_last:
-        lay_out(model)
     # Networks of other inputs have names of their own, which the annotation cannot express.
     return cast(VisionModel, model)
 
