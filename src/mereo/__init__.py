@@ -20,7 +20,6 @@ timm, whichever of the two is imported first.
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from mereo._timm_hook import register_with_timm
@@ -132,8 +131,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
-        if isinstance(value, FunctionType):
-            value = import_module("mereo.core.calls").checked(value)
         setattr(sys.modules[__name__], name, value)
         return value
     if not name.startswith("_") and name.isidentifier() and find_spec(f"mereo.{name}") is not None:

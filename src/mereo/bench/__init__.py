@@ -8,7 +8,6 @@ from mereo.bench.report import markdown, tables_of
 from mereo.bench.results import Measurement, Run, read_run
 from mereo.bench.runner import Bench
 from mereo.bench.suites import SUITES, get_suite
-from mereo.core.calls import check_calls
 
 __all__ = [
     "SUITES",
@@ -32,5 +31,3 @@ __all__ = [
     "read_run",
     "tables_of",
 ]
-
-check_calls(globals(), __all__)

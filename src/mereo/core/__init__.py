@@ -1,7 +1,6 @@
 """The three verbs: agree, couple, combine. Tensors in, tensors out."""
 
 from mereo.core.agreement import iterate_agreement, route_by_agreement
-from mereo.core.calls import check_calls
 from mereo.core.catalogue import MECHANISMS, Mechanism, depends, get_mechanism, list_mechanisms, mechanism
 from mereo.core.coupling import Coupling
 from mereo.core.log_domain import log_mean_exp, masked_logsumexp
@@ -62,5 +61,3 @@ __all__ = [
     "squash_exponential",
     "transformed_votes",
 ]
-
-check_calls(globals(), __all__)

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.core.kernels.largest import exceeds
 from mereo.core.normalisers import NORMALISERS, top_k_softmax
 from mereo.core.observe import Call, Observable
 from mereo.core.squash import accumulation_type
@@ -115,9 +114,7 @@ class Coupling(Observable):
         if wide.dtype != scores.dtype:
             # Large activations overflow half precision to infinite scores, and inf - inf is NaN in every normaliser.
             wide = wide.clamp(limit.min, limit.max)
-        elif exceeds(wide, limit.max):
-            wide = wide.clamp(max=limit.max)
-        return wide if mask is None else wide.masked_fill(~mask, torch.finfo(wide.dtype).min)
+        return wide if mask is None else wide.masked_fill(~mask, limit.min)
 
     def normalise_across(self, scores: Tensor, mask: Tensor | None, windows: Windows) -> Tensor:
         """Like `normalise`, over the receivers of all windows that read a sender."""

@@ -6,7 +6,6 @@ they need when they are first used.
 
 import sys
 from importlib import import_module
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -74,8 +73,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-        if _HOMES[name] in ("load", "geometric") and isinstance(value, FunctionType):
-            value = import_module("mereo.core.calls").checked(value)
         setattr(sys.modules[__name__], name, value)
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

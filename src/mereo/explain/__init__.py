@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import mereo
-from mereo.core.calls import check_calls
 from mereo.explain.attention_layers import AttentionLayer, attention_layers
 from mereo.explain.attention_pictures import draw_attention
 from mereo.explain.contributions import vote_contributions
@@ -83,8 +82,6 @@ __all__ = [
     "write_explanations",
     "write_page",
 ]
-
-check_calls(globals(), __all__)
 
 
 class _Room(ModuleType):

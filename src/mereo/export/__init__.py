@@ -1,6 +1,5 @@
 """Exports trained networks: folders for the hub and timm, ONNX, programs of torch.export."""
 
-from mereo.core.calls import check_calls
 from mereo.export.folder import save_pretrained
 from mereo.export.forms import FORMS, Exported
 from mereo.export.hub import from_pretrained, push_to_hub
@@ -16,5 +15,3 @@ __all__ = [
     "push_to_hub",
     "save_pretrained",
 ]
-
-check_calls(globals(), __all__)

@@ -3,7 +3,6 @@
 Source: Kiefer, Millidge, Tschantz, Buckley 2022, arXiv:2209.02567; the inversion is ours, docs/generative.md.
 """
 
-from mereo.core.calls import check_calls
 from mereo.generative.capsule_mixture import CapsuleMixture, MixtureSample
 from mereo.generative.constellation_capsnet import ConstellationCapsNet
 from mereo.generative.constellation_presets import CONSTELLATION_PRESETS, label_constellations
@@ -71,5 +70,3 @@ __all__ = [
     "variation_of_information",
     "winner_share",
 ]
-
-check_calls(globals(), __all__)

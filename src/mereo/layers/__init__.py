@@ -1,6 +1,5 @@
 """Layers that networks share: patches, feed-forward, norms, self-attention, residual branches, positions."""
 
-from mereo.core.calls import check_calls
 from mereo.core.kernels.affine import Linear
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, resize_relative_table
 from mereo.layers.basic_block import BasicBlock
@@ -40,5 +39,3 @@ __all__ = [
     "resize_positions",
     "resize_relative_table",
 ]
-
-check_calls(globals(), __all__)

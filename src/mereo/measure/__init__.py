@@ -1,6 +1,5 @@
 """Measures trained networks: accuracy, calibration, corruptions, adversarial attacks, equivariance of capsules."""
 
-from mereo.core.calls import check_calls
 from mereo.measure.attacks.attack import ATTACKS, attack
 from mereo.measure.attacks.masking import MaskingCheck, look_for_masking
 from mereo.measure.classification import classification_metrics
@@ -35,5 +34,3 @@ __all__ = [
     "look_for_masking",
     "replace_couplings",
 ]
-
-check_calls(globals(), __all__)

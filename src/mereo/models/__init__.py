@@ -2,7 +2,6 @@
 
 import mereo.models.sequence
 import mereo.models.vision  # noqa: F401
-from mereo.core.calls import check_calls
 from mereo.models.base import Features, VisionModel
 from mereo.models.capsule import (
     AACapsNet,
@@ -83,5 +82,3 @@ __all__ = [
     "register_model",
     "save_weights",
 ]
-
-check_calls(globals(), __all__)

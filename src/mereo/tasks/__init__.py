@@ -1,6 +1,5 @@
 """Tasks: the contents of a batch, the loss, the metrics and the form of a prediction."""
 
-from mereo.core.calls import check_calls
 from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tasks, register_task
 from mereo.tasks.classification import Classification
 from mereo.tasks.embedding import Embedding
@@ -22,5 +21,3 @@ __all__ = [
     "list_tasks",
     "register_task",
 ]
-
-check_calls(globals(), __all__)

@@ -20,7 +20,6 @@ from mereo.core.distributed.ranks import Group, Ranks, agree, ranks_of
 from mereo.core.distributed.ring import Ring
 from mereo.core.distributed.trade import Trade
 from mereo.core.kernels.attention import attend
-from mereo.core.kernels.largest import within_range
 from mereo.core.squash import accumulation_type
 from mereo.core.topology import Causal
 from mereo.errors import UsageError, check_choice, check_positive
@@ -220,11 +219,9 @@ def distributed_attention(
     if ranks.size == 1:
         if (problem := _named(call) or _problem(q, k, v, call, ranks)) is not None:
             raise UsageError(problem)
-        q, k = within_range(q, k)
         out, lse = _alone(q, k, v, call)
         return out if lse is None else (out, lse)
     plan, values = _compare(q, k, v, call, ranks)
-    q, k = within_range(q, k)
     if mode == "heads":
         out, lse = _alone(q, k, v, call)
     elif any(values["watched"]):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mereo.core.coupling import Coupling
 from mereo.core.kernels.again import twice_differentiable
-from mereo.core.kernels.largest import within_range
 from mereo.core.kernels.transforms import transformed
 from mereo.core.tiles import Tiles
 from mereo.core.topology import Causal
@@ -131,5 +130,4 @@ def attend(
         raise UsageError(
             f"method is {method!r}, which cannot run {coupling} (watched: {coupling.watched}); use 'plain'."
         )
-    q, k = within_range(q, k)
     return run(q, k, v, _Exchange(coupling, mask, bias, scale, tiles))

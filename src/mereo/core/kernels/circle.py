@@ -13,7 +13,6 @@ from mereo.core.kernels.circle_compiled import attend_compiled, numbers_of
 from mereo.core.kernels.circle_tiles import tiled
 from mereo.core.kernels.flex import flex, flex_cannot
 from mereo.core.kernels.kept import kept
-from mereo.core.kernels.largest import LARGEST_SUM, exceeds, within_range
 from mereo.core.kernels.methods import compiled_cannot, execute
 from mereo.core.topology import Circle
 
@@ -52,11 +51,7 @@ def _tiles(given: Exchange) -> Tensor:
 
 def _compiled(given: Exchange) -> Tensor:
     circle = given.circle
-    rest = (given.v, numbers_of(circle), float(circle.radius), given.scale)
-    out, lse = attend_compiled(given.q, given.k, *rest)
-    if exceeds(lse, LARGEST_SUM):  # fewer numbers to read than queries and keys
-        out, lse = attend_compiled(*within_range(given.q, given.k), *rest)
-    return out
+    return attend_compiled(given.q, given.k, given.v, numbers_of(circle), float(circle.radius), given.scale)[0]
 
 
 @kept(16)
@@ -75,8 +70,7 @@ def _block_mask(circle: Circle, device: torch.device) -> Any:
 
 
 def _flex(given: Exchange) -> Tensor:
-    q, k = within_range(given.q, given.k)
-    return flex(q, k, given.v, _block_mask(given.circle, given.q.device), given.scale)
+    return flex(given.q, given.k, given.v, _block_mask(given.circle, given.q.device), given.scale)
 
 
 def _plain_cannot(given: Exchange) -> str | None:

@@ -1,7 +1,7 @@
 """How neighbourhood attention is executed; a table of predicates chooses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from mereo.core.coupling import Coupling
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.flex import flex, flex_cannot
 from mereo.core.kernels.kept import kept
-from mereo.core.kernels.largest import LARGEST_SUM, exceeds, within_range
 from mereo.core.kernels.methods import compiled_cannot, execute
 from mereo.core.kernels.neighborhood_compiled import attend_compiled, numbers_of
 from mereo.core.kernels.neighborhood_tiles import tiled
@@ -69,13 +68,6 @@ def relative(topology: Neighborhood, keys: Tensor) -> Tensor:
     return entry
 
 
-def _bounded(given: Exchange) -> Exchange:
-    """The same with queries and keys whose products are finite."""
-    q, k = within_range(given.q, given.k)
-    extra = None if given.extra is None else (within_range(q, given.extra[0])[1], given.extra[1])
-    return replace(given, q=q, k=k, extra=extra)
-
-
 def _with_extra(x: Tensor, given: Exchange, index: int) -> Tensor:
     return x if given.extra is None else torch.cat((x, given.extra[index]), 1)
 
@@ -90,7 +82,6 @@ def _lse(given: Exchange) -> Tensor | None:
 
 def dense(given: Exchange) -> Result:
     """All scores, with a mask: the reference."""
-    given = _bounded(given)
     topology, tokens = given.topology, given.topology.tokens
     q, k, v = (x.transpose(1, 2) for x in (given.q, _with_extra(given.k, given, 0), _with_extra(given.v, given, 1)))
     mask = torch.ones(tokens, k.shape[2], dtype=torch.bool, device=q.device)
@@ -106,7 +97,6 @@ def dense(given: Exchange) -> Result:
 
 def gathered(given: Exchange) -> Result:
     """Keys and values copied for every query: the way that makes couplings, which are recorded over all tokens."""
-    given = _bounded(given)
     topology, (batch, tokens) = given.topology, given.q.shape[:2]
     keys = topology.keys(given.q.device)
     there, numbers = keys >= 0, keys
@@ -131,7 +121,6 @@ def gathered(given: Exchange) -> Result:
 
 
 def _tiles(given: Exchange) -> Result:
-    given = _bounded(given)
     return tiled(
         given.q, given.k, given.v, given.topology, given.scale,
         bias=given.bias, extra=given.extra, dropout=given.dropout, with_lse=given.with_lse,
@@ -141,12 +130,6 @@ def _tiles(given: Exchange) -> Result:
 def _compiled(given: Exchange) -> Result:
     numbers = numbers_of(given.topology)
     out, lse = attend_compiled(given.q, given.k, given.v, given.bias, numbers, given.scale)
-    bounded = given
-    if given.extra is not None or exceeds(lse, LARGEST_SUM):  # fewer numbers to read than queries and keys
-        bounded = _bounded(given)
-    if bounded.q is not given.q or bounded.k is not given.k:
-        out, lse = attend_compiled(bounded.q, bounded.k, given.v, given.bias, numbers, given.scale)
-    given = bounded
     if given.extra is None:
         return out, lse if given.with_lse else None
     # Two softmaxes over different keys are joined by the sums of their weights.
@@ -183,7 +166,6 @@ def _block_mask(topology: Neighborhood, more: int, device: torch.device) -> Any:
 
 
 def _flex(given: Exchange) -> Result:
-    given = _bounded(given)
     k, v = (_with_extra(x, given, i).transpose(1, 2) for i, x in enumerate((given.k, given.v)))
     mask = _block_mask(given.topology, k.shape[2] - given.topology.tokens, given.q.device)
     return flex(given.q.transpose(1, 2), k, v, mask, given.scale).transpose(1, 2), None

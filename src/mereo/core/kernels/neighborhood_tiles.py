@@ -133,9 +133,9 @@ def tiled(
 
     def plain(Q: Tensor, K: Tensor, V: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         wide = accumulation_type(Q)
-        scores = (Q @ K.transpose(-1, -2) * scale).unflatten(0, (batch, tiles)).to(wide)
+        # In half precision these products would overflow.
+        scores = (Q.to(wide) @ K.to(wide).transpose(-1, -2) * scale).unflatten(0, (batch, tiles))
         scores = scores if added is None else scores + added
-        scores = scores.clamp(torch.finfo(wide).min, torch.finfo(wide).max)
         scores = scores.masked_fill(~sees, -torch.inf).flatten(0, 1)
         return F.dropout(scores.softmax(-1), dropout).to(V.dtype) @ V, scores
 

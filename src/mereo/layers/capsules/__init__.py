@@ -1,6 +1,5 @@
 """Layers made of votes, couplings and poses."""
 
-from mereo.core.calls import check_calls
 from mereo.layers.capsules.convolutional import ConvCapsules
 from mereo.layers.capsules.decoder import ClassIndependentDecoder, FullyConnectedDecoder, UpsamplingDecoder, mask_poses
 from mereo.layers.capsules.dropout import CapsuleDropout
@@ -36,5 +35,3 @@ __all__ = [
     "patch_grids",
     "primary_grid",
 ]
-
-check_calls(globals(), __all__)

@@ -4,7 +4,6 @@
 that settle among stored patterns.
 """
 
-from mereo.core.calls import check_calls
 from mereo.core.distributed import distributed_attention
 from mereo.mechanisms.attention.dense import (
     ChannelGroupAttention,
@@ -106,5 +105,3 @@ __all__ = [
     "top_down_attention",
     "watchable",
 ]
-
-check_calls(globals(), __all__)

@@ -1,6 +1,5 @@
 """One file a routing algorithm: parts that choose among wholes."""
 
-from mereo.core.calls import check_calls
 from mereo.mechanisms.routing.attention_routing import AttentionRouting
 from mereo.mechanisms.routing.competing_capsules import CompetingCapsules
 from mereo.mechanisms.routing.convolution_3d import Convolution3DRouting
@@ -54,5 +53,3 @@ __all__ = [
     "route_by_agreement",
     "vote_routing",
 ]
-
-check_calls(globals(), __all__)

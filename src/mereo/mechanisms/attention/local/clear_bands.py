@@ -11,7 +11,6 @@ from torch import Tensor
 
 from mereo.core import Circle, Coupling
 from mereo.core.kernels.circle import Exchange, exchange
-from mereo.core.kernels.largest import within_range
 from mereo.errors import UsageError
 
 
@@ -119,7 +118,6 @@ def clear_attention_bands(
         raise UsageError("q, k or v require gradients; bands are for inference, under torch.no_grad().")
     circle = Circle(grid, radius, text_tokens)
     _agree(q, k, v, circle, group)
-    q, k = within_range(q, k)
     scale, text = q.shape[3] ** -0.5 if scale is None else scale, text_tokens
     rank, ranks, columns = dist.get_rank(group), dist.get_world_size(group), circle.grid[1]
     both, before = _with_halo(torch.cat((k, v), 3)[:, :, text:], circle, group)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from mereo.core import Causal, Coupling, mechanism
 from mereo.core.kernels.affine import Linear
-from mereo.core.kernels.largest import within_range
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_choice, check_heads, check_probability
 from mereo.mechanisms.attention.sparse.plans import PLANS, POOLS, Joint, Learned, LogSparse, Plan
@@ -83,8 +82,7 @@ def combiner_attention(
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
         raise UsageError(f"shapes are {shapes}; they must be (batch, heads, tokens, dim), at least one token, q as k.")
     wide = accumulation_type(q)
-    q, k = within_range(q.to(wide), k.to(wide))
-    values = v.to(wide)
+    q, k, values = q.to(wide), k.to(wide), v.to(wide)
     out = plan.mix(Joint(q, k, values, causal, pool, dropout, project)).to(v.dtype)
     if not return_probs:
         return out

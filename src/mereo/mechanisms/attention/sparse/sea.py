@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.column_attention import cannot_run, column_attention
-from mereo.core.kernels.largest import within_range
 from mereo.core.kernels.methods import cannot_run_here
 from mereo.core.key_lists import KeyLists
 from mereo.core.squash import accumulation_type
@@ -286,7 +285,6 @@ class SeaAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         valid = self._check(q, k, v, key_mask)
-        q, k = within_range(q, k)
         given = self._estimated(q, k, v, valid)
         self._observe(q, k, given)
         return self._mixed(q, k, v, given)
@@ -309,7 +307,6 @@ class SeaAttention(nn.Module):
             * head_dim) -> (batch, tokens, heads * head_dim), scalar or None without a teacher, `SeaMaps`.
         """
         valid = self._check(q, k, v, key_mask)
-        q, k = within_range(q, k)
         given = self._estimated(q, k, v, valid)
         out = self._mixed(q, k, v, given)
         stretched, seen = sea_mask.stretch(given.scores, given.lengths, given.places, self.causal, valid)
