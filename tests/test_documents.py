@@ -115,7 +115,7 @@ def test_the_blocks_of_the_page_on_generative_capsules_run(capsys):
 
 
 def test_the_page_on_attention_has_the_rows_of_its_command():
-    from mereo.bench.choices import CHOICES
+    from mereo.bench.suites.choose import CHOICES
 
     text = (ROOT / "docs" / "attention.md").read_text()
     for choice in CHOICES:

@@ -12,7 +12,7 @@ from typing import Any
 
 import document_marks
 from mereo.bench import Run, read_run
-from mereo.bench.report import milliseconds, three_digits
+from mereo.bench.tables import milliseconds, three_digits
 
 MIB = 2**20
 

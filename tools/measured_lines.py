@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import document_marks
-from mereo.bench.report import milliseconds
 from mereo.bench.results import Measurement, Run, read_run
 from mereo.bench.suites.backbones import COMPILED, FUSED, OURS, TIMM, TIMM_COMPILED
+from mereo.bench.tables import milliseconds
 
 PAGE = Path(__file__).parent.parent / "docs" / "backbones.md"
 WIDTH = 120

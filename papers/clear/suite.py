@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Table, UnavailableError, Work, Workload
 from mereo.bench.counting import FLOAT
 from mereo.bench.results import Run
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Table, UnavailableError, Work, Workload
 from mereo.core import Circle
 from mereo.mechanisms.attention import clear_attention
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.mechanisms.attention import combiner_attention
 from papers.common.long_sequences import LENGTHS, causal_sdpa
 

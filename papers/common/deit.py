@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from mereo.bench.case import Mode, Setting, UnavailableError, Work
 from mereo.bench.counting import FLOAT
+from mereo.bench.suite import Mode, Setting, UnavailableError, Work
 
 WIDTHS = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
 """Size of the tokens and number of heads of DeiT."""

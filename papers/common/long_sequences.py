@@ -6,7 +6,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, UnavailableError, Workload
+from mereo.bench.suite import Contender, Mode, Setting, UnavailableError, Workload
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 MOST_PAIRS = 2**31

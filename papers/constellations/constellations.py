@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
-from mereo.generative.constellation_capsnet import ConstellationCapsNet
-from mereo.generative.constellation_learning import learn_constellations
-from mereo.generative.constellations import Constellations, make_constellations
-from mereo.generative.partition_metrics import adjusted_rand_index, segmentation_accuracy, variation_of_information
+from papers.common.constellations import Constellations, make_constellations
+from papers.common.partition_metrics import adjusted_rand_index, segmentation_accuracy, variation_of_information
 from papers.common.settings import Settings
+from papers.constellations.capsnet import ConstellationCapsNet
+from papers.constellations.learning import learn_constellations
 from papers.constellations.methods import REPORTED, compared
 from papers.constellations.pictures import draw_constellations, draw_templates
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.generative.constellation_capsnet import ConstellationCapsNet
-from mereo.generative.constellation_presets import label_constellations
-from mereo.generative.constellations import CLASSIC, Constellations, make_templates, similarity_basis
-from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
-from mereo.generative.routing_inference import route_constellations
+from papers.common.constellations import CLASSIC, Constellations, make_templates, similarity_basis
+from papers.constellations.capsnet import ConstellationCapsNet
+from papers.constellations.generative_capsule_model import GenerativeCapsuleModel
+from papers.constellations.presets import label_constellations
+from papers.constellations.routing_inference import route_constellations
 
 Method = Callable[[Constellations, int, torch.Generator], Tensor]
 """(constellations, points of clutter, generator) -> labels (images, slots)."""

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.generative.constellation_capsnet import ConstellationCapsNet
-from mereo.generative.constellations import CLASSIC, Constellations, make_constellations, make_templates
 from mereo.pictures import new_figure, save_figure
+from papers.common.constellations import CLASSIC, Constellations, make_constellations, make_templates
+from papers.constellations.capsnet import ConstellationCapsNet
 from papers.constellations.methods import compared
 
 SHADES = ("#1971c2", "#e8590c", "#2b8a3e", "#868e96")

@@ -2,7 +2,7 @@
 
 import torch
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Workload
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Workload
 from mereo.mechanisms.select import evit
 from papers.common.deit import host, inputs, work
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Workload
+from mereo.bench.suite import Contender, Mode, Setting, Suite, UnavailableError, Workload
 from mereo.generative.bessel import log_vmf_normaliser, log_vmf_normaliser_and_slope, mean_resultant_length
 
 Both = tuple[Tensor, Tensor]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import inversion_work, routing_work, stored_predictions_bytes, stored_predictions_work
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.suites import routing
 from mereo.errors import check_choice
 from mereo.generative.bessel import log_vmf_normaliser, mean_resultant_length

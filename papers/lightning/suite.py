@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.mechanisms.scan import decay_slopes, lightning_attention
 from papers.common.long_sequences import LENGTHS, causal_sdpa, pairs
 

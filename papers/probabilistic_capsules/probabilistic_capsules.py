@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.generative.constellations import make_templates
-from mereo.generative.partition_metrics import segmentation_accuracy
 from mereo.generative.pose_tree import POSE, affine
 from mereo.generative.probabilistic_capsules import PoseExplanation, ProbabilisticCapsules, prob_capsules_toy
 from mereo.pictures import row_of_panels, save_figure
+from papers.common.constellations import make_templates
+from papers.common.partition_metrics import segmentation_accuracy
 from papers.common.settings import Settings
 
 STEPS, BATCH, RATE = 1500, 64, 3e-3

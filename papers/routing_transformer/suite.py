@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.core.kernels.clustered import distances
 from mereo.mechanisms.attention import routing_attention
 from mereo.mechanisms.attention.sparse.clusters import normalised

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.bench.suite import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
 from mereo.errors import check_choice
 from mereo.mechanisms.attention import SeaAttention
 from papers.common.long_sequences import LENGTHS, pairs

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Table, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Table, Work, Workload
 from mereo.mechanisms.attention import SparsifinerAttention
 from mereo.mechanisms.attention.sparse import attention_cost
 

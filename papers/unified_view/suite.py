@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Table, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Table, Work, Workload
 from mereo.core.distributed import distributed_attention, expected_traffic
 from papers.unified_view.ring_processes import slowest
 

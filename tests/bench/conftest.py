@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch
 
-from mereo.bench.case import Contender, Setting, Suite, Work, Workload
 from mereo.bench.counting import Rates
 from mereo.bench.results import Measurement, Run
+from mereo.bench.suite import Contender, Setting, Suite, Work, Workload
 from mereo.bench.timing import Clock, Quartiles
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from mereo.bench import Bench, Request, get_suite, tables_of
-from mereo.bench.plan import parse_sizes
-from mereo.bench.report import heading
+from mereo.bench.cases import parse_sizes
 from mereo.bench.suites.backbones import PRESETS
+from mereo.bench.tables import heading
 from mereo.cli.bench import choose_models
 from mereo.errors import UsageError
 from mereo.models import is_model
@@ -176,7 +176,7 @@ def test_compiled_contenders_are_measured_too(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_inputs_are_images_of_the_preset() -> None:
-    from mereo.bench.case import Setting
+    from mereo.bench.suite import Setting
 
     images, labels = get_suite("backbones").inputs(Setting({"batch": 3, "model": "plain_cnn"}), "forward")
     assert images.shape == (3, 3, 16, 16) and images.is_contiguous() and labels.shape == (3,)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from mereo.bench.case import Setting, Work
 from mereo.bench.counting import (
     Rates,
     attention_work,
@@ -17,6 +16,7 @@ from mereo.bench.counting import (
     stored_votes_bytes,
     stored_votes_work,
 )
+from mereo.bench.suite import Setting, Work
 from mereo.mechanisms.routing import DynamicRouting
 
 CAPSNET = Setting({"batch": 128, "children": 1152, "parents": 10, "child_dim": 8, "parent_dim": 16, "steps": 3})

@@ -6,7 +6,7 @@ from pathlib import Path
 from document_marks import arguments
 from fill_figures import fill
 from mereo.bench import Request, get_suite
-from mereo.bench.case import Table
+from mereo.bench.suite import Table
 
 PAGE = "Text.\n\n<!-- figures attention choose -->\nold\n<!-- end -->\n\nMore.\n"
 

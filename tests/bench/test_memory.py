@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mereo.bench import Request, get_suite
+from mereo.bench.cases import make_cases
 from mereo.bench.memory import measure_peak
-from mereo.bench.plan import make_cases
 from mereo.runtime.memory import resident_peak, status
 
 MIB = 2**20

@@ -8,9 +8,9 @@ from PIL import Image
 
 from mereo.bench import comparison, draw, markdown, read_comparable, read_run
 from mereo.bench.machine import machine_facts
-from mereo.bench.pictures import _grid
-from mereo.bench.report import three_digits
 from mereo.bench.results import SCHEMA
+from mereo.bench.run_pictures import _grid
+from mereo.bench.tables import three_digits
 from mereo.errors import UsageError
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from mereo.bench import SUITES, Bench, Request, get_suite, tables_of
-from mereo.bench.case import Contender, Setting, UnavailableError, Workload
-from mereo.bench.contenders import compiled, load_callable
-from mereo.bench.plan import contenders_of, make_cases, parse_sizes
-from mereo.bench.report import case_table, scaling_tables
+from mereo.bench.cases import compiled, contenders_of, load_callable, make_cases, parse_sizes
+from mereo.bench.suite import Contender, Setting, UnavailableError, Workload
+from mereo.bench.tables import case_table, scaling_tables
 from mereo.errors import UsageError
 from papers import listing
 

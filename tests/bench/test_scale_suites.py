@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mereo.bench import Bench, Request, draw, get_suite
-from mereo.bench.growth import exponent
-from mereo.bench.plan import parse_sizes
+from mereo.bench.cases import parse_sizes
+from mereo.bench.tables import exponent
 from mereo.core.kernels import library
 
 
@@ -87,7 +87,7 @@ def test_combiner():
 
 @pytest.mark.slow
 def test_choose():
-    from mereo.bench.choices import CHOICES
+    from mereo.bench.suites.choose import CHOICES
     from mereo.catalogue import MECHANISMS
 
     assert {choice.mechanism for choice in CHOICES} <= MECHANISMS.keys()

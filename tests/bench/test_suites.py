@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mereo.bench import Bench, Request, draw, get_suite
-from mereo.bench.case import Setting
-from mereo.bench.plan import parse_sizes
+from mereo.bench.cases import parse_sizes
+from mereo.bench.suite import Setting
 from mereo.errors import UsageError
 
 

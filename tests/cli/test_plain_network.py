@@ -9,7 +9,7 @@ from PIL import Image
 
 import mereo
 from mereo.bench import Bench, Request, get_suite
-from mereo.bench.plan import parse_sizes
+from mereo.bench.cases import parse_sizes
 from mereo.cli.main import main
 from mereo.errors import UsageError
 from mereo.explain import explain, integrated_gradients, observe, occlusion_maps

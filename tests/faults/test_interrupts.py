@@ -89,8 +89,8 @@ MODULES = (
 
 def test_children_import_nothing_from_the_working_folder(tmp_path):
     from mereo.bench import Bench
+    from mereo.bench.cases import contenders_of
     from mereo.bench.memory import measure_peak
-    from mereo.bench.plan import contenders_of
     from mereo.bench.suites import get_suite
     from mereo.cli.bench import request_of
     from mereo.cli.comparison_options import BenchOptions

@@ -3,7 +3,7 @@
 import pytest
 
 from mereo.bench import Bench, Request, get_suite
-from mereo.bench.plan import parse_sizes
+from mereo.bench.cases import parse_sizes
 from papers.unified_view.ring_processes import slowest
 from papers.unified_view.suite import processes
 

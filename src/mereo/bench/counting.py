@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from mereo.bench.case import Mode, Setting, Work
+from mereo.bench.suite import Mode, Setting, Work
 from mereo.inference.flops import count_flops
 
 FLOAT = 4

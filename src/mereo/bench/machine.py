@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from mereo.bench.cases import all_threads
 from mereo.bench.counting import Rates
-from mereo.bench.plan import all_threads
 from mereo.bench.timing import Clock, quiet, threads
 from mereo.runtime.memory import total_memory
 

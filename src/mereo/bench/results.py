@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mereo.bench.case import Work
 from mereo.bench.counting import Rates, bound
+from mereo.bench.suite import Work
 from mereo.bench.timing import Quartiles
 from mereo.errors import UsageError
 

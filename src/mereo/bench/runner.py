@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from mereo.bench.case import Case, Contender, Mode, Suite, UnavailableError, Work
-from mereo.bench.check import EXACT, Outcome, Step, compare, outcome
-from mereo.bench.growth import growth_tables
+from mereo.bench.cases import Request, contenders_of, make_cases
+from mereo.bench.correctness import EXACT, Outcome, Step, compare, outcome
 from mereo.bench.machine import clock_of, machine_facts, probe
 from mereo.bench.memory import Peak, is_out_of_memory, measure_peak
-from mereo.bench.plan import Request, contenders_of, make_cases
 from mereo.bench.results import Measurement, Run
+from mereo.bench.suite import Case, Contender, Mode, Suite, UnavailableError, Work
+from mereo.bench.tables import growth_tables
 from mereo.bench.timing import Clock, interleave, quartiles, threads
 from mereo.errors import UsageError
 from mereo.runtime.memory import free_memory

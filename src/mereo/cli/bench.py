@@ -37,7 +37,7 @@ def _suites() -> list[tuple[str, str, str]]:
 
 def request_of(options: BenchOptions) -> "Request":
     """The request that the options describe."""
-    from mereo.bench.plan import Request, parse_sizes
+    from mereo.bench.cases import Request, parse_sizes
     from mereo.runtime.device import choose_device
 
     sizes = parse_sizes([*options.sizes, *([] if options.batch_size is None else [f"batch={options.batch_size}"])])
@@ -108,7 +108,7 @@ def run(words: list[str], command: str) -> None:
         list_suites()
         return
     from mereo.bench import Bench, comparison, get_suite, read_comparable, tables_of
-    from mereo.bench.report import heading
+    from mereo.bench.tables import heading
     from mereo.runtime.progress import Reporter
 
     inputs = [] if options.against is None else [options.against]

@@ -4,15 +4,10 @@ Source: Kiefer, Millidge, Tschantz, Buckley 2022, arXiv:2209.02567; the inversio
 """
 
 from mereo.generative.capsule_mixture import CapsuleMixture, MixtureSample
-from mereo.generative.constellation_capsnet import ConstellationCapsNet
-from mereo.generative.constellation_presets import CONSTELLATION_PRESETS, label_constellations
-from mereo.generative.constellations import make_constellations
 from mereo.generative.generative_capsnet import Explained, GenerativeCapsNet
-from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
 from mereo.generative.generative_capsules import GenerativeCapsules
 from mereo.generative.glyphs import Glyphs, make_glyphs
 from mereo.generative.inversion import Inversion, invert
-from mereo.generative.partition_metrics import adjusted_rand_index, segmentation_accuracy, variation_of_information
 from mereo.generative.pose_tree import PoseBelief, PoseTree, TreeSample
 from mereo.generative.predictive_coding import Inference, infer, label_energies
 from mereo.generative.probabilistic_capsules import PoseExplanation, ProbabilisticCapsules, prob_capsules_toy
@@ -22,7 +17,6 @@ from mereo.generative.probabilistic_image_capsules import (
     ProbabilisticImageCapsules,
     prob_image_capsules_toy,
 )
-from mereo.generative.ransac import RansacResult, ransac
 from mereo.generative.sparsity import coupling_entropy, hoyer_sparsity, winner_share
 from mereo.generative.template_renderer import TemplateRenderer
 from mereo.generative.toy import toy_routing
@@ -30,12 +24,9 @@ from mereo.generative.von_mises_fisher import VonMisesFisher
 from mereo.mechanisms.attention import top_down_attention
 
 __all__ = [
-    "CONSTELLATION_PRESETS",
     "CapsuleMixture",
-    "ConstellationCapsNet",
     "Explained",
     "GenerativeCapsNet",
-    "GenerativeCapsuleModel",
     "GenerativeCapsules",
     "Glyphs",
     "ImageBelief",
@@ -48,25 +39,18 @@ __all__ = [
     "PoseTree",
     "ProbabilisticCapsules",
     "ProbabilisticImageCapsules",
-    "RansacResult",
     "TemplateRenderer",
     "TreeSample",
     "VonMisesFisher",
-    "adjusted_rand_index",
     "coupling_entropy",
     "hoyer_sparsity",
     "infer",
     "invert",
-    "label_constellations",
     "label_energies",
-    "make_constellations",
     "make_glyphs",
     "prob_capsules_toy",
     "prob_image_capsules_toy",
-    "ransac",
-    "segmentation_accuracy",
     "top_down_attention",
     "toy_routing",
-    "variation_of_information",
     "winner_share",
 ]

@@ -1,7 +1,7 @@
 """The suites of the library, and external ones by `module:name`."""
 
-from mereo.bench.case import Suite
-from mereo.bench.contenders import load_object
+from mereo.bench.cases import load_object
+from mereo.bench.suite import Suite
 from mereo.bench.suites.attention import ATTENTION
 from mereo.bench.suites.backbones import BACKBONES
 from mereo.bench.suites.capsule_layers import CAPSULE_LAYERS

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Workload
 from mereo.bench.counting import FLOAT, attention_work
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Workload
 from mereo.core import Coupling
 from mereo.core.kernels.attention import attend
 

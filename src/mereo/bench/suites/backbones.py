@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Table, UnavailableError, Work, Workload
-from mereo.bench.check import Outcome, compare
-from mereo.bench.contenders import compiled
+from mereo.bench.cases import compiled
+from mereo.bench.correctness import Outcome, compare
 from mereo.bench.counting import network_work
-from mereo.bench.report import milliseconds, three_digits
 from mereo.bench.results import Measurement, Run
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Table, UnavailableError, Work, Workload
 from mereo.bench.suites.networks import images_and_labels
+from mereo.bench.tables import milliseconds, three_digits
 from mereo.errors import UsageError
 from mereo.layers import StochasticDepth
 from mereo.models import VisionModel, convert, create_model, get_model_entry, is_model, list_models

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
 from mereo.bench.counting import FLOAT
+from mereo.bench.suite import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
 from mereo.core.kernels import library
 from mereo.core.window_votes import WindowVotes
 from mereo.layers.capsules import ConvCapsules

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Table, UnavailableError, Workload
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Table, UnavailableError, Workload
 from mereo.bench.timing import quartiles
 from mereo.data import Batch, Images, load_splits
 from mereo.data.decode import decode

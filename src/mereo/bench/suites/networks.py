@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Table, UnavailableError, Work, Workload
-from mereo.bench.check import Step
+from mereo.bench.correctness import Step
 from mereo.bench.counting import network_work
-from mereo.bench.kernels import PREFIX, labelled, shares
+from mereo.bench.step_profile import PREFIX, labelled, shares
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Table, UnavailableError, Work, Workload
 from mereo.data import Augmentation, Batch, ImageSet
 from mereo.inference.evaluate import normalise
 from mereo.layers.capsules import PatchifyCapsules

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
-from mereo.bench.contenders import compiled
+from mereo.bench.cases import compiled
 from mereo.bench.counting import routing_work, stored_votes_bytes, stored_votes_work
+from mereo.bench.suite import Contender, Mode, Setting, Suite, UnavailableError, Work, Workload
 from mereo.core.kernels import backends
 from mereo.mechanisms.routing import dynamic_routing
 

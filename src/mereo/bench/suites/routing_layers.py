@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.bench.case import Contender, Mode, Setting, Suite, Work
 from mereo.bench.counting import FLOAT
+from mereo.bench.suite import Contender, Mode, Setting, Suite, Work
 from mereo.bench.suites.capsule_layers import Plain, layer_contender, plain_votes
 from mereo.layers.capsules import ConvCapsules
 

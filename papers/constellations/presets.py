@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mereo.errors import check_choice
-from mereo.generative.constellation_inference import infer_constellations
-from mereo.generative.constellations import Templates, make_templates, similarity_basis
-from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
-from mereo.generative.ransac import ransac
+from papers.common.constellations import Templates, make_templates, similarity_basis
+from papers.constellations.generative_capsule_model import GenerativeCapsuleModel
+from papers.constellations.inference import infer_constellations
+from papers.constellations.ransac import ransac
 
 CONSTELLATION_PRESETS = ("gcm_constellations", "gcm_gmm", "gcm_ransac")
 """Variational inference with exclusive parts, the same with a mixture, both from precision 50; and RANSAC."""

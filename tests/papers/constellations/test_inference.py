@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from mereo.errors import UsageError
-from mereo.generative.constellation_inference import ConstellationInference, infer_constellations
-from mereo.generative.constellations import Constellations, make_constellations, make_templates, similarity_basis
-from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
-from mereo.generative.partition_metrics import segmentation_accuracy, variation_of_information
+from papers.common.constellations import Constellations, make_constellations, make_templates, similarity_basis
+from papers.common.partition_metrics import segmentation_accuracy, variation_of_information
+from papers.constellations.generative_capsule_model import GenerativeCapsuleModel
+from papers.constellations.inference import ConstellationInference, infer_constellations
 
 TEMPLATES = make_templates()
 

@@ -7,11 +7,10 @@ import torch
 from PIL import Image
 
 from mereo.errors import UsageError
-from mereo.generative import constellation_presets
-from mereo.generative.constellation_capsnet import ConstellationCapsNet
-from mereo.generative.constellations import make_constellations, make_templates
+from papers.common.constellations import make_constellations, make_templates
 from papers.common.settings import Settings
-from papers.constellations import constellations
+from papers.constellations import constellations, presets
+from papers.constellations.capsnet import ConstellationCapsNet
 from papers.constellations.methods import compared
 from papers.constellations.pictures import _matched
 from papers.listing import EXPERIMENTS
@@ -22,9 +21,9 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(constellations, "TRAINING_IMAGES", 20)
     monkeypatch.setattr(constellations, "NOISES", (0.0,))
     # Twenty starts take ten times as long as two, by the same code.
-    infer, explain = constellation_presets.infer_constellations, ConstellationCapsNet.explain
+    infer, explain = presets.infer_constellations, ConstellationCapsNet.explain
     monkeypatch.setattr(
-        constellation_presets, "infer_constellations", lambda *args, **given: infer(*args, **{**given, "restarts": 2})
+        presets, "infer_constellations", lambda *args, **given: infer(*args, **{**given, "restarts": 2})
     )
     monkeypatch.setattr(
         ConstellationCapsNet, "explain", lambda *args, **given: explain(*args, **{**given, "starts": 2})

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from mereo.errors import UsageError, check_choice, check_not_negative, check_positive
-from mereo.generative.sinkhorn import log_sinkhorn
+from papers.constellations.sinkhorn import log_sinkhorn
 
 CLUTTER_DENSITY = 1 / 4
 """Of a point that belongs to no object: uniform in [-1, 1] x [-1, 1]."""
@@ -51,7 +51,7 @@ class GenerativeCapsuleModel:
     r    = Sinkhorn(-precision e / 2)     or softmax_n(E log pi_n - precision e_mn / 2)
 
     Attributes:
-        basis (parts, 2, pose): F_n, see `mereo.generative.constellations`.
+        basis (parts, 2, pose): F_n, see `papers.common.constellations`.
         owner (parts,): the object of each part; every object has one.
         assignment: "doubly_stochastic" or "mixture".
         clutter: how many points may belong to no object, for `doubly_stochastic`; above 0, `mixture` has one more

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError, check_positive
-from mereo.generative.constellation_capsnet import BROAD, ConstellationCapsNet, Explanation
-from mereo.generative.constellations import BASES
+from papers.common.constellations import BASES
+from papers.constellations.capsnet import BROAD, ConstellationCapsNet, Explanation
 
 SMALLEST_SIGMA = 0.02
 SWEEPS = 10

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
-from mereo.generative.constellation_capsnet import CLUTTER_SIGMA, ConstellationCapsNet, Explanation
-from mereo.generative.constellation_learning import fit_sigma, fit_templates, learn_constellations
-from mereo.generative.constellations import Constellations, make_constellations, make_templates
-from mereo.generative.partition_metrics import adjusted_rand_index, segmentation_accuracy
+from papers.common.constellations import Constellations, make_constellations, make_templates
+from papers.common.partition_metrics import adjusted_rand_index, segmentation_accuracy
+from papers.constellations.capsnet import CLUTTER_SIGMA, ConstellationCapsNet, Explanation
+from papers.constellations.learning import fit_sigma, fit_templates, learn_constellations
 
 D = torch.float64
 TEMPLATES = make_templates()

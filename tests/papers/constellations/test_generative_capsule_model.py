@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
-from mereo.generative.constellation_inference import infer_constellations
-from mereo.generative.constellations import affine_basis, make_constellations, make_templates, similarity_basis
-from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
-from mereo.generative.sinkhorn import log_sinkhorn
+from papers.common.constellations import affine_basis, make_constellations, make_templates, similarity_basis
+from papers.constellations.generative_capsule_model import GenerativeCapsuleModel
+from papers.constellations.inference import infer_constellations
+from papers.constellations.sinkhorn import log_sinkhorn
 
 D = torch.float64
 KINDS = ["doubly_stochastic", "mixture"]

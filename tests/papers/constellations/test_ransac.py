@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
-from mereo.generative import CONSTELLATION_PRESETS, label_constellations, ransac, segmentation_accuracy
-from mereo.generative.constellations import Templates, make_constellations, make_templates, similarity_basis
+from papers.common.constellations import Templates, make_constellations, make_templates, similarity_basis
+from papers.common.partition_metrics import segmentation_accuracy
+from papers.constellations.presets import CONSTELLATION_PRESETS, label_constellations
+from papers.constellations.ransac import ransac
 
 D = torch.float64
 

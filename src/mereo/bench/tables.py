@@ -1,10 +1,18 @@
-"""A run as tables: for the terminal and as Markdown."""
+"""A run as tables, for the terminal and as Markdown: its cases, growth along sizes, and ratios to an earlier run."""
 
-from mereo.bench.case import Table
-from mereo.bench.results import Measurement, Run
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from mereo.bench.machine import IDENTITY
+from mereo.bench.results import Measurement, Run, read_run
+from mereo.bench.suite import Table
 from mereo.bench.timing import Quartiles
+from mereo.errors import UsageError
 
 MIB = 2**20
+CONDITIONS = ("torch", "python", "mereo", "commit", "cpu_capability", "float32_matmul_precision", "variables")
+"""Facts that may differ; the table notes the differences."""
 
 
 def milliseconds(seconds: float) -> str:
@@ -160,6 +168,52 @@ def scaling_tables(run: Run) -> list[Table]:
     return tables
 
 
+def exponent(points: Sequence[tuple[float, float]]) -> float | None:
+    """The slope of log y over log x by least squares; None for fewer than two sizes."""
+    if len({x for x, _ in points}) < 2:
+        return None
+    logs = [(math.log(x), math.log(y)) for x, y in points]
+    mean_x, mean_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
+    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / sum((x - mean_x) ** 2 for x, _ in logs)
+
+
+def _row(name: str, line: list[Measurement], swept: str) -> tuple[str, ...] | None:
+    times = [(float(m.sizes[swept]), m.wall.median) for m in line if m.wall is not None]
+    peaks = [(float(m.sizes[swept]), float(m.resident)) for m in line if m.resident]
+    of_time, of_memory = exponent(times), exponent(peaks)
+    if of_time is None:
+        return None
+    each = [1e6 * seconds / size for size, seconds in times]
+    shown = f"{of_memory:.2f}" if of_memory is not None else "-"
+    return name, f"{of_time:.2f}", shown, f"{min(each):.3g}", f"{max(each):.3g}", f"{max(each) / min(each):.2f}"
+
+
+def growth_tables(run: Run) -> list[Table]:
+    """For each size that the suite names, mode and number of threads: the exponents of every contender."""
+    tables = []
+    for swept in run.options.get("growth", ()):
+        here = [m for m in run.measurements if m.axis == swept]
+        for mode, threads in dict.fromkeys((m.mode, m.threads) for m in here):
+            group = [m for m in here if (m.mode, m.threads) == (mode, threads)]
+            names = dict.fromkeys(m.contender for m in group)
+            rows = [_row(name, [m for m in group if m.contender == name], swept) for name in names]
+            if kept := tuple(row for row in rows if row is not None):
+                one = swept.removesuffix("s")
+                columns: tuple[str, ...] = (
+                    "contender",
+                    "time",
+                    "memory",
+                    f"least us a {one}",
+                    f"most us a {one}",
+                    "most / least",
+                )
+                if theory := run.options.get("theory"):
+                    columns = (*columns, "time in theory")
+                    kept = tuple((*row, f"{theory[row[0]]:.2f}" if row[0] in theory else "-") for row in kept)
+                tables.append(Table(f"Exponents of {swept}, {mode}, {threads} threads", columns, kept))
+    return tables
+
+
 def tables_of(run: Run) -> list[Table]:
     """All tables of a run."""
     tables = [case_table(group, run) for group in run.groups()] + scaling_tables(run)
@@ -213,3 +267,61 @@ def markdown(run: Run, picture: str | None, more: list[Table]) -> str:
         body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
         parts += [f"## {table.title}", *table.notes, body]
     return "\n\n".join(parts) + "\n"
+
+
+def read_comparable(path: Path, run: Run) -> Run:
+    """The earlier run; UsageError if it is of another suite or another machine."""
+    earlier = read_run(path)
+    if earlier.suite != run.suite:
+        raise UsageError(f"against is {str(path)!r}, of suite {earlier.suite!r}; this is {run.suite!r}.")
+    for fact in IDENTITY:
+        before, now = earlier.machine.get(fact), run.machine.get(fact)
+        if before != now:
+            raise UsageError(
+                f"against is {str(path)!r}, measured on another machine: its {fact} is {before!r}, here it is {now!r}."
+                " Times of different machines are not comparable; measure both on one."
+            )
+    return earlier
+
+
+def verdict(now: Measurement, before: Measurement) -> str:
+    """Whether the quartiles do not overlap."""
+    if now.wall is None or before.wall is None:
+        return "-"
+    if now.status == "WRONG":
+        return "WRONG"
+    if now.wall.high < before.wall.low:
+        return "faster"
+    return "slower" if now.wall.low > before.wall.high else "within the spread"
+
+
+def comparison(run: Run, earlier: Run) -> Table:
+    """A table of what both runs measured: time then over time now, memory now over memory then."""
+    notes = [f"against the run of {earlier.created}"]
+    for fact in CONDITIONS:
+        before, now = earlier.machine.get(fact), run.machine.get(fact)
+        if before != now:
+            notes.append(f"{fact} differs: {before} then, {now} now")
+    for count, rates in run.probes.items():
+        if count in earlier.probes:
+            matmul, copy = (rates[k] / earlier.probes[count][k] for k in ("matmul", "copy"))
+            notes.append(
+                f"{count} threads: the machine multiplies at {matmul:.2f} and copies at {copy:.2f} of its earlier rate"
+            )
+    rows: list[tuple[str, ...]] = []
+    for now in run.measurements:
+        before = earlier.find(*now.key)
+        if before is None:
+            continue
+        if before.sizes != now.sizes:
+            rows.append((now.case, now.mode, now.contender, "-", "-", "-", "-", "other sizes"))
+            continue
+        times = [f"{1e3 * m.wall.median:.4g}" if m.wall else "-" for m in (before, now)]
+        both = before.wall and now.wall and now.status != "WRONG"
+        speed = f"{before.wall.median / now.wall.median:.2f}x" if both and before.wall and now.wall else "-"
+        memory = f"{now.resident / before.resident:.2f}" if now.resident and before.resident else "-"
+        rows.append((now.case, now.mode, now.contender, *times, speed, memory, verdict(now, before)))
+    if not rows:
+        notes.append("the two runs have no measurement in common")
+    columns = ("case", "mode", "contender", "then ms", "now ms", "speed now", "peak now / then", "verdict")
+    return Table(f"{run.suite}, then and now", columns, tuple(rows), tuple(notes))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError, check_choice, check_positive
-from mereo.generative.constellations import BASES
 from mereo.generative.inversion import invert
-from mereo.generative.random_start import random_responsibilities
+from papers.common.constellations import BASES
+from papers.constellations.random_start import random_responsibilities
 
 BROAD = 0.15
 """Starts settle with a sigma of at least this before they do with the network's: with a small one most never move."""

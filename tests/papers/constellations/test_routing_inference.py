@@ -9,17 +9,17 @@ from torch import Tensor
 
 from mereo.core import Coupling, DenseVotes, squash
 from mereo.errors import UsageError
-from mereo.generative.constellations import (
+from mereo.mechanisms.routing import route_by_agreement
+from papers.common.constellations import (
     Constellations,
     affine_basis,
     make_constellations,
     make_templates,
     similarity_basis,
 )
-from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
-from mereo.generative.partition_metrics import adjusted_rand_index
-from mereo.generative.routing_inference import ROUTINGS, PoseVotes, pair_votes, point_votes, route_constellations
-from mereo.mechanisms.routing import route_by_agreement
+from papers.common.partition_metrics import adjusted_rand_index
+from papers.constellations.generative_capsule_model import GenerativeCapsuleModel
+from papers.constellations.routing_inference import ROUTINGS, PoseVotes, pair_votes, point_votes, route_constellations
 
 D = torch.float64
 TEMPLATES = make_templates()

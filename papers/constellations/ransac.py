@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
-from mereo.generative.constellations import Templates, similarity_basis
+from papers.common.constellations import Templates, similarity_basis
 
 TOLERANCES = (0.1, 1.0)
 """Squared distances within which a part accepts a point; the next is tried where no cover explains every point."""

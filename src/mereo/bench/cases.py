@@ -1,12 +1,16 @@
-"""Turns a request into a list of cases with their contenders."""
+"""The cases of a request and their contenders: of the suite, from outside as `module:callable`, and compiled ones."""
 
+import contextlib
+import importlib
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from mereo.bench.case import Case, Contender, Setting, Suite, Value
-from mereo.bench.contenders import compiled, from_outside
-from mereo.errors import UsageError, check_positive, unknown
+from mereo.bench.suite import Case, Contender, Mode, Setting, Suite, Value, Workload
+from mereo.errors import UsageError, check_positive, nearest, unknown
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,69 @@ def make_cases(suite: Suite, request: Request) -> list[Case]:
                 names = [*words, *(f"{name}={value}" for name, value in further.items()), f"threads={threads}"]
                 cases.append(Case(" ".join(names), other, axis, threads, modes))
     return cases
+
+
+@contextlib.contextmanager
+def _working_folder_importable() -> Iterator[None]:
+    """The working folder on the path of imports, where `python -m` has it and a command does not."""
+    here = str(Path.cwd())
+    if here in sys.path:
+        yield
+        return
+    # At the end, so that a json.py there does not replace Python's.
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(here)
+
+
+def load_object(path: str, what: str) -> Any:
+    """The object named `module:attribute`, with modules of the working folder."""
+    module_name, colon, attribute = path.partition(":")
+    if not (module_name and colon and attribute):
+        raise UsageError(f"{what} is {path!r}; it must be written module:name, such as my_routing:route.")
+    try:
+        with _working_folder_importable():
+            module = importlib.import_module(module_name)
+    except Exception as error:  # an error of the other module is the caller's to fix
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{what} is {path!r}; importing {module_name!r} failed: {reason}.") from error
+    target: Any = module
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            close = nearest(part, [n for n in dir(target) if not n.startswith("_")])
+            hint = " Did you mean " + " or ".join(map(repr, close)) + "?" if close else ""
+            raise UsageError(f"{what} is {path!r}; {module_name!r} has no {part!r}.{hint}")
+        target = getattr(target, part)
+    return target
+
+
+def load_callable(path: str) -> Callable[..., Any]:
+    """The callable that `module:callable` names."""
+    target = load_object(path, "contender")
+    if not callable(target):
+        raise UsageError(f"contender is {path!r}, a {type(target).__name__}; it must be callable.")
+    return target
+
+
+def from_outside(path: str, suite: Suite, setting: Setting) -> Contender:
+    """A contender that is not part of this package; `suite.takes` describes its arguments."""
+    return Contender(path, suite.adopt(load_callable(path), setting), suite.adopted)
+
+
+def compiled(contender: Contender) -> Contender:
+    """The same under torch.compile, with eager's random numbers, so that both can be compared in training."""
+
+    def build(mode: Mode) -> Workload:
+        import torch
+
+        workload = contender.build(mode)
+        call = torch.compile(workload.call, dynamic=False, options={"fallback_random": True})
+        return replace(workload, call=call)
+
+    return replace(contender, name=f"{contender.name} compiled", build=build)
 
 
 def contenders_of(suite: Suite, setting: Setting, request: Request) -> list[Contender]:

@@ -17,8 +17,8 @@ from torch.nn.functional import one_hot
 
 from mereo.core import Coupling, settle, squash
 from mereo.errors import UsageError, check_choice, check_steps
-from mereo.generative.generative_capsule_model import GenerativeCapsuleModel
 from mereo.mechanisms.routing.em import fit_clusters, inverse_temperatures, vote_scores
+from papers.constellations.generative_capsule_model import GenerativeCapsuleModel
 
 
 class PoseVotes(NamedTuple):

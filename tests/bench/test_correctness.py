@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from mereo.bench.case import Workload
-from mereo.bench.check import EXACT, Outcome, Step, compare, norm_error, outcome, relative_error
+from mereo.bench.correctness import EXACT, Outcome, Step, compare, norm_error, outcome, relative_error
+from mereo.bench.suite import Workload
 from mereo.bench.suites.routing import einsum_routing
 from mereo.mechanisms.routing import dynamic_routing
 

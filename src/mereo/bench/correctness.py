@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.bench.case import Mode, Workload
+from mereo.bench.suite import Mode, Workload
 
 FAINT = 1e-3
 """A gradient this much smaller than the largest is measured against that floor: its own rounding is not an error."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mereo.errors import UsageError
-from mereo.generative.constellations import (
+from papers.common.constellations import (
     BASES,
     Constellations,
     affine_basis,

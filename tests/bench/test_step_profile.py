@@ -2,7 +2,7 @@
 
 import pytest
 
-from mereo.bench.case import Setting
+from mereo.bench.suite import Setting
 from mereo.bench.suites.networks import step_shares
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mereo.errors import UsageError, check_positive
-from mereo.generative.generative_capsule_model import GenerativeCapsuleModel, Update
-from mereo.generative.random_start import random_responsibilities
+from papers.constellations.generative_capsule_model import GenerativeCapsuleModel, Update
+from papers.constellations.random_start import random_responsibilities
 
 SETTLED = 1e-3
 """A chain has settled at its precision when an update changes the bound by less."""
