@@ -2,6 +2,8 @@
 
 import csv
 import json
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,75 +13,74 @@ from PIL import Image
 import mereo
 from mereo.cli.answers import print_summary
 from mereo.cli.main import main
-from mereo.errors import UsageError
-from mereo.inference.duplicates import find_duplicates, fingerprints
-from mereo.inference.gallery import read_shown
-from mereo.inference.label_checks import confident_answers, expected_errors, likely_wrong_labels
+from mereo.inference.answer_report import draw_errors
+from mereo.inference.clean import label_issues, picture_hashes, same_pictures
 from mereo.inference.labelled import UNKNOWN, FolderAnswers, folder_labels
 from mereo.inference.temperature import KEY
 
 
-def suspects_by_loops(p: torch.Tensor, labels: torch.Tensor) -> set[tuple[int, int]]:
-    thresholds = {}
-    for j in range(p.shape[1]):
-        own = [float(p[n, j]) for n in range(len(labels)) if labels[n] == j]
-        thresholds[j] = sum(own) / len(own) if own else float("inf")
-    found = set()
-    for n, label in enumerate(labels.tolist()):
-        k = int(p[n].argmax())
-        if k != label and p[n, k] >= thresholds[k]:
-            found.add((n, k))
-    return found
+def issues_by_loops(p: list[list[float]], labels: list[int]) -> tuple[set[int], float]:
+    """Confident answers that are not the label, and the number of them that the network gets wrong by itself."""
+    places, expected = set(), 0.0
+    for n, row in enumerate(p):
+        k = max(range(len(row)), key=lambda j: row[j])
+        own = [q[k] for q, label in zip(p, labels, strict=True) if label == k]
+        if own and row[k] >= sum(own) / len(own):
+            expected += 1 - row[k]
+            places |= {n} if k != labels[n] else set()
+    return places, expected
 
 
-def test_likely_wrong_labels_against_loops() -> None:
+def test_label_issues_against_loops() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 4, (200,), generator=generator)
     true = torch.where(torch.rand(200, generator=generator) < 0.1, (labels + 1) % 4, labels)
     scores = torch.randn(200, 4, generator=generator) + 3 * torch.eye(4)[true]
     p = scores.double().softmax(1)
-    suspects = likely_wrong_labels(p, labels)
-    assert {(s.place, s.suggested) for s in suspects} == suspects_by_loops(p, labels)
-    assert [s.lead for s in suspects] == sorted((s.lead for s in suspects), reverse=True)
+    issues = label_issues(p, labels)
+    places, expected = issues_by_loops(p.tolist(), labels.tolist())
+    assert set(issues.places) == places and issues.expected_errors == pytest.approx(expected)
+    margins = [float(p[n].max() - p[n, labels[n]]) for n in issues.places]
+    assert margins == sorted(margins, reverse=True)
     wrong = set((true != labels).nonzero()[:, 0].tolist())
-    listed = {s.place for s in suspects}
-    assert len(listed & wrong) > 0.6 * len(wrong)
-    assert len(listed & wrong) > 0.6 * len(listed)
-    assert likely_wrong_labels(p[:0], labels[:0]) == []
-    with pytest.raises(UsageError):
-        likely_wrong_labels(p, labels[:3])
+    assert len(places & wrong) > 0.6 * max(len(wrong), len(places))
+    # A class without labels is not suggested, and nothing can be compared without labels or with one class.
+    assert all(p[n].argmax() != 3 for n in label_issues(p, labels % 3).places)
+    assert label_issues(p[:0], labels[:0]) == label_issues(p, labels * 0) == ([], 0.0)
 
 
-def test_duplicates_are_the_same_files_and_the_same_pictures() -> None:
-    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+def test_the_same_picture_is_found_at_another_size_and_quality() -> None:
+    images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    images = torch.nn.functional.interpolate(images, (32, 32), mode="bilinear")
     again = (images[1] + 0.004 * torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(1))).clamp(0, 1)
     plain = torch.full((2, 3, 32, 32), 0.5)
-    prints = fingerprints(torch.cat([images, again[None], plain]))
-    groups = find_duplicates(["a", "b", "c", "a", "e", "f", "g"], prints)
-    assert [(group.members, group.exact) for group in groups] == [((0, 3), True), ((1, 4), False)]
+    small = torch.nn.functional.interpolate(images[:1], (24, 24), mode="bilinear", antialias=True)
+    hashes = np.concatenate([picture_hashes(part) for part in (images, again[None], plain, images[:1], small)])
+    assert hashes.shape == (9, 256) and np.isnan(hashes[5:7]).all()
+    assert same_pictures(hashes) == [[0, 7, 8], [1, 4]]
+    assert same_pictures(hashes[[0, 1]]) == same_pictures(hashes[:1]) == []
+    assert picture_hashes(torch.rand(1, 2, 8, 8)).shape == picture_hashes(torch.rand(1, 1, 8, 8)).shape == (1, 256)
 
 
 def answers_of(scores: list[list[float]], labels: list[int], trained: list[bool], **more: object) -> FolderAnswers:
     from pathlib import Path
 
-    given = {"names": ("a", "b"), "kind": "logits", "temperature": 1.0, "duplicates": [], "aside": []} | more
+    given = {"names": ("a", "b"), "kind": "logits", "temperature": 1.0, "same": [], "aside": []} | more
     return FolderAnswers(
         paths=[Path(f"{n}.png") for n in range(len(labels))], scores=torch.tensor(scores),
         labels=torch.tensor(labels), trained=torch.tensor(trained), **given,
     )  # fmt: skip
 
 
-def test_a_pair_of_views_is_shown_whole(tmp_path) -> None:
+def test_errors_are_drawn_with_names_of_any_kind(tmp_path) -> None:
     left, right = np.random.default_rng(0).integers(0, 256, (2, 6, 8), dtype=np.uint8)
-    Image.fromarray(np.concatenate([left, right], axis=1)).save(tmp_path / "pair.png")
-    shown = read_shown(tmp_path / "pair.png", in_pairs=True)
-    # The shorter side is 6, so each view is cut to its middle 6 columns, and nothing of a view is lost to the other.
-    assert shown.shape == (6, 6, 3)
-    assert np.array_equal(shown[..., 1], shown[..., 2]) and not np.array_equal(shown[..., 0], shown[..., 1])
-    square = np.concatenate([left[:, :6], right[:, :6]], axis=1)
-    Image.fromarray(square).save(tmp_path / "square.png")
-    shown = read_shown(tmp_path / "square.png", in_pairs=True)
-    assert np.array_equal(shown[..., 0], left[:, :6]) and np.array_equal(shown[..., 1], right[:, :6])
+    path = tmp_path / f"{'long ' * 12}$x$.png"
+    Image.fromarray(np.concatenate([left, right], axis=1)).save(path)
+    answers = replace(answers_of([[2.0, 0.0]], [1], [False], channels=2), paths=[path])
+    draw_errors(answers, tmp_path / "errors.png")
+    with Image.open(tmp_path / "errors.png") as drawn:
+        colours = {pixel for _, pixel in drawn.convert("RGB").getcolors(2**24)}
+    assert any(red != green and green == blue for red, green, blue in colours)
 
 
 def test_figures_by_hand() -> None:
@@ -95,48 +96,49 @@ def test_figures_by_hand() -> None:
     assert set(answers.confusions) == {("a", "b", 1), ("b", "a", 1)}
 
 
-def test_a_network_that_guesses_suspects_no_label() -> None:
+def test_exchanged_labels_are_listed_unless_the_network_guesses() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 2, (60,), generator=generator)
     guesses = torch.randn(60, 2, generator=generator)
     knows = 6 * torch.eye(2)[labels] + guesses
-    assert likely_wrong_labels(guesses.double().softmax(1), labels)
-    assert answers_of(guesses.tolist(), labels.tolist(), [False] * 60, temperature=1.0).suspects == []
+    assert label_issues(guesses.double().softmax(1), labels).places
+    assert answers_of(guesses.tolist(), labels.tolist(), [False] * 60).issues.places == []
     labels[:3] = 1 - labels[:3]
-    answers = answers_of(knows.tolist(), labels.tolist(), [False] * 60, temperature=1.0)
-    assert {suspect.place for suspect in answers.suspects} == {0, 1, 2}
-    assert answers.are_labels_likely_wrong and "likely wrong label: " in answers.reason(0)
-    trained = answers_of(knows.tolist(), labels.tolist(), [True] * 60, temperature=1.0)
-    assert trained.suspects == answers.suspects
-
-
-def test_expected_errors_against_loops() -> None:
-    generator = torch.Generator().manual_seed(1)
-    p = torch.randn(40, 3, generator=generator).mul(2).softmax(1)
-    labels = torch.randint(0, 3, (40,), generator=generator)
-    total = 0.0
-    for row in p.tolist():
-        k = max(range(3), key=lambda j: row[j])
-        own = [q[k] for q, label in zip(p.tolist(), labels.tolist(), strict=True) if label == k]
-        total += 1 - row[k] if row[k] >= sum(own) / len(own) else 0.0
-    assert expected_errors(p, labels) == pytest.approx(total, rel=1e-6) and total > 1
-    assert expected_errors(p[:0], labels[:0]) == 0 and confident_answers(p[:0], labels[:0]).shape == (0,)
+    answers = answers_of(knows.tolist(), labels.tolist(), [False] * 60)
+    assert answers.suggestions == {n: 1 - int(labels[n]) for n in range(3)}
+    assert answers.are_labels_likely_wrong and "likely wrong label: " in answers.note(0)
+    assert answers_of(knows.tolist(), labels.tolist(), [True] * 60).issues == answers.issues
 
 
 def test_labels_that_a_poor_network_doubts_are_not_called_wrong(capsys) -> None:
-    """Its labels are right and its probabilities true: drawn from them. The suspects are its own errors."""
+    """Its labels are right and its probabilities true: drawn from them. The issues are its own errors."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(400, 4, generator=generator).mul(1.5)
     labels = torch.multinomial(scores.softmax(1), 1, generator=generator)[:, 0]
-    answers = answers_of(scores.tolist(), labels.tolist(), [False] * 400, temperature=1.0, names=tuple("abcd"))
-    count = len(answers.suspects)
-    assert count > 20 and answers.own_errors == pytest.approx(count, rel=0.25)
+    answers = answers_of(scores.tolist(), labels.tolist(), [False] * 400, names=tuple("abcd"))
+    count, expected = len(answers.issues.places), answers.issues.expected_errors
+    assert count > 20 and expected == pytest.approx(count, rel=0.25)
     assert not answers.are_labels_likely_wrong
-    assert "wrong label or error of the network" in answers.reason(answers.suspects[0].place)
+    assert "wrong label or error of the network" in answers.note(answers.issues.places[0])
     print_summary(answers, [])
     out = capsys.readouterr().out
     assert f"to check       {count} labels" in out and "likely wrong" not in out
-    assert f"the network itself is expected to be wrong in about {answers.own_errors:.0f} answers" in out
+    assert f"about {expected:.0f} answers" in out
+
+
+def test_images_that_show_the_same_with_two_labels_are_to_check() -> None:
+    answers = answers_of([[2.0, 0.0]] * 4, [0, 0, 1, UNKNOWN], [False] * 4, same=[[0, 1, 2], [3, 1]])
+    assert answers.copies == {0: 2, 1: 3, 2: 0, 3: 1} and answers.suggestions == {0: 1, 2: 0}
+    assert "same picture as 2.png, labelled b" in answers.note(0)
+
+
+def test_without_the_extra_accuracy_is_printed_and_what_to_install(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "cleanlab", None)
+    answers = answers_of([[2.0, 0.0], [0.0, 1.0]], [0, 0], [False] * 2)
+    assert answers.suggestions == {}
+    print_summary(answers, [])
+    out = capsys.readouterr().out
+    assert out.startswith("accuracy") and "pip install 'mereo[clean]'" in out
 
 
 def test_without_a_temperature_each_half_is_calibrated_on_the_other() -> None:
@@ -206,17 +208,15 @@ def test_the_command_on_a_labelled_folder(weights, folder, tmp_path, capsys, mon
     rows = rows_of(out / "predictions.csv")
     assert len(rows) == 13
     wrong = [row for row in rows if row["correct"] == "no"]
-    assert {row["image"] for row in rows_of(out / "errors.csv")} == {row["image"] for row in wrong}
     assert len(wrong) == figures["count"] - figures["correct"]
     assert (out / "errors.png").read_bytes().startswith(b"\x89PNG")
-    aside = {row["image"].rpartition("/")[2]: row["reason"] for row in rows_of(out / "set_aside.csv")}
-    assert "broken.png" in aside
-    assert "other" in aside["=other0.png"]
-    for file in ("errors.csv", "duplicates.csv", "set_aside.csv", "errors.png", "predictions.csv"):
-        assert f"predictions/{file}" in printed
-    assert "1 group ->" in printed
-    assert {row["kind"] for row in rows_of(out / "duplicates.csv")} == {"same file"}
-    assert {row["image"].rpartition("/")[2] for row in rows_of(out / "labels.csv")} >= {"copy.png", "=dog0.png"}
+    (unreadable,) = document["summary"]["unreadable"]
+    assert unreadable["image"].endswith("broken.png")
+    assert "not counted    4 images" in printed and "2 images in 1 group" in printed
+    for file in ("predictions.json", "predictions.csv", "errors.png"):
+        assert f"written        predictions/{file}" in printed
+    suggested = {row["image"].rpartition("/")[2]: row["suggested label"] for row in rows}
+    assert suggested["copy.png"] == "dog" and suggested["=dog0.png"] == "cat"
     # Again into the same folder, and with the mean over views.
     capsys.readouterr()
     assert main(["predict", str(folder), "--weights", str(weights), "--out", str(out), "--tta", "--device", "cpu"]) == 0
@@ -235,10 +235,10 @@ def test_a_single_image_gets_probabilities(weights, folder, capsys) -> None:
 def test_foreign_files_are_not_replaced(weights, folder, tmp_path, capsys) -> None:
     out = tmp_path / "mine"
     out.mkdir()
-    (out / "errors.csv").write_text("precious")
+    (out / "errors.png").write_text("precious")
     assert main(["predict", str(folder), "--weights", str(weights), "--out", str(out)]) == 2
-    assert "errors.csv" in capsys.readouterr().err
-    assert (out / "errors.csv").read_text() == "precious"
+    assert "errors.png" in capsys.readouterr().err
+    assert (out / "errors.png").read_text() == "precious"
     (tmp_path / "notes.txt").write_text("precious")
     assert main(["predict", str(folder), "--weights", str(weights), "--out", str(tmp_path / "notes.txt")]) == 2
     assert "notes.txt, which is a file; give a folder" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from mereo.runtime.printing import say
 def run(words: list[str], command: str) -> None:
     """Serve the page until Ctrl-C."""
     options = parse(AppOptions, words, command)
-    from mereo.export.libraries import require
+    from mereo.runtime.libraries import require
 
     require("mereo app", ("gradio", "fastapi"), "app")
     from mereo.app import Networks, serve

@@ -17,6 +17,7 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "timm": ("timm",),
     "app": ("gradio",),
+    "clean": ("cleanlab", "imagehash"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
 }
 """Extra of the package -> what it installs."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mereo.cli.answers import note_duplicates, print_summary
+from mereo.cli.answers import print_summary
 from mereo.cli.options import PredictOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import new_folder, print_table
@@ -75,8 +75,6 @@ def _show(predictions: "Predictions", options: PredictOptions) -> None:
         return
     else:
         print_table(*predictions.table())
-    if answers is not None and not predictions.labelled:
-        note_duplicates(answers)
     for path in predictions.written[:MOST_NAMED]:
         say(f"written: {path}", file=sys.stderr)
     more = len(predictions.written) - MOST_NAMED

@@ -7,8 +7,8 @@ from typing import Any
 
 from mereo.errors import UsageError, check_choice
 from mereo.export.folder import CARD, CONFIG, WEIGHTS
-from mereo.export.libraries import require
 from mereo.export.programs import Scorer
+from mereo.runtime.libraries import require
 
 BATCHES = (1, 2, 7)
 """Batch sizes that every format is tested with."""

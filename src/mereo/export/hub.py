@@ -8,8 +8,8 @@ from typing import Any
 
 from mereo.errors import MereoError, UsageError, first_line
 from mereo.export.folder import CONFIG, WEIGHTS, load_folder, save_pretrained
-from mereo.export.libraries import require
 from mereo.models import VisionModel
+from mereo.runtime.libraries import require
 
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
 

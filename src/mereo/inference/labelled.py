@@ -1,4 +1,4 @@
-"""Answers for a folder of labelled images: accuracy, errors with reasons, duplicates, likely wrong labels."""
+"""Answers for a folder of labelled images: accuracy, errors, and what is to be checked."""
 
 import unicodedata
 from collections import Counter
@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +16,7 @@ from mereo.data.names import is_table
 from mereo.data.table import table_images
 from mereo.inference.answers import Answers
 from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
-from mereo.inference.duplicates import Duplicates, content_hash, find_duplicates, fingerprints
-from mereo.inference.label_checks import Suspect, expected_errors, likely_wrong_labels
+from mereo.inference.clean import Array, LabelIssues, is_available, label_issues, picture_hashes, same_pictures
 from mereo.inference.metrics import chance_accuracy, class_scores, confusion_matrix, wilson_interval
 from mereo.inference.predict import Aside, answer_files, class_names
 from mereo.inference.temperature import calibration_of, fit_temperature, probabilities
@@ -37,11 +37,11 @@ def _composed(name: str) -> str:
 
 
 def folder_labels(given: Iterable[str | Path], paths: Sequence[Path], names: Sequence[str]) -> Tensor:
-    """The label of each image: that of a given table (.csv), or the folder with the name of a class that it is in.
+    """The label of each image: as a given table (.csv) states it, or the class that has the name of its folder.
 
-    Only images of given folders and tables are labelled; those given by their own path are not.
+    Only images of given folders and tables are labelled; images given by their own path are not.
 
-    Shapes: -> int64 (n,), `UNKNOWN` where there is none.
+    Shapes: -> int64 (n,), `UNKNOWN` for an image without a label.
     """
     numbers = {_composed(name): number for number, name in enumerate(names)}
     places = [Path(each) for each in given]
@@ -70,12 +70,12 @@ class FolderAnswers:
         names: of the classes.
         scores: of the classes, float32 (n, classes).
         kind: of the scores, see `VisionModel.score_kind`.
-        labels: int64 (n,), `UNKNOWN` where there is none.
+        labels: int64 (n,), `UNKNOWN` for an image without a label.
         trained: whether the network was trained on an image, bool (n,).
-        temperature: stored with the weights; None where there is none.
-        duplicates: groups of images that show the same.
+        temperature: stored with the weights; None if they have none.
+        same: groups of labelled images that show the same, see `same_pictures`.
         aside: files that could not be read, with reasons.
-        in_pairs: whether each file holds the views of two cameras, side by side.
+        channels: of an image as it is shown: 2 for the views of two cameras, else 3.
         views: of an image, over which its scores are a mean.
     """
 
@@ -86,9 +86,9 @@ class FolderAnswers:
     labels: Tensor
     trained: Tensor
     temperature: float | None
-    duplicates: list[Duplicates]
+    same: list[list[int]]
     aside: list[Aside]
-    in_pairs: bool = False
+    channels: int = 3
     views: int = 1
 
     @cached_property
@@ -124,41 +124,50 @@ class FolderAnswers:
         return wrong[top.argsort(descending=True, stable=True)].tolist()
 
     @cached_property
-    def suspects(self) -> list[Suspect]:
-        """Labels to check, see `likely_wrong_labels`.
+    def issues(self) -> LabelIssues:
+        """Labels to check, see `label_issues`; none without the extra `clean`.
 
         Images that the network was trained on are among them: few of their labels are contradicted, but that is
-        stronger evidence. None where it predicts no better than chance: then it knows less than whoever labelled them.
+        stronger evidence. A network that predicts no better than chance knows less than whoever labelled the images,
+        and contradicts nothing.
         """
         known = (self.labels >= 0).nonzero()[:, 0]
         chance = chance_accuracy(confusion_matrix(self.predicted[known], self.labels[known], len(self.names)))
-        if chance is not None and self.figures(self.labels >= 0)["accuracy_low"] <= chance:
-            return []
-        checked = likely_wrong_labels(self.probabilities[known], self.labels[known])
-        return [suspect._replace(place=int(known[suspect.place])) for suspect in checked]
-
-    @cached_property
-    def own_errors(self) -> float:
-        """How many of its confident answers the network is expected to get wrong itself, see `expected_errors`."""
-        known = self.labels >= 0
-        return expected_errors(self.probabilities[known], self.labels[known])
+        guesses = chance is not None and self.figures(self.labels >= 0)["accuracy_low"] <= chance
+        if guesses or not is_available():
+            return LabelIssues([], 0.0)
+        places, expected = label_issues(self.probabilities[known], self.labels[known])
+        return LabelIssues(known[places].tolist(), expected)
 
     @property
     def are_labels_likely_wrong(self) -> bool:
-        """Whether there are more than twice as many suspects as the network is expected to get wrong itself."""
-        return len(self.suspects) > 2 * self.own_errors
+        """Whether there are more than twice as many issues as the network is expected to get wrong itself."""
+        return len(self.issues.places) > 2 * self.issues.expected_errors
 
     @cached_property
-    def contradictions(self) -> list[tuple[int, int]]:
-        """Places of images with one label, each with an image that shows the same and has another label."""
-        pairs = []
-        for group in self.duplicates:
-            known = [n for n in group.members if int(self.labels[n]) != UNKNOWN]
-            for n in known:
-                other = next((m for m in known if int(self.labels[m]) != int(self.labels[n])), None)
-                if other is not None:
-                    pairs.append((n, other))
-        return pairs
+    def copies(self) -> dict[int, int]:
+        """For each image that is there more than once, another that shows the same, if possible of another label."""
+        copies = {}
+        for group in self.same:
+            for n in group:
+                others = [m for m in group if m != n]
+                copies[n] = next((m for m in others if self._contradicts(n, m)), others[0])
+        return copies
+
+    def _contradicts(self, one: int, other: int) -> bool:
+        label, another = int(self.labels[one]), int(self.labels[other])
+        return label != another and UNKNOWN not in (label, another)
+
+    @cached_property
+    def contradictions(self) -> dict[int, int]:
+        """For each image whose copy has another label, the other label."""
+        return {n: int(self.labels[m]) for n, m in self.copies.items() if self._contradicts(n, m)}
+
+    @cached_property
+    def suggestions(self) -> dict[int, int]:
+        """The class that each label to check may be instead: `contradictions` first, then `issues`."""
+        issues = {n: int(self.predicted[n]) for n in self.issues.places}
+        return self.contradictions | {n: k for n, k in issues.items() if n not in self.contradictions}
 
     def figures(self, among: Tensor) -> dict[str, Any]:
         """Accuracy with its interval, balanced accuracy and calibration error of some labelled images.
@@ -188,28 +197,25 @@ class FolderAnswers:
         pairs = Counter((int(self.labels[n]), int(self.predicted[n])) for n in self.errors)
         return [(self.names[a], self.names[b], count) for (a, b), count in pairs.most_common()]
 
-    def reason(self, place: int) -> str:
-        """Why an image is among the errors, in words."""
+    def note(self, place: int) -> str:
+        """What is to be known of an image besides its prediction: doubts about its label, copies, near misses."""
         label, predicted = int(self.labels[place]), int(self.predicted[place])
         shares = self.probabilities[place]
-        reasons = []
-        suspect = next((s for s in self.suspects if s.place == place), None)
-        if suspect is not None:
+        notes = []
+        if place in self.issues.places:
             what = "likely wrong label" if self.are_labels_likely_wrong else "wrong label or error of the network"
-            reasons.append(f"{what}: {self.names[suspect.suggested]}?")
-        other = dict(self.contradictions).get(place)
-        if other is not None:
-            name = self.names[int(self.labels[other])]
-            reasons.append(f"same picture as {self.paths[other].name}, labelled {name}")
-        if float(shares[predicted] - shares[label]) < UNSURE:
-            reasons.append("unsure between the two")
-        rank = int((self.scores[place] > self.scores[place, label]).sum()) + 1
-        if rank > 2:
-            reasons.append(f"label ranks only {rank} of {len(self.names)}")
-        again = next(count for a, b, count in self.confusions if (a, b) == (self.names[label], self.names[predicted]))
-        if again > 1:
-            reasons.append(f"{again} errors of this kind")
-        return "; ".join(reasons) or "the only error of this kind"
+            notes.append(f"{what}: {self.names[predicted]}?")
+        if place in self.copies:
+            other = self.copies[place]
+            labelled = f", labelled {self.names[int(self.labels[other])]}" if self._contradicts(place, other) else ""
+            notes.append(f"same picture as {self.paths[other].name}{labelled}")
+        if label not in (UNKNOWN, predicted):
+            if float(shares[predicted] - shares[label]) < UNSURE:
+                notes.append("unsure between the two")
+            rank = int((self.scores[place] > self.scores[place, label]).sum()) + 1
+            if rank > 2:
+                notes.append(f"label ranks only {rank} of {len(self.names)}")
+        return "; ".join(notes)
 
 
 def answer_folder(
@@ -234,15 +240,16 @@ def answer_folder(
         progress: called with the number of files done since the last call.
     """
     place_of = {path: place for place, path in enumerate(paths)}
-    good, aside, scores, prints, hashes = list[Path](), list[Aside](), list[Tensor](), list[Tensor](), list[str]()
+    good, aside, scores, hashes = list[Path](), list[Aside](), list[Tensor](), list[Array]()
     seen = [torch.zeros(0, dtype=torch.bool)]
+    clean = is_available() and bool((labels >= 0).any())
     for answered in answer_files(model, paths, batch_size=batch_size, strict=strict):
         good += answered.paths
         aside += answered.aside
         if answered.paths:
             scores.append(answered.outputs.cpu())
-            prints.append(fingerprints(answered.images))
-            hashes += [content_hash(path) for path in answered.paths]
+            if clean:
+                hashes.append(picture_hashes(answered.images))
             unknown = torch.zeros(len(answered.paths), dtype=torch.bool)
             seen.append(unknown if trained is None else trained(answered.images))
         if progress is not None:
@@ -257,8 +264,8 @@ def answer_folder(
         labels=labels[places],
         trained=torch.cat(seen),
         temperature=None if calibration is None else calibration.temperature,
-        duplicates=find_duplicates(hashes, torch.cat(prints)) if prints else [],
+        same=same_pictures(np.concatenate(hashes)) if hashes else [],
         aside=aside,
-        in_pairs=model.image_shape[0] == 2,
+        channels=2 if model.image_shape[0] == 2 else 3,
         views=model.count if isinstance(model, MeanOverViews) else 1,
     )
