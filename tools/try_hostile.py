@@ -24,13 +24,14 @@ def main() -> int:
     parser.add_argument("--area", choices=sorted(AREAS), action="append")
     parser.add_argument("--number", type=int, help="one try alone")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--longest", type=float, default=60.0, help="seconds of one try")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     areas = given.area or list(AREAS)
     numbers = range(-(-given.tries // len(areas))) if given.number is None else [given.number]
     orders = [(area, number) for number in numbers for area in areas][: given.tries]
     began, faults, codes, slowest = time.monotonic(), 0, Counter(), 0.0
-    for verdict in run(orders, given.seed, given.jobs):
+    for verdict in run(orders, given.seed, given.jobs, given.longest):
         codes[verdict.area, verdict.code] += 1
         if codes.total() % 200 == 0:
             print(f"{codes.total()} of {len(orders)} tries", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 import mereo
 from mereo.errors import UsageError
 from mereo.models.folding import folded
+from mereo.models.registry import families
 
 
 def trained(name: str, **arguments: object) -> mereo.models.CapsuleClassifier:
@@ -46,6 +47,20 @@ def test_norms_after_convolutions_are_gone_and_no_others() -> None:
     between = [isinstance(a, nn.Conv2d) for s in efficient.modules() if isinstance(s, nn.Sequential)
                for a, b in zip(s, list(s)[1:], strict=False) if isinstance(b, nn.BatchNorm2d)]  # fmt: skip
     assert norms(folded(efficient)) == len(between) - sum(between)
+
+
+@pytest.mark.parametrize("family", ["biformer", "cifar_resnet", "davit", "shvit", "unet"])
+def test_hooks_change_a_folded_network_as_they_do_the_network(family: str) -> None:
+    entry = families()[family]
+    torch.manual_seed(0)
+    model = mereo.create_model(entry.name, **(entry.tiny or {})).eval()
+    inputs = model.example_inputs(2)
+    kinds = {type(module): name for name, module in model.named_modules()}
+    for name in kinds.values():
+        hook = model.get_submodule(name).register_forward_hook(lambda module, inputs, output: 1.5 * output)
+        with torch.no_grad():
+            torch.testing.assert_close(model.fuse()(inputs), model(inputs), rtol=1e-3, atol=1e-4)
+        hook.remove()
 
 
 def test_a_folded_copy_is_not_saved_as_the_network_it_is_from(tmp_path) -> None:  # type: ignore[no-untyped-def]

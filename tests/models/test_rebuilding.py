@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch.nn.utils import parametrizations, prune
 
 import mereo
 from mereo.errors import UsageError
+from mereo.export.programs import open_program
+from mereo.export.writing import export_model
 from mereo.mechanisms.select import set_keep_rate
 from mereo.models import VisionModel
 from mereo.models.registry import families
@@ -108,6 +111,10 @@ def _scaled_head(model: Any) -> None:
     model.head = nn.Sequential(model.head)
 
 
+def _doubled(*inputs: Any) -> Tensor:
+    return 2 * inputs[-1]
+
+
 CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "head": (lambda m: setattr(m, "head", nn.Linear(m.num_features, 3)), "head"),
     "wrapped head": (_scaled_head, "head"),
@@ -119,6 +126,9 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "one block less": (lambda m: m.blocks.pop(1), "blocks.1"),
     "surgery of a part": (lambda m: m.blocks.__setitem__(0, mereo.moh(m.blocks[0], 0.5)), "blocks.0"),
     "replaced forward": (lambda m: setattr(m.blocks[0], "forward", lambda x: x), "forward of blocks.0"),
+    "hook": (lambda m: m.blocks[0].register_forward_hook(lambda *x: 2 * x[-1]), "blocks.0 has the hook"),
+    "hook before": (lambda m: m.head.register_forward_pre_hook(partial(_doubled, 2)), "head has the hook partial"),
+    "hook of the network": (lambda m: m.register_forward_hook(_doubled), "the network has the hook _doubled"),
     "compiled head": (lambda m: setattr(m, "head", torch.compile(m.head)), "head"),
 }
 
@@ -133,6 +143,19 @@ def test_other_changes_are_refused_and_named(name: str, tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             save()
         assert where in str(caught.value) and not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_programs_run_hooks_and_folders_are_refused(tmp_path: Path) -> None:
+    model = vit()
+    model.blocks[0].register_forward_hook(_doubled)
+    plain, images = vit(), images_of(model)
+    export_model(model, ["torch"], tmp_path, say=lambda line: None)
+    scores = open_program(tmp_path / "model.pt2")(images)
+    torch.testing.assert_close(scores, model(images), rtol=1e-4, atol=1e-5)
+    assert (scores - plain(images)).abs().max() > 1e-2
+    for form in ("hub", "timm"):
+        with pytest.raises(UsageError, match=r"blocks\.0 has the hook"):
+            export_model(model, [form], tmp_path, say=lambda line: None)
 
 
 def test_copies_without_a_config_and_wrappers_are_refused(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def test_a_layer_equals_attention_to_circles_with_its_projections() -> None:
     q, k, v = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in (attn.query, attn.key, attn.value))
     out = clear_attention(q, k, v, (24, 2), 2.5, text_tokens=1, method="dense")
     torch.testing.assert_close(changed(tokens), attn.proj(out.transpose(1, 2).flatten(2)))
+    assert torch.equal(linearise(model, 2.5, layers=(1,))(tokens), changed(tokens))
 
 
 def test_a_radius_beyond_the_image_changes_nothing_and_the_model_stays() -> None:
@@ -106,6 +107,7 @@ class _Scaled(MultiHeadAttention):
     [
         (lambda m: linearise(nn.Sequential(nn.Linear(3, 3)), grid=(2, 2)), "with layers of self-attention"),
         (lambda m: linearise(m, layers=("blocks.*",)), "it has 0, 1"),
+        (lambda m: linearise(m, layers=("0", 7)), "it has 0, 1"),
         (lambda m: linearise(nn.Sequential(*m)), "grid is None"),
         (lambda m: linearise(m, 0), "radius is 0"),
         (lambda m: linearise(m, down_factor=5), "down_factor is 5"),

@@ -1,23 +1,28 @@
 """Weights that a training starts from: where they may lie, what starts anew, and what a run remembers of them."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import mereo
 from mereo.cli.main import main
 from mereo.errors import UsageError
 from mereo.models import conversion, create_model, pretrained, save_weights
 from mereo.models.layout import LAYOUTS, Pair, register_layout
+from mereo.models.registry import families
 from mereo.models.weights import load_tensors
+from mereo.surgery import linearise
 from mereo.training.config import TrainConfig
 from mereo.training.plan import resolve
 from mereo.training.setup import prepare
 from mereo.training.show_estimate import print_estimate
-from mereo.training.trainer import train
+from mereo.training.trainer import Trainer, train
 from plain_cnn import PlainCNN, registered
 
 SMALL = {"channels": [4, 8, 8], "patch_size": 2}
@@ -217,3 +222,64 @@ def test_a_file_under_the_names_of_another_library(small_config, published, tmp_
     save_file({"stages.0.0.weight": torch.zeros(1)}, tmp_path / "few.safetensors")
     with pytest.raises(UsageError, match="missing"):
         prepare(plain(small_config, weights="few.safetensors"))
+
+
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "moh": lambda m: mereo.moh(m, 0.5, routing="tokens"),
+    "evit": lambda m: mereo.evit(m, (0.5, 0.6), layers=(0, 1)),
+    "sparsifiner": lambda m: mereo.sparsifiner(m, 0.5),
+    "linearise, sea": lambda m: mereo.sea(linearise(m, 2, layers=[1]), columns=4, top_k=2, layers=[0]),
+    "insert": lambda m: mereo.insert(m, "multi_head", "blocks", heads=2) and m,
+}
+TRAIN = [
+    "train", "--model", "vit_tiny_patch16_224", "--weights", "source.safetensors", "--name", "run", "--data", "digits",
+    "--limit", "64", "--batch-size", "16", "--epochs", "2", "--augment", "none", "--device", "cpu", "--no-tensorboard",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_weights_of_a_network_after_surgery_are_trained_resumed_and_loaded(name, capsys, monkeypatch):
+    torch.manual_seed(0)
+    small = {**families()["vit"].tiny, "num_classes": 3}
+    source = OPERATIONS[name](mereo.create_model("vit_tiny_patch16_224", **small))
+    save_weights("source.safetensors", source)
+    epoch = Trainer.train_epoch
+
+    def stop_in_the_second(self, number, first):
+        if number:
+            raise KeyboardInterrupt
+        return epoch(self, number, first)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_epoch", stop_in_the_second)
+        assert main(TRAIN) != 0
+    assert "source.safetensors; new: head; first convolution" in capsys.readouterr().out
+    Path("source.safetensors").unlink()
+    assert main(["train", "runs/run", "--resume"]) == 0
+    config = TrainConfig.from_yaml(Path("runs/run/config.yaml"))
+    assert config.model_args["surgery"] == source.config["surgery"]
+    for file in ("best", "last"):
+        trained = mereo.load(f"runs/run/weights/{file}.safetensors")
+        assert trained.config["surgery"] == source.config["surgery"] and trained.num_classes == 10
+        assert trained.state_dict().keys() == source.state_dict().keys()
+        trained(torch.rand(2, *trained.image_shape))
+    assert main(["evaluate", "runs/run"]) == 0
+
+
+def test_weights_after_surgery_start_no_part_and_no_other_network(small_config):
+    small = families()["vit"].tiny
+    mereo.save_weights("vit.safetensors", mereo.moh(mereo.create_model("vit_tiny_patch16_224", **small), 0.5))
+    words = {"model": "vit_tiny_patch16_224", "weights": "vit.safetensors", "model_args": {"surgery": []}}
+    with pytest.raises(UsageError, match="moh"):
+        prepare(small_config(**words))
+    backbone = families()["shvit"].tiny
+    changed = mereo.create_model("shvit_s1", **backbone)
+    mereo.insert(changed, "squeeze_excite", "stages", hidden=2)
+    mereo.save_weights("shvit.safetensors", changed)
+    head = {"backbone": "shvit_s1"}
+    with pytest.raises(UsageError, match="insert"):
+        prepare(small_config(model="mspcaps_head", weights="shvit.safetensors", model_args=head))
+    with pytest.raises(UsageError, match="surgery"):
+        mereo.create_model("mspcaps_head", backbone="shvit_s1", backbone_args={"surgery": changed.config["surgery"]})
+    with pytest.raises(UsageError, match="surgery is 'moh'"):
+        mereo.create_model("vit_tiny_patch16_224", **small, surgery="moh")

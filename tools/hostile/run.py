@@ -28,7 +28,6 @@ AREAS: dict[str, Callable[[Random], Try]] = {
     "conversions": changed.conversions, "surgeries": changed.surgeries, "copies": changed.copies,
     "presets": behaviour.presets, "arguments": behaviour.arguments,
 }  # fmt: skip
-SECONDS = 60.0
 MEMORY = 2 * 2**30
 """Bytes that a try may take beyond what the process has at its start."""
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f\x9b\u202a-\u202e\u2066-\u2069]")
@@ -109,7 +108,7 @@ def _start(area: str, number: int, seed: int, ground: Path) -> tuple[int, Path, 
     return process, place, time.monotonic()
 
 
-def _verdict(area: str, number: int, place: Path, began: float, status: int, most: int, hung: bool) -> Verdict:
+def _verdict(area: str, number: int, place: Path, began: float, status: int, most: int, hung: float) -> Verdict:
     what = (place / "what").read_text() if (place / "what").exists() else ""
     fault, code = "", None
     grown = most - int((place / "resident").read_text()) if (place / "resident").exists() else 0
@@ -121,7 +120,7 @@ def _verdict(area: str, number: int, place: Path, began: float, status: int, mos
         )
     seconds = time.monotonic() - began
     if hung:
-        fault = f"still running after {SECONDS:.0f} s"
+        fault = f"still running after {hung:.0f} s"
     elif not fault and grown > MEMORY:
         fault = f"took {grown / 2**30:.1f} GiB"
     shutil.rmtree(place, ignore_errors=True)
@@ -156,8 +155,8 @@ def prepare() -> Path:
     return ground
 
 
-def run(orders: list[tuple[str, int]], seed: int, jobs: int) -> Iterator[Verdict]:
-    """Verdicts of tries (area, number), as they end, so many at a time."""
+def run(orders: list[tuple[str, int]], seed: int, jobs: int, longest: float = 60.0) -> Iterator[Verdict]:
+    """Verdicts of tries (area, number), as they end, so many at a time, each ended after `longest` seconds."""
     ground, waiting = prepare(), list(reversed(orders))
     running: dict[int, tuple[str, int, Path, float]] = {}
     try:
@@ -168,11 +167,11 @@ def run(orders: list[tuple[str, int]], seed: int, jobs: int) -> Iterator[Verdict
                 running[process] = (*waiting.pop(), place, began)
             for process, (area, number, place, began) in list(running.items()):
                 ended, status, usage = os.wait4(process, os.WNOHANG)
-                hung = False
+                hung = 0.0
                 if not ended:
-                    if time.monotonic() - began < SECONDS:
+                    if time.monotonic() - began < longest:
                         continue
-                    hung = True
+                    hung = longest
                     os.killpg(process, signal.SIGKILL)  # not waited for yet, so the number is still its own
                     _, status, usage = os.wait4(process, 0)
                 del running[process]

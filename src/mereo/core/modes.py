@@ -1,4 +1,4 @@
-"""Training modes, and which parameters require gradients, restored after a block."""
+"""Training modes, which parameters require gradients, both restored after a block, and whether a module has hooks."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +15,11 @@ def _kept(owners: Iterable[object], name: str) -> Iterator[None]:
     finally:
         for owner, value in values:
             setattr(owner, name, value)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether a module has forward hooks, so that it must be called, on what it stands for."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def modes_kept(*models: nn.Module) -> AbstractContextManager[None]:

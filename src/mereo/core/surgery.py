@@ -1,16 +1,57 @@
 """Surgery: functions that give a changed copy of a network, and the record of them that is saved with its weights."""
 
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 
 from torch import nn
 
+from mereo.errors import UsageError, first_line, unknown
+from mereo.escape import cut
+
 P = ParamSpec("P")
 
 SURGERIES: dict[str, Callable[..., nn.Module]] = {}
 """Functions model -> changed copy, by the name under which files state them."""
+
+
+MOST_SURGERIES = 100
+
+
+def are_surgeries(value: Any) -> bool:
+    """Whether a value is a list of {"name": text, "args": table}, as a config states surgeries; args are not read."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) <= MOST_SURGERIES
+        and all(isinstance(entry, Mapping) and entry.keys() == {"name", "args"} for entry in value)
+        and all(isinstance(entry["name"], str) and isinstance(entry["args"], Mapping) for entry in value)
+    )
+
+
+def operate(model: nn.Module, surgeries: Sequence[Mapping[str, Any]]) -> nn.Module:
+    """A network after the surgeries that a config states, in order; UsageError for one that cannot be done."""
+    if not are_surgeries(surgeries):
+        raise UsageError(
+            f"surgery is {cut(repr(surgeries), 200)}; it must be a list of at most {MOST_SURGERIES} tables with name"
+            " and args."
+        )
+    for entry in surgeries:
+        name = entry["name"]
+        if name not in SURGERIES:
+            raise unknown("surgery", name, SURGERIES)
+        try:
+            inspect.signature(SURGERIES[name]).bind(model, **entry["args"])
+            model = SURGERIES[name](model, **entry["args"])
+        except UsageError as error:
+            raise UsageError(f"surgery {name!r}: {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"surgery {name!r} cannot be done with {cut(json.dumps(entry['args'], default=str), 200)}"
+                f" ({type(error).__name__}: {cut(first_line(error), 200)})."
+            ) from error
+    return model
 
 
 def _plain(value: Any) -> Any:

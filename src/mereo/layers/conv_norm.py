@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core.kernels.affine import convolve
+from mereo.core.modes import hooked
 from mereo.layers.norms import norm_factors
 
 _CHEAP = 3
@@ -71,9 +72,7 @@ class ConvNorm(nn.Sequential):
 
     def forward(self, maps: Tensor) -> Tensor:
         convolution, norm, *after = self
-        if not (type(norm) is nn.BatchNorm2d and _is_plain(convolution)) or any(
-            module._forward_hooks or module._forward_pre_hooks for module in (convolution, norm)
-        ):
+        if not (type(norm) is nn.BatchNorm2d and _is_plain(convolution)) or hooked(convolution) or hooked(norm):
             plain: Tensor = super().forward(maps)  # folded already, replaced, or watched
             return plain
         weight, padding = convolution.weight, convolution.padding[0]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mereo.core.kernels.affine import Linear, known_activation, product
 from mereo.core.kernels.transforms import steps_aside
+from mereo.core.modes import hooked
 from mereo.errors import UsageError
 from mereo.layers.feed_forward import FeedForward
 
@@ -23,7 +24,7 @@ def can_pack(module: nn.Module) -> TypeGuard[nn.Conv2d | nn.Linear]:
     oneDNN's operators."""
     if type(module) not in (nn.Conv2d, nn.Linear, Linear) or not torch.backends.mkldnn.is_available():
         return False
-    if module._forward_hooks or module._forward_pre_hooks:
+    if hooked(module):
         return False
     weight = module.weight
     if not isinstance(weight, Tensor) or weight.device.type != "cpu" or weight.dtype != torch.float32:

@@ -95,7 +95,9 @@ def create_model(
         features_only: return a backbone that gives the maps of its stages, see `FeatureMaps`.
         out_indices: the stages whose maps a backbone gives; all by default. Of a network on a backbone, the stages
             that it uses.
-        kwargs: any other argument of the network, such as `patch_size` of MSPCaps. None means "the preset's".
+        kwargs: any other argument of the network, such as `patch_size` of MSPCaps. None means "the preset's". `surgery`
+            is a list of {"name": ..., "args": {...}} of functions of `mereo.surgery`, which are done to the network in
+            order, as `config["surgery"]` of a changed network states them.
 
     Returns:
         The model in training mode, with `config` and `pretrained_cfg` set, its convolutions in the memory layout in

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from mereo.core.modes import hooked
 from mereo.layers.packed import pack
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -29,6 +30,8 @@ def _fold_norms(sequence: nn.Sequential) -> None:
     """Fold every batch normalisation directly after a convolution of a sequence into it."""
     for place in range(len(sequence) - 1):
         convolution, norm = sequence[place], sequence[place + 1]
+        if hooked(convolution) or hooked(norm):
+            continue
         if type(norm) is nn.BatchNorm2d and norm.running_mean is not None and isinstance(convolution, nn.Conv2d):
             sequence[place] = fuse_conv_bn_eval(convolution, norm)
             sequence[place + 1] = nn.Identity()
@@ -39,7 +42,8 @@ def _fold(module: nn.Module) -> nn.Module:
         setattr(module, name, _fold(child))
     if isinstance(module, nn.Sequential):
         _fold_norms(module)
-    if not isinstance(module, Foldable) or _FOLDED in module.__dict__:
+    # What a hook reads or changes is not computed by the form for inference.
+    if not isinstance(module, Foldable) or _FOLDED in module.__dict__ or any(map(hooked, module.modules())):
         return module
     ready = module.for_inference()
     ready.__dict__[_FOLDED] = True
@@ -53,8 +57,9 @@ def folded(model: Model) -> Model:
 
     Every batch normalisation directly after a convolution in a sequence is folded into it, modules that have a form
     for inference (see `Foldable`) take it, and the copy is in channels-last memory if the network declares that to be
-    faster. On a CPU the weights of its layers are packed (see `mereo.layers.packed`). Its weights no longer match the
-    architecture, so it cannot be saved; keep the model itself for that.
+    faster. On a CPU the weights of its layers are packed (see `mereo.layers.packed`). Modules with forward hooks, and
+    those that hold them, stay as they are. Its weights no longer match the architecture, so it cannot be saved; keep
+    the model itself for that.
 
     Args:
         model: as trained; it stays as it is.

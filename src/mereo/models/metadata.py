@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mereo.core.surgery import are_surgeries
 from mereo.errors import UsageError
 from mereo.models.arguments import as_tuples
 from mereo.models.base import VisionModel
@@ -25,7 +26,6 @@ LEAST_STD = 1e-6
 LONGEST_TEXT = 10_000
 """Characters of one text in the metadata, such as a licence or a command."""
 _DEEPEST, _LARGEST = 3, 1e6
-_MOST_SURGERIES = 100
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,7 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
     if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= LONGEST_TEXT for name in names):
         raise UsageError(f"class_names of {path} must be a list of names.")
     surgery = metadata.get("surgery", [])
-    known = isinstance(surgery, list) and len(surgery) <= _MOST_SURGERIES
-    if not known or not all(
-        isinstance(entry, dict)
-        and entry.keys() == {"name", "args"}
-        and isinstance(entry["name"], str)
-        and isinstance(entry["args"], dict)
-        and _is_plain(entry["args"])
-        for entry in surgery
-    ):
+    if not are_surgeries(surgery) or not all(_is_plain(entry["args"]) for entry in surgery):
         raise UsageError(f"surgery of {path} is no list of names and arguments; the file was not written by mereo.")
     cfg = _plain(metadata, "pretrained_cfg", path)
     return Description(metadata["model"], arguments, tuple(names), cfg, tuple(surgery))

@@ -12,7 +12,7 @@ from mereo.models.conversion import convert, from_timm_checkpoint
 from mereo.models.entry import per_channel
 from mereo.models.feature_maps import FeatureMaps
 from mereo.models.layers import layer_depths
-from mereo.models.pretrained import fill
+from mereo.models.pretrained import check_same_surgery, fill
 from mereo.models.registry import build, get_model_entry
 from mereo.models.timm_backbone import PREFIX, TimmBackbone, preprocessing
 from mereo.models.weights import is_described, load, weights_file
@@ -117,6 +117,7 @@ class OnBackbone(VisionModel):
         else:
             source = load(weights)
         if isinstance(source, OnBackbone) and source._backbone_name == name:
+            check_same_surgery(self, source.config, weights)
             self.backbone.load_state_dict(source.backbone.state_dict())
             return
         if not isinstance(self.backbone, FeatureMaps) or type(source) is not type(self.backbone.model):
@@ -167,6 +168,8 @@ def _own(
     for argument in ("num_classes", "in_chans", "img_size"):
         if argument in arguments:
             raise UsageError(f"backbone_args has {argument}, which follows from the network; leave it out.")
+    if "surgery" in arguments:
+        raise UsageError("backbone_args has surgery; do it to the whole network, whose files state it.")
     model = build(name, **{**arguments, "in_chans": in_chans, "img_size": size})
     if (numbers := model.stage_numbers(out_indices)) != sorted(set(numbers)):
         raise UsageError(f"out_indices is {out_indices}; name each stage once, in ascending order.")

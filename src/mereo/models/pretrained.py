@@ -179,7 +179,7 @@ def _of_the_size(
         return []
     name = str(model.config["model"])
     of_images = {key: arguments[key] for key in ("num_classes", "in_chans", "img_size") if key in arguments}
-    stated = {**model.config["args"], **of_images}
+    stated = {**model.config["args"], **of_images, "surgery": model.config.get("surgery", ())}
     there = outline(name, **stated).state_dict()
     if shape_faults({n: x.shape for n, x in there.items()}, {n: x.shape for n, x in tensors.items()}):
         return []

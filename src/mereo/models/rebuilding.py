@@ -4,9 +4,8 @@ A file of weights holds the config and the tensors. What the config does not sta
 lost: such a network is not saved.
 """
 
-import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from types import FunctionType, NoneType
 from typing import Any
@@ -15,14 +14,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mereo.core import Grid
-from mereo.core.unfilled import unfilled
-from mereo.errors import UsageError, first_line, type_of, unknown
+from mereo.errors import UsageError, type_of
 from mereo.escape import cut
 from mereo.models.base import VisionModel
 from mereo.models.network import Network
 from mereo.models.pretrained import shape_faults
 from mereo.models.registry import build, outline
-from mereo.surgery import SURGERIES
 
 _PASSING = {
     "training", "config", "pretrained_cfg", "metadata", "class_names", "grad_checkpointing", "senders", "receivers",
@@ -31,37 +28,18 @@ _PASSING = {
 """Attributes of modules in which a network may differ from its config: they change no score, or follow the images."""
 
 
-def operate(model: VisionModel, surgeries: Sequence[Mapping[str, Any]]) -> VisionModel:
-    """A network after the surgeries that a config states, in order; UsageError for one that cannot be."""
-    for entry in surgeries:
-        name = entry["name"]
-        if name not in SURGERIES:
-            raise unknown("surgery", name, SURGERIES)
-        try:
-            inspect.signature(SURGERIES[name]).bind(model, **entry["args"])
-            model = SURGERIES[name](model, **entry["args"])  # type: ignore[assignment]
-        except UsageError as error:
-            raise UsageError(f"surgery {name!r}: {error}") from error
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"surgery {name!r} cannot be done with {cut(json.dumps(entry['args']), 200)}"
-                f" ({type(error).__name__}: {cut(first_line(error), 200)})."
-            ) from error
-    return model
+def _arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"surgery": config.get("surgery", ()), **config["args"]}
 
 
 def rebuild(config: Mapping[str, Any]) -> VisionModel:
     """The network of a config, with new weights."""
-    return operate(build(config["model"], **config["args"]), config.get("surgery", ()))
+    return build(config["model"], **_arguments(config))
 
 
 def outline_of(config: Mapping[str, Any]) -> VisionModel:
     """The network of a config on the meta device: shapes without values."""
-    model = outline(config["model"], **config["args"])
-    if config.get("surgery"):
-        with unfilled():
-            model = operate(model, config["surgery"])
-    return model
+    return outline(config["model"], **_arguments(config))
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -90,6 +68,15 @@ def _kind(module: nn.Module) -> str:
     return "batch normalisation" if isinstance(module, _BatchNorm) else f"{own.__module__}.{own.__qualname__}"
 
 
+def _own_hooks(module: nn.Module) -> list[str]:
+    """Forward hooks of a module that neither mereo nor PyTorch registered; theirs are states of a network, or watch."""
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    named = [
+        (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", type(hook).__qualname__)) for hook in hooks
+    ]
+    return [name for where, name in named if not f"{where}.".startswith(("mereo.", "torch."))]
+
+
 def changes(model: nn.Module, expected: nn.Module, state: Mapping[str, Tensor] | None = None) -> list[str]:
     """In which modules, settings, names and shapes a network differs from another of the same config.
 
@@ -106,6 +93,7 @@ def changes(model: nn.Module, expected: nn.Module, state: Mapping[str, Tensor] |
             continue
         if "forward" in vars(ours):
             faults.append(f"forward of {where} was replaced")
+        faults += [f"{where} has the hook {hook}, which may change its output" for hook in _own_hooks(ours)]
         before, now = _settings(other), _settings(ours)
         faults += [
             f"{key} of {where} is {cut(repr(now[key]), 60)}, not {cut(repr(before[key]), 60)}"

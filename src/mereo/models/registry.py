@@ -1,6 +1,6 @@
 """The catalogue of models: a name, a class, the arguments that make the published network, and its source."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,6 +12,7 @@ from mereo.errors import UsageError, check_choice, unknown
 from mereo.models.base import VisionModel
 from mereo.models.entry import ModelEntry, PerChannel
 from mereo.models.network import INPUT_KINDS, OUTPUT_KINDS, Network
+from mereo.surgery import operate
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 CROP_MODES = ("center", "squash", "border")
@@ -121,8 +122,14 @@ def _in_a_library(name: str) -> str | None:
     return None
 
 
-def build(name: str, **given: Any) -> VisionModel:
-    """A network of the catalogue as it starts, without trained weights; arguments not given are the preset's."""
+def build(name: str, surgery: Sequence[Mapping[str, Any]] = (), **given: Any) -> VisionModel:
+    """A network of the catalogue as it starts, without trained weights; arguments not given are the preset's.
+
+    Args:
+        name: of the preset.
+        surgery: {"name": in `mereo.surgery.SURGERIES`, "args": by name} of each that is done to it, in order.
+        given: arguments of the network.
+    """
     entry = get_model_entry(name)
     arguments = entry.resolve(given)
     model = entry.module.class_for(arguments)(**arguments)
@@ -130,7 +137,7 @@ def build(name: str, **given: Any) -> VisionModel:
     facts = {"first_conv": model.first_conv} if isinstance(model, VisionModel) else {"input_size": model.input_shape}
     model.pretrained_cfg = entry.pretrained_cfg(arguments) | facts
     # Networks of other inputs have names of their own, which the annotation cannot express.
-    return cast(VisionModel, model)
+    return cast(VisionModel, operate(model, surgery))
 
 
 def lay_out(model: nn.Module, memory_format: torch.memory_format = torch.channels_last) -> None:

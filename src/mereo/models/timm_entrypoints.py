@@ -15,8 +15,7 @@ from mereo.models.entry import ModelEntry
 from mereo.models.factory import create_model
 from mereo.models.feature_maps import FeatureMaps
 from mereo.models.pretrained import default_tag, description_of, pretrained_path, tags_of
-from mereo.models.rebuilding import rebuild
-from mereo.models.registry import MODELS
+from mereo.models.registry import MODELS, build
 
 default_cfgs: dict[str, Any] = {}
 
@@ -57,8 +56,7 @@ def _entrypoint(entry: ModelEntry, known_as: str) -> Callable[..., nn.Module]:
         saved = pretrained_cfg if isinstance(pretrained_cfg, dict) and pretrained_cfg.get("source") in SAVED else None
         if saved is not None:
             features_only, out_indices = kwargs.pop("features_only", False), kwargs.pop("out_indices", None)
-            config = {"model": entry.name, "surgery": kwargs.pop("surgery", ()), "args": kwargs}
-            model = _as_saved(rebuild(config), saved, bool(pretrained))
+            model = _as_saved(build(entry.name, **kwargs), saved, bool(pretrained))
             return FeatureMaps(model, out_indices) if features_only else model
         # Of "mspcaps_tiny.mnist" timm passes on what follows the dot.
         tag = (

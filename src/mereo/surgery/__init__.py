@@ -4,6 +4,7 @@
 """
 
 from mereo.core.surgery import SURGERIES as SURGERIES
+from mereo.core.surgery import operate as operate
 from mereo.mechanisms.attention.hosted import watchable as watchable
 from mereo.mechanisms.attention.sparse.sea_model import sea as sea
 from mereo.mechanisms.attention.sparse.sparsifiner_model import sparsifiner as sparsifiner

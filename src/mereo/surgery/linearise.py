@@ -86,7 +86,7 @@ def linearise(
     grid: tuple[int, int] | None = None,
     text_tokens: int | None = None,
     down_factor: int | None = None,
-    layers: Sequence[str] = ("*",),
+    layers: Sequence[str | int] = ("*",),
     trained_tokens: int | None = None,
     length_factor: float = 1.0,
 ) -> nn.Module:
@@ -104,7 +104,7 @@ def linearise(
             token; by default `model.num_prefix_tokens`, or none.
         down_factor: adds a key for each block of so many rows and columns; its weights (f, f) in each layer start at
             the mean and are learned.
-        layers: names or shell-style patterns of the attention layers to replace; all by default.
+        layers: numbers from 0, names or shell-style patterns of the attention layers to replace; all by default.
         trained_tokens, length_factor: for a scale of the scores that grows with the length, see `length_scale`.
 
     Shapes: those of `model`.
@@ -120,11 +120,15 @@ def linearise(
     text = int(getattr(model, "num_prefix_tokens", 0) if text_tokens is None else text_tokens)
     circle = Circle(rows_columns, radius, text, down_factor)
     hosts = [name for name in attention_layers(model) if name]
-    chosen = [name for name in hosts if any(fnmatchcase(name, pattern) for pattern in layers)]
-    if not chosen:
+    matched = [
+        {name for n, name in enumerate(hosts) if (fnmatchcase(name, each) if isinstance(each, str) else each == n)}
+        for each in layers
+    ]
+    chosen = [name for name in hosts if any(name in names for names in matched)]
+    if not chosen or not all(matched):
         there = f"it has {', '.join(hosts)}" if hosts else "give a network with layers of self-attention"
         raise UsageError(
-            f"layers is {tuple(layers)!r}, which match no self-attention of {type(model).__name__}; {there}."
+            f"layers is {tuple(layers)!r}; each must match self-attention of {type(model).__name__}; {there}."
         )
     copy = deepcopy(model)
     for name in chosen:

@@ -230,5 +230,5 @@ def _check_arguments(config: TrainConfig, entry: ModelEntry) -> None:
     for name in config.model_args:
         if name in follow and name in entry.defaults:
             raise UsageError(f"model_args has {name}, which follows from the data; leave it out.")
-        if name not in entry.defaults:
+        if name not in (*entry.defaults, "surgery"):
             raise unknown(f"argument of {config.model}", name, entry.defaults)

@@ -64,6 +64,8 @@ def follow_weights(config: TrainConfig) -> TrainConfig:
             f"weights is {weights!r}, those of {described.model}, and model is {config.model!r}; give --model"
             f" {described.model}, or weights of {config.model}."
         )
+    if described.surgery:
+        arguments["surgery"] = list(described.surgery)
     changes["model_args"] = {**arguments, **config.model_args}
     if entry.module.input_kind != "images":
         return config.replace(**changes)
