@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.core import record
+from mereo.core import added_losses, record
 from mereo.data import Batch, Splits, load_splits
-from mereo.mechanisms.attention import HeadRouter, MultiHeadAttention, balance_loss
+from mereo.mechanisms.attention import HeadRouter, MultiHeadAttention
 from mereo.mechanisms.attention.sparse import BALANCE_WEIGHT
 from mereo.runtime.device import choose_device
 from mereo.surgery import moh
@@ -57,13 +57,12 @@ def _train(
     model: nn.Module, splits: Splits, settings: Settings, title: str, epochs: int, rate: float, seed: int
 ) -> None:
     """Cross-entropy, and the balance of heads where there are routers."""
-    routed = any(isinstance(module, HeadRouter) for module in model.modules())
     device = choose_device(settings.device or "auto")
     model.to(device).train()
 
     def loss(batch: Batch) -> Tensor:
         value = F.cross_entropy(model(2 * batch.images - 1), batch.labels)
-        return value + BALANCE_WEIGHT * balance_loss(model) if routed else value
+        return value + sum(added_losses(model).values(), torch.zeros_like(value))
 
     fit(
         loss, model.parameters(), splits.train, epochs=epochs, batch_size=settings.batch_size or BATCH, lr=rate,

@@ -27,7 +27,7 @@ from mereo._timm_hook import register_with_timm
 if TYPE_CHECKING:
     from mereo.api import compare, evaluate, explain, predict, train
     from mereo.api.estimator import ImageClassifier
-    from mereo.core import Capsules, get_mechanism, intervene, list_mechanisms, record
+    from mereo.core import Capsules, added_losses, get_mechanism, intervene, list_mechanisms, record
     from mereo.core.mechanism_checks import check_mechanism
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
@@ -54,6 +54,7 @@ _HOMES = {
     "MereoError": "mereo.errors",
     "UsageError": "mereo.errors",
     "compare": "mereo.api",
+    "added_losses": "mereo.core",
     "check_mechanism": "mereo.core.mechanism_checks",
     "convert": "mereo.models",
     "create_mechanism": "mereo.mechanisms.slots",
@@ -93,6 +94,7 @@ __all__ = [
     "Match",
     "MereoError",
     "UsageError",
+    "added_losses",
     "check_mechanism",
     "compare",
     "convert",

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import mereo
+from mereo.core import added_losses
 from mereo.errors import UsageError
-from mereo.mechanisms.attention import balance_loss
 from mereo.mechanisms.attention.sparse.head_schedules import HeadSchedule
 from mereo.models.diffusion_transformer import DiffusionTransformer, diffusion_transformer
 
@@ -107,7 +107,7 @@ def test_it_starts_at_zero_and_learns() -> None:
         loss = (model(images.float(), time, labels)[:, :2] - noise).square().mean()
         losses.append(loss.item())
         optimizer.zero_grad()
-        (loss + 0.01 * balance_loss(model)).backward()
+        (loss + added_losses(model)["balance"]).backward()
         optimizer.step()
     assert losses[-1] < 0.5 * losses[0]
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mereo.core import AddedLoss, added_losses
 from mereo.data import Batch
 from mereo.errors import UsageError
 from mereo.models import SequenceModel
@@ -16,12 +17,13 @@ class Mean(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.proj = nn.Linear(dim, dim)
+        self.proj, self.size = nn.Linear(dim, dim), AddedLoss("size", 0.5)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         kept = torch.ones_like(x[..., :1]) if mask is None else mask.unsqueeze(-1).to(x)
         mean = (x * kept).cumsum(1) / kept.cumsum(1).clamp(min=1)
-        return x + self.proj(mean), x.square().mean()
+        self.size(x.square().mean())
+        return x + self.proj(mean)
 
 
 def small(longest: int | None = None, tied: bool = True) -> SequenceModel:
@@ -63,14 +65,13 @@ def test_a_limited_length_is_a_window_that_moves() -> None:
 
 def test_terms_of_blocks_are_part_of_the_training_loss_only() -> None:
     model, batch = small(), Batch(tokens=torch.randint(11, (2, 8)))
-    _, term = model.forward_with_terms(batch.tokens[:, :-1])  # type: ignore[index]
     x = model.embed(batch.tokens[:, :-1])  # type: ignore[index]
-    expected = x.square().mean() + model.blocks[0](x)[0].square().mean()
-    torch.testing.assert_close(term, expected)
+    expected = 0.5 * (x.square().mean() + model.blocks[0](x).square().mean())
     objective = Language().objective(model, TrainConfig())
-    with torch.no_grad():
-        loss, scores = objective(batch)
+    for mode, term in ((True, expected), (False, 0.0 * expected)):
+        loss, scores = objective.train(mode)(batch)
         torch.testing.assert_close(loss, objective.loss(scores, batch) + term)
+        assert list(objective.added) == ["size"] * mode
 
 
 def test_a_tied_head_is_the_embedding() -> None:
@@ -80,5 +81,6 @@ def test_a_tied_head_is_the_embedding() -> None:
     untied = small(tied=False)
     assert sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in model.parameters()) == 66
     model.train().set_grad_checkpointing()
-    model.forward_with_terms(tokens)[1].backward()
+    model(tokens)
+    added_losses(model)["size"].backward()
     assert model.embedding.weight.grad is not None and model.embedding.weight.grad.any()

@@ -2,15 +2,19 @@
 
 import copy
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+import ddp_steps
 import mereo
 from mereo.errors import UsageError
 from mereo.surgery.insert import Inserted
+from processes import in_processes, needs_gloo
 
 SIZE = 32
 
@@ -108,3 +112,84 @@ def test_what_cannot_be_inserted_is_named_and_nothing_changes(name: str, where: 
     with pytest.raises(UsageError, match=words):
         mereo.insert(model, name, where)
     assert list(model.state_dict()) == keys and "surgery" not in model.config
+
+
+class Found(NamedTuple):
+    maps: Tensor
+    mean: Tensor
+
+
+class Pair(nn.Module):
+    """Returns a named tuple, behind functions and a layer that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(6, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Found:
+        maps = self.conv(self.conv(x).relu())
+        return Found(maps, maps.mean((2, 3)))
+
+
+class Unusual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.pair = nn.Conv2d(3, 6, 3, 2, 1), Pair()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        found = self.pair(torch.relu(self.stem(x)))
+        return {"mean": found.maps.mean((2, 3)), "before": found.mean}
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_named_tuples_shared_layers_and_functions(memory_format: torch.memory_format) -> None:
+    model = Unusual().eval().to(memory_format=memory_format)
+    images = torch.randn(2, 3, 8, 8).to(memory_format=memory_format)
+    plain = model(images)
+    assert mereo.insert(model, "squeeze_excite", "pair", img_size=8).places == ("pair",)
+    same, opens = model(images), opened(model)(images)
+    assert torch.equal(same["mean"], plain["mean"]) and torch.equal(opens["before"], plain["before"])
+    assert not torch.allclose(opens["mean"], plain["mean"])
+    mereo.remove(model)
+    mereo.insert(model, "squeeze_excite", "pair.conv", img_size=8)
+    assert torch.equal(model(images)["mean"], plain["mean"]), "behind both runs of a layer"
+    assert torch.equal(mereo.remove(model)(images)["mean"], plain["mean"])
+
+
+def test_counts_by_hand() -> None:
+    for name, parameters, multiply_adds in (
+        # Squeeze and excite of 6 channels with 2 hidden ones, and the gains.
+        ("squeeze_excite", 6 * 2 + 2 + 2 * 6 + 6 + 6, 2 * 6 * 2),
+        # Four projections of 16 cells, queries with keys and couplings with values.
+        ("multi_head", 4 * (6 * 6 + 6) + 6, 4 * 16 * 6 * 6 + 2 * 16 * 16 * 6),
+    ):
+        model = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU())
+        arguments = {"hidden": 2} if name == "squeeze_excite" else {}
+        done = mereo.insert(model, name, "0", img_size=8, **arguments)
+        assert done.parameters == (3 * 6 * 9 + 6, 3 * 6 * 9 + 6 + parameters)
+        assert done.multiply_adds == (16 * 3 * 6 * 9, 16 * 3 * 6 * 9 + multiply_adds)
+
+
+def test_a_distributed_network_is_refused() -> None:
+    wrapped = object.__new__(DistributedDataParallel)
+    for change in (lambda: mereo.insert(wrapped, "squeeze_excite"), lambda: mereo.remove(wrapped)):
+        with pytest.raises(UsageError, match="DistributedDataParallel"):
+            change()
+
+
+def test_compiled_networks_are_compiled_again() -> None:
+    torch.compiler.reset()
+    model, images = own().eval(), torch.randn(2, 3, SIZE, SIZE)
+    compiled = torch.compile(model, backend="aot_eager")
+    plain = compiled(images)
+    mereo.insert(compiled, "squeeze_excite", img_size=SIZE, start=1.0)
+    torch.testing.assert_close(compiled(images), model(images))
+    assert not torch.allclose(compiled(images), plain)
+    assert mereo.remove(compiled) is compiled and torch.equal(compiled(images), plain)
+
+
+@pytest.mark.long
+@needs_gloo
+def test_gradients_of_two_processes_are_the_mean_of_both() -> None:
+    for differences in in_processes(2, ddp_steps.largest_difference):
+        assert max(differences) < 1e-12

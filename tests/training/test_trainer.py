@@ -296,3 +296,19 @@ def test_wrong_devices_say_what_there_is():
 def test_a_batch_larger_than_the_data_becomes_the_data(small_config, silent):
     result = train(small_config(batch_size=4096, epochs=1), silent)
     assert result.results["train_images"] == 96
+
+
+def test_added_losses_are_columns_of_the_history(small_config, silent):
+    network = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 4, "shared": 1, "active": 1}
+    losses = {}
+    for weight in (0.0, 0.5):
+        config = small_config(
+            model="moh_vit_cifar", model_args=network, loss_weights={"balance": weight}, epochs=1, name=f"w{weight}"
+        )
+        (row,) = history(train(config, silent).folder.history)
+        losses[weight] = float(row["train_balance"]), float(row["train_loss"])
+    # Of three routed heads one is active: the balance is 1 where all are used alike.
+    assert losses[0.0][0] == 0 and 0.5 <= losses[0.5][0] < 0.6
+    assert losses[0.5][1] - losses[0.0][1] == pytest.approx(losses[0.5][0], rel=0.1)
+    with pytest.raises(UsageError, match="diversity"):
+        train(small_config(model="moh_vit_cifar", model_args=network, loss_weights={"diversity": 1.0}), silent)

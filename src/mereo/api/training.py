@@ -67,7 +67,7 @@ def configuration(source: Any, given: Mapping[str, Any]) -> TrainConfig:
     """
     base = source if isinstance(source, TrainConfig) else _started(given) if source is None else _saved(source, given)
     changes = dict(given)
-    for name in ("model_args", "task_options"):
+    for name in ("model_args", "task_options", "loss_weights"):
         if name in given:
             changes[name] = {**getattr(base, name), **given[name]}
     config = base.replace(**changes)

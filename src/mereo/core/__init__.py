@@ -1,5 +1,6 @@
 """The three verbs: agree, couple, combine. Tensors in, tensors out."""
 
+from mereo.core.added_loss import AddedLoss, added_losses
 from mereo.core.agreement import iterate_agreement, route_by_agreement
 from mereo.core.catalogue import MECHANISMS, Mechanism, depends, get_mechanism, list_mechanisms, mechanism
 from mereo.core.coupling import Coupling
@@ -24,6 +25,7 @@ from mereo.core.votes import (
 
 __all__ = [
     "MECHANISMS",
+    "AddedLoss",
     "Call",
     "Capsules",
     "Causal",
@@ -43,6 +45,7 @@ __all__ = [
     "Topology",
     "Trace",
     "Votes",
+    "added_losses",
     "bounded",
     "depends",
     "get_mechanism",

@@ -46,15 +46,6 @@ class CapsuleClassifier(VisionModel):
         """Lengths of the class capsules: (batch, classes, pose) -> (batch, classes)."""
         return lengths(poses)
 
-    def penalty(self, capsules: Capsules, labels: Tensor) -> Tensor | None:
-        """A further term of the training loss, besides scores and reconstruction; None for none.
-
-        Args:
-            capsules: the class capsules of the batch.
-            labels: as of a classification, see `Batch`.
-        """
-        return None
-
     def class_capsules(self, features: Any) -> Capsules:
         """The class capsules of the last parts: poses (batch, classes, pose) and activations (batch, classes)."""
         poses = self.route(features)

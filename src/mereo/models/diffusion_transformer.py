@@ -81,8 +81,7 @@ class DiffusionTransformer(nn.Module):
     Shapes: images (batch, in_chans, side, side), time (batch,) from 0 to 1000, labels int64 (batch,) -> (batch, 2
         in_chans, side, side).
 
-    `mereo.mechanisms.attention.balance_loss` gives the term that spreads the tokens over the heads; the paper adds
-    0.01 times it.
+    With mixtures of heads it adds the loss "balance" in training: take it from `mereo.added_losses(model)`.
 
     Reference: arXiv:2212.09748, section 3.2 (adaLN-Zero); every block starts as the identity and the output as zero.
     """

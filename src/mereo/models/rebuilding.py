@@ -23,7 +23,7 @@ from mereo.models.registry import build, outline
 
 _PASSING = {
     "training", "config", "pretrained_cfg", "metadata", "class_names", "grad_checkpointing", "senders", "receivers",
-    "of_places", "observers",
+    "of_places", "observers", "loss_weight",
 }  # fmt: skip
 """Attributes of modules in which a network may differ from its config: they change no score, or follow the images."""
 

@@ -40,10 +40,9 @@ class SequenceModel(Network):
     plain values: they are the configuration that is saved with the weights.
 
     A block is a module `block(x, mask) -> x`, residual connections included; `mask` is bool (batch, tokens), True for
-    tokens that are not padding, or None. A block with a term of its own in the training loss returns (x, term), the
-    term of shape (). A block that can go on from a state has `extend(x, state) -> (x, state)` as well, with the state
-    None before the first token. Where every block has it, `step` and `generate` use it; otherwise all tokens are read
-    again for each new one.
+    tokens that are not padding, or None. A block that can go on from a state has `extend(x, state) -> (x, state)` as
+    well, with the state None before the first token. Where every block has it, `step` and `generate` use it; otherwise
+    all tokens are read again for each new one.
 
     Args:
         vocab_size: number of tokens, and of scores.
@@ -112,8 +111,8 @@ class SequenceModel(Network):
 
     # --- tokens at once ---------------------------------------------------------------------------------------------
 
-    def _run(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What the last norm returns, and the sum of the blocks' own terms of the loss."""
+    def forward_features(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """The input of the head: (batch, tokens) -> (batch, tokens, dim)."""
         self.check_tokens(tokens)
         if self.longest is not None and tokens.shape[1] > self.longest:
             raise UsageError(
@@ -121,13 +120,11 @@ class SequenceModel(Network):
             )
         mask = None if lengths is None else self._mask(tokens, lengths)
         x = self.embed(tokens)
-        term = x.new_zeros(())
         again = self.grad_checkpointing and self.training and torch.is_grad_enabled()
         for block in self.blocks:
-            out = checkpoint(block, x, mask, use_reentrant=False) if again else block(x, mask)
-            x, more = out if isinstance(out, tuple) else (out, None)
-            term = term if more is None else term + more
-        return self.norm(x), term
+            x = checkpoint(block, x, mask, use_reentrant=False) if again else block(x, mask)
+        features: Tensor = self.norm(x)
+        return features
 
     @staticmethod
     def _mask(tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -146,22 +143,13 @@ class SequenceModel(Network):
         scores: Tensor = self.head(features)
         return scores
 
-    def forward_features(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """The input of the head: (batch, tokens) -> (batch, tokens, dim)."""
-        return self._run(tokens, lengths)[0]
-
-    def forward_with_terms(self, tokens: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Scores, and what the blocks add to a training loss: (), zero where no block has a term of its own."""
-        features, term = self._run(tokens, lengths)
-        return self.forward_head(features), term
-
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Scores of the next token at each place.
 
         Args:
             lengths: of the sequences, where some are padded at their end; the scores of padding mean nothing.
         """
-        return self.forward_head(self._run(tokens, lengths)[0])
+        return self.forward_head(self.forward_features(tokens, lengths))
 
     # --- token by token ---------------------------------------------------------------------------------------------
 

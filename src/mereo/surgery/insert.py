@@ -5,6 +5,7 @@ that starts at zero is that of ReZero, arXiv:2003.04887.
 Cost: that of each mechanism, and one pass over what it adds to; `insert` reports parameters and multiply-adds.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from mereo.core.catalogue import get_mechanism
 from mereo.core.modes import gradients_kept, modes_kept
@@ -66,9 +68,10 @@ class _Run:
         self.inserted = inserted
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        if isinstance(output, tuple):
-            return (self.inserted(output[0]), *output[1:])
-        return self.inserted(output)
+        if not isinstance(output, tuple):
+            return self.inserted(output)
+        changed = (self.inserted(output[0]), *output[1:])
+        return type(output)._make(changed) if hasattr(output, "_make") else changed  # named tuples stay such
 
 
 @dataclass(frozen=True)
@@ -248,7 +251,8 @@ def insert(
     With `start` 0 the network computes exactly what it did, and learns by its gains first.
 
     Args:
-        model: any CNN or vision transformer: of mereo, timm, torchvision, or your own.
+        model: any CNN or vision transformer: of mereo, timm, torchvision, or your own. One that `torch.compile` wrapped
+            is compiled again; `DistributedDataParallel` is put around it afterwards.
         name: of a mechanism with the interface "maps" or "tokens", see `mereo.list_mechanisms(interface=...)`.
         where: "stages" for behind each stage (of a transformer each block), "blocks" for the end of each residual
             branch before the addition (of a transformer the attention; of an unknown block its end), or names or
@@ -269,8 +273,7 @@ def insert(
     load), every module keeps its class and its number among its siblings, and `state_dict`, copies, `torch.compile` and
     `torch.export` include the mechanism. `mereo.remove(model)` undoes it.
     """
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"model is {type(model).__name__}; give a network.")
+    model = _unwrapped(model)
     given = {"name": name, "where": where if isinstance(where, str) else list(where), "start": start, **arguments}
     channels, height, width = _image_shape(model, img_size)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
@@ -279,6 +282,7 @@ def insert(
     places = _places(model, where, seen)
     before = _cost(model, images)
     made = {place: _made(name, model, place, seen.shapes[place], start, arguments) for place in places}
+    _forget_compiled()
     for place, module in made.items():
         _attach(model, place, module.to(like.device, like.dtype))
     if img_size is not None:
@@ -286,6 +290,25 @@ def insert(
     note_surgery(model, "insert", given)
     after = _cost(model, images)
     return Insertion(name, tuple(places), (before[0], after[0]), (before[1], after[1]))
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside the wrappers of `torch.compile` and `DataParallel`; UsageError inside another one."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model is {type(model).__name__}; give a network.")
+    if isinstance(model, DistributedDataParallel):
+        raise UsageError(
+            "model is a DistributedDataParallel, which exchanges gradients of the parameters it was made with only;"
+            " change the network, and wrap it afterwards."
+        )
+    inside = model._modules.get("module" if isinstance(model, nn.DataParallel) else "_orig_mod")
+    return model if inside is None else _unwrapped(inside)
+
+
+def _forget_compiled() -> None:
+    """Compile everything anew when it runs next: compiled code does not look for hooks that were added later."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _cost(model: nn.Module, images: Tensor) -> tuple[int, int]:
@@ -327,6 +350,8 @@ def remove(model: nn.Module) -> nn.Module:
     Returns:
         The network.
     """
+    whole, model = model, _unwrapped(model)
+    _forget_compiled()
     for module in list(model.modules()):
         hooks = module._forward_hooks
         for number in [number for number, hook in hooks.items() if isinstance(hook, _Run)]:
@@ -338,7 +363,7 @@ def remove(model: nn.Module) -> nn.Module:
         rest = [entry for entry in config["surgery"] if entry["name"] != "insert"]
         kept = {key: value for key, value in config.items() if key != "surgery"}
         model.config = kept | ({"surgery": rest} if rest else {})  # type: ignore[assignment]
-    return model
+    return whole
 
 
 def _is_ours(held: nn.ModuleDict) -> bool:

@@ -166,8 +166,8 @@ def moh(
     Raises:
         UsageError: for a model without multi-head attention, and numbers of heads that do not fit.
 
-    In a training loop of your own, add 0.01 times `mereo.mechanisms.attention.balance_loss(model)` to the loss, so that
-    all heads are used; `mereo train` does.
+    In training it adds the loss "balance", so that all heads are used: `mereo train` sums it, a loop of your own takes
+    it from `mereo.added_losses(model)`.
 
     Deviates: attention inside windows or neighbourhoods is weighted too, with routing by tokens; all of its heads are
         computed.

@@ -16,6 +16,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from mereo.core import added_losses
+from mereo.core.added_loss import loss_weights
 from mereo.data import Batch, Images
 from mereo.data.decode import VOID, nearest_places
 from mereo.errors import UsageError, unknown
@@ -44,17 +46,38 @@ class Settings(Protocol):
 class Objective(nn.Module, ABC):
     """A model and its loss as one module, so that one forward pass is what gets distributed and compiled.
 
+    In training, the losses that modules of the model add are part of the loss as well: see `AddedLoss`. An objective
+    may hold some of its own.
+
     Args:
         model: the network, under the name `model`.
+
+    Attributes:
+        added: the added losses of the last step by name, weighted, (), without gradients.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model: Any = model
+        self.added: dict[str, Tensor] = {}
 
-    @abstractmethod
+    @property
+    def added_names(self) -> tuple[str, ...]:
+        """Names of the losses that may be added."""
+        return tuple(sorted(loss_weights(self)))
+
     def forward(self, batch: Batch) -> tuple[Tensor, Any]:
         """The loss to minimise, (), and the outputs of the model, for a prepared batch."""
+        loss, outputs = self.step(batch)
+        terms = added_losses(self, batch.labels)
+        self.added = {name: term.detach() for name, term in terms.items()}
+        for term in terms.values():
+            loss = loss + term
+        return loss, outputs
+
+    def step(self, batch: Batch) -> tuple[Tensor, Any]:
+        """The loss of the task itself, (), and the outputs of the model, for a prepared batch."""
+        raise NotImplementedError
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:

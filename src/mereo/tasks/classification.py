@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Capsules
+from mereo.core import AddedLoss, Capsules
 from mereo.data import Batch
 from mereo.errors import UsageError
-from mereo.mechanisms.attention.sparse import BALANCE_WEIGHT, Balanced, balance_loss
 from mereo.models import CapsuleClassifier
 from mereo.tasks.base import Metrics, Objective, Settings, Task, precise, register_task
 from mereo.tasks.interval import wilson_interval
@@ -46,7 +45,7 @@ def accuracy_figures(correct: float, count: int) -> dict[str, float]:
 
 
 class ClassificationObjective(Objective):
-    """A classifier and its loss, with the squared error of its decoder and the balance of its heads where it has them.
+    """A classifier and its loss, with the squared error of its decoder where it has one.
 
     Args:
         model: scores from images; of a `CapsuleClassifier` the lengths of its class capsules.
@@ -74,7 +73,7 @@ class ClassificationObjective(Objective):
         if label_smoothing > 0 and loss != "cross_entropy":
             raise UsageError(f"label_smoothing is {label_smoothing} and loss is {loss!r}; it needs 'cross_entropy'.")
         self.kind, self.reconstruction_weight, self.label_smoothing = loss, reconstruction_weight, label_smoothing
-        self.is_balanced = any(isinstance(module, Balanced) for module in model.modules())
+        self.reconstruction = AddedLoss("reconstruction", reconstruction_weight) if self.rebuilds else None
         self.register_buffer("margin", torch.tensor(SPREAD_MARGINS[0]), persistent=False)
 
     def at_step(self, step: int, steps: int) -> None:
@@ -86,7 +85,7 @@ class ClassificationObjective(Objective):
         """Whether the reconstruction is part of the loss."""
         return getattr(self.model, "decoder", None) is not None and self.reconstruction_weight > 0
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         capsules = None
         if isinstance(self.model, CapsuleClassifier):
             capsules = self.model.capsules(batch.images)
@@ -94,13 +93,8 @@ class ClassificationObjective(Objective):
         else:
             scores = self.model(batch.images).float()
         loss = score_loss(scores, batch.labels, self.kind, label_smoothing=self.label_smoothing, margin=self.margin)
-        if capsules is not None and batch.targets is not None and self.rebuilds:
-            loss = loss + self.reconstruction_weight * self._reconstruction(capsules, batch.labels, batch.targets)
-        if self.training and capsules is not None:
-            penalty = self.model.penalty(capsules, batch.labels)
-            loss = loss if penalty is None else loss + penalty
-        if self.training and self.is_balanced:
-            loss = loss + BALANCE_WEIGHT * balance_loss(self.model)
+        if self.reconstruction is not None and self.training and capsules is not None and batch.targets is not None:
+            self.reconstruction(self._reconstruction(capsules, batch.labels, batch.targets))
         return loss, scores
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:

@@ -77,7 +77,7 @@ class EmbeddingObjective(Objective):
         super().__init__(model)
         self.temperature = temperature
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         embeddings = F.normalize(self.model(batch.images).float(), dim=1)
         return self.loss(embeddings, batch), embeddings
 

@@ -53,7 +53,7 @@ class LanguageObjective(Objective):
     """A sequence model and the mean cross-entropy of the next token.
 
     Args:
-        model: a `SequenceModel`; terms of its blocks are added in training.
+        model: a `SequenceModel`.
         label_smoothing: of the cross-entropy in training; held-out data is not smoothed.
 
     Shapes: tokens int64 (batch, tokens + 1) -> loss (), scores (batch, tokens, vocabulary).
@@ -63,13 +63,13 @@ class LanguageObjective(Objective):
         super().__init__(model)
         self.label_smoothing = label_smoothing
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         inputs, targets = inputs_and_targets(batch)
-        scores, term = self.model.forward_with_terms(inputs, _lengths(batch))
+        scores = self.model(inputs, _lengths(batch))
         rows = scores.flatten(0, 1).float()
         smoothing = self.label_smoothing
         loss = F.cross_entropy(rows, targets.flatten(), ignore_index=-1, label_smoothing=smoothing)
-        return loss + term, scores
+        return loss, scores
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         total, count = token_losses(outputs, inputs_and_targets(batch)[1])

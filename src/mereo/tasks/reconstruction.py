@@ -55,7 +55,7 @@ class ReconstructionObjective(Objective):
         if step and step % BOOST_EVERY == 0:
             self.model.latent.rebalance()
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Rebuilt]:
+    def step(self, batch: Batch) -> tuple[Tensor, Rebuilt]:
         rebuilt = self.model.rebuild(batch.images, batch.labels if self.supervised else None)
         loss = self.loss(rebuilt, batch)
         if self.supervised:

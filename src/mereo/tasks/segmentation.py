@@ -84,7 +84,7 @@ class SegmentationObjective(Objective):
         super().__init__(model)
         self.dice_weight, self.label_smoothing = dice_weight, label_smoothing
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         scores = self.model(batch.images)
         check_scores(scores, batch)
         return self._sum(scores, batch, self.label_smoothing), scores

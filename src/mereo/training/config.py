@@ -146,6 +146,9 @@ class TrainConfig:
     """Fraction of the images of each batch that is replaced by adversarial examples."""
     reconstruction_weight: float = 0.0005
     """Weight of the reconstruction loss (summed squared error) for networks with a decoder."""
+    loss_weights: ModelArguments = field(default_factory=dict)
+    """Weights of the losses that parts of the network add, as name=value, such as balance=0.02 for a mixture of heads;
+    by default their own."""
     augment: tuple[str, ...] = ("auto",)
     """Augmentation such as rotate=15 crop=4 flip; auto uses that of the data set, none turns it off,
     help lists the operations."""
@@ -298,7 +301,7 @@ def _coerce(name: str, value: Any) -> Any:
     declared = FIELDS[name].type
     kind = (
         "dict[str, Any]"
-        if name in ("model_args", "task_options")
+        if name in ("model_args", "task_options", "loss_weights")
         else declared.__name__
         if isinstance(declared, type)
         else str(declared)

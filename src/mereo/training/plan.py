@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mereo.core.added_loss import weigh_losses
 from mereo.data import Augmentation, DatasetInfo, dataset_info
 from mereo.data.conversion import check_channels
 from mereo.data.set_aside import test_fraction
@@ -80,6 +81,7 @@ class Plan:
         self._check_memory(arguments)
         torch.manual_seed(derived_seed(config.seed, "weights"))
         model = create_model(config.model, **arguments)
+        weigh_losses(model, config.loss_weights)
         if config.mean is not None:
             model.pretrained_cfg |= {"mean": config.mean, "std": config.std}
         return model

@@ -73,7 +73,7 @@ def find_rate(config: TrainConfig | Plan, report: Report | None = None, steps: i
         for step in range(steps):
             rate = LOWEST * (HIGHEST / LOWEST) ** (step / max(steps - 1, 1))
             epoch, place = divmod(step, trainer.steps)
-            loss = trainer.optimise(epoch, place, trainer.sampler(epoch), rate=rate)[0].item()
+            loss = trainer.optimise(epoch, place, trainer.sampler(epoch), rate=rate)[0][0].item()
             if not math.isfinite(loss):
                 break
             rates.append(rate)

@@ -140,10 +140,11 @@ class Trainer:
         self.processes, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         self.batch_size, self.steps = self.plan.steps(len(self.splits.train), self.processes)
         self.chosen_by = choosing_metric(self.task, uneven=uneven_classes(setup) is not None)
-        self.columns = tuple(dict.fromkeys((*self.task.columns, f"val_{self.chosen_by}")))
         self.statistics = training_statistics(self.plan, self.splits.train)
         self.callbacks = {name: CALLBACKS[name]() for name in self.config.callbacks}
         self._prepare_model()
+        added = [f"train_{name}" for name in self.plain_objective.added_names]
+        self.columns = tuple(dict.fromkeys((*self.task.columns, f"val_{self.chosen_by}", *added)))
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         self.seconds = 0.0
@@ -224,14 +225,14 @@ class Trainer:
         began = saved = time.monotonic()
         start_training(self.objective, self.frozen)
         for step in range(first, self.steps):
-            loss, metrics, waited = self.optimise(epoch, step, order)
-            pending.append(loss)
-            sums += torch.cat((loss.unsqueeze(0).to(sums), metrics.to(sums)))
+            losses, metrics, waited = self.optimise(epoch, step, order)
+            pending.append(losses[0])
+            sums += torch.cat((losses.to(sums), metrics.to(sums)))
             loading += waited
             last, shown = step == self.steps - 1, None
             if last or len(pending) >= FINITE_CHECK_STEPS.get(self.device.type, 20):
                 self.check_finite(epoch, step + 1 - len(pending), pending, order)
-                shown, pending = loss.item(), []
+                shown, pending = losses[0].item(), []
             speed = (step + 1 - first) * self.batch_size / max(time.monotonic() - began, 1e-9)
             self.report.step(epoch + 1, self.config.epochs, speed, shown)
             if not (last or pending) and self._checkpoint_is_due(saved):
@@ -244,8 +245,8 @@ class Trainer:
         return self.finish_epoch(epoch, sums, speed, elapsed, loading)
 
     def _no_sums(self) -> list[float]:
-        """The sums of an epoch before its first step: of the losses, and of the metrics of the training images."""
-        return [0.0] * (1 + len(self.task.metrics().state))
+        """The sums of an epoch before its first step: of loss, added losses and metrics of the training images."""
+        return [0.0] * (1 + len(self.plain_objective.added_names) + len(self.task.metrics().state))
 
     def _checkpoint_is_due(self, saved: float) -> bool:
         """Whether `checkpoint_seconds` have passed since the last one, in any process: all save together."""
@@ -265,7 +266,8 @@ class Trainer:
             rate: the learning rate; by default that of the schedule.
 
         Returns:
-            the mean loss, the sums of the metrics, and the seconds spent on loading the batch.
+            the mean loss and, behind it, the added losses, (1 + added,), the sums of the metrics, and the seconds spent
+            on loading the batch.
         """
         config, number, parts = self.config, epoch * self.steps + step, self.config.accumulate
         self.plain_objective.at_step(number, config.epochs * self.steps)
@@ -273,7 +275,8 @@ class Trainer:
         rate = learning_rate(config, number, self.steps) if rate is None else rate
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get(LR_SCALE, 1.0)
-        total, metrics, loading = torch.zeros((), device=self.device), self.task.metrics(), 0.0
+        added = self.plain_objective.added_names
+        total, metrics, loading = torch.zeros(1 + len(added), device=self.device), self.task.metrics(), 0.0
         for part in range(parts):
             began = time.perf_counter()
             batch = self.batch(epoch, step, order, part)
@@ -287,7 +290,8 @@ class Trainer:
             with nullcontext() if part == parts - 1 else self.accelerator.no_sync(self.objective):
                 loss, outputs = self.step_module(batch)
                 self.accelerator.backward(loss / parts)
-            total.add_(loss.detach().float() / parts)
+            terms = (self.plain_objective.added.get(name, torch.zeros_like(loss)) for name in added)
+            total.add_(torch.stack([loss.detach().float(), *(term.float() for term in terms)]) / parts)
             if self.task.train_metrics:
                 metrics.update(tree_map_only(Tensor, Tensor.detach, outputs), batch)
         if config.clip_norm is not None:
@@ -369,9 +373,10 @@ class Trainer:
             "loading_share": loading / max(elapsed, 1e-9),
         }
         metrics = self.task.metrics()
-        metrics.state = sums[1:] * self.processes  # the mean over the processes, of their sums
+        losses, metrics.state = sums.tensor_split([1 + len(self.plain_objective.added_names)])
+        metrics.state = metrics.state * self.processes  # the mean over the processes, of their sums
         trained = metrics.compute()[self.task.chooses[0]] if self.task.train_metrics else None
-        row = self._row(epoch, sums[0].item() / self.steps, trained, scores) | timing
+        row = self._row(epoch, (losses / self.steps).tolist(), trained, scores) | timing
         self.history.append(row)
         better = scores is None or is_better(self.task, scores, self.best, self.chosen_by)
         if better:
@@ -399,15 +404,16 @@ class Trainer:
         shown = tree_map_only(Tensor, lambda field: field[:SHOWN], batch)
         self.task.draw_samples(shown, self.folder.train_samples)
 
-    def _row(self, epoch: int, loss: float, trained: float | None, scores: Scores | None) -> dict[str, Any]:
-        """The learning rate and the metrics of an epoch: mean training loss, and the metric of training images."""
+    def _row(self, epoch: int, losses: list[float], trained: float | None, scores: Scores | None) -> dict[str, Any]:
+        """The learning rate and the metrics of an epoch: mean training losses, and the metric of training images."""
         metric = self.task.chooses[0]
         return {
             "epoch": epoch + 1,
             "lr": learning_rate(self.config, (epoch + 1) * self.steps - 1, self.steps),
-            "train_loss": loss,
+            "train_loss": losses[0],
             f"train_{metric}": trained,
             "val_loss": None if scores is None else scores.loss,
+            **{f"train_{name}": loss for name, loss in zip(self.plain_objective.added_names, losses[1:], strict=True)},
         } | {f"val_{name}": None if scores is None else scores.values.get(name) for name in (metric, self.chosen_by)}
 
     def evaluated_state(self) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ def centroids(batch: Batch) -> Tensor:
 class CentroidObjective(Objective):
     """The mean squared error of the two shares."""
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = self.model(batch.images)
         return self.loss(outputs, batch), outputs
 

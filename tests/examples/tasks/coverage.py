@@ -26,7 +26,7 @@ class CoverageObjective(Objective):
         super().__init__(model)
         self.smoothing = smoothing
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = self.model(batch.images)
         return self.loss(outputs, batch), outputs
 

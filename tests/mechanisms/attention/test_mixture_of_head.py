@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import mereo
+from mereo.core import added_losses
 from mereo.errors import UsageError
-from mereo.mechanisms.attention import HeadRouter, MoHAttention, MultiHeadAttention, balance_loss
+from mereo.mechanisms.attention import HeadRouter, MoHAttention, MultiHeadAttention
 from mereo.mechanisms.attention.sparse.head_dispatch import GROUPS
 from mereo.mechanisms.attention.sparse.head_schedules import SCHEDULES, HeadSchedule, get_schedule
 
@@ -121,15 +122,13 @@ def test_balance_loss(gate: str, uniform: float, collapsed: float) -> None:
         router.routed_heads.zero_()
     # Equal scores: any four heads are active, and P_i is 1/6.
     router(torch.randn(2, 5, 6))
-    assert router.balance.item() == pytest.approx(uniform)
+    assert added_losses(router)["balance"].item() == pytest.approx(0.01 * uniform)
     with torch.no_grad():
         router.routed_heads[:4, 0] = 100.0
     router(torch.ones(2, 5, 6))
-    assert router.balance.item() == pytest.approx(collapsed)
-    assert balance_loss(router) is not None
+    assert added_losses(router)["balance"].item() == pytest.approx(0.01 * collapsed)
     router.eval()(torch.ones(2, 5, 6))
-    with pytest.raises(UsageError, match="training mode"):
-        balance_loss(router)
+    assert added_losses(router) == {}
 
 
 def test_balance_loss_spreads_the_heads() -> None:
@@ -147,7 +146,7 @@ def test_balance_loss_spreads_the_heads() -> None:
     for _ in range(40):
         router(tokens)
         optimizer.zero_grad()
-        balance_loss(router).backward()
+        added_losses(router)["balance"].backward()
         optimizer.step()
     assert before > 0.8 and often().max() < 0.5
 

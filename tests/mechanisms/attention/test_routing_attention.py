@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import mereo
-from mereo.core import Coupling
+from mereo.core import Coupling, added_losses
 from mereo.core.kernels.clustered import distances, members, prefix_members
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import RoutingAttention, routing_attention
@@ -326,7 +326,7 @@ def test_steps_equal_strict(changes: dict[str, Any]) -> None:
 def test_training_moves_the_buffers_once_and_evaluation_never() -> None:
     module, tokens = module_of(decay=0.9), torch.randn(2, 11, 16, dtype=torch.float64)
     before = {name: value.clone() for name, value in module.clusters.named_buffers()}
-    module.eval()(tokens, return_loss=True)
+    module.eval()(tokens)
     assert all(torch.equal(value, before[name]) for name, value in module.clusters.named_buffers())
     assert {"clusters.centroids", "clusters.counts", "clusters.sums"} <= module.state_dict().keys()
     q = normalised(module.query(tokens).unflatten(-1, (2, 4))).transpose(1, 2)
@@ -339,18 +339,19 @@ def test_training_moves_the_buffers_once_and_evaluation_never() -> None:
 
 def test_queries_and_keys_of_their_own_both_count() -> None:
     module, tokens = module_of(share_qk=False, decay=0.0), torch.randn(2, 11, 16, dtype=torch.float64)
-    _, loss = module(tokens, return_loss=True)
+    module.train()(tokens)
+    loss = added_losses(module)["clusters"]
     assert module.clusters.counts.sum() == 2 * 2 * 2 * 11 and loss > 0
     (gradient,) = torch.autograd.grad(loss, module.key.weight)
     assert gradient.any()
 
 
 def test_the_loss_is_beta_times_the_mean_squared_distance() -> None:
-    module, tokens = module_of(beta=0.5).eval(), torch.randn(2, 11, 16, dtype=torch.float64)
-    out, loss = module(tokens, return_loss=True)
-    assert torch.equal(out, module(tokens))
+    module, tokens = module_of(beta=0.5).train(), torch.randn(2, 11, 16, dtype=torch.float64)
+    centroids = module.clusters.centroids.clone()
+    module(tokens)
     q = normalised(module.query(tokens).unflatten(-1, (2, 4))).transpose(1, 2)
-    torch.testing.assert_close(loss, 0.5 * distances(q, module.clusters.centroids).amin(2).mean())
+    torch.testing.assert_close(added_losses(module), {"clusters": 0.5 * distances(q, centroids).amin(2).mean()})
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
@@ -368,8 +369,8 @@ def test_local_or_routed_heads_only() -> None:
     for local, routed in ((3, 0), (0, 3)):
         module = RoutingAttention(12, local, routed, clusters=2, window=3, causal=True)
         with mereo.record(module) as trace:
-            out, loss = module(tokens, return_loss=True)
-        assert out.shape == tokens.shape and len(trace) == 1 and (loss == 0) == (routed == 0)
+            out = module(tokens)
+        assert out.shape == tokens.shape and len(trace) == 1 and len(added_losses(module)) == (routed > 0)
         state = None
         for token in tokens.unbind(1):
             _, state = module.eval().step(token, state)
@@ -379,7 +380,7 @@ def test_a_token_that_is_not_a_number_leaves_the_buffers_and_other_samples_finit
     for strict in ("never", "always"):
         module, tokens = module_of(strict=strict), torch.randn(2, 9, 16, dtype=torch.float64)
         tokens[0, 7] = torch.nan
-        out, _ = module(tokens, return_loss=True)
+        out = module(tokens)
         assert out[1].isfinite().all() and all(b.isfinite().all() for b in module.buffers())
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import mereo
+from mereo.core import added_losses
 from mereo.data import Batch
 from mereo.errors import UsageError
-from mereo.mechanisms.attention import balance_loss
 from mereo.models.registry import outline
 from mereo.models.vision.moh_vit import TINY, MoHViT
 from mereo.tasks.classification import ClassificationObjective
@@ -54,11 +54,10 @@ def test_each_token_uses_the_shared_head_and_two_others() -> None:
 def test_training_notes_the_balance_of_the_heads() -> None:
     model = tiny().train()
     scores = model(torch.rand(4, 3, 16, 16))
-    (scores.square().sum() + 0.01 * balance_loss(model)).backward()
+    (scores.square().sum() + added_losses(model)["balance"]).backward()
     assert all(block.attn.router.routed_heads.grad.abs().sum() > 0 for block in model.blocks)
     model.eval()(torch.rand(1, 3, 16, 16))
-    with pytest.raises(UsageError, match="training mode"):
-        balance_loss(model)
+    assert added_losses(model) == {}
 
 
 def test_wrong_numbers_of_heads() -> None:
@@ -72,7 +71,7 @@ def test_training_adds_the_balance_of_the_heads_to_the_loss_and_evaluation_does_
     objective = ClassificationObjective(tiny(), "cross_entropy")
     objective.train()
     loss, scores = objective(batch)
-    expected = torch.nn.functional.cross_entropy(scores, batch.labels) + 0.01 * balance_loss(objective.model)
+    expected = torch.nn.functional.cross_entropy(scores, batch.labels) + objective.added["balance"]
     torch.testing.assert_close(loss, expected)
     objective.eval()
     loss, scores = objective(batch)

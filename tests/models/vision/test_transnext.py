@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mereo
+from mereo.core import added_losses
 from mereo.errors import UsageError
-from mereo.mechanisms.attention import balance_loss
 from mereo.models.conversion import to_layout
 from mereo.models.layout import LAYOUTS
 from mereo.models.registry import outline
@@ -159,7 +159,7 @@ def test_images_of_other_sizes() -> None:
 def test_training_notes_the_balance_of_the_heads() -> None:
     model = tiny(**MIXTURE).train()
     model(torch.rand(2, 3, 16, 16, dtype=torch.float64))
-    assert balance_loss(model) > 0
+    assert added_losses(model)["balance"] > 0
 
 
 def test_wrong_arguments() -> None:

@@ -54,7 +54,6 @@ from mereo.mechanisms.attention.sparse import (
     RoutingAttention,
     SeaAttention,
     SparsifinerAttention,
-    balance_loss,
     combiner_attention,
     routing_attention,
 )
@@ -92,7 +91,6 @@ __all__ = [
     "WindowAttention",
     "associative_memory",
     "attention_layers",
-    "balance_loss",
     "clear_attention",
     "clear_attention_bands",
     "combiner_attention",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Capsules, Grid, bounded
+from mereo.core import AddedLoss, Capsules, Grid, bounded
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_heads, check_positive, check_probability
 from mereo.layers import Linear
@@ -110,6 +110,20 @@ def correlation_penalty(capsules: Tensor) -> Tensor:
     return (off * covariance.square() / scale).sum() / pairs
 
 
+def capsules_of(capsules: Capsules, classes: Tensor) -> Tensor:
+    """One class capsule of each image: int64 (batch,) -> (batch, dim)."""
+    return capsules.pose[torch.arange(len(classes), device=classes.device), classes]
+
+
+class Decorrelation(AddedLoss):
+    """The loss "decorrelation": `correlation_penalty` of the capsules of the labels, for images of one class."""
+
+    def term(self, recorded: Capsules, labels: Tensor | None) -> Tensor | None:
+        if labels is None or labels.dim() != 1:
+            return None
+        return correlation_penalty(capsules_of(recorded, labels))
+
+
 class ParseCaps(CapsuleClassifier):
     """Classify by stages of capsules that attend to each other, and read concepts off the class capsule.
 
@@ -189,7 +203,8 @@ class ParseCaps(CapsuleClassifier):
         self.image_shape, self.with_decoder = (in_chans, *image_size(img_size)), decoder
         self.dropout, self.batch_stats, self.scaled = dropout, batch_stats, scaled
         self.class_stride, self.public_classes = class_stride, public_classes
-        self.decorrelation, self.dim = decorrelation, dims[-1]
+        self.dim, decorrelates = dims[-1], decorrelation > 0
+        self.decorrelates = Decorrelation("decorrelation", decorrelation) if decorrelates else None
         convolutions: list[nn.Module] = []
         for inputs, outputs, kernel, stride in zip(
             (in_chans, *stem), (*stem, dims[0]), (5, 3, 3, 3), (1, 1, 1, 2), strict=True
@@ -255,8 +270,7 @@ class ParseCaps(CapsuleClassifier):
 
     def chosen(self, capsules: Capsules, classes: Tensor | None = None) -> Tensor:
         """The capsule of each image that counts: of `classes` (batch,), or the longest: (batch, dim)."""
-        chosen = capsules.activation.argmax(1) if classes is None else classes
-        return capsules.pose[torch.arange(len(chosen), device=chosen.device), chosen]
+        return capsules_of(capsules, capsules.activation.argmax(1) if classes is None else classes)
 
     def concept_scores(self, capsules: Capsules, classes: Tensor | None = None) -> Tensor:
         """Logits of the concepts, read off one class capsule of each image.
@@ -287,17 +301,18 @@ class ParseCaps(CapsuleClassifier):
         return nn.functional.binary_cross_entropy_with_logits(scores, concepts.to(scores.dtype))
 
     def reconstruct(self, capsules: Capsules, classes: Tensor | None = None) -> Tensor:
-        if self.training and self.decorrelation > 0:
+        if self.training and self.decorrelates is not None:
             poses = capsules.pose
             left_out = torch.randint(self.dim, (poses.shape[0], 1, 1), device=poses.device)
             kept = torch.arange(self.dim, device=poses.device) != left_out
             capsules = Capsules(poses * kept, capsules.activation)
         return super().reconstruct(capsules, classes)
 
-    def penalty(self, capsules: Capsules, labels: Tensor) -> Tensor | None:
-        if not self.decorrelation or labels.dim() != 1:
-            return None
-        return self.decorrelation * correlation_penalty(self.chosen(capsules, labels))
+    def class_capsules(self, features: Tensor) -> Capsules:
+        capsules = super().class_capsules(features)
+        if self.decorrelates is not None:
+            self.decorrelates(capsules)
+        return capsules
 
 
 register_model(

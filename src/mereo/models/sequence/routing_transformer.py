@@ -15,16 +15,15 @@ from mereo.models.sequence_model import SequenceModel
 
 
 class RoutingBlock(DecoderBlock):
-    """Routing attention and a feed-forward network; the loss of the clusters is the block's own term in training.
+    """Routing attention and a feed-forward network.
 
-    Shapes: (batch, tokens, dim), mask bool (batch, tokens) or None -> (batch, tokens, dim) and ().
+    Shapes: (batch, tokens, dim), mask bool (batch, tokens) or None -> (batch, tokens, dim).
     """
 
     mixer: RoutingAttention
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        mixed, term = self.mixer(self.norm1(x), mask, return_loss=True)
-        return self.add(x, mixed), term
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.add(x, self.mixer(self.norm1(x), mask))
 
     def extend(self, x: Tensor, state: RoutingState | None = None) -> tuple[Tensor, RoutingState]:
         """Tokens behind those that made `state`, and the state behind them."""

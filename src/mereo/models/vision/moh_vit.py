@@ -24,8 +24,8 @@ class MoHViT(VisionTransformer):
         active: routed heads that act for a token.
         gate: form of the gates, "code" or "paper".
 
-    `mereo train` adds 0.01 times `mereo.mechanisms.attention.balance_loss(model)` to the loss, so that all heads are
-    used; do the same in a loop of your own.
+    In training it adds the loss "balance", so that all heads are used: `mereo train` sums it, a loop of your own takes
+    it from `mereo.added_losses(model)`.
 
     Reads as: gates `blocks.I.attn.router.gates` (batch, tokens, heads) are how much each token takes of each head.
 

@@ -93,8 +93,7 @@ class TransNeXt(VisionModel):
 
     Reads as: `stages.I.blocks.J.attention.coupling` (batch, heads, cells, cells + pooled cells) is what each cell takes
         from its window and from the pooled map; `stages.I.blocks.J.attention.router.gates` (batch, cells, heads) how
-        much of each head. With mixtures of heads, `mereo train` adds 0.01 times
-        `mereo.mechanisms.attention.balance_loss(model)`.
+        much of each head. With mixtures of heads it adds the loss "balance" in training.
 
     Reference: arXiv:2311.17132, section 3 and table 1; arXiv:2410.11842, section 3 and appendix A.
     """

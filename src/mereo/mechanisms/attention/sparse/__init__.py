@@ -3,7 +3,7 @@
 from mereo.mechanisms.attention.sparse.bi_level_routing import BiLevelRoutingAttention
 from mereo.mechanisms.attention.sparse.cluster_start import start_clusters
 from mereo.mechanisms.attention.sparse.combiner import CombinerAttention, combiner_attention
-from mereo.mechanisms.attention.sparse.head_router import BALANCE_WEIGHT, Balanced, HeadRouter, balance_loss
+from mereo.mechanisms.attention.sparse.head_router import BALANCE_WEIGHT, HeadRouter
 from mereo.mechanisms.attention.sparse.mixture_of_head import MoHAttention
 from mereo.mechanisms.attention.sparse.routing_attention import RoutingAttention, routing_attention
 from mereo.mechanisms.attention.sparse.sea import SeaAttention, map_losses
@@ -13,7 +13,6 @@ from mereo.mechanisms.attention.sparse.sparsifiner_model import keep_tokens, set
 
 __all__ = [
     "BALANCE_WEIGHT",
-    "Balanced",
     "BiLevelRoutingAttention",
     "CombinerAttention",
     "HeadRouter",
@@ -23,7 +22,6 @@ __all__ = [
     "SeaHosted",
     "SparsifinerAttention",
     "attention_cost",
-    "balance_loss",
     "combiner_attention",
     "keep_tokens",
     "map_losses",

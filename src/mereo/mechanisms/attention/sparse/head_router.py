@@ -3,12 +3,10 @@
 Source: arXiv:2410.11842.
 """
 
-from typing import Any, Protocol, runtime_checkable
-
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, Signal
+from mereo.core import AddedLoss, Coupling, Signal
 from mereo.core.kernels.affine import linear
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_choice, check_positive
@@ -55,8 +53,8 @@ class HeadRouter(nn.Module):
         -> (batch, tokens, heads).
 
     Attributes:
-        balance: in training, E sum_i P_i f_i over the E routed heads, without the factor E for "paper"; P_i is the mean
-            of p^r_i over the tokens of the batch, f_i the share for which i is active. None in evaluation.
+        balance: the loss that it adds in training, E sum_i P_i f_i over the E routed heads, without the factor E for
+            "paper"; P_i is the mean of p^r_i over the tokens of the batch, f_i the share for which i is active.
 
     Reference: arXiv:2410.11842, eq. 4 to 9.
     """
@@ -80,17 +78,13 @@ class HeadRouter(nn.Module):
         self.shared_heads: nn.Parameter | None
         self.routed_heads: nn.Parameter | None
         self.gates = Signal("gates")
-        self.balance: Tensor | None = None
+        self.balance = AddedLoss("balance", BALANCE_WEIGHT, across="mean")
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise: truncated normal of 0.02."""
         for parameter in self.parameters():
             nn.init.trunc_normal_(parameter, std=0.02)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy has weights, and nothing of the last step, which could not be copied.
-        return {**self.__dict__, "balance": None}
 
     def _logits(self, tokens: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Scores of the two stages, of shared and of routed heads, by one product."""
@@ -102,11 +96,11 @@ class HeadRouter(nn.Module):
         stage, shared, routed = (None if weight is None else next(parts) for weight in weights)
         return stage, shared, routed
 
-    def _record_balance(self, shares: Tensor, chosen: Tensor) -> None:
+    def _balance(self, shares: Tensor, chosen: Tensor) -> Tensor:
         mean = shares.flatten(0, -2).mean(0)
         often = chosen.to(shares.dtype).flatten(0, -2).mean(0)
         total = (mean * often).sum()
-        self.balance = total if self.gate == "paper" else total * self.routed
+        return total if self.gate == "paper" else total * self.routed
 
     def _by_queries(self, queries: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(queries[:, self.shared :].to(accumulation_type(queries)), dim=-1)
@@ -133,9 +127,7 @@ class HeadRouter(nn.Module):
         top = routed.topk(self.active, dim=-1).indices
         chosen = torch.zeros_like(shares).scatter(-1, top, 1.0)
         if self.training:
-            self._record_balance(shares, chosen)
-        else:
-            self.balance = None
+            self.balance(self._balance(shares, chosen))
         if self.routing == "queries":
             second = chosen + (shares - shares.detach())  # exactly 1 or 0
         else:
@@ -157,22 +149,3 @@ class HeadRouter(nn.Module):
 
     def extra_repr(self) -> str:
         return f"heads={self.num_heads}, shared={self.shared}, active={self.active} of {self.routed}"
-
-
-@runtime_checkable
-class Balanced(Protocol):
-    """A module that chooses among parts, such as `HeadRouter`, and records how evenly it did so in training.
-
-    Attributes:
-        balance: (), least where all parts are chosen alike; None outside of training.
-    """
-
-    balance: Tensor | None
-
-
-def balance_loss(model: nn.Module) -> Tensor:
-    """The mean balance of the routers of a model in the last training step; add `BALANCE_WEIGHT` of it to the loss."""
-    recorded = [m.balance for m in model.modules() if isinstance(m, Balanced) and m.balance is not None]
-    if not recorded:
-        raise UsageError("no router recorded a balance; call the model in training mode first.")
-    return torch.stack([each.float() for each in recorded]).mean()

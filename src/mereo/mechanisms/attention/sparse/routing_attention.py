@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Causal, Coupling, mechanism
+from mereo.core import AddedLoss, Causal, Coupling, mechanism
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
@@ -161,8 +161,9 @@ class RoutingAttention(nn.Module):
         attn_drop: dropout of the couplings.
         proj_drop: dropout of the output.
 
-    Shapes: tokens (batch, tokens, dim), mask bool (batch, tokens), True = takes part -> (batch, tokens, dim), and with
-        `return_loss` also a number, beta mean |x - centroid of x|^2 summed over queries and keys.
+    Shapes: tokens (batch, tokens, dim), mask bool (batch, tokens), True = takes part -> (batch, tokens, dim).
+
+    In training it adds the loss "clusters", beta mean |x - centroid of x|^2 summed over queries and keys.
 
     `step(token, state)` takes one token and equals `strict`; the state holds the members of the clusters so far.
 
@@ -212,7 +213,7 @@ class RoutingAttention(nn.Module):
         self.heads_local, self.heads_routed, self.window, self.block = heads_local, heads_routed, window, block
         self.causal, self.share_qk, self.strict = causal, causal if share_qk is None else share_qk, strict
         check_finite(scale=scale)
-        self.beta, self.scale, topology = beta, size**-0.5 if scale is None else scale, Causal() if causal else None
+        self.scale, topology = size**-0.5 if scale is None else scale, Causal() if causal else None
         if heads_local:
             self.local_qkv = Linear(dim, 3 * heads_local * size, bias=False)
             self.local_coupling = Coupling("senders", dropout=attn_drop)
@@ -223,6 +224,7 @@ class RoutingAttention(nn.Module):
             self.value = Linear(dim, heads_routed * size, bias=False)
             self.coupling = Coupling("senders", dropout=attn_drop, topology=topology if self.share_qk else None)
             self.clusters = Clusters(heads_routed, clusters, size, decay)
+            self.commitment = AddedLoss("clusters", beta)
         self.proj = Linear(dim, dim, bias=False)
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
@@ -253,27 +255,21 @@ class RoutingAttention(nn.Module):
         k = None if self.key is None else normalised(self.key(tokens).unflatten(-1, (heads, -1))).transpose(1, 2)
         return q, k, self._heads(self.value(tokens), heads)
 
-    def _follow(self, measured: list[tuple[Tensor, Tensor]], mask: Tensor | None, wanted: bool) -> Tensor | None:
-        """Let the centroids follow queries and keys in training, and the loss where it is wanted.
+    def _follow(self, measured: list[tuple[Tensor, Tensor]], mask: Tensor | None) -> None:
+        """Add the loss of queries and keys, and let the centroids follow them, in training.
 
         Args:
             measured: queries or keys with their distances.
         """
         nearest = [apart.argmin(2) for _, apart in measured]
         pairs = [(x, own) for (x, _), own in zip(measured, nearest, strict=True)]
-        loss = None
-        if wanted:
-            loss = self.beta * torch.stack([self.clusters.commitment(x, own, mask) for x, own in pairs]).sum()
-        if self.training:
-            statistics = [self.clusters.assigned(x, own, mask) for x, own in pairs]
-            counts, sums = (torch.stack(part).sum(0) for part in zip(*statistics, strict=True))
-            self.clusters.follow(counts, sums)
-        return loss
+        self.commitment(torch.stack([self.clusters.commitment(x, own, mask) for x, own in pairs]).sum())
+        statistics = [self.clusters.assigned(x, own, mask) for x, own in pairs]
+        counts, sums = (torch.stack(part).sum(0) for part in zip(*statistics, strict=True))
+        self.clusters.follow(counts, sums)
 
-    def forward(
-        self, tokens: Tensor, mask: Tensor | None = None, return_loss: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        parts, loss = [], None
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        parts = []
         if not tokens.shape[1]:
             raise UsageError(f"RoutingAttention: tokens are {tuple(tokens.shape)}; give at least one token.")
         if self.heads_local:
@@ -288,14 +284,12 @@ class RoutingAttention(nn.Module):
                 q, keys, v, apart[0], apart[-1], self.window, self.coupling, self.scale, self.causal, mask
             )
             parts.append(over_prefixes(given) if self.keeps_to_the_past else gathered(given))
-            if self.training or return_loss:
+            if self.training:
                 measured = [(x, own) for x, own in zip((q, keys), apart, strict=False) if x is not None]
-                loss = self._follow(measured, mask, return_loss)
+                self._follow(measured, mask)
         merged = torch.cat(parts, 1).transpose(1, 2).flatten(2)
-        out = self.proj_drop(self.proj(merged))
-        if not return_loss:
-            return out
-        return out, tokens.new_zeros(()) if loss is None else loss
+        out: Tensor = self.proj_drop(self.proj(merged))
+        return out
 
     def step(self, token: Tensor, state: RoutingState | None = None) -> tuple[Tensor, RoutingState]:
         """One token behind those that made `state`: (batch, dim) -> (batch, dim) and the state behind it."""
