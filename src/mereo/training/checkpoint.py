@@ -25,6 +25,7 @@ from mereo.errors import UsageError
 from mereo.models.weights import check_finite, load_tensors, not_finite, save_tensors
 from mereo.training.averaging import WeightAverage
 from mereo.training.report import COLUMNS
+from mereo.training.schedule import CLOCK
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -143,9 +144,13 @@ def check_progress(path: Path, progress: Mapping[str, Any], columns: Sequence[st
         raise UsageError(f"{path} has no valid progress; remove it to start from the beginning.")
     history, best = progress["history"], progress["best"] or {}
     rows = [row for row in [*history, best] if isinstance(row, dict)]
+    clock = progress.get("clock", dict.fromkeys(CLOCK, 0.0))
     numbers = [*progress["partial"], *(number for row in rows for number in row.values())]
     fits = (
-        len(history) == progress["epoch"]
+        isinstance(clock, dict)
+        and {*clock} == {*CLOCK}
+        and all(isinstance(number, int | float) and 0 <= number < math.inf for number in clock.values())
+        and len(history) == progress["epoch"]
         and all(isinstance(row, dict) and {*columns, "loading_share"} <= row.keys() for row in history)
         and progress["step"] >= 0
         and len(progress["partial"]) >= 1

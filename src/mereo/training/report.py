@@ -38,6 +38,12 @@ class Report(Reporter):
         # The first loss is shown early, so that one sees that it trains.
         self._last_line -= max(self.patience - FIRST_SECONDS, 0.0)
 
+    def expect(self, steps: int) -> None:
+        """The run will have `steps` optimiser steps in total, as it is planned now."""
+        self._total = steps
+        if self._bar is not None:
+            self._bar.update(self._task, total=steps)
+
     def step(self, epoch: int, epochs: int, rate: float, loss: float | None) -> None:
         """One optimiser step is done; the loss is None where it was not read from the device."""
         shown, speed = "" if loss is None else f", loss {loss:.4f}", f"{rounded(rate)} {self.unit}/s"

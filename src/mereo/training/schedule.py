@@ -1,31 +1,102 @@
-"""The learning rate as a pure function of the step, so that a resumed run needs no saved state."""
+"""The learning rate as a pure function of the step, or, in a training of a given time, of the step and that time."""
 
 import math
+from time import monotonic
 
 from mereo.training.config import TrainConfig
 
 HALVED = 10_000
 """Steps after which the inverse schedule has half the rate, where decay_steps does not say."""
+WARMUP_SHARE = 0.2
+"""Share of the given time after which the warm-up ends, even if its steps are not done."""
+SHORTEST = 0.25
+"""Part of an epoch that must fit into the remaining time for another epoch to begin."""
+
+CLOCK = ("elapsed", "setup", "reserve")
+"""What the checkpoint of a training of a given time keeps of it, in seconds."""
 
 
-def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
+class Clock:
+    """The time of a training: the share of it that has passed, and the number of epochs that fit into it.
+
+    The last epoch ends in the middle where the time is up.
+
+    Args:
+        minutes: that the training may take; None for a given number of epochs, which ends no epoch early.
+
+    Attributes:
+        setup: seconds before the first step, for reading the data.
+        reserve: seconds that are kept for the evaluations after the last step.
+    """
+
+    def __init__(self, minutes: float | None = None) -> None:
+        self.total = None if minutes is None else 60 * minutes
+        self.began, self.setup, self.reserve = monotonic(), 0.0, 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the training so far, those before an interruption included."""
+        return monotonic() - self.began
+
+    @property
+    def share(self) -> float | None:
+        """The share of the time for training that has passed, in [0, 1]; None without a given time."""
+        return None if self.total is None else min(self.elapsed / max(self.total - self.reserve, 1e-9), 1.0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return self.share is not None and self.share >= 1
+
+    def epochs(self, done: float, most: int) -> int:
+        """The number of epochs that the training will have, from the time that they took so far.
+
+        Args:
+            done: epochs so far, the present one as a fraction; the last one may be a part of an epoch.
+            most: epochs of the configuration.
+        """
+        if self.total is None or not done:
+            return most
+        epoch_seconds = max(self.elapsed - self.setup, 1e-9) / done
+        fitting = (self.total - self.reserve - self.elapsed) / epoch_seconds
+        return min(math.ceil(done + max(fitting - SHORTEST, 0.0)), most)
+
+    def state(self) -> dict[str, float]:
+        """What a resumed run needs, as JSON values."""
+        return {name: getattr(self, name) for name in CLOCK}
+
+    def restore(self, elapsed: float, setup: float, reserve: float) -> None:
+        """Continue from a saved state; the time since then does not count."""
+        self.began, self.setup, self.reserve = monotonic() - elapsed, setup, reserve
+
+
+def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int, share: float | None = None) -> float:
     """Rate of one step (counted from 0): a linear warm-up, then the schedule, never below `min_lr`.
 
     cosine       min + (lr - min) (1 + cos(pi t)) / 2, t from 0 after the warm-up to 1 after decay_steps, or at the end
     exponential  lr rate^(step / decay_steps), or lr rate^epoch without decay_steps
     inverse      lr / (1 + step / decay_steps), 10,000 steps by default
     constant     lr
+
+    Args:
+        share: of a given time that has passed. Then t of a cosine without decay_steps is this share from the first step
+            on, the warm-up is a factor, and it ends after a fifth of the time at the latest.
     """
     warmup = round(config.warmup_epochs * steps_per_epoch) if config.warmup_steps is None else config.warmup_steps
-    if step < warmup:
-        return config.lr * (config.warmup_start + (1 - config.warmup_start) * step / warmup)
-    if config.schedule == "constant":
-        return config.lr
+    risen = 1.0 if step >= warmup else step / warmup
+    if share is not None:
+        risen = min(max(risen, share / WARMUP_SHARE), 1.0)
+    peak = config.lr if risen == 1 else config.lr * (config.warmup_start + (1 - config.warmup_start) * risen)
+    if config.schedule == "cosine" and config.decay_steps is None and share is not None:
+        total = max(config.epochs * steps_per_epoch, 1)
+        return config.min_lr + max(peak - config.min_lr, 0.0) * (1 + math.cos(math.pi * max(share, step / total))) / 2
+    if step < warmup or config.schedule == "constant":
+        return peak
     if config.schedule == "inverse":
         return max(config.lr / (1 + (step - warmup) / (config.decay_steps or HALVED)), config.min_lr)
     if config.schedule == "exponential":
         power = (step - warmup) / config.decay_steps if config.decay_steps else (step - warmup) // steps_per_epoch
         return max(config.lr * config.decay_rate**power, config.min_lr)
     total = config.decay_steps or max(config.epochs * steps_per_epoch - warmup, 1)
-    share = min((step - warmup) / total, 1.0)
-    return config.min_lr + max(config.lr - config.min_lr, 0.0) * (1 + math.cos(math.pi * share)) / 2
+    t = min((step - warmup) / total, 1.0)
+    return config.min_lr + max(config.lr - config.min_lr, 0.0) * (1 + math.cos(math.pi * t)) / 2

@@ -2,7 +2,8 @@
 
 Every random choice is a function of (seed, epoch, step) and the learning rate is a function of the step, so the state
 of a run is its weights, its optimiser and a step number. A killed and resumed run computes the same as an
-uninterrupted one, bit for bit on a CPU. The task defines predictions, loss and metrics.
+uninterrupted one, bit for bit on a CPU. With `minutes` the rate and the end follow a clock, whose time is saved too.
+The task defines predictions, loss and metrics.
 
 Read it from top to bottom: `train` prepares a run, `Trainer.fit` goes through its epochs, `train_epoch` through the
 steps of one, `optimise` is a step, `batch` what it sees; then what follows an epoch, checkpoints, and `finish`.
@@ -56,7 +57,7 @@ from mereo.training.report import Report, reading_progress, write_history
 from mereo.training.results import RunResult
 from mereo.training.rising import still_rising
 from mereo.training.run_folder import RunFolder, claimed
-from mereo.training.schedule import learning_rate
+from mereo.training.schedule import Clock, learning_rate
 from mereo.training.seen import keep_seen, training_statistics
 from mereo.training.set_aside import write_set_aside
 from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
@@ -94,13 +95,14 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report, pictures: bool) -> 
     check_trackers(plan.config.track)
     check_callbacks(plan.config.callbacks)
     resumed = plan.config.resume and folder.state.exists()
+    clock = Clock(plan.config.minutes)
     setup = prepare(plan, progress=reading_progress(report), cache=folder.path, resumed=resumed)
     for line in describe_setup(setup):
         report.say(line)
     with deterministic_on(setup.device):
-        trainer = Trainer(setup, folder, report, pictures=pictures)
+        trainer = Trainer(setup, folder, report, pictures=pictures, clock=clock)
         steps = trainer.steps * setup.config.epochs
-        if steps < FEW_STEPS:
+        if steps < FEW_STEPS and clock.total is None:
             report.say(
                 f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} too few for good results; use a smaller"
                 " --batch-size or more --epochs"
@@ -128,9 +130,13 @@ class Trainer:
     Attributes:
         sampler: the order in which an epoch visits the images; callbacks may replace it.
         splits: the data; callbacks may replace it by one with the same number of images.
+        epochs: of the whole training; with a given time it is planned anew after each epoch.
+        clock: of a training of a given time.
     """
 
-    def __init__(self, setup: Setup, folder: RunFolder, report: Report, *, pictures: bool = True) -> None:
+    def __init__(
+        self, setup: Setup, folder: RunFolder, report: Report, *, pictures: bool = True, clock: Clock | None = None
+    ) -> None:
         self.plan, self.config, self.task = setup.plan, setup.config, setup.task
         self.splits, self.folder, self.report, self.pictures = setup.splits, folder, report, pictures
         self.augmentation, self.crop = setup.plan.augmentation, setup.crop
@@ -147,7 +153,8 @@ class Trainer:
         self.columns = tuple(dict.fromkeys((*self.task.columns, f"val_{self.chosen_by}", *added)))
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
-        self.seconds = 0.0
+        self.seconds = self.rate = 0.0
+        self.clock, self.epochs = clock or Clock(), self.config.epochs
         self.provenance = {
             "data": describe_data(self.splits),
             "environment": describe_environment(self.device, self.processes, self.config.sync_batchnorm),
@@ -175,15 +182,14 @@ class Trainer:
 
     def fit(self) -> None:
         """Train all remaining epochs."""
+        self.clock.setup = self.clock.elapsed
         start, first = self._resume()
         wanted = (self.config.tensorboard or TENSORBOARD in self.config.track) and self.main
         events = open_events(self.folder, wanted, start + 1, self.report, self.columns)
         trackers = Trackers(self.config, self.folder, main=self.main)
-        self.report.start(self.config.epochs * self.steps, start * self.steps + first, self.task.unit)
+        self.report.start(self.epochs * self.steps, start * self.steps + first, self.task.unit)
         try:
-            for epoch in range(start, self.config.epochs):
-                if self.stopped_early:
-                    break
+            while (epoch := len(self.history)) < self.epochs and not self.stopped_early:
                 row = self.train_epoch(epoch, first if epoch == start else 0)
                 trackers.epoch(row)
                 if events is not None:
@@ -206,12 +212,15 @@ class Trainer:
     def stopped_early(self) -> bool:
         """Whether the last `patience` epochs were no better than one before them, with epochs left."""
         patience, best = self.config.patience, self.best
-        if patience is None or best is None or len(self.history) >= self.config.epochs:
+        if patience is None or best is None or len(self.history) >= self.epochs:
             return False
         return len(self.history) - int(best["epoch"]) >= patience
 
     def train_epoch(self, epoch: int, first: int) -> dict[str, Any]:
-        """The steps of an epoch from step `first` on, with checks of the loss and checkpoints; its row of results."""
+        """The steps of an epoch from step `first` on, with checks of the loss and checkpoints; its row of results.
+
+        The epoch ends early where a given time is up.
+        """
         if first == 0:
             for callback in self.callbacks.values():
                 callback.on_epoch_start(self, epoch)
@@ -229,20 +238,29 @@ class Trainer:
             pending.append(losses[0])
             sums += torch.cat((losses.to(sums), metrics.to(sums)))
             loading += waited
-            last, shown = step == self.steps - 1, None
+            last, shown = step == self.steps - 1 or self.clock.is_over, None
             if last or len(pending) >= FINITE_CHECK_STEPS.get(self.device.type, 20):
                 self.check_finite(epoch, step + 1 - len(pending), pending, order)
                 shown, pending = losses[0].item(), []
             speed = (step + 1 - first) * self.batch_size / max(time.monotonic() - began, 1e-9)
-            self.report.step(epoch + 1, self.config.epochs, speed, shown)
-            if not (last or pending) and self._checkpoint_is_due(saved):
+            self._plan_epochs(epoch + (step + 1) / self.steps)
+            self.report.step(epoch + 1, self.epochs, speed, shown)
+            if last:
+                break
+            if not pending and self._checkpoint_is_due(saved):
                 partial = sums if self.processes == 1 else self.accelerator.reduce(sums, "mean")
                 self.save_state(epoch, step + 1, partial.tolist(), began)
                 saved = time.monotonic()
         elapsed = time.monotonic() - began
-        speed = (self.steps - first) * self.batch_size / max(elapsed, 1e-9)
+        speed = (step + 1 - first) * self.batch_size / max(elapsed, 1e-9)
         self.partial = self._no_sums()
+        sums[: 1 + len(self.plain_objective.added_names)] /= step + 1
         return self.finish_epoch(epoch, sums, speed, elapsed, loading)
+
+    def _plan_epochs(self, done: float) -> None:
+        """Plan the number of epochs anew, where it follows from a given time."""
+        self.epochs = self.clock.epochs(done, self.config.epochs)
+        self.report.expect(self.epochs * self.steps)
 
     def _no_sums(self) -> list[float]:
         """The sums of an epoch before its first step: of loss, added losses and metrics of the training images."""
@@ -270,11 +288,11 @@ class Trainer:
             on loading the batch.
         """
         config, number, parts = self.config, epoch * self.steps + step, self.config.accumulate
-        self.plain_objective.at_step(number, config.epochs * self.steps)
+        self.plain_objective.at_step(number, self.epochs * self.steps)
         torch.manual_seed(derived_seed(config.seed, "dropout", number, self.rank))
-        rate = learning_rate(config, number, self.steps) if rate is None else rate
+        self.rate = learning_rate(config, number, self.steps, self.clock.share) if rate is None else rate
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get(LR_SCALE, 1.0)
+            group["lr"] = self.rate * group.get(LR_SCALE, 1.0)
         added = self.plain_objective.added_names
         total, metrics, loading = torch.zeros(1 + len(added), device=self.device), self.task.metrics(), 0.0
         for part in range(parts):
@@ -359,14 +377,23 @@ class Trainer:
     # --- after an epoch ---------------------------------------------------------------------------------------------
 
     def finish_epoch(self, epoch: int, sums: Tensor, rate: float, elapsed: float, loading: float) -> dict[str, Any]:
-        """Evaluate, keep the row of results, save and report; `sums` are of the losses and metrics of the steps."""
+        """Evaluate, keep the row of results, save and report.
+
+        Args:
+            epoch: counted from 0.
+            sums: the mean of the losses of the steps, and the sums of their metrics.
+            rate: samples per second.
+            elapsed, loading: seconds of the steps, and of these the time of loading batches.
+        """
         if self.processes > 1:
             sums = self.accelerator.reduce(sums, "mean")
         self.seconds += elapsed
         state = self.evaluated_state()
         check_finite(state, self.folder.last)
         split = self.splits.test if self.config.paper_protocol else self.splits.validation
+        began = self.clock.elapsed
         scores = None if split is None else self.evaluate(split)
+        evaluation = self.clock.elapsed - began
         timing = {
             "images_per_second": round(rate, 3),
             "seconds": round(self.seconds, 2),
@@ -376,7 +403,7 @@ class Trainer:
         losses, metrics.state = sums.tensor_split([1 + len(self.plain_objective.added_names)])
         metrics.state = metrics.state * self.processes  # the mean over the processes, of their sums
         trained = metrics.compute()[self.task.chooses[0]] if self.task.train_metrics else None
-        row = self._row(epoch, (losses / self.steps).tolist(), trained, scores) | timing
+        row = self._row(epoch, losses.tolist(), trained, scores) | timing
         self.history.append(row)
         better = scores is None or is_better(self.task, scores, self.best, self.chosen_by)
         if better:
@@ -389,9 +416,13 @@ class Trainer:
                 self._save_weights(self.folder.best, state)
             self._save_weights(self.folder.last, state)
             write_history(self.folder.history, self.history, self.columns)
+        # The last weights and the best ones are evaluated on the test images.
+        tested = 0 if split is None else evaluation * 2 * len(self.splits.test) / len(split)
+        self.clock.reserve = evaluation + tested
+        self._plan_epochs(epoch + 1)
         self.save_state(epoch + 1, 0, self._no_sums(), None)
-        left = self.seconds / (epoch + 1) * (self.config.epochs - epoch - 1)
-        self.report.epoch(row, self.config.epochs, better and scores is not None, left, self.task, self.chosen_by)
+        left = self.seconds / (epoch + 1) * (self.epochs - epoch - 1)
+        self.report.epoch(row, self.epochs, better and scores is not None, left, self.task, self.chosen_by)
         # Not before the first results are shown, because the library that draws takes a second to load.
         if self.main and self.pictures and epoch == 0:
             self._draw_training_samples()
@@ -409,7 +440,7 @@ class Trainer:
         metric = self.task.chooses[0]
         return {
             "epoch": epoch + 1,
-            "lr": learning_rate(self.config, (epoch + 1) * self.steps - 1, self.steps),
+            "lr": self.rate,
             "train_loss": losses[0],
             f"train_{metric}": trained,
             "val_loss": None if scores is None else scores.loss,
@@ -452,6 +483,8 @@ class Trainer:
             "epoch": epoch, "step": step, "partial": partial, "history": self.history, "best": self.best,
             "seconds": self.seconds + elapsed, "processes": self.processes,
         } | self.provenance  # fmt: skip
+        if self.clock.total is not None:
+            progress["clock"] = self.clock.state()
         if self.callbacks:
             progress["callbacks"] = {name: callback.state() for name, callback in self.callbacks.items()}
         save_state(self.folder.state, self.objective, self.optimizer, self.average, progress, write=self.main)
@@ -470,9 +503,12 @@ class Trainer:
         # A checkpoint of an earlier version has the sum of losses and that of another metric.
         earlier = len(progress["partial"]) != len(empty)
         self.partial = [progress["partial"][0], *empty[1:]] if earlier else progress["partial"]
-        epoch, epochs = progress["epoch"], self.config.epochs
-        if self.stopped_early or epoch >= epochs:
-            self.report.say(f"training is already finished, after epoch {epoch} of {epochs}")
+        if self.clock.total is not None and "clock" in progress:
+            self.clock.restore(**progress["clock"])
+        epoch = progress["epoch"]
+        self._plan_epochs(epoch)
+        if self.stopped_early or epoch >= self.epochs:
+            self.report.say(f"training is already finished, after epoch {epoch} of {self.epochs}")
         else:
             self.report.say(f"resuming at epoch {epoch + 1}, step {progress['step'] + 1} of {self.steps}")
         return epoch, progress["step"]
@@ -484,7 +520,7 @@ class Trainer:
         model, task, splits, folder = self.model, self.task, self.splits, self.folder
         restore_batch_norms(model)
         self.report.say(f"evaluating {len(splits.test):,} test {task.unit}")
-        total = self.config.epochs * self.steps
+        total = self.epochs * self.steps
         self.plain_objective.at_step(total - 1, total)
         test_last = self.evaluate(splits.test, final=True)
         self.accelerator.wait_for_everyone()
