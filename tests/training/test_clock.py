@@ -1,4 +1,4 @@
-"""A training of a given time, with a clock that the test moves: it ends in time, its rate follows, and it is resumed."""
+"""A training of a given time, with a clock that the test moves."""
 
 import csv
 

@@ -45,6 +45,7 @@ class Network(WeightSources, nn.Module):
         classifier_parts: names of the attributes of which it is made.
         unscored_parts: names of the parts on which no output depends, such as a decoder.
         default_loss: the loss it is trained with where none is given.
+        usual_rate: the peak rate of AdamW that it is trained with, in batches of 32 and more, where none is given.
         channels_last: whether its convolutions train faster on a CPU in channels-last memory; `create_model` gives
             them that layout, in which they also keep the maps, whatever the layout of the images.
         grad_checkpointing: whether its layers are computed again in the backward pass, set by
@@ -59,6 +60,7 @@ class Network(WeightSources, nn.Module):
     unscored_parts: ClassVar[tuple[str, ...]] = ()
     channels_last: ClassVar[bool] = False
     default_loss: ClassVar[str] = "cross_entropy"
+    usual_rate: ClassVar[float] = 1e-3
 
     num_classes: int = 0
     num_features: int

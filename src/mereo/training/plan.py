@@ -36,7 +36,6 @@ class Plan:
         info: of the data.
         augmentation: of training images; None for none.
         arguments: of the network, beyond its name.
-        given: the fields that the user gave, where a second network may replace this one; otherwise None.
     """
 
     config: TrainConfig
@@ -44,7 +43,6 @@ class Plan:
     info: DatasetInfo
     augmentation: Augmentation | None
     arguments: Mapping[str, Any]
-    given: Mapping[str, Any] | None = None
 
     @property
     def device(self) -> torch.device:
