@@ -4,7 +4,6 @@ Every set is trained once with the chosen settings and once with each of the gri
 take as long. The best of the grid is chosen on the test images, which favours the grid.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ from mereo.data import dataset_info
 from mereo.errors import UsageError, check_choice
 from mereo.files import write_atomically
 from mereo.pictures import new_figure, save_figure
+from mereo.training.automatic import choose
 from mereo.training.config import TrainConfig
-from mereo.training.defaults import choose_defaults
-from mereo.training.plan import make_plan
 from mereo.training.run_folder import RunFolder
-from mereo.training.second_network import train_watched, watched
 from mereo.training.studies import finish_runs
 from papers.common.settings import Settings
 from papers.defaults.made_images import KINDS, make_folder
@@ -69,7 +66,7 @@ def _first(given: dict[str, Any], folder: Path) -> TrainConfig:
     path = folder / "first.yaml"
     if path.exists():
         return TrainConfig.from_yaml(path)
-    first = watched(choose_defaults(TrainConfig().replace(**given), given)).config
+    first = choose(TrainConfig().replace(**given), given).config
     write_atomically(path, first.to_yaml().encode())
     return first
 
@@ -79,31 +76,19 @@ def _as_long(changes: dict[str, Any], given: dict[str, Any], run: RunFolder) -> 
     if run.config.exists():
         return TrainConfig.from_yaml(run.config)
     own = {**given, **changes}
-    return choose_defaults(TrainConfig().replace(**own), own).config
-
-
-def _trained(first: TrainConfig, given: dict[str, Any], seed: int, folder: Path) -> TrainConfig:
-    """The settings of a finished run: the chosen ones, or those of the second network where the default one failed."""
-    run = RunFolder(folder / f"chosen-seed{seed}")
-    named = {"seed": seed, "name": run.path.name, "output": str(folder), "resume": True}
-    config = (TrainConfig.from_yaml(run.config) if run.config.exists() else first).replace(**named)
-    if not run.results.exists():
-        train_watched(replace(make_plan(config), given={**given, **named}))
-    return TrainConfig.from_yaml(run.config).replace(**named)
+    return choose(TrainConfig().replace(**own), own).config
 
 
 def _run(data: str, settings: Settings, folder: Path) -> dict[str, Any]:
     """One row: the chosen settings, their accuracy, and the best of the grid."""
     given = _given(data, settings)
-    first = _first(given, folder)
-    unwatched = first.replace(callbacks=())
-    planned = {("chosen", seed): _trained(first, given, seed, folder) for seed in range(settings.seeds)}
-    config = planned["chosen", 0]
-    rows = grid(unwatched)
-    for number, (label, changes) in enumerate((rows | others(unwatched)).items(), start=1):
+    config = _first(given, folder)
+    rows = {"chosen": {}, **grid(config)}
+    planned = {}
+    for number, (label, changes) in enumerate((rows | others(config)).items()):
         for seed in range(settings.seeds):
-            run = RunFolder(folder / f"grid{number}-seed{seed}")
-            base = unwatched.replace(**changes) if label in rows else _as_long(changes, given, run)
+            run = RunFolder(folder / f"{f'grid{number}' if number else label}-seed{seed}")
+            base = config.replace(**changes) if label in rows else _as_long(changes, given, run)
             planned[label, seed] = base.replace(seed=seed, name=run.path.name, output=str(folder), resume=True)
     results = finish_runs(planned, settings.say)
     accuracy = {

@@ -122,7 +122,6 @@ def test_its_options_keep_their_values_in_yaml_and_on_the_command_line(kind: typ
 @every_task
 def test_its_example_is_what_it_trains_by_default(kind: type[Task]) -> None:
     config = configuration(*given_on(["--task", kind.name]))
-    if not kind.chooses_settings:
-        assert (config.model, config.data) == (kind.example_model, kind.example_data)
-        assert all(getattr(config, name) == value for name, value in kind.settings.items())
+    assert (config.model, config.data) == (kind.example_model, kind.example_data)
+    assert all(getattr(config, name) == value for name, value in kind.settings.items())
     assert make_plan(config).task is kind

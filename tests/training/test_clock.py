@@ -1,4 +1,4 @@
-"""A training of a given time, with a clock that the test moves: ends in time, its rate follows, and resumes."""
+"""A training of a given time, with a clock that the test moves."""
 
 import csv
 

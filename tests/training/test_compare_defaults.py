@@ -10,8 +10,9 @@ import pytest
 from mereo.cli.main import main
 from mereo.data import dataset_info
 from mereo.errors import UsageError
-from mereo.training import defaults
-from mereo.training.choice import BATCH_NORM_RATE, CAPSULE_RATE, batch_for
+from mereo.models import get_model_entry
+from mereo.training import automatic
+from mereo.training.automatic import batch_for
 from mereo.training.compare import make_study
 from mereo.training.compare_defaults import CompareDefaults
 from mereo.training.studies import Study, Variant, make_plans, plan_runs
@@ -36,11 +37,11 @@ def test_epochs_and_batch_size_are_those_of_the_first_network_and_the_rate_is_it
     assert {name: second[name] for name in ("epochs", "batch_size")} == {
         name: first[name] for name in ("epochs", "batch_size")
     }
-    ratio = BATCH_NORM_RATE / CAPSULE_RATE
+    ratio = get_model_entry("resnet20").module.usual_rate / get_model_entry("mspcaps_tiny").module.usual_rate
     assert second["lr"] == pytest.approx(ratio * first["lr"], rel=0.05), "the rate follows from the kind of network"
     assert any("--epochs" in line for line in said) and said[-1].startswith("chosen for resnet20: lr ")
     # A second call measures nothing, so that it goes on with the same settings.
-    monkeypatch.setattr(defaults, "TrialStep", None)
+    monkeypatch.setattr(automatic, "TrialStep", None)
     again, said = choose(tmp_path, GIVEN, SMALL, "resnet20")
     plans = [make_plans(plan_runs(make_with(each), "compare", 1, "runs", GIVEN)) for each in (variants, again)]
     assert [plan.config for plan in plans[0].values()] == [plan.config for plan in plans[1].values()]

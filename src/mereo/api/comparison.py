@@ -17,9 +17,9 @@ from mereo.measure.side_by_side import MILD, coupling_line, measure_side_by_side
 from mereo.runtime.progress import Reporter
 from mereo.runtime.text import text_table
 from mereo.training.arguments import typed
+from mereo.training.automatic import show_setting
 from mereo.training.compare import comparison_folder
 from mereo.training.config import TrainConfig
-from mereo.training.defaults import show_setting
 from mereo.training.families import SIDE, family_networks, upright_augmentation
 from mereo.training.option_values import parse_size
 from mereo.training.run_folder import RunFolder

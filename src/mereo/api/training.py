@@ -4,6 +4,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
+from time import monotonic
 from typing import Any, get_type_hints
 
 from mereo.api.arrays import NAME, array_dataset
@@ -14,17 +15,17 @@ from mereo.models.registry import library_of
 from mereo.models.weights import read_metadata
 from mereo.runtime.printing import say
 from mereo.runtime.text import text_table
+from mereo.tasks import get_task
 from mereo.training.arguments import check_values, fit_all
+from mereo.training.automatic import Automatic, choose, follow_task
 from mereo.training.callbacks import check_callbacks
 from mereo.training.config import FIELDS, TrainConfig
-from mereo.training.defaults import Defaults, choose_defaults, follow_task, show_defaults
 from mereo.training.plan import Plan, make_plan
 from mereo.training.rate_finder import draw_rates, find_rate
 from mereo.training.recipes import apply_recipe
 from mereo.training.report import Report
 from mereo.training.results import RunResult, summary_rows
 from mereo.training.run_folder import RunFolder, check_free, check_resumable, folder_to_resume, resumed, run_name
-from mereo.training.second_network import train_watched, watched
 from mereo.training.show_estimate import announce, print_estimate
 from mereo.training.trackers import check_trackers
 from mereo.training.trainer import train as run_plan
@@ -106,8 +107,12 @@ def _started(given: Mapping[str, Any]) -> TrainConfig:
     if given.get("resume"):
         own = {name: given.get(name, getattr(TrainConfig(), name)) for name in ("name", "output")}
         named = {name: given[name] for name in ("model", "data") if name in given}
-        folder = folder_to_resume(base.replace(**named, **own))
-        if folder.config.exists():
+        candidates = [base.replace(**named, **own)]
+        if "model" not in given and (colour := get_task(base.task).colour_model) is not None:
+            candidates.append(candidates[0].replace(model=colour))
+        folders = [folder for candidate in candidates if (folder := folder_to_resume(candidate)).config.exists()]
+        if folders:
+            folder = max(folders, key=lambda found: found.config.stat().st_mtime)
             return TrainConfig.from_yaml(folder.config).replace(**own)
     return base
 
@@ -185,16 +190,18 @@ def _train(config: TrainConfig, given: Mapping[str, Any], *, from_file: bool, re
         from_file: whether it comes from a file, which leaves nothing to be chosen.
         report: shows the progress.
     """
-    # Before anything is read or timed.
+    # The time of --minutes begins before anything is read or timed.
+    began = monotonic()
     check_trackers(config.track)
     check_callbacks(config.callbacks)
     folder, first = folder_to_resume(config), os.environ.get("RANK", "0") == "0"
     if config.resume and first:
         check_resumable(folder)
     if config.dry_run or config.find_lr:
-        defaults = _defaults(config, given, from_file)
-        show_defaults(defaults, timed=False)
-        plan = defaults.plan()
+        chosen = _automatic(config, given, from_file)
+        for text in chosen.lines(timed=False):
+            say(text)
+        plan = chosen.plan()
         if config.dry_run:
             print_estimate(plan)
         else:
@@ -205,26 +212,23 @@ def _train(config: TrainConfig, given: Mapping[str, Any], *, from_file: bool, re
     shown = first and not report.silent
     if config.resume and shown and (line := resumed(folder, config)) is not None:
         say(line)
-
-    def announced(chosen: Defaults) -> Plan:
-        if shown:
-            show_defaults(chosen)
-        plan = chosen.plan()
-        if shown:
-            announce(plan, measure=chosen.choice is None or chosen.choice.seconds is None)
-        return plan
-
-    return train_watched(announced(watched(_defaults(config, given, from_file))), report, announced)
+    chosen = _automatic(config, given, from_file)
+    plan = chosen.plan()
+    if shown:
+        for text in chosen.lines():
+            say(text)
+        announce(plan, measure=chosen.seconds is None)
+    return run_plan(plan, report, began=began)
 
 
-def _defaults(config: TrainConfig, given: Collection[str], from_file: bool) -> Defaults:
+def _automatic(config: TrainConfig, given: Collection[str], from_file: bool) -> Automatic:
     """The configuration with its open settings chosen; a file, a recipe and the run to resume leave none open."""
     if from_file or config.recipe is not None or config.resume:
         if "minutes" not in given or config.resume:
-            return Defaults(config)
+            return Automatic(config)
         # With a time of its own only the number of epochs follows from it.
         given = {*given, *FIELDS} - ({"epochs"} - {*given})
-    return choose_defaults(config, given)
+    return choose(config, given)
 
 
 def _find_rate(plan: Plan) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from mereo.data.sets import is_dataset
 from mereo.errors import UsageError
-from mereo.tasks import get_task
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.figures import read_results
 from mereo.training.option_values import show_arguments, show_size
@@ -39,13 +38,15 @@ def read_record(weights: Path) -> dict[str, Any]:
     which = "last" if weights.name == folder.last.name else "best"
     kept = ("parameters", "chosen_on", "best_epoch", "train_images", "seconds", "device", "torch")
     figures = {"test": results[f"test_{which}"], **{name: results[name] for name in kept}}
-    figures |= {"which": which, "epochs": config.epochs}
+    # A training of given minutes ends before the epochs that it may have at most.
+    ran = config.replace(epochs=results.get("epochs", config.epochs), minutes=None)
+    figures |= {"which": which, "epochs": ran.epochs}
     if which == "last":
         figures["chosen_on"] = "last epoch"
     task: dict[str, Any] = {} if config.task == "classification" else {"task": config.task}
     if config.task_options:
         task["task_options"] = config.task_options
-    return {**task, "data": config.data, "seed": config.seed, "results": figures, "command": command_of(config)}
+    return {**task, "data": config.data, "seed": config.seed, "results": figures, "command": command_of(ran)}
 
 
 def _still_filled_in(given: Mapping[str, Any], base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def command_of(config: TrainConfig) -> str:
         if name not in STATED_FIRST | INCIDENTAL and (value := getattr(config, name)) != getattr(base, name)
     }
     stated = _still_filled_in(given, base, config)
-    if config.recipe not in RECIPES and get_task(config.task).chooses_settings:
+    if config.recipe not in RECIPES:
         known = {name: getattr(config, name) for name in CHOSEN}
         stated |= {name: value for name, value in known.items() if value not in (None, ("auto",))}
     for name, value in sorted(stated.items(), key=lambda item: [*FIELDS].index(item[0])):

@@ -141,6 +141,8 @@ def run_comparison(
     info = next(iter(plans.values())).info
     defaults = CompareDefaults(overrides, comparison_folder(overrides["data"], output), info, say)
     study = defaults.apply(study)
+    # All networks are trained for as many epochs as the given time allows the first one.
+    overrides = {name: value for name, value in overrides.items() if name != "minutes"}
     plans = make_plans(plan_runs(study, "compare", seeds, output, overrides), info)
     chosen = choose_plain([plans[label, 0] for label in study.variants], list(study.variants), plain)
     if chosen is not None:

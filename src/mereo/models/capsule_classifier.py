@@ -27,6 +27,7 @@ class CapsuleClassifier(VisionModel):
     unscored_parts: ClassVar[tuple[str, ...]] = ("decoder",)
     scores_are_lengths: ClassVar[bool] = True
     default_loss = "margin"
+    usual_rate = 3e-3
 
     decoder: nn.Module | None
 

@@ -61,6 +61,7 @@ class Network(WeightSources, nn.Module):
         classifier_parts: names of the attributes of which it is made.
         unscored_parts: names of the parts on which no output depends, such as a decoder.
         default_loss: the loss it is trained with where none is given.
+        usual_rate: the peak rate of AdamW that it is trained with, in batches of 32 and more, where none is given.
         channels_last: whether its convolutions are faster on a CPU in channels-last memory. Images are then converted
             to it, whatever their layout, and the maps keep it; training also converts the filters of convolutions.
             `create_model` leaves them contiguous, as files of weights need them.
@@ -76,6 +77,7 @@ class Network(WeightSources, nn.Module):
     unscored_parts: ClassVar[tuple[str, ...]] = ()
     channels_last: ClassVar[bool] = False
     default_loss: ClassVar[str] = "cross_entropy"
+    usual_rate: ClassVar[float] = 1e-3
 
     num_classes: int = 0
     num_features: int

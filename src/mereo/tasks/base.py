@@ -172,10 +172,10 @@ class Task(ABC):
         unit: what the entries of its data are called, in reports.
         losses: names that `loss` may take in a configuration; empty where the task has one loss only.
         example_model: a network of the catalogue that it can train, the default of `mereo train --task NAME`.
+        colour_model: its default network for images in colour, where that is another one.
         example_data: a data set in the package that it can be trained on, the default as well.
         settings: other defaults of `mereo train --task NAME`, by the names of fields of a configuration.
         example_settings: more of them, for the example data.
-        chooses_settings: whether batch size, learning rate, epochs and the like are chosen from the data instead.
         train_metrics: whether the metrics of the training images are kept too; not where they take long.
         evaluated_at_once: least number of samples that are evaluated at once; a batch of the training if that is more.
         most_drawn: samples of a picture of predictions.
@@ -192,11 +192,11 @@ class Task(ABC):
     losses: ClassVar[tuple[str, ...]] = ()
     unit: ClassVar[str] = "images"
     example_model: ClassVar[str] = "mspcaps_tiny"
+    colour_model: ClassVar[str | None] = None
     example_data: ClassVar[str] = "digits"
     Options: ClassVar[type[Any]] = NoOptions
     settings: ClassVar[Mapping[str, Any]] = NOTHING
     example_settings: ClassVar[Mapping[str, Any]] = NOTHING
-    chooses_settings: ClassVar[bool] = False
     train_metrics: ClassVar[bool] = True
     evaluated_at_once: ClassVar[int] = 256
     most_drawn: ClassVar[int] = 32

@@ -156,7 +156,8 @@ class Classification(Task):
     chooses = ("accuracy", "max")
     is_share = True
     scores_classes = True
-    chooses_settings = True
+    # Capsules on small maps learn shapes, textures and numbers of things too slowly.
+    colour_model = "resnet20"
     losses = LOSSES
 
     @property

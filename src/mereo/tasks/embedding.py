@@ -133,7 +133,7 @@ class Embedding(Task):
     Options = EmbeddingOptions
     example_model = "embedding_resnet20"
     example_data = "glyphs"
-    settings: ClassVar[Mapping[str, Any]] = {"batch_size": 128, "lr": 3e-3}
+    settings: ClassVar[Mapping[str, Any]] = {"batch_size": 128}
     example_settings: ClassVar[Mapping[str, Any]] = {"epochs": 6}
     train_metrics = False
     most_drawn = 512

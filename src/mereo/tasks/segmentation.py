@@ -156,8 +156,8 @@ class Segmentation(Task):
     Options = SegmentationOptions
     example_model = "unet_small"
     example_data = "shape_masks"
-    settings: ClassVar[Mapping[str, Any]] = {"batch_size": 16, "epochs": 15, "lr": 4e-3}
-    example_settings: ClassVar[Mapping[str, Any]] = {"img_size": 32}
+    settings: ClassVar[Mapping[str, Any]] = {"batch_size": 16}
+    example_settings: ClassVar[Mapping[str, Any]] = {"img_size": 32, "epochs": 15}
     evaluated_at_once = 16
     most_drawn = 16
 

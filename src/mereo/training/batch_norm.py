@@ -173,15 +173,6 @@ def restore_batch_norms(model: nn.Module) -> None:
     _replace(model, _SHARED, lambda norm: _twin(norm, norm.plain) if hasattr(norm, "plain") else norm)
 
 
-def normalises_batches(model: nn.Module) -> bool:
-    """Whether a network normalises by statistics of the batch only, as most convolutional networks do."""
-    modules = list(model.modules())
-    others = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules) and not any(
-        isinstance(m, others) for m in modules
-    )
-
-
 def statistics_note(model: nn.Module, *, processes: int, parts: int, batch_size: int) -> str | None:
     """A note on the images that batch statistics are computed over, if that is not the whole batch; otherwise None.
 

@@ -5,7 +5,6 @@ from typing import Any, Protocol
 
 from mereo.errors import UsageError, unknown
 from mereo.models.weights import read_metadata
-from mereo.training.learning import Learning
 
 
 class Callback(Protocol):
@@ -29,7 +28,7 @@ class Callback(Protocol):
         """Continue from a saved state."""
 
 
-CALLBACKS: dict[str, Callable[[], Callback]] = {"learning": Learning}
+CALLBACKS: dict[str, Callable[[], Callback]] = {}
 
 
 def register_callback(name: str, make: Callable[[], Callback]) -> None:
@@ -43,7 +42,7 @@ def check_callbacks(names: Sequence[str]) -> None:
     """UsageError with the nearest names for a callback that is not registered."""
     for name in names:
         if name not in CALLBACKS:
-            raise unknown("callback", name, CALLBACKS)
+            raise unknown("callback", name, CALLBACKS or ("none; register_callback adds one",))
 
 
 def restore_callbacks(callbacks: Mapping[str, Callback], trainer: Any) -> None:

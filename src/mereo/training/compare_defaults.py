@@ -9,15 +9,15 @@ from typing import Any
 from mereo.data import DatasetInfo
 from mereo.errors import UsageError
 from mereo.files import read_regular, write_atomically
+from mereo.training.automatic import Automatic, choose, show_setting
 from mereo.training.config import FIELDS, TrainConfig
-from mereo.training.defaults import Defaults, choose_defaults, show_setting
 from mereo.training.studies import Study, Variant
 
 NAME = "defaults.json"
 """The file in the folder of a comparison that keeps what was chosen, because the time of a step differs each time."""
 PLACES = ("device", "data_root")
 """Fields that may differ in a later call."""
-SHARED = ("minutes", "epochs", "batch_size", "precision", "validation_fraction")
+SHARED = ("epochs", "batch_size", "precision", "validation_fraction")
 """Settings of the first network that all others take; the other settings follow from these, the data and a network."""
 _LONGEST_FILE = 2**20
 
@@ -61,7 +61,7 @@ class CompareDefaults:
             if label not in networks:
                 taken = self._of_the_first()
                 defaults = self._choose(variant, taken)
-                chosen = {} if defaults.choice is None else dict(defaults.choice.values)
+                chosen = {name: getattr(defaults.config, name) for name in defaults.reasons}
                 if not networks:
                     lines = defaults.lines(timed=False)
                 elif chosen:
@@ -82,12 +82,12 @@ class CompareDefaults:
         first: dict[str, Any] = next(iter(self.kept["networks"].values()), {})
         return {name: value for name, value in first.items() if name in SHARED}
 
-    def _choose(self, variant: Variant, taken: Mapping[str, Any]) -> Defaults:
+    def _choose(self, variant: Variant, taken: Mapping[str, Any]) -> Automatic:
         """The settings of a network that are not given."""
         given = {**taken, **variant.changes, **self.overrides, "model_args": dict(variant.model_args)}
         if "img_size" in variant.model_args:
             given.pop("img_size", None)
-        return choose_defaults(TrainConfig().replace(**given), given, self.info)
+        return choose(TrainConfig().replace(**given), given, self.info, by_clock=False)
 
 
 def _read(path: Path) -> dict[str, Any]:

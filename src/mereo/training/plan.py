@@ -37,7 +37,6 @@ class Plan:
         info: of the data.
         augmentation: of training images; None for none.
         arguments: of the network, beyond its name.
-        given: the fields that the user gave, where a second network may replace this one; otherwise None.
     """
 
     config: TrainConfig
@@ -45,7 +44,6 @@ class Plan:
     info: DatasetInfo
     augmentation: Augmentation | None
     arguments: Mapping[str, Any]
-    given: Mapping[str, Any] | None = None
 
     @property
     def device(self) -> torch.device:

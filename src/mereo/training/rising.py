@@ -49,7 +49,8 @@ def still_rising(history: Sequence[Mapping[str, Any]], task: Task, config: Train
         return None
     what = f"{'validation' if name.startswith('val') else 'training'} {metric}"
     command = ["mereo", "train", str(folder / "config.yaml"), "--weights", str(folder)]
-    command += ["--epochs", str(config.epochs)]
+    longer = ["--epochs", str(config.epochs)] if config.minutes is None else ["--minutes", f"{config.minutes:g}"]
+    command += longer
     if config.name is not None:
         command += ["--name", f"{config.name}-longer"]
     return (

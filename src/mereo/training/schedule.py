@@ -23,15 +23,16 @@ class Clock:
 
     Args:
         minutes: that the training may take; None for a given number of epochs, which ends no epoch early.
+        began: start of the training by `time.monotonic`; now by default.
 
     Attributes:
         setup: seconds before the first step, for reading the data.
         reserve: seconds that are kept for the evaluations after the last step.
     """
 
-    def __init__(self, minutes: float | None = None) -> None:
+    def __init__(self, minutes: float | None = None, began: float | None = None) -> None:
         self.total = None if minutes is None else 60 * minutes
-        self.began, self.setup, self.reserve = monotonic(), 0.0, 0.0
+        self.began, self.setup, self.reserve = monotonic() if began is None else began, 0.0, 0.0
 
     @property
     def elapsed(self) -> float:

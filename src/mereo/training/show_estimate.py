@@ -28,11 +28,18 @@ def print_estimate(config: TrainConfig | Plan) -> None:
     if seconds is None:
         _print_size(estimated, plan.task.unit)
         return
-    epochs = counted(estimated.epochs, "epoch")
     _print_rows(
         ("an epoch", f"about {duration(seconds)} for {estimated.images:,} {plan.task.unit}"),
-        ("the run", f"about {duration(seconds * estimated.epochs)} for {epochs}, without evaluation"),
+        ("the run", _whole(estimated, seconds, plan.config.minutes)),
     )
+
+
+def _whole(estimated: Estimate, seconds: float, minutes: float | None) -> str:
+    """The time of a run and its epochs, from the seconds of one."""
+    if minutes is not None and 60 * minutes < seconds * estimated.epochs:
+        return f"{duration(60 * minutes)}, about {counted(max(round(60 * minutes / seconds), 1), 'epoch')}"
+    epochs = counted(estimated.epochs, "epoch")
+    return f"about {duration(seconds * estimated.epochs)} for {epochs}, without evaluation"
 
 
 def announce(config: TrainConfig | Plan, *, measure: bool = True) -> None:

@@ -71,31 +71,34 @@ SHOWN = 32
 """Images on the pictures of training and test images."""
 
 
-def train(config: TrainConfig | Plan, report: Report | None = None, *, pictures: bool = True) -> RunResult:
+def train(
+    config: TrainConfig | Plan, report: Report | None = None, *, pictures: bool = True, began: float | None = None
+) -> RunResult:
     """Train a network as configured and return the result; the same as `mereo train`.
 
     Args:
         config: of the training.
         report: shows the progress.
         pictures: draw the curves and some images into the run folder.
+        began: start of a training of given minutes, by `time.monotonic`; now by default.
     """
     main = int(os.environ.get("RANK", "0")) == 0
     report = report or Report(silent=not main)
     plan = as_plan(config)
+    clock = Clock(plan.config.minutes, began)
     with claimed(plan.config) as folder:
         try:
-            return _train_in(folder, plan, report, pictures)
+            return _train_in(folder, plan, report, clock, pictures=pictures)
         except KeyboardInterrupt as stop:
             if not folder.state.exists():
                 raise
             raise KeyboardInterrupt(f"stopped. Continue with: mereo train {folder.path} --resume") from stop
 
 
-def _train_in(folder: RunFolder, plan: Plan, report: Report, pictures: bool) -> RunResult:
+def _train_in(folder: RunFolder, plan: Plan, report: Report, clock: Clock, *, pictures: bool) -> RunResult:
     check_trackers(plan.config.track)
     check_callbacks(plan.config.callbacks)
     resumed = plan.config.resume and folder.state.exists()
-    clock = Clock(plan.config.minutes)
     setup = prepare(plan, progress=reading_progress(report), cache=folder.path, resumed=resumed)
     for line in describe_setup(setup):
         report.say(line)
@@ -557,6 +560,7 @@ class Trainer:
             "model": config.model,
             "data": config.data,
             "parameters": sum(p.numel() for p in self.model.parameters()),
+            "epochs": len(self.history),
             "best_epoch": self.best["epoch"] if self.best else None,
             "chosen_on": chosen_on,
             "test_best": test_best.to_dict(),

@@ -61,6 +61,8 @@ class MSPCapsHead(OnBackbone, MultiScaleCapsules):
     Reference: arXiv:2508.16922.
     """
 
+    usual_rate = 7e-3
+
     def __init__(
         self,
         num_classes: int = 10,

@@ -48,7 +48,8 @@ def plain_entry(library: str, network: str) -> PlainEntry:
         {
             "__module__": PlainNetwork.__module__, "__doc__": PlainNetwork.__doc__,
             "library_name": library, "network_name": network, "first_conv": f"network.{first}",
-            "fixed_input_size": facts.fixed, "classifier": parts[0], "classifier_parts": parts,
+            "usual_rate": _usual_rate(outline), "fixed_input_size": facts.fixed,
+            "classifier": parts[0], "classifier_parts": parts,
         },
     )  # fmt: skip
     parameters = sum(parameter.numel() for parameter in outline.parameters())
@@ -59,6 +60,14 @@ def plain_entry(library: str, network: str) -> PlainEntry:
         mean=tuple(how["mean"]), std=tuple(how["std"]), interpolation=how["interpolation"], crop_pct=how["crop_pct"],
         tiny={}, size=facts.size,
     )  # fmt: skip
+
+
+def _usual_rate(network: nn.Module) -> float:
+    """Twice the usual rate for a network that normalises by statistics of the batch only, as convolutional ones do."""
+    modules = list(network.modules())
+    of_batch = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
+    others = any(isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm) for module in modules)
+    return 2 * PlainNetwork.usual_rate if of_batch and not others else PlainNetwork.usual_rate
 
 
 def _classifier(network: nn.Module) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class CifarResNet(VisionModel):
 
     first_conv = "stem.0"
     fixed_input_size = False
+    usual_rate = 7e-3
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ class EmbeddingNetwork(OnBackbone):
     """
 
     output_kind: ClassVar[str] = "embedding"
+    usual_rate = 3e-3
 
     def __init__(
         self,

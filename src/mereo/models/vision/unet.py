@@ -38,6 +38,7 @@ class UNet(VisionModel):
 
     first_conv = "stem.0"
     fixed_input_size = False
+    usual_rate = 5.6e-3
     output_kind: ClassVar[str] = "maps"
 
     def __init__(

@@ -1,0 +1,118 @@
+"""What is known of a data set before it is read, from its list and a sample of its images."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from mereo.data.registry import DatasetInfo
+from mereo.data.stream import as_source
+
+COLOUR, GREY, TEXT = "photographs", "grey images", "text or drawings"
+SAMPLE, SIDE, MOST_PIXELS = 48, 128, 4e7
+"""Images that are looked at, the size at which they are, and pixels after which no further one is decoded."""
+COLOURLESS = 6.0
+"""Mean distance between the channels of a pixel, of 255, below which images are grey."""
+NEAR, PLAIN_SHARE = 20, 0.65
+"""Text has at least this share of its pixels near the commonest value."""
+DIRECTIONS = frozenset({"left", "right"})
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Facts on which the choice of settings is based.
+
+    Attributes:
+        images: to train on, per epoch.
+        num_classes: how many classes.
+        classes: training images of each class by name; empty where only the number of classes is known.
+        largest: the longest side of the sampled images; None where unknown.
+        kind: COLOUR, GREY or TEXT; None where no image was looked at.
+        colour: whether the images are in colour.
+    """
+
+    images: int
+    num_classes: int
+    classes: Mapping[str, int] = field(default_factory=dict)
+    largest: int | None = None
+    kind: str | None = None
+    colour: bool = False
+
+    @property
+    def mirrored_means_another(self) -> bool:
+        """Whether a mirrored image may belong to another class: text, signs named by one character, directions."""
+        words = {word for name in self.classes for word in name.lower().replace("-", "_").split("_")}
+        signs = bool(self.classes) and all(len(name) == 1 for name in self.classes)
+        return self.kind == TEXT or signs or bool(words & DIRECTIONS)
+
+    def augmentation(self, side: int) -> tuple[tuple[str, ...], str]:
+        """The augmentation of images of a side, and why."""
+        crop = f"crop={max(side // 8, 1)}"
+        if self.kind is None:
+            return ("auto",), "that of the data set"
+        if self.kind == TEXT:
+            return ("zoom=0.75:1",), "text or drawings: never mirrored, no black borders"
+        if self.mirrored_means_another:
+            return (crop,), f"{self.kind} whose class names are signs or directions: not mirrored"
+        return (crop, "flip"), self.kind
+
+
+def kind_of_images(images: Sequence[npt.NDArray[np.uint8]]) -> str:
+    """Photographs, grey images, or text and drawings.
+
+    Shapes: images uint8 (height, width, 3).
+    """
+    if np.mean([(i.max(2).astype(np.int64) - i.min(2)).mean() for i in images]) >= COLOURLESS:
+        return COLOUR
+    greys = [image[..., 0].astype(np.int64) for image in images]
+    shares = [(np.abs(grey - np.bincount(grey.ravel()).argmax()) <= NEAR).mean() for grey in greys]
+    return TEXT if np.median(shares) >= PLAIN_SHARE else GREY
+
+
+def data_facts(info: DatasetInfo, images: int) -> DataFacts:
+    """The facts about a data set; a few images of a path are decoded.
+
+    Args:
+        info: of the data.
+        images: to train on, per epoch.
+    """
+    from PIL import Image
+
+    from mereo.data.decode import FORMATS, decode
+
+    largest = None if info.size is None else max(info.size)
+    facts = DataFacts(images, info.num_classes, largest=largest, colour=info.in_chans == 3)
+    if info.opened is not None:
+        split, names = info.opened.splits["train"], info.opened.class_names
+    elif info.layout is not None:
+        split, names = info.layout[0]["train"], info.layout[1]
+    else:
+        return facts
+    if "labels" in info.fields:
+        counts = np.bincount(split.labels.numpy(), minlength=len(names)).tolist()
+        facts = replace(facts, num_classes=len(names), classes=dict(zip(names, counts, strict=True)))
+    source = as_source(split)
+    if source is None:
+        return facts
+    # Where neighbours are read together, the first ones: distant ones would read all of their neighbours too.
+    last = min(SAMPLE, len(source)) - 1 if source.store.sequential else len(source) - 1
+    sides, pixels, looked = list[int](), 0, list[npt.NDArray[np.uint8]]()
+    for place in np.unique(np.linspace(0, last, SAMPLE).round().astype(int)).tolist():
+        try:
+            with source.open(place) as stream, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with Image.open(stream, formats=FORMATS) as image:
+                    side, pixels = max(image.size), pixels + math.prod(image.size)
+                if pixels <= MOST_PIXELS or not looked:
+                    stream.seek(0)
+                    looked.append(decode(stream, (SIDE, SIDE), 3).transpose(1, 2, 0))
+        except Exception:  # reported when the file is read
+            continue
+        sides.append(side)
+    if not looked:
+        return facts
+    kind = kind_of_images(looked)
+    return replace(facts, largest=max(sides), kind=kind, colour=kind == COLOUR)

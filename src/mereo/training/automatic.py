@@ -1,0 +1,300 @@
+"""The settings of a training that are not given, chosen before it starts, each with its reason.
+
+A task states its networks, its data and usual settings; a network its rate, its loss and the size of its images; data
+their augmentation. The rest follows from the number of images, a sample of them, and the measured time of a step. All
+are plain numbers that the run folder keeps, so that a run is resumed and repeated as it was.
+"""
+
+import math
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from mereo.data import DatasetInfo, dataset_info
+from mereo.data.characters import are_signs
+from mereo.data.facts import TEXT, DataFacts, data_facts
+from mereo.errors import UsageError
+from mereo.escape import for_terminal
+from mereo.models import get_model_entry
+from mereo.models.registry import outline
+from mereo.runtime.text import counted, duration
+from mereo.tasks.base import Task, get_task, task_for
+from mereo.training.backend import has_bfloat16
+from mereo.training.config import TrainConfig
+from mereo.training.estimate import estimate
+from mereo.training.option_values import show_size
+from mereo.training.plan import Plan, make_plan, training_images
+from mereo.training.setup import BLACK
+from mereo.training.trial_step import TrialStep
+
+MINUTES, MOST_MINUTES, IMAGES = 1.5, 20.0, 2500
+"""Time of a training by default: in proportion to the images, the least for up to this many."""
+LEAST_EPOCHS, ENOUGH_EPOCHS, ENOUGH_STEPS, AT_MOST = 15, 60, 2500, 10
+"""Epochs that a network needs to learn; epochs, or steps of few images, beyond which little is gained, and how many
+times these a training of a given time has at most."""
+EPOCHS_TO_ENLARGE, LARGER = 40, (2.0, 1.5)
+"""Epochs of larger images that must fit for them to be chosen, and their sides divided by that of the network."""
+LARGE, SMALLER, MULTIPLE = 64, (0.75, 0.5, 0.3), 32
+"""Networks of larger images get smaller ones, multiples of 32, where LEAST_EPOCHS of their own do not fit."""
+STEP, EVALUATION, EPOCH = 1.1, 0.35, 0.15
+"""Time of a step and of an evaluation, by that of a forward and backward pass, and the other seconds of an epoch."""
+FASTER, TIMED_SECONDS = 0.8, 0.45
+"""bfloat16 is chosen where a step takes at most this share of its time; seconds spent on measuring that."""
+FINE_TUNING, WARMUP_STEPS = 1 / 3, 20
+"""Factor of the rate where weights are given; steps of a warm-up at least."""
+SHOWN = 20
+"""Classes that are listed by name."""
+
+Seconds = Callable[[int | None, str], float]
+"""Measured seconds of training for one image of a side, None for the size that is given, with a precision."""
+
+
+def batch_for(images: int, parts: int = 1) -> int:
+    """Images of a step: 32 to 128, a power of two of which a small data set has several, times the parts of a batch."""
+    bound = max(min(max(images // 375, 32), 128, images // 4), min(4, images), 1)
+    return int(parts * max(2 ** int(math.log2(bound)) // parts, 1))
+
+
+def rate_for(config: TrainConfig, usual: float, batch_size: int) -> float:
+    """The peak rate from the usual one of a network: it falls with the root of batches below 32."""
+    if config.optimizer not in ("adamw", "adam"):
+        return config.lr
+    rate = usual if config.weights is None else FINE_TUNING * usual
+    return float(f"{rate * min(math.sqrt(batch_size / 32), 1.0):.1e}")
+
+
+def sides_for(own: int, largest: int | None) -> list[int]:
+    """Sides of images that may be chosen for a network of a side, the largest first.
+
+    Args:
+        own: side of the network.
+        largest: of the sides of the images, which are not enlarged where that can be avoided.
+    """
+    if own <= LARGE:
+        return [side for factor in LARGER if largest and (side := round(factor * own)) <= largest] + [own]
+    sides = [own, *(max(int(factor * own) // MULTIPLE, 1) * MULTIPLE for factor in SMALLER)]
+    return [side for side in sides if largest is None or side <= max(largest, LARGE)] or sides[-1:]
+
+
+def epochs_of(config: TrainConfig, facts: DataFacts, each: float, minutes: float) -> float:
+    """Epochs that fit into a time, evaluations included, from the seconds of one image."""
+    fraction = 0.0 if config.paper_protocol else config.validation_fraction
+    held_out = facts.images * fraction / max(1 - fraction, 0.1)
+    return 60 * minutes / (each * (STEP * facts.images + EVALUATION * held_out) + EPOCH)
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """A configuration with its open settings chosen.
+
+    Attributes:
+        config: all of it explicit but what a plan resolves.
+        info: of the data, so that it need not be scanned again; None where nothing was chosen.
+        facts: from which the settings were chosen; None where nothing was.
+        reasons: of the settings that were chosen, by name.
+        seconds: that the training is expected to take; None where not measured.
+    """
+
+    config: TrainConfig
+    info: DatasetInfo | None = None
+    facts: DataFacts | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = None
+
+    def plan(self) -> Plan:
+        """The plan of the training."""
+        return make_plan(self.config, self.info)
+
+    def lines(self, *, timed: bool = True) -> list[str]:
+        """Lines to print before the start: classes, sizes, every setting with its reason, and the expected time."""
+        config, facts = self.config, self.facts
+        if facts is None:
+            return []
+        unit, kind = get_task(config.task).unit, f" ({facts.kind})" if facts.kind else ""
+        # The classes are counted before images are held out or limited.
+        total = sum(facts.classes.values())
+        some = f"{facts.images:,} of {total:,}" if facts.images < total else f"{facts.images:,}"
+        classes = f"{facts.num_classes} classes, " if unit == "images" else ""
+        lines = [f"{config.data}: {classes}{some} {unit} to train on{kind}"]
+        if facts.classes:
+            shown = [f"{for_terminal(name)} {count:,}" for name, count in [*facts.classes.items()][:SHOWN]]
+            more = [f"and {len(facts.classes) - SHOWN} more"] if len(facts.classes) > SHOWN else []
+            lines.append("  " + ", ".join([*shown, *more]))
+        rows = sorted(
+            (f"--{name.replace('_', '-')} {show_setting(name, getattr(config, name))}", reason)
+            for name, reason in self.reasons.items()
+        )
+        lines += [f"chosen for {config.model} on this data; any option given is kept:"] if rows else []
+        width = max((len(words) for words, _ in rows), default=0)
+        lines += [f"  {words:<{width}}  {reason}" for words, reason in rows]
+        if timed and self.seconds is not None:
+            lines.append(f"expected time: {duration(self.seconds)}, with the evaluation of each epoch")
+        # Signs are pointed out when the images are read.
+        if facts.kind == TEXT and not are_signs(tuple(facts.classes)):
+            used = {text.partition("=")[0] for text in config.augment}
+            if "flip" in used:
+                lines.append("flip mirrors the images, which look like text or drawings; leave it out of --augment")
+            if black := sorted(used & BLACK):
+                puts = "puts" if len(black) == 1 else "put"
+                lines.append(f"{' and '.join(black)} {puts} black borders on images that look like text or drawings")
+        return lines
+
+
+def show_setting(name: str, value: Any) -> str:
+    """The value of a field as text, as an option takes it."""
+    if isinstance(value, tuple):
+        return show_size(value) if name == "img_size" else " ".join(value)
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def stated_by(task: type[Task], given: Collection[str]) -> dict[str, Any]:
+    """The settings that a task states, beside those that are given; a given time replaces a number of epochs."""
+    stated = {**task.settings, **({} if "data" in given else task.example_settings)}
+    kept = {*given, *({"epochs"} if "minutes" in given else ())}
+    return {name: value for name, value in stated.items() if name not in kept}
+
+
+def follow_task(config: TrainConfig, given: Collection[str]) -> TrainConfig:
+    """The configuration with what its task states, in place of what is not given."""
+    task = get_task(config.task)
+    named = {"model": task.example_model, "data": task.example_data, **stated_by(task, given)}
+    return config.replace(**{name: value for name, value in named.items() if name not in given})
+
+
+class Chooser:
+    """Collects the values of the fields that are not given, each with its reason."""
+
+    def __init__(self, config: TrainConfig, given: Collection[str], facts: DataFacts) -> None:
+        self.config, self.given, self.facts = config, given, facts
+        self.reasons: dict[str, str] = {}
+
+    def put(self, name: str, value: Any, reason: str) -> None:
+        """Choose the value of a field, unless it is given."""
+        if name not in self.given:
+            self.config, self.reasons[name] = self.config.replace(**{name: value}), reason
+
+    def length(self, sides: Sequence[int | None], own: int | None, steps: int, seconds: Seconds, clock: bool) -> float:
+        """Choose the size of the images and the number of epochs by the measured time; returns the expected seconds.
+
+        Args:
+            sides: that may be chosen, the largest first.
+            own: side of the network.
+            steps: of an epoch.
+            seconds: measures the time of an image.
+            clock: whether a given time is kept by a clock.
+        """
+        given = self.config.minutes
+        minutes = given or round(min(max(self.facts.images / IMAGES, 1) * MINUTES, MOST_MINUTES), 2)
+        for side in sides:
+            fitting = epochs_of(self.config, self.facts, seconds(side, self.config.precision), minutes)
+            if fitting >= (EPOCHS_TO_ENLARGE if side and own and side > own else LEAST_EPOCHS):
+                break
+        if side is not None and own is not None:
+            why = f"{EPOCHS_TO_ENLARGE} epochs of them fit" if side > own else "of larger ones fewer epochs fit"
+            self.put("img_size", side, "size of the network" if side == own else why)
+        enough = max(ENOUGH_EPOCHS, math.ceil(ENOUGH_STEPS / steps))
+        fewer = f", and {LEAST_EPOCHS} are better: give more --minutes" if fitting < LEAST_EPOCHS else ""
+        if given and clock:
+            self.put("epochs", AT_MOST * enough, f"at most; {given:g} minutes allow about {max(fitting, 1):.0f}{fewer}")
+            return 60 * given
+        most, least = (AT_MOST * enough, 1) if given else (enough, LEAST_EPOCHS)
+        # Small differences in the measured time rarely change multiples of five.
+        epochs = int(min(max(fitting - (fitting > 20) * (fitting % 5), least), most))
+        why = f"what {minutes:g} minutes allow{fewer}" if epochs < most else "more would gain little"
+        if epochs > fitting:
+            why = f"longer than {minutes:g} minutes, because fewer would hardly learn"
+        self.put("epochs", epochs, f"{counted(steps * epochs, 'step')}, {why}")
+        self.config = self.config.replace(minutes=None)
+        return 60 * minutes * epochs / fitting
+
+    def arithmetic(self, side: int | None, seconds: Seconds) -> None:
+        """Choose the precision by its speed on images of a side."""
+        if "precision" not in self.given:
+            ratio = seconds(side, "fp32") / seconds(side, "bf16")
+            faster = f"bf16 is {ratio:.1f} times as fast as fp32 on this machine"
+            self.put("precision", "bf16" if FASTER * ratio >= 1 else "fp32", faster)
+
+    def warmup(self, steps: int) -> None:
+        """Choose the warm-up of epochs of so many steps."""
+        epochs = self.config.epochs
+        if self.config.warmup_steps is None:
+            warmup = min(max(min(1.0, epochs / 10), WARMUP_STEPS / steps), max(epochs / 5, 0.1))
+            self.put("warmup_epochs", round(warmup, 2), counted(round(warmup * steps), "step"))
+
+
+def choose(
+    config: TrainConfig, given: Collection[str], info: DatasetInfo | None = None, *, by_clock: bool = True
+) -> Automatic:
+    """Choose the settings that are not given from the task, the network, the data and a timed step.
+
+    Several processes could measure different times, so they take the number of epochs of `TrainConfig`.
+
+    Args:
+        config: with defaults where nothing is given.
+        given: names of the fields that were given, by an option or in Python.
+        info: of the data, where that is known already.
+        by_clock: whether a training of given minutes follows a clock; otherwise its number of epochs is fixed here.
+    """
+    config.check()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1 and "minutes" in given:
+        raise UsageError(
+            f"minutes is {config.minutes:g} with {processes} processes, which take one time; give --epochs."
+        )
+    config = follow_task(config, given)
+    module = get_model_entry(config.model).module
+    task = task_for(module, config.task)
+    if info is None:
+        info = dataset_info(config.data, config.data_root, inputs=module.input_kind, unseen=task.unseen_classes)
+    facts = data_facts(info, training_images(config, info))
+    chooser = Chooser(config, {*given, *stated_by(task, given)}, facts)
+    if facts.colour and task.colour_model and not {"model", "model_args", "weights"} & {*given}:
+        chooser.put("model", task.colour_model, "images in colour")
+    # Before anything is measured, so that an invalid setting is reported at once.
+    plan, entry = make_plan(chooser.config, info), get_model_entry(chooser.config.model)
+    facts = chooser.facts = replace(facts, images=training_images(config, plan.info))
+    batch_size = batch_for(facts.images, config.accumulate * processes)
+    chooser.put("batch_size", batch_size, f"{facts.images:,} {task.unit} to train on")
+    start = " and these weights" if config.weights is not None else ""
+    rate = rate_for(chooser.config, entry.module.usual_rate, chooser.config.batch_size)
+    chooser.put("lr", rate, f"for {entry.name}{start} in batches of {chooser.config.batch_size}")
+    steps, base = max(facts.images // chooser.config.batch_size, 1), chooser.config
+
+    def sized(side: int | None) -> TrainConfig:
+        return base if side is None else base.replace(img_size=side)
+
+    @cache
+    def seconds(side: int | None, precision: str) -> float:
+        return TrialStep(make_plan(sized(side).replace(precision=precision), info)).image_seconds(TIMED_SECONDS)
+
+    own = entry.defaults.get("img_size")
+    if config.weights is not None or not isinstance(own, int) or "img_size" in {*chooser.given, *config.model_args}:
+        own = None
+    expected, estimated = None, estimate(TrialStep(plan), measure=False, operations=False)
+    # What does not fit into memory is not timed; a warning follows before the training.
+    if "epochs" not in chooser.given and processes == 1 and estimated.memory <= estimated.available:
+        wanted: Sequence[int | None] = [None] if own is None else sides_for(own, facts.largest)
+        sides = [side for side in wanted if side == own or _can_take(make_plan(sized(side), info))] or [own]
+        if has_bfloat16(plan.device):
+            chooser.arithmetic(sides[-1], seconds)
+        expected = chooser.length(sides, own, steps, seconds, by_clock)
+    elif own is not None:
+        chooser.put("img_size", own, "size of the network")
+    chooser.warmup(steps)
+    if module.input_kind == "images":
+        side = chooser.config.img_size or own or 32
+        chooser.put("augment", *facts.augmentation(min(side) if isinstance(side, tuple) else side))
+    if facts.classes and max(facts.classes.values()) < 2 and not config.paper_protocol:
+        chooser.put("validation_fraction", 0.0, "no class has two images")
+    return Automatic(chooser.config, info, facts, chooser.reasons, expected)
+
+
+def _can_take(plan: Plan) -> bool:
+    """Whether the network of a plan takes images of its size."""
+    try:
+        outline(plan.config.model, **plan.arguments)
+    except UsageError:
+        return False
+    return True
