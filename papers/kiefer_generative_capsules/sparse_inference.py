@@ -109,7 +109,7 @@ def _networks(settings: Settings) -> dict[str, RunFolder]:
     plan = ("kiefer_routing", KIEFER_ROUTING, 1, output, {"data": settings.data}, list(NETWORKS.variants))
     published = _folders(configurations(*plan))
     if not asked.keys() & {"epochs", "limit", "batch_size"} and all(f.results.exists() for f in published.values()):
-        settings.say(f"networks: those of {published['unrouted'].path.parent}")
+        settings.say(f"networks from {published['unrouted'].path.parent}")
         return published
     how = {"epochs": 2, **SHORT.get(str(settings.data), {}), **asked}
     configs = plan_runs(NETWORKS, "networks", 1, str(settings.folder), how)
