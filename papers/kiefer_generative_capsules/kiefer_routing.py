@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mereo.generative.layer_sparsity import MEASURES, layer_sparsity
 from mereo.models import load
 from mereo.runtime.device import choose_device
 from mereo.training.config import TrainConfig
@@ -19,6 +18,7 @@ from mereo.training.run_folder import RunFolder
 from papers.common.settings import Settings
 from papers.common.studies import configurations, run_study
 from papers.kiefer_generative_capsules.routing_pictures import draw_routing
+from papers.kiefer_generative_capsules.sparsity import MEASURES, layer_sparsity
 from papers.kiefer_generative_capsules.studies import KIEFER_ROUTING
 from papers.kiefer_generative_capsules.test_images import take_test_images
 
