@@ -104,8 +104,8 @@ def directions(model: CapsuleClassifier, images: Tensor, labels: Tensor, seed: i
         seed: of the images of the control.
 
     Shapes: images (n, channels, height, width), labels int64 (n,) -> change -> {"image": mean over the images of the
-        share of their own differences, "class": mean over the classes of that of all their images}; and "other images
-        of the class", the control.
+        share of their own differences, "class": the same for all images of a class, mean over the classes}; and
+        "other images of the class", the control.
     """
     still = _poses(model, images, labels)
     shares = {}
@@ -226,8 +226,8 @@ def run(settings: Settings) -> dict[str, Any]:
         "notes": [
             f"{len(splits.train):,} training images of {data}, shifted by up to {SHIFT} pixels and nothing else,"
             f" {settings.epochs or EPOCHS} epochs; {len(test.images)} test images; {count} seeds.",
-            f"A change has {len(STEPS)} amounts up to that named, to both sides; the last row, as many differences to"
-            " other images, is the control.",
+            f"A change has {len(STEPS)} amounts up to the amount named, to both sides; the last row, the same number of"
+            " differences to other images, is the control.",
         ],
         "pictures": [PICTURE],
     }

@@ -18,7 +18,7 @@ from mereo.surgery import linearise
 from mereo.training.distil import distil
 from mereo.training.matching import Match
 from papers.clear.flow_transformer import FlowTransformer, noised, sampled
-from papers.clear.pictures import draw_samples
+from papers.clear.sample_pictures import draw_samples
 from papers.common.fitting import fit
 from papers.common.settings import Settings
 

@@ -32,7 +32,7 @@ class FlowTransformer(nn.Module):
     Args:
         image_shape: (channels, height, width).
         num_classes: how many.
-        text_tokens: learned tokens of each class, before those of the image.
+        text_tokens: learned tokens of each class, before the tokens of the image.
         dim, heads, depth: size of the tokens, heads of the attention, number of blocks.
 
     Shapes: images (batch, channels, height, width), time (batch,) in [0, 1], labels int64 (batch,) -> as images.

@@ -19,7 +19,7 @@ FULL = "full attention"
 
 
 def circle_of(setting: Setting) -> Circle:
-    """A square image of about so many tokens, and its text."""
+    """The sides of a square image of about `tokens` tokens, and the length of its text."""
     side = math.isqrt(setting.size("tokens"))
     return Circle((side, side), setting.size("radius"), setting.size("text"))
 
@@ -100,7 +100,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 
 def digest(run: Run) -> list[Table]:
-    """Time and operations for each radius, as percentages of those of full attention."""
+    """Time and operations for each radius, as percentages of full attention."""
     here = [m for m in run.measurements if m.axis == "radius" and m.wall is not None]
     tables = []
     for mode, threads in dict.fromkeys((m.mode, m.threads) for m in here):

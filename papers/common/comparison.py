@@ -14,11 +14,11 @@ from papers.common.settings import Settings
 
 def _rows(column: str, curves: Mapping[str, list[Curve]]) -> list[dict[str, Any]]:
     rows = []
-    for name, runs in curves.items():
-        facts = {"loss": [run.end for run in runs], "test %": [run.accuracy for run in runs]}
-        facts["seconds"] = [run.seconds for run in runs]
-        means = {fact: sum(values) / len(values) for fact, values in facts.items()}
-        rows.append({column: name, "parameters": runs[0].parameters, **means})
+    for network, runs in curves.items():
+        figures = {"loss": [run.end for run in runs], "test %": [run.accuracy for run in runs]}
+        figures["seconds"] = [run.seconds for run in runs]
+        means = {name: sum(values) / len(values) for name, values in figures.items()}
+        rows.append({column: network, "parameters": runs[0].parameters, **means})
     return rows
 
 

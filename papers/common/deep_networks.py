@@ -21,7 +21,7 @@ class DeepTransformer(nn.Module):
     Args:
         image_shape: (channels, height, width).
         num_classes: how many.
-        depth: layers, those of the class token included.
+        depth: number of layers, including the layers of the class token.
         patch: side of a patch.
         dim, heads: size of the tokens, and of how many heads attention has.
         residual: form of the residual branches, one of `mereo.layers.residual.FORMS`.

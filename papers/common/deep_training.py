@@ -105,7 +105,7 @@ def train_short(
         settings: epochs, batch_size and device, where given.
         title: for lines of progress.
         seed: of the network and of the order of images.
-        epochs: where the settings give none; as many as `STEPS` needs by default.
+        epochs: if the settings give none; by default the epochs that make `STEPS` steps.
         rate: the first learning rate.
     """
     device, size = choose_device(settings.device or "auto"), settings.batch_size or BATCH

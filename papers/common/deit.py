@@ -30,7 +30,7 @@ def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:
 
 
 def work(setting: Setting, mode: Mode) -> Work:
-    """Operations of the host: its matrices and its attention; training takes three times as many."""
+    """Operations of the host: its matrices and its attention; three times that in training."""
     width, _ = WIDTHS[setting.word("width")]
     patches = (setting.size("side") // 16) ** 2
     tokens, weights = patches + 1, 12 * width**2

@@ -46,7 +46,7 @@ def fit(
 
 
 class _Fit:
-    """The state of one fit between its steps; its arguments are those of `fit`."""
+    """The state of one fit between its steps; it takes the arguments of `fit`."""
 
     def __init__(
         self,

@@ -15,9 +15,9 @@ from papers.common.constellations import Constellations, make_constellations
 from papers.common.partition_metrics import adjusted_rand_index, segmentation_accuracy, variation_of_information
 from papers.common.settings import Settings
 from papers.constellations.capsnet import ConstellationCapsNet
+from papers.constellations.constellation_pictures import draw_constellations, draw_templates
 from papers.constellations.learning import learn_constellations
 from papers.constellations.methods import REPORTED, compared
-from papers.constellations.pictures import draw_constellations, draw_templates
 
 NOISES = (0.0, 0.1, 0.25)
 CLUTTERS = (0, 2)
@@ -26,13 +26,13 @@ PICTURES = ("constellations.png", "learned_templates.png")
 NOTES = [
     "SA: segmentation accuracy of all slots, absent ones counted as correct, under the best matching of labels. ARI:"
     " adjusted Rand index, and VI: variation of information in nats (0 is best), of the points that are present.",
-    "Inversion is that of a network whose objects are parents in a capsule mixture. It learned its templates and its"
+    "Inversion: a network whose objects are parents in a capsule mixture. It learned its templates and its"
     " sigma from 300 other images of the same noise, without labels and without clutter; the one with given templates"
     " takes the same sigma. All other rows are given the templates.",
     "Doubly stochastic and mixture are the generative capsule model, its precision fixed at 50 or annealed to 12,800."
     " Its poses are 0 a priori, or translated to the mean of the points. RANSAC proposes poses from pairs of points and"
     " takes the cheapest cover. Routing has no component for clutter.",
-    "The table Reported holds the results of the authors' code on 200 images of its own, and those of stored"
+    "The table Reported holds the results of the authors' code on 200 images of its own, and the results of stored"
     " predictions of a stacked capsule autoencoder on the same, as SA / ARI / VI. None of it was measured here.",
 ]
 

@@ -5,9 +5,13 @@ compared with one of the parts themselves, and with a CapsNet of the same parts 
 on clean images and on occluded ones, where the generative model may leave out the hidden parts.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from mereo.data import Batch, load_splits
@@ -17,7 +21,7 @@ from mereo.generative.generative_capsnet import GenerativeCapsNet
 from mereo.mechanisms.routing import DynamicRouting
 from mereo.runtime.device import choose_device
 from mereo.training.losses import many_hot, margin_loss
-from mereo.training.probes import logistic_regression
+from papers.common.classifiers import fitted
 from papers.common.fitting import batches, fit
 from papers.common.settings import Settings
 from papers.kiefer_generative_capsules.occlusion import hide, random_square
@@ -27,6 +31,8 @@ EPOCHS, LIMIT = {"digits": 60}, {"mnist": 10000}
 OCCLUSIONS = (0, 4, 8, 12)
 """Sides of the grey square that hides a part of every test image, in pixels."""
 PICTURES = ("rebuilt.png", "samples.png", "occlusion.png")
+Probes = dict[str, Callable[[Tensor], Tensor]]
+"""Features -> predicted classes, by the name of the features."""
 NOTES = [
     "CapsNet is the same encoder with dynamic routing over it, trained with labels. All others were trained without,"
     " and a linear classifier was fitted to the named poses.",
@@ -77,7 +83,7 @@ def run(settings: Settings) -> dict[str, Any]:
     model.eval().requires_grad_(False)
     supervised.eval()
     settings.say("fitting the linear classifiers")
-    probes = _probes(model, train, size, device, len(train.class_names))
+    probes = _probes(model, train, size, device)
     curves = _occluded(model, supervised, probes, test, size, device)
     few = test.batch(torch.arange(8), device=device)
     hidden = random_square(few.images, 8, torch.Generator().manual_seed(1))
@@ -116,10 +122,8 @@ def _features(model: GenerativeCapsNet, images: Tensor, mask: Tensor | None = No
         return {"parts": parts.flatten(1), "parents": model.capsules.invert(parts, mask).mean.flatten(1)}
 
 
-def _probes(
-    model: GenerativeCapsNet, train: Images, size: int, device: torch.device, classes: int
-) -> dict[str, torch.nn.Module]:
-    """A linear classifier of standardised features, by LBFGS with a small weight decay."""
+def _probes(model: GenerativeCapsNet, train: Images, size: int, device: torch.device) -> Probes:
+    """A linear classifier of standardised features, with a small weight decay."""
     features_of: dict[str, list[Tensor]] = {"parts": [], "parents": []}
     labels = []
     for batch in batches(train, size, device):
@@ -127,21 +131,21 @@ def _probes(
             features_of[name].append(features)
         labels.append(batch.labels)
     target = torch.cat(labels)
-    return {name: _linear(torch.cat(rows), target, classes) for name, rows in features_of.items()}
-
-
-def _linear(features: Tensor, labels: Tensor, classes: int) -> torch.nn.Module:
-    norm = torch.nn.BatchNorm1d(features.shape[1], affine=False, momentum=1.0).to(features.device)
-    norm(features)
-    norm.eval()
-    linear = logistic_regression(norm(features), labels, classes, penalty=1e-3, iterations=60)
-    return torch.nn.Sequential(norm, linear).requires_grad_(False)
+    inverse_penalty = 1 / (2e-3 * len(target))
+    return {
+        name: fitted(
+            make_pipeline(StandardScaler(), LogisticRegression(C=inverse_penalty, max_iter=300, tol=1e-6)),
+            torch.cat(rows),
+            target,
+        )
+        for name, rows in features_of.items()
+    }
 
 
 def _occluded(
     model: GenerativeCapsNet,
     supervised: _CapsNet,
-    probes: dict[str, torch.nn.Module],
+    probes: Probes,
     test: Images,
     size: int,
     device: torch.device,
@@ -152,17 +156,17 @@ def _occluded(
         generator = torch.Generator().manual_seed(0)
         right: dict[str, int] = {}
         for batch in batches(test, size, device):
-            for name, scores in _scores(model, supervised, probes, batch, side, generator).items():
-                right[name] = right.get(name, 0) + int((scores.argmax(1) == batch.labels).sum())
+            for name, predicted in _predicted(model, supervised, probes, batch, side, generator).items():
+                right[name] = right.get(name, 0) + int((predicted == batch.labels).sum())
         for name, count in right.items():
             curves.setdefault(name, []).append(100 * count / len(test))
     return curves
 
 
-def _scores(
+def _predicted(
     model: GenerativeCapsNet,
     supervised: _CapsNet,
-    probes: dict[str, torch.nn.Module],
+    probes: Probes,
     batch: Batch,
     side: int,
     generator: torch.Generator,
@@ -170,10 +174,10 @@ def _scores(
     hidden = random_square(batch.images, side, generator)
     images = hide(batch.images, hidden)
     plain = _features(model, images)
-    masked = _features(model, images, model.seen(hidden))
+    masked = _features(model, images, model.visible_parts(hidden))
     with torch.no_grad():
         return {
-            "CapsNet, with labels": supervised(images),
+            "CapsNet, with labels": supervised(images).argmax(1),
             "parts": probes["parts"](plain["parts"]),
             "parents": probes["parents"](plain["parents"]),
             "parents, masked": probes["parents"](masked["parents"]),

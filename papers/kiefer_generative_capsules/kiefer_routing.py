@@ -1,6 +1,6 @@
 """The four training conditions of appendix A, and two networks with a layer of capsules in the middle.
 
-The runs are those of the study of the same name. Sparsity is measured on the test images with the weights of the last
+The runs belong to the study of the same name. Sparsity is measured on the test images with the weights of the last
 epoch, and stored with each run, so that an interrupted experiment continues.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mereo.generative.layer_sparsity import MEASURES, layer_sparsity
 from mereo.models import load
 from mereo.runtime.device import choose_device
 from mereo.training.config import TrainConfig
@@ -19,16 +18,17 @@ from mereo.training.run_folder import RunFolder
 from papers.common.settings import Settings
 from papers.common.studies import configurations, run_study
 from papers.kiefer_generative_capsules.routing_pictures import draw_routing
+from papers.kiefer_generative_capsules.sparsity import MEASURES, layer_sparsity
 from papers.kiefer_generative_capsules.studies import KIEFER_ROUTING
 from papers.kiefer_generative_capsules.test_images import take_test_images
 
 PICTURE = "kiefer_routing.png"
 OVERRIDES = ("data", "data_root", "epochs", "warmup_epochs", "limit", "batch_size", "device")
 NOTES = [
-    "Train loss is that of the last epoch, summed over classes; the paper's is their mean, a tenth of it.",
-    "Entropy is that of the couplings of a child, divided by the largest possible: without routing it is 1.",
+    "Train loss: the last epoch, summed over classes; the paper's is their mean, a tenth of it.",
+    "Entropy: of the couplings of a child, divided by the largest possible: without routing it is 1.",
     "Routing has the authors' three iterations: learned logits, three updates, four weighted sums.",
-    "The learning rate has a warm-up; that of the authors does not, which --warmup-epochs 0 repeats.",
+    "The learning rate has a warm-up, which the authors do not use; --warmup-epochs 0 repeats.",
 ]
 
 

@@ -17,15 +17,15 @@ def draw_rebuilt(model: GenerativeCapsNet, images: Tensor, hidden: Tensor, path:
     Shapes: images (batch, channels, height, width), hidden bool (batch, height, width).
     """
     clean, covered = model.explain(images), hide(images, hidden)
-    seen = model.explain(covered, model.seen(hidden))
+    explained = model.explain(covered, model.visible_parts(hidden))
     rows = {
         "image": images,
         "from its parts": model.decode(clean.parts),
         "from its parents": clean.rebuilt,
         "strongest parent": None,
         "occluded": covered,
-        "from its parts ": model.decode(seen.parts),
-        "from its parents,\nmasked": seen.rebuilt,
+        "from its parts ": model.decode(explained.parts),
+        "from its parents,\nmasked": explained.rebuilt,
     }
     figure = new_figure(1.15 * len(images) + 1.2, 1.15 * len(rows) + 0.3)
     grid = figure.subplots(len(rows), len(images), squeeze=False)
@@ -50,7 +50,7 @@ def _strongest(model: GenerativeCapsNet, responsibilities: Tensor) -> Tensor:
 def draw_samples(model: GenerativeCapsNet, image: Tensor, path: Path) -> None:
     """Samples from the prior; below them, an image whose strongest parents are changed along an axis of their pose.
 
-    The responsibilities stay those of the image: only the pose changes.
+    The responsibilities of the image are kept: only the pose changes.
 
     Shapes: image (channels, height, width).
     """

@@ -16,7 +16,6 @@ from mereo.core import lengths
 from mereo.data import Batch
 from mereo.errors import UsageError
 from mereo.generative.predictive_coding import Inference, infer, label_energies
-from mereo.generative.sparsity import hoyer_sparsity, winner_share
 from mereo.models import CapsuleClassifier, load
 from mereo.runtime.device import choose_device
 from mereo.runtime.text import duration
@@ -26,6 +25,7 @@ from mereo.training.studies import Study, Variant, finish_runs, plan_runs
 from papers.common.settings import Settings
 from papers.common.studies import configurations
 from papers.kiefer_generative_capsules.inference_pictures import draw_activity, draw_energy
+from papers.kiefer_generative_capsules.sparsity import hoyer_sparsity, winner_share
 from papers.kiefer_generative_capsules.studies import KIEFER_ROUTING
 from papers.kiefer_generative_capsules.test_images import take_test_images
 
@@ -109,7 +109,7 @@ def _networks(settings: Settings) -> dict[str, RunFolder]:
     plan = ("kiefer_routing", KIEFER_ROUTING, 1, output, {"data": settings.data}, list(NETWORKS.variants))
     published = _folders(configurations(*plan))
     if not asked.keys() & {"epochs", "limit", "batch_size"} and all(f.results.exists() for f in published.values()):
-        settings.say(f"networks: those of {published['unrouted'].path.parent}")
+        settings.say(f"networks from {published['unrouted'].path.parent}")
         return published
     how = {"epochs": 2, **SHORT.get(str(settings.data), {}), **asked}
     configs = plan_runs(NETWORKS, "networks", 1, str(settings.folder), how)

@@ -1,7 +1,5 @@
 """The toy model of appendix B: six descents, and their ends compared with the closed forms."""
 
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,6 @@ CLOSED_FORMS = {
 STEPS = 500
 PICTURE = "toy_routing.png"
 SHADES = ("#1971c2", "#e8590c", "#2b8a3e")
-LINE = 9.5
-"""Points that a label takes in height."""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -61,45 +57,13 @@ def _draw(curves: dict[tuple[str, str], ToyRouting], path: Path) -> None:
             values = descent.trace[:, unit].tolist()
             axes.plot(values, color=shade, linewidth=1.8, label=f"unit of input {values[0]:g}")
         axes.axhline(0, color="#adb5bd", linewidth=0.8)
-        axes.set_title(f"{energy}, {'no penalty' if penalty == 'none' else penalty.upper()}", fontsize=9, loc="left")
+        ends = ", ".join(f"{end:z.2f}" for end in descent.x.tolist())
+        axes.set_title(
+            f"{energy}, {'no penalty' if penalty == 'none' else penalty.upper()}: {ends}", fontsize=9, loc="left"
+        )
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_xmargin(0.02)
     for axes in grid[-1]:
         axes.set_xlabel("step", fontsize=8)
     figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    figure.draw_without_rendering()
-    for axes, descent in zip(grid.flat, curves.values(), strict=True):
-        _label_ends(axes, descent)
     save_figure(figure, path)
-
-
-def _label_ends(axes: Any, descent: ToyRouting) -> None:
-    """The last value of each unit next to its line; labels that would overlap are moved apart."""
-    last, ends = len(descent.trace) - 1, descent.trace[-1].tolist()
-    points = 72 / axes.figure.dpi
-    heights = [float(axes.transData.transform((last, end))[1]) * points for end in ends]
-    for end, shade, height, place in zip(ends, SHADES, heights, apart(heights, LINE), strict=True):
-        axes.annotate(
-            f"{end:z.2f}", (last, end), xytext=(4, place - height), color=shade, textcoords="offset points",
-            fontsize=8, va="center", annotation_clip=False,
-        )  # fmt: skip
-
-
-def apart(heights: Sequence[float], least: float) -> list[float]:
-    """Heights with a distance of at least `least`: those too close are spread around their mean, the others stay."""
-    groups = [[place] for place in sorted(range(len(heights)), key=lambda place: heights[place])]
-
-    def middle(group: list[int]) -> float:
-        return sum(heights[place] for place in group) / len(group)
-
-    def close(below: list[int], above: list[int]) -> bool:
-        return middle(above) - middle(below) < least * (len(above) + len(below)) / 2
-
-    while near := [n for n, pair in enumerate(pairwise(groups)) if close(*pair)]:
-        groups[near[0] : near[0] + 2] = [groups[near[0]] + groups[near[0] + 1]]
-    placed = list(heights)
-    for group in groups:
-        for rank, place in enumerate(group):
-            placed[place] = middle(group) + least * (rank - (len(group) - 1) / 2)
-    return placed

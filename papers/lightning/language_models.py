@@ -20,7 +20,7 @@ from mereo.tasks import Language
 from mereo.tasks.language import LanguageObjective, compressed_bits
 from papers.common.fitting import fit
 from papers.common.settings import Settings
-from papers.lightning.pictures import draw_speeds
+from papers.lightning.speed_pictures import draw_speeds
 
 NETWORKS = {"TNL": "tnl_tiny", "softmax attention": "causal_transformer_tiny"}
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
@@ -71,7 +71,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "tables": {
             f"{len(test.content):,} bytes of {data}, after {min(seen, 10**12):,} bytes of training": rows,
             "Tokens a second, all tokens at once": _side_by_side(whole),
-            "Tokens a second, one after the other behind so many tokens": _side_by_side(steps),
+            "Tokens a second, one after the other, by the number of tokens before them": _side_by_side(steps),
         },
         "notes": [
             f"Adam at {RATE:g}, windows of {context} bytes, each read by itself also in the evaluation; the compressors"

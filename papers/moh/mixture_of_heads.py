@@ -116,7 +116,7 @@ def run(settings: Settings) -> dict[str, Any]:
             without = moh(dense, share)
             note(f"{share:.0%} of heads, not trained further", without)
         for share in (1.0, *SHARES):
-            # With all heads this is the control: as many further steps.
+            # With all heads this is the control: the same number of further steps.
             model = moh(dense, share)
             _train(model, splits, settings, "continued", settings.epochs or FURTHER, RATE / 4, seed + 1)
             note(f"{share:.0%} of heads, continued", model)

@@ -106,7 +106,7 @@ def _trained_before(path: Path, trained_as: Mapping[str, Any]) -> VisionModel | 
 
 
 def _some(images: Images, count: int) -> Images:
-    """At most so many images, classes in proportion where they are known without reading them."""
+    """At most `limit` images, with classes in proportion if they are known without reading."""
     if count >= len(images):
         return images
     if not isinstance(images, ImageSet):

@@ -11,7 +11,7 @@ COLOURS = {"linear": "#1971c2", "capsules": "#e8590c"}
 def draw_curves(
     accuracy: Mapping[str, Sequence[float]], noise: Sequence[float], losses: Mapping[str, Sequence[float]], path: Path
 ) -> None:
-    """Accuracy of each network over the noise, and its training loss as a share of that of the first epoch."""
+    """Accuracy of each network over the noise, and its training loss as a share of its loss in the first epoch."""
     figure = new_figure(8.6, 3.4)
     left, right = figure.subplots(1, 2)
     for name in accuracy:
@@ -23,7 +23,7 @@ def draw_curves(
     left.set_ylabel("test accuracy in %")
     left.set_ylim(0, None)
     right.set_xlabel("epoch")
-    right.set_ylabel("training loss / that of epoch 1")
+    right.set_ylabel("training loss / loss of epoch 1")
     whole_ticks(right.xaxis)
     for axes in (left, right):
         axes.grid(alpha=0.3)

@@ -16,7 +16,7 @@ MOST_DENSE = 2**28
 
 
 def topology_of(setting: Setting) -> Neighborhood:
-    """A grid of about so many tokens, with axes of equal length."""
+    """A grid of about `tokens` tokens, with axes of equal length."""
     axes = setting.size("axes")
     side = round(setting.size("tokens") ** (1 / axes))
     return Neighborhood((side,) * axes, setting.size("window"), dilation=setting.size("dilation"))

@@ -32,7 +32,7 @@ class SumGate(MixerGate):
 class MixerBlock(nn.Module):
     """An MLP-Mixer layer and a third part: x += part(norm x), first along the tokens, then twice along the channels.
 
-    The third part has dim / 2 more hidden units than that of `NiNBlock`, in place of the projection.
+    The third part has dim / 2 more hidden units than the third part of `NiNBlock`, in place of the projection.
 
     Args:
         dim, num_tokens, hidden_dim: as of `NiNBlock`.

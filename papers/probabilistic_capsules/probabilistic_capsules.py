@@ -1,10 +1,10 @@
 """Does test-time optimisation repair what an amortised encoder gets wrong about the parents of poses?
 
-Children are the corners of two squares and a triangle, each with a pose of its own: that of its object times its place
-in the object. Objects are absent half of the time, and some corners stray. A tree of poses learns relations, presences
-and precisions together with an encoder, without labels, from objects whose poses are near the identity. The encoder's
-belief about test images is then improved by Adam on the bound; on images like those of training, and on images whose
-objects are turned and scaled further.
+Children are the corners of two squares and a triangle, each with a pose of its own: the pose of its object times its
+place in the object. Objects are absent half of the time, and some corners stray. A tree of poses learns relations,
+presences and precisions together with an encoder, without labels, from objects whose poses are near the identity. The
+encoder's belief about test images is then improved by Adam on the bound; on images like the training images, and on
+images whose objects are turned and scaled further.
 """
 
 import math

@@ -10,6 +10,8 @@ import math
 from typing import Any
 
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.svm import SVC
 from torch import Tensor
 
 from mereo.data import Augmentation, Batch, load_splits
@@ -21,7 +23,7 @@ from mereo.models import SparseCapsNet
 from mereo.pictures import row_of_panels, save_figure
 from mereo.runtime.device import choose_device
 from mereo.tasks.reconstruction import ReconstructionObjective
-from mereo.training.probes import logistic_regression, support_vector_machine
+from papers.common.classifiers import fitted
 from papers.common.fitting import fit
 from papers.common.settings import Settings
 
@@ -123,13 +125,13 @@ def _measured(
     """One row of the table, and the share of test images that each capsule wins."""
     draws = torch.Generator().manual_seed(seed)
     shifts = Augmentation.parse([f"shift={SHIFT}"])
-    fitted = train.batch(torch.arange(len(train)), augmentation=shifts, generator=draws, device=device)
+    shifted = train.batch(torch.arange(len(train)), augmentation=shifts, generator=draws, device=device)
     held = test.batch(torch.arange(len(test)), device=device)
     distorted = affine_test(held.images, draws)
-    features, labels, classes = _features(model, fitted.images), fitted.labels, len(train.class_names)
+    features = _features(model, shifted.images)
     readers = {
-        "linear": logistic_regression(features, labels, classes, penalty=1 / (200 * len(features)), iterations=300),
-        "SVM": support_vector_machine(features, labels, classes),
+        "linear": fitted(LogisticRegression(C=100.0, max_iter=1000, tol=1e-6), features, shifted.labels),
+        "SVM": fitted(SVC(C=100.0, gamma=0.1), features, shifted.labels),
     }
     row: dict[str, float] = {}
     masked, rebuilt, scores = [], [], []
@@ -145,7 +147,7 @@ def _measured(
     for kind, images in (("test", held.images), ("affine", distorted)):
         read = _features(model, images)
         for name, reader in readers.items():
-            row[f"{name}, {kind} %"] = 100 * (reader(read).argmax(1) == held.labels).double().mean().item()
+            row[f"{name}, {kind} %"] = 100 * (reader(read) == held.labels).double().mean().item()
     return row, wins
 
 

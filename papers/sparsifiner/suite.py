@@ -45,7 +45,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 
 def costs(setting: Setting, quick: bool) -> list[Table]:
-    """Multiply-adds of the attention by the paper's formula, as a share of those of dense attention."""
+    """Multiply-adds of the attention by the paper's formula, as a share of dense attention."""
     head = setting.size("dim") // setting.size("heads")
     rows = []
     for tokens in (65, 197, 577, 1025, 2305):

@@ -15,7 +15,7 @@ from papers.common.deep_training import small_images
 from papers.common.settings import Settings
 
 DIM, DEPTH, PATCH, HEADS, HIDDEN = 128, 6, 4, 2, 512
-"""Sizes of the networks; `HIDDEN` is that of the feed-forwards with two spectral blocks."""
+"""Sizes of the networks; `HIDDEN` is the size of the feed-forwards with two spectral blocks."""
 IMAGES, EPOCHS, RATE = 2500, 10, 1e-3
 NETWORKS = {
     "attention only": (0, True),
@@ -27,7 +27,7 @@ NETWORKS = {
 
 
 def hidden_size(spectral: int, side: int) -> int:
-    """The size of the feed-forwards at which a network has as many parameters as one with two spectral blocks.
+    """The size of the feed-forwards at which a network has the number of parameters of one with two spectral blocks.
 
     Args:
         spectral: how many blocks are spectral.

@@ -1,4 +1,4 @@
-"""Ring attention on 2 and 4 processes: memory per process, and time compared with one process with as many threads."""
+"""Ring attention on 2 and 4 processes: memory per process, and time compared with one process of equal threads."""
 
 from typing import Any
 
@@ -69,12 +69,12 @@ def processes(setting: Setting, quick: bool) -> list[Table]:
                 )
             )
     columns = (
-        "processes", "pairs", "forward s", "backward s", "speed-up over as many threads", "MiB a process",
+        "processes", "pairs", "forward s", "backward s", "speed-up over one process", "MiB a process",
         "times 1 / P of one process", "elements sent", "by the formula",
     )  # fmt: skip
     notes = (
         "Slowest process, one thread each, gloo. Memory: the peak above that before the inputs, which are included.",
-        "Speed-up: over one process with as many threads as there are processes, forward and backward.",
+        "Speed-up: over one process with one thread for each process, forward and backward.",
     )
     return [Table("Ring attention over processes", columns, tuple(rows), notes)]
 

@@ -1,4 +1,4 @@
-"""Token mixers as one template: matrices of its instances compared with those of the library's mechanisms."""
+"""Token mixers as one template: matrices of its instances compared with the library's mechanisms."""
 
 import torch
 from torch import Tensor, nn
@@ -37,16 +37,16 @@ def mechanisms() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     }
 
 
-def _row(facts: MixingFacts) -> dict[str, object]:
+def _row(mixing: MixingFacts) -> dict[str, object]:
     def yes(value: bool) -> str:
         return "yes" if value else "no"
 
     return {
-        "depends on tokens": yes(facts.depends_on_input),
-        "causal": yes(facts.causal),
-        "rows sum to 1": yes(facts.rows_sum_to_one),
-        "rank": facts.rank,
-        "filled %": 100 * facts.filled,
+        "depends on tokens": yes(mixing.depends_on_input),
+        "causal": yes(mixing.causal),
+        "rows sum to 1": yes(mixing.rows_sum_to_one),
+        "rank": mixing.rank,
+        "filled %": 100 * mixing.filled,
     }
 
 
@@ -75,7 +75,7 @@ def run(settings: Settings) -> dict[str, object]:
         axes = (1, 2) if shape[1:3] == (SIDE, SIDE) else None
         for how in ("auto", "jacobian"):
             matrix = mixing_matrix(module, inputs, how=how, token_axes=axes)
-            # One head is that of the norms of a Jacobian: every attention here has two.
+            # One head means the norms of a Jacobian: every attention here has two.
             extracted[f"{name}: {'couplings' if matrix.shape[1] > 1 else 'Jacobian'}"] = matrix
         own_rows.append({"mechanism": name, **_row(mixing_facts(module, inputs, token_axes=axes))})
     title = "Mixing matrices of mechanisms: recorded couplings, and norms of the Jacobian"

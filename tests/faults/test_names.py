@@ -15,7 +15,7 @@ from mereo.escape import cut, fenced, for_markdown, for_terminal
 from mereo.export.card import model_card
 from mereo.export.comparison_pictures import draw_comparison
 from mereo.export.rows import Row
-from mereo.measure.pictures import draw_confusion
+from mereo.measure.classification_pictures import draw_confusion
 from mereo.pictures import new_figure, save_figure
 from mereo.tasks.pictures import draw_images
 

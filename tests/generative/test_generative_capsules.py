@@ -109,7 +109,7 @@ def test_a_part_is_seen_when_its_field_is_clear() -> None:
     model = GenerativeCapsNet(2, 1, 13, parent_dim=2, channels=2, types=2, child_dim=2)
     hidden = torch.zeros(1, 13, 13, dtype=torch.bool)
     hidden[0, 0, 0] = True
-    seen = model.seen(hidden).view(2, *model.grid)
+    seen = model.visible_parts(hidden).view(2, *model.grid)
     expected = torch.ones(3, 3, dtype=torch.bool)
     for row in range(3):
         for column in range(3):

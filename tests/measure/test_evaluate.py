@@ -44,7 +44,7 @@ def call_and_draw(capsys):
 @pytest.fixture
 def call(call_and_draw, monkeypatch):
     """The command without rendering its pictures, which takes most of the time."""
-    for module in ("pictures", "curve_pictures", "equivariance_pictures"):
+    for module in ("classification_pictures", "curve_pictures", "equivariance_pictures"):
         monkeypatch.setattr(f"mereo.measure.{module}.save_figure", lambda figure, path: None)
     return call_and_draw
 

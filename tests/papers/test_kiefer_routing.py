@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from mereo.generative.layer_sparsity import MEASURES, layer_sparsity
 from mereo.models import load
 from papers.common.settings import Settings
 from papers.kiefer_generative_capsules import kiefer_routing
+from papers.kiefer_generative_capsules.sparsity import MEASURES, layer_sparsity
 from papers.kiefer_generative_capsules.test_images import take_test_images
 from papers.listing import EXPERIMENTS
 

@@ -58,7 +58,7 @@ def test_a_square_is_grey_and_nothing_else_changes() -> None:
     covered = hide(images, hidden)
     assert covered[0, :, 1:3, 2:4].eq(0.5).all()
     assert torch.equal(covered.masked_fill(hidden.unsqueeze(1), 0), images.masked_fill(hidden.unsqueeze(1), 0))
-    assert not GenerativeCapsNet(2, 3, 9, channels=2, types=1, child_dim=2).seen(torch.ones(1, 9, 9) > 0).any()
+    assert not GenerativeCapsNet(2, 3, 9, channels=2, types=1, child_dim=2).visible_parts(torch.ones(1, 9, 9) > 0).any()
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def names(random: Random) -> Try:
         from mereo.export.card import model_card
         from mereo.export.comparison import draw_comparison, markdown
         from mereo.export.rows import Row
-        from mereo.measure.pictures import draw_confusion
+        from mereo.measure.classification_pictures import draw_confusion
         from mereo.tasks.pictures import draw_images
 
         if kind == "images":

@@ -20,7 +20,7 @@ from mereo.errors import UsageError, check_not_negative, check_positive, check_s
 from mereo.files import check_outputs, write_atomically
 from mereo.inference.predict import task_of
 from mereo.measure.evaluation import evaluate_models
-from mereo.measure.plan import Plan
+from mereo.measure.evaluation_plan import Plan
 from mereo.measure.report import markdown, overview, title
 from mereo.measure.trained_models import (
     TrainedModel,

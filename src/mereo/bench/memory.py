@@ -164,14 +164,14 @@ def measure(order: dict[str, Any]) -> Peak:
 
 def main() -> None:
     """Measure what the order in the arguments describes, and print the peak as one line of JSON."""
-    asked = json.loads(sys.argv[1])
+    order = json.loads(sys.argv[1])
     try:
-        peak = measure(asked)
+        peak = measure(order)
     except UnavailableError as error:
         peak = Peak(failure=str(error))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        within = f" {gibibytes(asked['limit'])}" if asked["limit"] else ""
+        within = f" {gibibytes(order['limit'])}" if order["limit"] else ""
         peak = Peak(failure=f"does not fit{within}")
     say(json.dumps(asdict(peak)))

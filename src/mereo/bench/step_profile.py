@@ -62,7 +62,7 @@ def _own_label(event: Any) -> str | None:
 
 
 def _label(event: Any, by_number: Mapping[int, str]) -> str:
-    """The label of the nearest event around it that has one; a backward pass has that of its forward operator."""
+    """The label of the nearest event around it that has one; a backward pass has the label of its forward operator."""
     while event is not None:
         own = _own_label(event)
         if own is not None:

@@ -113,7 +113,7 @@ def case_table(group: list[Measurement], run: Run) -> Table:
 
 
 def _cells(m: Measurement, batch: object, *, on_device: bool) -> dict[str, str]:
-    """The facts of a measurement by column; `batch` is the number of its entries, if it has one."""
+    """The cells of a measurement by column; `batch` is the number of its entries, if it has one."""
     cells = {"contender": m.contender, "status": m.status}
     if m.wall is not None and m.cpu is not None:
         spread = f"{milliseconds(m.wall.low)}-{milliseconds(m.wall.high)}"
@@ -225,17 +225,17 @@ def tables_of(run: Run) -> list[Table]:
 
 def heading(run: Run) -> list[str]:
     """The machine and the conditions of a run, in lines."""
-    facts = run.machine
-    variables = " ".join(f"{k}={v}" for k, v in facts["variables"].items())
-    on = "" if facts["device"] == "cpu" else f", {facts['device']}"
+    machine = run.machine
+    variables = " ".join(f"{k}={v}" for k, v in machine["variables"].items())
+    on = "" if machine["device"] == "cpu" else f", {machine['device']}"
     lines = [
-        f"{facts['processor']}, {facts['cores']} cores{on}; {facts['cpu_capability']}; {facts['system']}",
-        f"python {facts['python']}, torch {facts['torch']}, mereo {facts['mereo']}"
-        + (f" at {facts['commit']}" if facts["commit"] else ""),
+        f"{machine['processor']}, {machine['cores']} cores{on}; {machine['cpu_capability']}; {machine['system']}",
+        f"python {machine['python']}, torch {machine['torch']}, mereo {machine['mereo']}"
+        + (f" at {machine['commit']}" if machine["commit"] else ""),
     ]
     lines += [variables] if variables else []
-    if facts["load"]:
-        lines.append(f"load when it began: {facts['load'][0]:.1f}")
+    if machine["load"]:
+        lines.append(f"load when it began: {machine['load'][0]:.1f}")
     lines += [
         f"{threads} thread{'s' if threads != '1' else ''}: matrix product {r['matmul'] / 1e9:.3g} GFLOP/s,"
         f" copy {r['copy'] / 1e9:.3g} GB/s"

@@ -24,7 +24,11 @@ LINES = {
 OTHERS = (
     ("--mixup 0.2", "mix pairs of images and labels with a weight from Beta(0.2, 0.2)", "0 (off), 0.001 and more"),
     ("--cutmix 1", "paste a rectangle of another image, with an area from Beta(1, 1)", "0 (off), 0.001 and more"),
-    ("--augment auto", "that of the data set: crop=4 flip for photographs, neither for text and digits", "by itself"),
+    (
+        "--augment auto",
+        "the default of the data set: crop=4 flip for photographs, neither for text and digits",
+        "by itself",
+    ),
     ("--augment none", "no augmentation", "by itself"),
 )
 

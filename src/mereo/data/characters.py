@@ -12,7 +12,7 @@ _SIGNS = {"plus", "minus", "times", "divide", "equal", "equals", "dot", "comma",
 
 
 def is_sign(name: str) -> bool:
-    """Whether the name of a class is that of a digit, a letter or a sign: "7", "A", "a_lower", "digit_3", "three"."""
+    """Whether a class is named after a digit, a letter or a sign: "7", "A", "a_lower", "digit_3", "three"."""
     words = [word for word in name.replace("-", "_").replace(" ", "_").lower().split("_") if word]
     signs = [word for word in words if len(word) == 1 or word in _WORDS | _SIGNS]
     return bool(words) and len(signs) == len(words)

@@ -30,7 +30,7 @@ def _existing(candidates: Sequence[Path]) -> Path | None:
 
 
 def read_pieces(file: "IO[bytes] | gzip.GzipFile", size: int, name: str) -> bytearray:
-    """The rest of a file, which must have so many bytes; read in pieces, so that a false header takes no memory.
+    """The rest of a file, which must have `size` bytes. It is read in pieces, so that a false header takes no memory.
 
     Raises:
         ValueError: for fewer or more bytes.

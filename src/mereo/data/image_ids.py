@@ -60,10 +60,10 @@ class _Listing:
         """The files of a folder that are images or have no suffix, and of the folders in it."""
         try:
             with os.scandir(self.folder / place) as entries:
-                seen = [(place / entry.name, entry.is_dir()) for entry in entries if not is_hidden(entry.name)]
+                listed = [(place / entry.name, entry.is_dir()) for entry in entries if not is_hidden(entry.name)]
         except OSError:
             return  # there is no such folder, so its images are missing
-        for path, is_folder in seen:
+        for path, is_folder in listed:
             if is_folder and deeper:
                 yield from self._images(path, deeper=False)
             elif not is_folder and path.suffix.lower() in ("", *SUFFIXES):

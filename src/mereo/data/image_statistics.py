@@ -31,7 +31,7 @@ class ImageStatistics(NamedTuple):
 
 @dataclass(frozen=True)
 class StatisticsRanges:
-    """Ranges (minimum, maximum) of the statistics over training images; None where unknown."""
+    """Ranges (minimum, maximum) of the statistics over training images; None if unknown."""
 
     sides: tuple[float, float] | None = None
     colour: tuple[float, float] | None = None

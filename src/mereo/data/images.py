@@ -73,7 +73,7 @@ class Images(ABC):
                 in the centre without (evaluation).
             generator: on the CPU; one generator with the same seed in every process.
             share: this process's part of the batch; all of it when None.
-            device: where to compute; that of the images when None.
+            device: where to compute; the device of the images when None.
         """
 
     def describe(self) -> dict[str, Any] | None:

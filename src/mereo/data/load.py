@@ -24,7 +24,7 @@ class Splits(NamedTuple):
     """Samples for training, for choosing the epoch (None if nothing is held out), and for the final test.
 
     `skipped` is the number of unreadable files of all splits, and `unreadable` has split, name and reason of each;
-    those of streams are known only when they are read.
+    unreadable files of a stream are known only when they are read.
     """
 
     train: Images
@@ -106,7 +106,7 @@ def load_splits(
         root: folder of named data sets; when None, the environment variable MEREO_DATA or else the folder data.
         img_size: height and width of the images that the model takes, or one number for both; of other data None.
         length: number of tokens or points that the model takes, None for images: a path is then one of text.
-        in_chans: channels of the images, 1 or 3; those of the data set when None.
+        in_chans: channels of the images, 1 or 3; the channels of the data set when None.
         crop_pct: side of the model's image over side of the stored one; below 1 batches are cropped.
         validation_fraction: of the training images, held out with classes in proportion; 0 holds out none. Data with
             both val and test is not divided further.
@@ -252,7 +252,7 @@ def _chosen_splits(dataset: RawDataset, wanted: Wanted, only: str | None) -> dic
 def _streamed(
     plan: Mapping[str, RawSplit], names: tuple[str, ...], size: tuple[int, int], channels: int, *, strict: bool
 ) -> dict[str, Images] | None:
-    """Splits whose images are decoded while they are used; None where a split cannot be."""
+    """Splits whose images are decoded while they are used; None if a split cannot be streamed."""
     sources = {name: as_source(split) for name, split in plan.items()}
     if any(source is None for source in sources.values()):
         return None

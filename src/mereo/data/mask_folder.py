@@ -31,7 +31,7 @@ def _children(tree: Tree, place: str) -> dict[str, str]:
 
 
 def _pair(folders: Mapping[str, str]) -> tuple[str, str] | None:
-    """The folder of images and that of masks."""
+    """The folder of images and the folder of masks."""
     images = next((folders[name] for name in IMAGE_FOLDERS if name in folders), None)
     masks = next((folders[name] for name in MASK_FOLDERS if name in folders), None)
     return None if images is None or masks is None else (images, masks)

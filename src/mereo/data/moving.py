@@ -123,7 +123,7 @@ class Zoom(Move):
         """-> float32 (count, 4): the factors of both sides, and the place of the part, (width, height) each."""
         drawn = torch.rand(count, 4, generator=generator)
         share = self.low + (self.high - self.low) * drawn[:, 0]
-        # Of width to height in pixels, over that of the image: factors are counted in sides of the image.
+        # The ratio of width to height in pixels, over the ratio of the image: factors count its sides.
         ratio = (math.log(NARROWEST) * (2 * drawn[:, 1] - 1)).exp() * (height / width)
         factors = torch.stack([(share * ratio).sqrt(), (share / ratio).sqrt()], dim=1).clamp(max=1)
         places = (1 - factors) * (drawn[:, 2:] - 0.5)

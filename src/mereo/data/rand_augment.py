@@ -76,7 +76,7 @@ class RandAugment(Operation):
 
 
 def _put(batch: Batch, places: Tensor, part: Batch) -> Batch:
-    """The batch with the samples at `places` replaced by those of the part."""
+    """The batch with the samples at `places` replaced by the samples of `part`."""
     fields: list[Any] = [
         whole if whole is None or new is None else whole.index_copy(0, places, new)
         for whole, new in zip(batch, part, strict=True)

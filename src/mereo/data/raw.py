@@ -68,7 +68,7 @@ class ArraySplit(RawSplit):
     Args:
         images: uint8 (N, c, h, w).
         labels: int64 (N,).
-        indices: int64 (n,), those of the split; all when None.
+        indices: int64 (n,), the images of the split; all images when None.
         fields: masks, boxes and others by name, as in `ImageSet`, for all N images.
     """
 

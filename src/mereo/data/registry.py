@@ -85,7 +85,7 @@ class DatasetInfo:
             )
 
     def in_windows(self, length: int) -> "DatasetInfo":
-        """The same facts with splits that count windows of so many bytes, where they count bytes."""
+        """The same data set, its splits counted in windows of `length` bytes if they are counted in bytes."""
         if self.counts != "bytes":
             return self
         return replace(self, counts="samples", splits={name: -(-n // length) for name, n in self.splits.items()})
@@ -114,7 +114,7 @@ def register_dataset(
     counts: Literal["samples", "bytes"] = "samples",
     configure: "Callable[..., Mapping[str, Any]] | None" = None,
 ) -> DatasetInfo:
-    """Register a data set by name for the library and the command line. The arguments are those of `DatasetInfo`.
+    """Register a data set by name for the library and the command line. It takes the arguments of `DatasetInfo`.
 
     Raises:
         UsageError: for a name that is taken, or that could be a path; without a reader, and with two.

@@ -68,7 +68,7 @@ class _Row(NamedTuple):
 
 
 def _rows(path: Path) -> list[_Row]:
-    """Every line, where the path of a name without a suffix is that of its file."""
+    """Every line; a name without a suffix is replaced by the path of its file."""
     rows = []
     try:
         # A table has one line per sample, so it is read at once.

@@ -4,7 +4,7 @@ import hashlib
 
 SPLITS = ("train", "validation", "test")
 PARTS = 20
-"""One part of so many is for testing, one for choosing the epoch."""
+"""Parts of a text: one is for testing, one for choosing the epoch, the others for training."""
 
 
 def split_of(name: str) -> str:

@@ -32,7 +32,7 @@ def takes(elevation: int, azimuth: int, viewpoints: str, familiar: bool) -> bool
 
 
 def count_images(toys: int, lightings: int, viewpoints: str, familiar: bool) -> dict[str, int]:
-    """Images of the splits, for so many toys each seen from everywhere."""
+    """The number of images of each split, for `toys` toys seen from everywhere."""
     check_choice("viewpoints", viewpoints, VIEWPOINTS)
     places = [(elevation, azimuth) for elevation in ELEVATIONS for azimuth in AZIMUTHS]
     return {

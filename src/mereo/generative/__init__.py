@@ -17,7 +17,6 @@ from mereo.generative.probabilistic_image_capsules import (
     ProbabilisticImageCapsules,
     prob_image_capsules_toy,
 )
-from mereo.generative.sparsity import coupling_entropy, hoyer_sparsity, winner_share
 from mereo.generative.template_renderer import TemplateRenderer
 from mereo.generative.toy import toy_routing
 from mereo.generative.von_mises_fisher import VonMisesFisher
@@ -42,8 +41,6 @@ __all__ = [
     "TemplateRenderer",
     "TreeSample",
     "VonMisesFisher",
-    "coupling_entropy",
-    "hoyer_sparsity",
     "infer",
     "invert",
     "label_energies",
@@ -52,5 +49,4 @@ __all__ = [
     "prob_image_capsules_toy",
     "top_down_attention",
     "toy_routing",
-    "winner_share",
 ]

@@ -17,10 +17,12 @@ term by term. Everything is float64 inside. Cost: about a tenth of a microsecond
 
 import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from numpy.polynomial import Polynomial
 from torch import Tensor
 
 from mereo.core.kernels.kept import kept
@@ -36,24 +38,6 @@ _BLOCK = 8192
 _LARGE = 32.0
 """From this argument on the expansion of A needs no large order."""
 
-Polynomial = list[Fraction]
-
-
-def _add(*terms: Polynomial) -> Polynomial:
-    return [sum((t[i] for t in terms if i < len(t)), Fraction(0)) for i in range(max(map(len, terms)))]
-
-
-def _times(a: Polynomial, b: Polynomial) -> Polynomial:
-    product = [Fraction(0)] * (len(a) + len(b) - 1)
-    for i, x in enumerate(a):
-        for j, y in enumerate(b):
-            product[i + j] += x * y
-    return product
-
-
-def _slope(a: Polynomial) -> Polynomial:
-    return [i * x for i, x in enumerate(a)][1:] or [Fraction(0)]
-
 
 @kept()
 def _debye_terms() -> Tensor:
@@ -61,12 +45,10 @@ def _debye_terms() -> Tensor:
 
     u_r is p^r times a polynomial in p^2, whose coefficients these are.
     """
-    u: list[Polynomial] = [[Fraction(1)]]
+    u = [Polynomial([1.0])]
     for _ in range(_EXACT[1]):
-        first = _times([Fraction(0), Fraction(0), Fraction(1, 2), Fraction(0), Fraction(-1, 2)], _slope(u[-1]))
-        inner = _times([Fraction(1, 8), Fraction(0), Fraction(-5, 8)], u[-1])
-        u.append(_add(first, [Fraction(0), *(x / (i + 1) for i, x in enumerate(inner))]))
-    return _table([terms[r::2][: r + 1] for r, terms in enumerate(u[1:], start=1)])
+        u.append(Polynomial([0, 0, 0.5, 0, -0.5]) * u[-1].deriv() + (Polynomial([0.125, 0, -0.625]) * u[-1]).integ())
+    return _table([terms.coef[r::2] for r, terms in enumerate(u[1:], start=1)])
 
 
 @kept()
@@ -75,17 +57,12 @@ def _ratio_terms() -> Tensor:
 
     2 P_{r+1} = -t P_r + (1 - t^2) (t P_r' + r P_r) - (1 - t) sum_{i+j=r+1} P_i P_j,  with w = nu + 1/2 and P_0 = 1.
     """
-    one, t = Fraction(1), [Fraction(0), Fraction(1)]
-    p: list[Polynomial] = [[one]]
+    t = Polynomial([0.0, 1.0])
+    p = [Polynomial([1.0])]
     for r in range(_EXACT[1]):
-        squares = [_times(p[i], p[r + 1 - i]) for i in range(1, r + 1)] or [[Fraction(0)]]
-        parts = _add(
-            _times([Fraction(0), -one], p[r]),
-            _times([one, Fraction(0), -one], _add(_times(t, _slope(p[r])), [r * x for x in p[r]])),
-            _times([-one, one], _add(*squares)),
-        )
-        p.append([x / 2 for x in parts])
-    return _table([terms[: 2 * r] for r, terms in enumerate(p[1:], start=1)])
+        squares = sum((p[i] * p[r + 1 - i] for i in range(1, r + 1)), Polynomial([0.0]))
+        p.append((-t * p[r] + (1 - t**2) * (t * p[r].deriv() + r * p[r]) - (1 - t) * squares) / 2)
+    return _table([terms.coef for terms in p[1:]])
 
 
 def _powers(x: Tensor, count: int) -> Tensor:
@@ -107,10 +84,10 @@ def _series(terms: Tensor, rows: int, columns: int, inner: Tensor, outer: Tensor
     return (coefficients @ _powers(inner, columns)).mul_(_powers(outer, rows)).sum(0).mul_(outer)
 
 
-def _table(polynomials: list[Polynomial]) -> Tensor:
+def _table(polynomials: list[npt.NDArray[np.float64]]) -> Tensor:
     """Their coefficients, a row each."""
     width = max(map(len, polynomials))
-    return torch.tensor([[float(x) for x in p] + [0.0] * (width - len(p)) for p in polynomials], dtype=torch.float64)
+    return torch.tensor([[*p, *[0.0] * (width - len(p))] for p in polynomials], dtype=torch.float64)
 
 
 def _leading(order: float, k: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -125,8 +125,8 @@ class GenerativeCapsNet(nn.Module):
             predicted = torch.where(mask.unsqueeze(-1), predicted, unseen)
         return Explained(parts, inversion, predicted, self.decode(predicted))
 
-    def seen(self, hidden: Tensor) -> Tensor:
-        """Which parts look at none of the hidden pixels: bool (batch, height, width) -> (batch, children)."""
+    def visible_parts(self, hidden: Tensor) -> Tensor:
+        """The parts whose fields have no hidden pixel: bool (batch, height, width) -> (batch, children)."""
         field = nn.functional.max_pool2d(hidden.unsqueeze(1).float(), FIELD, STRIDE) > 0
         return ~field.flatten(1).repeat(1, self.types)
 

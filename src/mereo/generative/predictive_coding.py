@@ -126,8 +126,9 @@ def label_energies(
 
     F_k = min_a F(a; t = k)
 
-    With `free="class"` and a penalty of at most 2 the answer always equals that of the forward pass, since the energy
-    falls with the length of the capsule that is clamped to 1. Only the activities of earlier layers can change it.
+    With `free="class"` and a penalty of at most 2 the answer always equals the answer of the forward pass, since the
+    energy falls with the length of the capsule that is clamped to 1. Only the activities of earlier layers can
+    change it.
 
     Args:
         model, images, steps, lr, penalty, method, free, rectify, progress: as for `infer`; images times classes

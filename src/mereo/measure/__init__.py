@@ -8,7 +8,7 @@ from mereo.measure.couplings import CouplingEffect, coupling_effect, replace_cou
 from mereo.measure.curves import Point, attack_curve, corruption_curve
 from mereo.measure.equivariance import PoseChange, compare_poses, equivariance
 from mereo.measure.evaluation import evaluate_models
-from mereo.measure.plan import Plan
+from mereo.measure.evaluation_plan import Plan
 from mereo.measure.trained_models import TrainedModel, load_trained_models
 
 __all__ = [

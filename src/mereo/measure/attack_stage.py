@@ -14,7 +14,7 @@ from mereo.measure.attacks.masking import SLACK, MaskingCheck, look_for_masking,
 from mereo.measure.conclusions import is_at_chance
 from mereo.measure.curve_pictures import draw_attacked, draw_curves
 from mereo.measure.curves import Point, answer, attack_curve, check_epsilons
-from mereo.measure.plan import Plan, part_of
+from mereo.measure.evaluation_plan import Plan, part_of
 from mereo.measure.trained_models import TrainedModel
 from mereo.runtime.progress import Reporter
 

@@ -55,7 +55,7 @@ class PoseChange(NamedTuple):
     angle: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; None where a number is not defined."""
+        """Plain values; None if a number is not defined."""
         plain = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in self._asdict().items()}
         return {**plain, "by_class": {str(k): v for k, v in self.by_class.items()}}
 

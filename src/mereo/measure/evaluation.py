@@ -16,6 +16,7 @@ from mereo.inference.views import MeanOverViews, mean_over_views, words_of
 from mereo.measure.attack_stage import measure_attacks
 from mereo.measure.attacks.attack import check_attack
 from mereo.measure.classification import calibrated_error, classification_metrics, reliabilities
+from mereo.measure.classification_pictures import draw_calibration, draw_confusion, draw_scores
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.coupling_pictures import draw_coupling_effects
 from mereo.measure.couplings import WAYS, coupling_effect, coupling_effect_of_task, has_couplings
@@ -23,8 +24,7 @@ from mereo.measure.curve_pictures import draw_curves
 from mereo.measure.curves import Point, check_epsilons, corruption_curve
 from mereo.measure.equivariance import TRANSFORMS, equivariance, why_no_fit
 from mereo.measure.equivariance_pictures import draw_equivariance
-from mereo.measure.pictures import draw_calibration, draw_confusion, draw_scores
-from mereo.measure.plan import Plan
+from mereo.measure.evaluation_plan import Plan
 from mereo.measure.trained_models import TrainedModel
 from mereo.models import CapsuleClassifier
 from mereo.runtime.progress import Reporter
@@ -120,9 +120,9 @@ def _by_task(
             figures = evaluate(network.model, network.split, task=task, batch_size=plan.batch_size)
             advance(len(network.split))
         reason = f"it needs one score for each class, and the outputs of the task {task.name} are something else"
-        asked = {"corruptions": plan.corruptions, "attacks": bool(plan.attacks), "equivariance": plan.equivariance}
+        requested = {"corruptions": plan.corruptions, "attacks": bool(plan.attacks), "equivariance": plan.equivariance}
         references = task.references(network.split)
-        left_out = ["calibration", *[part for part, wanted in asked.items() if wanted]]
+        left_out = ["calibration", *[part for part, wanted in requested.items() if wanted]]
         models[network.name] = {
             **_facts(network),
             "count": figures.count,

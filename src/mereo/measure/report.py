@@ -81,8 +81,8 @@ def overview(models: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[st
     ]  # fmt: skip
     rows = []
     for name, m in models.items():
-        seen = [c for c in m["per_class"] if c["support"]]
-        worst = min(seen, key=lambda c: c["recall"], default=None)
+        tested = [c for c in m["per_class"] if c["support"]]
+        worst = min(tested, key=lambda c: c["recall"], default=None)
         softmax = m["calibration"]["softmax"]
         normalised = m["calibration"].get("normalised")
         calibrated = percent(m["calibrated"]["ece"]) if "calibrated" in m else "-"

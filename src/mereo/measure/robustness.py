@@ -16,7 +16,7 @@ from mereo.measure.conclusions import CALIBRATION_APART, clearly_apart
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.couplings import coupling_effect
 from mereo.measure.curves import attack_curve, corruption_curve
-from mereo.measure.plan import part_of
+from mereo.measure.evaluation_plan import part_of
 from mereo.measure.trained_models import TrainedModel, load_trained_models
 from mereo.runtime import printing
 from mereo.runtime.text import heading, percent
@@ -105,8 +105,10 @@ def beside_plain(measured: Mapping[str, Robustness], plain: Collection[str]) -> 
 
 
 def familiar_data(data: str) -> str | None:
-    """The name of the same data set with test images at the viewpoints of training; None if it has no such images, or
-    already is that set."""
+    """The name of the same data set with test images at the viewpoints of training.
+
+    None if the data set has no such images, or if `data` already names them.
+    """
     info = find_dataset(data)
     if info is None or "familiar" not in info.options or "viewpoints=" not in data or "familiar=true" in data:
         return None

@@ -13,7 +13,7 @@ from mereo.measure.conclusions import CALIBRATION_APART, beside_chance, clearly_
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.couplings import CouplingEffect, coupling_effect
 from mereo.measure.curves import attack_curve, corruption_curve
-from mereo.measure.plan import part_of
+from mereo.measure.evaluation_plan import part_of
 from mereo.measure.trained_models import load_trained_models
 from mereo.runtime.text import percent, rounded
 

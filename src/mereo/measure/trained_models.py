@@ -197,8 +197,8 @@ def without_seen(
     their number. Of its own data, whose test images the run itself was evaluated on, they are only counted."""
     if split != "test" or images.serves != "images":
         return images
-    seen = seen_before(source, images, model.image_shape[1:])
-    count = int(seen.sum())
+    trained_on = seen_before(source, images, model.image_shape[1:])
+    count = int(trained_on.sum())
     if not count:
         return images
     if is_own(config, data, root):
@@ -216,7 +216,7 @@ def without_seen(
         " left out.",
         stacklevel=3,
     )
-    return images.subset((~seen).nonzero().flatten())
+    return images.subset((~trained_on).nonzero().flatten())
 
 
 def load_trained_models(
@@ -253,9 +253,9 @@ def load_trained_models(
         held = (
             (config.seed, config.validation_fraction, config.limit) if config is not None and split != "test" else None
         )
-        # Each run has its own training images, so the images left of a split may differ between runs.
-        seen = (source,) if RunFolder(source if source.is_dir() else source.parent.parent).seen.is_file() else ()
-        key = (model.pretrained_cfg["input_size"], model.pretrained_cfg.get("crop_pct"), held, *seen)
+        # Runs have different training images, which are removed from the split, so it is read again for each run.
+        own_images = (source,) if RunFolder(source if source.is_dir() else source.parent.parent).seen.is_file() else ()
+        key = (model.pretrained_cfg["input_size"], model.pretrained_cfg.get("crop_pct"), held, *own_images)
         if key not in read:
             images = read_split(model, config, name, data_root, split)
             images = without_seen(images, model, source, config, name, data_root, split)

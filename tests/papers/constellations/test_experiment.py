@@ -11,8 +11,8 @@ from papers.common.constellations import make_constellations, make_templates
 from papers.common.settings import Settings
 from papers.constellations import constellations, presets
 from papers.constellations.capsnet import ConstellationCapsNet
+from papers.constellations.constellation_pictures import _matched
 from papers.constellations.methods import compared
-from papers.constellations.pictures import _matched
 from papers.listing import EXPERIMENTS
 
 

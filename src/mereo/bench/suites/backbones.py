@@ -2,8 +2,8 @@
 
 Weights are random, and so are scales and statistics that start as constants, so that every part of a network counts in
 the comparison of outputs. Ours are converted from timm's by `mereo.convert`. Gradients are compared one by one in
-float64, since rounding in float32 is as large as many gradients of a network with batch norms. A preset that timm does
-not have, or any where timm is not installed, is compared with itself: fused and compiled.
+float64, since with batch norms many gradients are no larger than the rounding of float32. A preset that timm does not
+have, or any preset if timm is not installed, is compared with itself: fused and compiled.
 """
 
 from collections.abc import Callable, Iterable
@@ -44,7 +44,7 @@ NUDGE = 0.02
 
 
 def why_not_timm(name: str) -> str | None:
-    """The reason why there is no class of timm to compare a preset with; None where there is one."""
+    """The reason why there is no class of timm to compare a preset with; None if timm has the class."""
     if find_spec("timm") is None:
         return "timm is not installed"
     if not is_model(name):
@@ -146,7 +146,7 @@ def compared(name: str, library: str = "mereo") -> list[str]:
 
 
 def adopt(factory: Callable[..., Any], setting: Setting) -> Callable[[Mode], Workload]:
-    """A network from outside, which gets the weights of ours under timm's names or those of its authors."""
+    """A network from outside, which gets the weights of ours under timm's names or under its authors' names."""
     name = setting.word("model")
 
     def build(mode: Mode) -> Workload:

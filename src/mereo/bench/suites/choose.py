@@ -125,7 +125,7 @@ MOST_PAIRS = 2**28
 
 
 def side_of(setting: Setting) -> int:
-    """Rows and columns of a square image of so many tokens."""
+    """The number of rows, and of columns, of a square image of tokens."""
     return math.isqrt(setting.size("tokens"))
 
 

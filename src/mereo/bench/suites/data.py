@@ -34,7 +34,7 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 @lru_cache(maxsize=2)
 def made_images(count: int, side: int) -> Path:
-    """A folder of JPEGs of as many bytes as photographs have, removed when the process ends."""
+    """A folder of JPEGs as large as photographs, removed when the process ends."""
     from PIL import Image
 
     _KEPT.append(tempfile.TemporaryDirectory(prefix="mereo-bench-"))

@@ -1,7 +1,7 @@
 """Glyphs: signs of a few strokes, each an identity, under shifts, turns and changes of scale.
 
 Generated when they are needed, the same on every machine. Identities of the validation and test images are not among
-those of the training images, so that a network has to compare signs it has never seen.
+the training glyphs, so that a network has to compare signs it has never seen.
 """
 
 from pathlib import Path

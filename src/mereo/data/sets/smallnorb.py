@@ -119,7 +119,7 @@ def _read_split(paths: Mapping[str, Path], viewpoints: str, familiar: bool) -> "
         raise _refused(paths["dat"], f"has values of type {images.dtype} in sizes {images.shape}, not pairs of bytes")
     if not len(images) == len(labels) == len(info) or info.shape[1] != 4:
         counts = f"{len(images)} pairs, {len(labels)} labels and {len(info)} x {info.shape[1]} facts"
-        raise _refused(paths["dat"], f"and the files next to it have {counts}, instead of as many of each and 4 facts")
+        raise _refused(paths["dat"], f"and the files next to it have {counts}, instead of equal numbers and 4 facts")
     limits = (
         ("cat", labels, len(CATEGORIES)),
         ("info", info[:, 1], len(ELEVATIONS)),

@@ -60,7 +60,7 @@ def _pictures(instance: int, lightings: int) -> "npt.NDArray[np.uint8]":
 def read(
     root: Path, download: bool, *, viewpoints: str = "all", familiar: bool = False, lightings: int = 1
 ) -> "RawDataset":
-    """Rendered by as many threads as there are processors; nothing is read from the root."""
+    """Rendered by one thread for each processor; nothing is read from the root."""
     import os
     from concurrent.futures import ThreadPoolExecutor
 

@@ -73,7 +73,7 @@ class _Views:
         self.shade = self.affine(np.stack([level, slope, np.full_like(level, 0.05)], axis=1), (ALL, ALL))
 
     def sample(self, side: int) -> None:
-        """Draw with so many samples a side from now on."""
+        """Draw with `side` samples a side from now on."""
         self.side = side
         self.line: Image = ((np.arange(side) + 0.5) * 2 / side - 1).astype(np.float32)
 

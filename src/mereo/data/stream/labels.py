@@ -28,8 +28,10 @@ LONGEST_LABEL = 256
 
 
 class Part(NamedTuple):
-    """One split as positions in its store, and in that of its masks. Shapes: numbers int64 (n,), labels int64 or str
-    (n,)."""
+    """One split as positions in its store, and in the store of its masks.
+
+    Shapes: numbers int64 (n,), labels int64 or str (n,).
+    """
 
     store: Store
     numbers: Tensor

@@ -40,9 +40,9 @@ class StreamedSet(Images):
             sources that are read in groups, else "random".
         window: number of images within which "shards" shuffles.
         workers: threads that decode; this process's share of the cores when None.
-        read_ahead: largest number of decoded images kept ready; when None as many as take 256 MiB, at most 2048.
+        read_ahead: largest number of decoded images kept ready; when None 256 MiB of them, at most 2048.
         reduce: whether a JPEG more than four times too large may be decoded at a half, a quarter or an eighth of its
-            size, but at least twice the target; its pixels then differ by rounding from those of a full decode.
+            size, but at least twice the target; its pixels then differ by rounding from a full decode.
         device: of batches by default.
     """
 
@@ -85,7 +85,7 @@ class StreamedSet(Images):
 
     @property
     def _decoded_shape(self) -> tuple[int, int, int]:
-        """That of an image with its mask, where it has one, as a further channel."""
+        """The shape of an image, with its mask, if it has one, as a further channel."""
         return self._channels + (self.source.masks is not None), *self._size
 
     @property

@@ -56,7 +56,7 @@ def read_directions(directions: Tensor | None, batch: torch.Size, m: int, d: int
     if directions is None:
         return None
     if directions.shape != (*batch, m, d):
-        raise UsageError(f"directions has shape {tuple(directions.shape)}; it must be that of poses.")
+        raise UsageError(f"directions has shape {tuple(directions.shape)}; it must have the shape of poses.")
     check_finite(directions=directions)
     directions = directions.detach().to(like).reshape(like.shape)
     length = directions.norm(dim=-1)

@@ -106,7 +106,7 @@ class FreeParents:
         return replace(self, mean=mean, covariance=covariance).renewed()
 
     def renewed(self) -> "FreeParents":
-        """With w as it is best for these beliefs."""
+        """The same beliefs, with the width w that maximises the bound."""
         if not self.sparsity:
             return self
         return replace(self, width=self._length())

@@ -81,7 +81,7 @@ def invert(
             beliefs about directions, for orthogonal transforms (`SphereParents`).
         directions: D, of length 1; the poses' own, V / |V|, when None.
         log_prior: log rho up to a constant, -inf for a component that is absent; equal when None.
-        owner: int64, which parent each component belongs to, for parents with several parts; each its own when None.
+        owner: int64, the parent of each component, for parents with several parts; when None each is a parent.
         mask: bool, True = the child is there.
         prior: free: the mean of the prior, 0 when None. sphere: its natural parameter, uniform when None.
         prior_precision: free only: a number, one a parent, or matrices.
@@ -93,9 +93,9 @@ def invert(
         starts: number of random starts. The one with the highest ELBO is kept, for each element of the batch; with
             `learn`, for the whole batch.
         learn: which of "sigma", "kappa" and "log_prior" to fit to the batch, within each sweep, in the shape in which
-            they were given (a single number is one shared parameter).
-        largest_kappa, smallest_sigma: where learning stops; a direction that is the pose's own counts twice, so that
-            kappa would run off.
+            they were given: a single number is one parameter, shared by all pairs.
+        largest_kappa, smallest_sigma: limits of learning. The direction of a pose counts twice, in V and in D, so
+            that kappa would grow without a limit.
         generator: for the random starts.
 
     Shapes: poses, directions (..., m, d); transforms (m, n, d, e) or (n, d, e); sigma and kappa broadcastable to

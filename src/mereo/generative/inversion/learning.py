@@ -72,21 +72,21 @@ def _root(weights: Tensor, statistics: Statistics, mixture: Mixture, largest: fl
     The result is on the near side of the root, so that the bound never falls.
     """
     lengths = statistics.squares.sqrt()
-    seen = _sum_like(weights * statistics.directions, mixture.kappa)
+    observed = _sum_like(weights * statistics.directions, mixture.kappa)
 
     def above(kappa: Tensor) -> Tensor:
         expected = weights * lengths * mean_resultant_length(mixture.dimension, kappa * lengths)
-        return seen - _sum_like(expected, mixture.kappa)
+        return observed - _sum_like(expected, mixture.kappa)
 
     low, high = torch.zeros_like(mixture.kappa), torch.full_like(mixture.kappa, largest)
     old = mixture.kappa.clamp(0, largest)
-    rising = above(old) > 0
-    low, high = torch.where(rising, old, low), torch.where(rising, high, old)
+    above_old = above(old) > 0
+    low, high = torch.where(above_old, old, low), torch.where(above_old, high, old)
     capped = above(high) > 0
     for _ in range(_ITERATIONS):
         middle = torch.expm1((low.log1p() + high.log1p()) / 2)
         up = above(middle) > 0
         low, high = torch.where(up, middle, low), torch.where(up, high, middle)
-    near = torch.where(rising, low, high)
+    near = torch.where(above_old, low, high)
     root = torch.where(capped, torch.full_like(near, largest), near)
     return torch.where(_sum_like(weights, mixture.kappa) > 0, root, mixture.kappa)

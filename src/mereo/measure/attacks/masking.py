@@ -158,14 +158,14 @@ def _unbounded(probe: _Probe, steps: int) -> MaskingCheck:
 
 def _loss_curve(curve: list[float]) -> MaskingCheck:
     gains = [b - a for a, b in pairwise(curve)]
-    rising = sum(gain > 0 for gain in gains) / max(len(gains), 1)
+    share_rising = sum(gain > 0 for gain in gains) / max(len(gains), 1)
     late = curve[-1] - curve[3 * len(curve) // 4]
     share = late / (curve[-1] - curve[0]) if curve[-1] > curve[0] else 0.0
     words = (
-        f"The mean loss goes from {curve[0]:.4f} to {curve[-1]:.4f} and rises in {percent(rising, 1)} of the steps;"
-        f" the last quarter of them brings {percent(share, 1)} of it."
+        f"The mean loss goes from {curve[0]:.4f} to {curve[-1]:.4f} and rises in {percent(share_rising, 1)} of the"
+        f" steps; the last quarter of them brings {percent(share, 1)} of it."
     )
-    return MaskingCheck("loss over steps", {"curve": curve}, curve[-1] <= curve[0] or rising < 0.6, words)
+    return MaskingCheck("loss over steps", {"curve": curve}, curve[-1] <= curve[0] or share_rising < 0.6, words)
 
 
 def _random_points(probe: _Probe, epsilon: float) -> float:

@@ -62,8 +62,8 @@ def bim(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: Bu
 def pgd(target: Target, clean: Tensor, labels: Tensor, start: Tensor, budget: Budget) -> Tensor:
     """`ascend` in steps of 2.5 epsilon / steps, large enough to cross the ball.
 
-    Reference: Madry, Makelov, Schmidt, Tsipras, Vladu 2017, arXiv:1706.06083, section 2.1; the step size is that of the
-    authors' code for CIFAR-10, made relative.
+    Reference: Madry, Makelov, Schmidt, Tsipras, Vladu 2017, arXiv:1706.06083, section 2.1; the step size is
+    taken from the authors' code for CIFAR-10, made relative.
     """
     size = 2.5 * budget.epsilon / budget.steps if budget.step_size is None else budget.step_size
     return ascend(target, clean, labels, start, budget, budget.steps, size)

@@ -52,8 +52,7 @@ class SparseCapsNet(VisionModel):
     Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes); features
         (batch, latent_capsules, latent_dim), not weighted.
 
-    Deviates: the linear classifier is ours; the authors fit a support vector machine to the features, as
-        `mereo.training.probes` does.
+    Deviates: the linear classifier is ours; the authors fit a support vector machine to the features.
 
     Reference: arXiv:1804.06094.
     """

@@ -7,9 +7,8 @@ import torch
 
 from mereo.core import lengths, record
 from mereo.errors import UsageError
-from mereo.generative.layer_sparsity import layer_sparsity
-from mereo.generative.sparsity import coupling_entropy, hoyer_sparsity, winner_share
 from mereo.models import create_model
+from papers.kiefer_generative_capsules.sparsity import coupling_entropy, hoyer_sparsity, layer_sparsity, winner_share
 
 
 def slow_hoyer(row: list[float]) -> float:
@@ -67,7 +66,7 @@ def test_wrong_use():
 @torch.no_grad()
 @pytest.mark.parametrize("middle", [0, 5])
 def test_layers_of_a_network(middle, monkeypatch):
-    monkeypatch.setattr("mereo.generative.layer_sparsity.CHUNK", 2)
+    monkeypatch.setattr("papers.kiefer_generative_capsules.sparsity.CHUNK", 2)
     model = create_model(
         "capsnet", img_size=19, conv_channels=4, primary_types=2, middle_capsules=middle, learned_prior=True
     )
