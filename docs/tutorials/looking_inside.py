@@ -77,4 +77,4 @@ tree = parse_trees(observe(model, images), keep=3, rivals=0)[0]
 for edge in tree.below(0):
     print(f"{tree.nodes[edge.child].name}: coupled by {edge.coupling:.3f}, adds {edge.strength:+.3f}")
 draw_parse_tree(tree, images[0], "parse_tree.png")
-write_page(model, [(["first", "second", "third", "fourth"], images)], "the_trees_of_all_four_to_hover_over.html")
+write_page(model, [(["first", "second", "third", "fourth"], images)], "the_trees_of_all_four.html")

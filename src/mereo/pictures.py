@@ -103,15 +103,20 @@ def row_of_panels(titles: Iterable[str], width: float, height: float, **given: A
     return figure, panels
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure as PNG, atomically."""
+def png_of(figure: Any) -> bytes:
+    """A matplotlib figure as PNG."""
     content = io.BytesIO()
     with warnings.catch_warnings():
         # A name may be in any script; characters missing from the font are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
         figure.savefig(content, format="png", metadata={"Software": "mereo, matplotlib"})
-    write_atomically(path, content.getvalue())
+    return content.getvalue()
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a matplotlib figure as PNG, atomically."""
+    write_atomically(path, png_of(figure))
 
 
 def whole_ticks(axis: Any) -> None:

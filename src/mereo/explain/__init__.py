@@ -26,7 +26,6 @@ from mereo.explain.pose_sweeps import PoseSweep, pose_sweeps
 from mereo.explain.rollout import AttentionMap, attention_rollout, class_attention
 from mereo.explain.sweep_pictures import draw_pose_sweep
 from mereo.explain.trees.growth import parse_trees
-from mereo.explain.trees.page import explanation_page
 from mereo.explain.trees.pictures import draw_parse_tree
 from mereo.explain.trees.tree import Edge, Node, ParseTree
 from mereo.mechanisms.mixer.template import (
@@ -64,7 +63,6 @@ __all__ = [
     "draw_parse_tree",
     "draw_pose_sweep",
     "explain",
-    "explanation_page",
     "hidden_scores",
     "input_gradients",
     "integrated_gradients",

@@ -14,18 +14,21 @@ from mereo.explain.attention_pictures import draw_attention, why_no_attention
 from mereo.explain.gradient_pictures import draw_gradients
 from mereo.explain.observation import Observation, observe
 from mereo.explain.occlusion import occlusion_maps
-from mereo.explain.panels import short
+from mereo.explain.panels import MOST_BARS, colour_scale, draw_image, draw_map, short
 from mereo.explain.pictures import MOST_ROWS, draw_explanation
 from mereo.explain.places import spread
 from mereo.explain.pose_sweeps import pose_sweeps, why_no_sweep
 from mereo.explain.sweep_pictures import draw_pose_sweep
 from mereo.explain.trees.growth import parse_trees, why_no_tree
-from mereo.explain.trees.page import Hidden, PageWriter, explanation_page
-from mereo.explain.trees.pictures import draw_parse_tree
+from mereo.explain.trees.page import AddSection, explanation_page
+from mereo.explain.trees.pictures import tree_picture
 from mereo.explain.trees.tree import ParseTree
+from mereo.explain.trees.words import agreement, describe
 from mereo.explain.wording import WORDINGS, bars_of, kind_of
+from mereo.files import write_atomically
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
+from mereo.pictures import png_of, row_of_panels
 
 KINDS = ("picture", "gradients", "attention", "page", "trees", "sweeps")
 
@@ -91,7 +94,7 @@ def index_files(folder: Path, kinds: Sequence[str], batches: int) -> list[Path]:
 def write_page(model: VisionModel, batches: Batches, path: str | Path, *, keep: int = 3) -> Path:
     """Write the parse trees of images as one HTML page that needs no other file.
 
-    For a network without routing to its classes the page states this, and shows what hiding each place costs.
+    For a network without routing to its classes the page says so, and shows what hiding each place costs.
 
     Args:
         model: any classifier.
@@ -103,8 +106,15 @@ def write_page(model: VisionModel, batches: Batches, path: str | Path, *, keep: 
         for batch in batches:
             shown = Shown(*batch)
             observation = observe(model, shown.images)
-            _add_cases(add, observation, shown, _trees(observation, shown, keep))
+            for n, tree in enumerate(_trees(observation, shown, keep)):
+                _add_tree(add, tree, shown.names[n], _drawn(tree, shown, n))
+            if why_no_tree(observation.model):
+                _add_hidden(add, observation, shown)
     return Path(path)
+
+
+def _drawn(tree: ParseTree, batch: Shown, n: int) -> bytes:
+    return tree_picture(tree, batch.images[n], title=batch.names[n], shown=batch.shown(n))
 
 
 def _trees(observation: Observation, batch: Shown, keep: int) -> list[ParseTree]:
@@ -114,30 +124,28 @@ def _trees(observation: Observation, batch: Shown, keep: int) -> list[ParseTree]
     return parse_trees(observation, keep=keep, true_labels=batch.labels, images=batch.images)
 
 
-def _add_cases(add: PageWriter, observation: Observation, batch: Shown, trees: Sequence[ParseTree]) -> None:
-    """Add a batch to a page: its parse trees, or where there are none what hiding each place costs."""
-    names, images = batch.names, batch.images
-    model, classes = observation.model, class_names(observation.model)
-    kind = kind_of(model)
-    bars = bars_of(observation.scores, kind)
-    if kind == "outputs":
-        bars = bars / bars.abs().amax(1, keepdim=True).clamp(min=1e-12)
-    if trees:
-        for n, tree in enumerate(trees):
-            add(names[n], images[n], tree, bars[n], classes, batch.true(n), batch.shown(n))
-        return
-    drops, grid = occlusion_maps(model, images)
-    heat = spread(drops, grid, *images.shape[-2:])
-    for n, chosen in enumerate(observation.scores.argmax(1).tolist()):
-        add(
-            names[n],
-            images[n],
-            Hidden(chosen, heat[n], f"{why_no_tree(model)}, so there is no parse tree"),
-            bars[n],
-            classes,
-            batch.true(n),
-            batch.shown(n),
-        )
+def _add_tree(add: AddSection, tree: ParseTree, name: str, picture: bytes) -> None:
+    """Add the parse tree of an image to a page."""
+    words = " ".join(part for part in (describe(tree, 0), agreement(tree)) if part)
+    add(name, picture, words, [describe(tree, n) for n in range(len(tree.nodes))])
+
+
+def _add_hidden(add: AddSection, observation: Observation, batch: Shown) -> None:
+    """Add a batch to a page for a network without parse trees: for each image, what hiding each place costs."""
+    names = class_names(observation.model)
+    drops, grid = occlusion_maps(observation.model, batch.images)
+    heat = spread(drops, grid, *batch.images.shape[-2:]).cpu()
+    bars = bars_of(observation.scores, kind_of(observation.model))
+    why = f"{why_no_tree(observation.model)}, so there is no parse tree. Red: hiding the place lowers the score."
+    for n, name in enumerate(batch.names):
+        image, shown = batch.images[n], batch.shown(n)
+        figure, panels = row_of_panels(("image", "hidden"), 2.5, 2.8)
+        draw_image(panels[0], image if shown is None else shown)
+        draw_map(panels[1], image, heat[n], drops[n].cpu(), grid, colour_scale(drops[n].cpu(), signed=True), "+.2f")
+        chosen, true = int(observation.scores[n].argmax()), batch.true(n)
+        ranked = bars[n].argsort(descending=True)[:MOST_BARS].tolist()
+        scores = [f"{names[c]} {float(bars[n, c]):.2f}{' (true class)' if c == true else ''}" for c in ranked]
+        add(name, png_of(figure), f"{names[chosen]}. {why}", scores)
 
 
 def write_explanations(
@@ -201,18 +209,21 @@ def _write_each(
     files: Sequence[str],
     folder: Path,
     keep: int,
-    add: PageWriter | None,
+    add: AddSection | None,
     written: dict[str, list[Path]],
 ) -> None:
     """The files of a single image."""
     scores, classes, names, images = observation.scores, class_names(observation.model), batch.names, batch.images
     trees = _trees(observation, batch, keep) if {"trees", "page"} & set(written) else []
-    if add is not None:
-        _add_cases(add, observation, batch, trees)
-    if "trees" in written:
-        for n, tree in enumerate(trees):
-            path = folder / "trees" / f"{files[n]}.png"
-            written["trees"].append(draw_parse_tree(tree, images[n], path, title=names[n], shown=batch.shown(n)))
+    for n, tree in enumerate(trees):
+        picture = _drawn(tree, batch, n)
+        if add is not None:
+            _add_tree(add, tree, names[n], picture)
+        if "trees" in written:
+            written["trees"].append(folder / "trees" / f"{files[n]}.png")
+            write_atomically(written["trees"][-1], picture)
+    if add is not None and why_no_tree(observation.model):
+        _add_hidden(add, observation, batch)
     if "attention" in written:
         for n, name in enumerate(names):
             path = folder / "attention" / f"{files[n]}.png"

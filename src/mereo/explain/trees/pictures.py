@@ -12,7 +12,8 @@ from mereo.explain.places import Box
 from mereo.explain.trees.layout import arrange, fitting, thickness
 from mereo.explain.trees.tree import Node, ParseTree
 from mereo.explain.trees.words import caption, carried, edge_number, effect_number
-from mereo.pictures import save_figure
+from mereo.files import write_atomically
+from mereo.pictures import png_of
 
 FOR, AGAINST = "#e03131", "#1971c2"
 WIDTH, HEIGHT, THUMB, BADGE, CIRCLE = 1.14, 1.64, 1.02, 0.52, 0.19
@@ -44,7 +45,7 @@ def draw_parse_tree(
 
     Red votes are for their parent, blue ones against it, and the number is what a vote adds to the parent's length
     before the squash; dashed lines lead to the witness that agreed best with a vote. Of a tree too wide for a picture
-    it draws fewer votes for each capsule, the strongest, with a warning; `write_page` draws them all.
+    it draws fewer votes for each capsule, the strongest, with a warning; `write_page` lists them all.
 
     Args:
         tree: from `parse_trees`.
@@ -55,15 +56,21 @@ def draw_parse_tree(
 
     Shapes: image (channels, height, width), shown (channels, k height, k width).
     """
+    write_atomically(Path(path), tree_picture(tree, image, title=title, shown=shown))
+    return Path(path)
+
+
+def tree_picture(tree: ParseTree, image: Tensor, *, title: str = "", shown: Tensor | None = None) -> bytes:
+    """The picture of `draw_parse_tree` as PNG."""
     times = 1.0 if shown is None else shown.shape[-1] / image.shape[-1]
     image = image if shown is None else shown
     whole, tree = tree, fitting(tree.with_votes(tree.keep, rivals_deep=False))
     layout, lines = arrange(tree), caption(tree)
     if tree.keep < whole.keep:
-        lines.append(f"The picture has no room for {whole.keep} votes for each capsule; the page draws them all.")
+        lines.append(f"The picture has no room for {whole.keep} votes for each capsule; the page lists them all.")
         warnings.warn(
             f"{whole.keep} votes for each capsule are too many for the picture of a tree, which draws fewer of them;"
-            " the page draws them all",
+            " the page lists them all",
             stacklevel=2,
         )
     width = max(LEFT + layout.width * WIDTH + MARGIN, 5.8)
@@ -87,8 +94,7 @@ def draw_parse_tree(
     )  # fmt: skip
     for n, line in enumerate(reversed(lines)):
         canvas.text(MARGIN, 0.08 + n * CAPTION_LINE, line, ha="left", va="bottom", fontsize=9, color=FAINT)
-    save_figure(figure, Path(path))
-    return Path(path)
+    return png_of(figure)
 
 
 def _half_height(node: Node, image: Tensor) -> float:
