@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 _MARKDOWN = re.compile(r"([\\`*{}\[\]<>#|~$&@]|(?<!\w)_|_(?!\w)|(?<=:)/(?=/)|(?<=www)\.)")
 """Characters that start markup, HTML or a link."""
@@ -44,3 +45,9 @@ def cut(text: str, most: int) -> str:
         return text
     half = (most - 5) // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+def listed(entries: Sequence[str], most: int = 3) -> str:
+    """The first entries, the middle of long ones left out, and how many more there are."""
+    more = f"; and {len(entries) - most} more" if len(entries) > most else ""
+    return "; ".join(cut(entry, 200) for entry in entries[:most]) + more

@@ -1,6 +1,7 @@
 """Networks of timm that were changed: converted to what computes the same, or refused by name."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -77,6 +78,23 @@ def _half_of_it(model: Any) -> None:
     model.head.half()
 
 
+class Adapted(nn.Module):
+    """A linear layer with an addition of rank one, as of LoRA."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.down, self.up = base, nn.Linear(base.in_features, 1), nn.Linear(1, base.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def _quantised(model: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, inplace=True)
+
+
 LATER: dict[str, Callable[[Any], Any]] = {
     "heads of a later block": _heads,
     "eps of a later block": lambda model: setattr(model.blocks[2].norm2, "eps", 1e-3),
@@ -90,8 +108,18 @@ LATER: dict[str, Callable[[Any], Any]] = {
     "meta": lambda model: model.to("meta"),
     "sparse": _sparse,
     "types": _half_of_it,
+    "adapted": lambda model: setattr(model.blocks[1].attn, "proj", Adapted(model.blocks[1].attn.proj)),
+    "quantised": _quantised,
+    "a block exchanged": lambda model: model.blocks.__setitem__(1, nn.Sequential(model.blocks[1])),
     "an inner layer compiled": lambda model: setattr(model, "head", torch.compile(model.head)),
 }
+
+
+PLACES = {
+    "dropout before the classifier": "0.375", "pruned": "head", "parametrised": "head", "meta": "meta",
+    "sparse": "head.weight", "types": "float16", "an inner layer compiled": "head",
+}  # fmt: skip
+"""What the message names, where it is no block."""
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -104,8 +132,9 @@ def test_arguments_that_ours_does_not_have(name: str) -> None:
 def test_networks_that_were_changed_after_they_were_made(name: str) -> None:
     model = vit()
     LATER[name](model)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         mereo.convert(model)
+    assert "\n" not in str(caught.value) and (where := PLACES.get(name, "blocks.")) in str(caught.value), where
 
 
 def test_the_first_layer_that_differs_is_named() -> None:

@@ -5,15 +5,15 @@ tensors. The rest (finding the layout, comparing names and shapes, copying) is d
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from mereo.errors import UsageError, check_choice, first_line, type_of
-from mereo.escape import cut
+from mereo.escape import cut, listed
 from mereo.models.base import VisionModel
 from mereo.models.layout import LAYOUTS, Layout, Pair
 from mereo.models.rebuilding import checked, uncompiled
@@ -56,12 +56,12 @@ def _shapes_differ(name: str, given: Tensor, needed: Tensor) -> str:
 
 def _refuse(faults: list[str], what: str) -> None:
     if faults:
-        shown = "; ".join(cut(fault, 200) for fault in faults[:5])
-        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise UsageError(f"{what}: {shown}{more}.")
+        raise UsageError(f"{what}: {listed(faults, 5)}.")
 
 
-def from_layout(model: VisionModel, tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+def from_layout(
+    model: VisionModel, tensors: Mapping[str, Tensor], layout: Layout, what: str = "the weights do not fit"
+) -> dict[str, Tensor]:
     """A state of `model` from tensors under another library's names; UsageError names what does not fit."""
     own, state, faults = model.state_dict(), {}, []
     matches = _matches(model, layout)
@@ -75,7 +75,7 @@ def from_layout(model: VisionModel, tensors: Mapping[str, Tensor], layout: Layou
         state[name] = converted
     known = {theirs for theirs, _ in matches.values()}
     faults += [f"unexpected {name}" for name in tensors if name not in known and not name.endswith(layout.ignored)]
-    _refuse(faults, f"the weights do not fit {model.config['model']}")
+    _refuse(faults, f"{what} {model.config['model']}")
     return state
 
 
@@ -121,6 +121,13 @@ def _preset(source: nn.Module, layout: Layout) -> str:
 PREPROCESSING = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "license")
 
 
+def _filled(name: str, arguments: Mapping[str, Any], layout: Layout, tensors: Mapping[str, Tensor]) -> VisionModel:
+    """A network of ours with tensors under another library's names."""
+    model = build(name, **arguments)
+    model.load_state_dict(from_layout(model, tensors, layout))
+    return model
+
+
 def _names(model: VisionModel, layout: Layout) -> dict[str, str]:
     """For each tensor of ours its name elsewhere."""
     return {name: theirs for name, (theirs, _) in _matches(model, layout).items()}
@@ -139,32 +146,31 @@ def _arguments(source: nn.Module, layout: Layout) -> dict[str, Any]:
 
 
 def _from_live(
-    source: nn.Module, changes: Mapping[str, Any] = MappingProxyType({}), *, check: bool = True
+    source: nn.Module, given: Mapping[str, Any], preset: str | None = None, *, check: bool = True
 ) -> VisionModel:
     """A network of ours for a live one.
 
     Args:
-        changes: arguments that the live one does not show.
+        given: arguments of ours that the live one does not show.
+        preset: of ours; by default that of the same name.
         check: whether it may be other than its library makes it.
     """
-    source = uncompiled(source)
     layout = _live(source)
+    if preset is not None and get_model_entry(preset).module is not layout.module:
+        raise UsageError(f"model is {preset!r}, and source is {type_of(source)}: {layout.module.__name__} in mereo.")
     if check:
         check_modules(source)
-    name, arguments = _preset(source, layout), {**_arguments(source, layout), **changes}
+    name, arguments = preset or _preset(source, layout), {**_arguments(source, layout), **given}
     if check:
         check_tensors(source)
-    model = outline(name, **arguments)
-    state, matches = from_layout(model, source.state_dict(), layout), _names(model, layout)
+    made = partial(_filled, name, arguments, layout)
+    outlined = outline(name, **arguments)
+    from_layout(outlined, source.state_dict(), layout, f"the weights of this {type(source).__name__} do not fit")
+    matches = _names(outlined, layout)
     if check:
-
-        def fill(ours: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-            ours.load_state_dict(from_layout(model, tensors, layout))
-
-        check_same_training(model, source, matches)
-        check_same_function(lambda: build(name, **arguments), source, fill, matches, model.image_shape)
-    model = build(name, **arguments)
-    model.load_state_dict(state)
+        check_same_training(outlined, source, matches)
+        check_same_function(made, source, matches, outlined.image_shape)
+    model = made(source.state_dict())
     configuration = getattr(source, "pretrained_cfg", None) or {}
     for key in PREPROCESSING:
         value = configuration.get(key)
@@ -193,12 +199,8 @@ def _to_timm(model: VisionModel) -> nn.Module:
     except TypeError:  # a network without a table of positions takes no size
         theirs = timm.create_model(name, **arguments)
     _fill(theirs, model, layout, f"{name} with these arguments does not fit timm's {name}")
-    matches, config = _names(model, layout), model.config
-
-    def fill(ours: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        ours.load_state_dict(from_layout(model, tensors, layout))
-
-    check_same_function(lambda: build(name, **config["args"]), theirs, fill, matches, model.image_shape)
+    matches = _names(model, layout)
+    check_same_function(partial(_filled, name, model.config["args"], layout), theirs, matches, model.image_shape)
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     parts: dict[str, set[bool]] = {}
     for ours, there in matches.items():
@@ -229,17 +231,21 @@ def _fill(theirs: nn.Module, model: VisionModel, layout: Layout, what: str) -> N
     theirs.load_state_dict({**needed, **tensors})
 
 
+def _nearest(model: VisionModel, tensors: Mapping[str, Tensor]) -> Layout:
+    """The layout of a network of ours that has the most names of some tensors."""
+    layouts = [layout for layout in LAYOUTS if layout.module is type(model)]
+    if not layouts:
+        raise UsageError(f"{model.config['model']} has no counterpart in another library whose names mereo knows.")
+    return max(layouts, key=lambda layout: len(set(_names(model, layout).values()) & tensors.keys()))
+
+
 def give_weights(model: VisionModel, theirs: nn.Module) -> str:
     """Copy the weights of a network into the same network of another library or of its authors.
 
     Returns:
         The library whose names the other network has.
     """
-    layouts = [layout for layout in LAYOUTS if layout.module is type(model)]
-    if not layouts:
-        raise UsageError(f"{model.config['model']} has no counterpart in another library whose names mereo knows.")
-    named = theirs.state_dict().keys()
-    layout = max(layouts, key=lambda layout: len({name for name, _ in _matches(model, layout).values()} & named))
+    layout = _nearest(model, theirs.state_dict())
     _fill(theirs, model, layout, f"the weights of {model.config['model']} do not fit {type(theirs).__name__}")
     return layout.library
 
@@ -260,16 +266,8 @@ def _read_sizes(tensors: Mapping[str, Tensor], name: str, arguments: Mapping[str
 
 
 def _from_tensors(tensors: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any]) -> VisionModel:
-    model = build(name, **{**_read_sizes(tensors, name, arguments), **arguments})
-    layouts = [layout for layout in LAYOUTS if layout.module is type(model)]
-    if not layouts:
-        raise UsageError(f"{name} has no counterpart in another library whose names mereo knows.")
-
-    def shared(layout: Layout) -> int:
-        return len({theirs for theirs, _ in _matches(model, layout).values()} & tensors.keys())
-
-    model.load_state_dict(from_layout(model, tensors, max(layouts, key=shared)))
-    return model.eval()
+    arguments = {**_read_sizes(tensors, name, arguments), **arguments}
+    return _filled(name, arguments, _nearest(outline(name, **arguments), tensors), tensors).eval()
 
 
 def convert(
@@ -289,10 +287,12 @@ def convert(
     Args:
         source: a live network of timm (`to="mereo"`) or of mereo (`to="timm"`); or a mapping of tensors or a
             .safetensors file under the names of timm or of the authors' code, with `model`.
-        model: which network the tensors of a mapping or file belong to, one of `mereo.list_models()`.
+        model: which network the tensors of a mapping or file belong to, one of `mereo.list_models()`; of a live
+            network by default the preset of the same name.
         to: "mereo" or "timm".
         arguments: of `create_model`, where the tensors are not of the preset; num_classes and in_chans are read from
-            the tensors where they are not given.
+            the tensors where they are not given. Of a live network most are read, of a ByobNet only the classes, the
+            colours, the image size and the rates of dropout.
 
     Returns:
         A network with the same weights, device, type and mode, and the same parameters frozen: its outputs agree to
@@ -304,14 +304,14 @@ def convert(
     """
     check_choice("to", to, ("mereo", "timm"))
     if isinstance(source, nn.Module):
-        if model is not None or arguments:
-            raise UsageError(f"model is {model!r}, and source is a live network, which determines it; leave it out.")
         source = uncompiled(source)
-        if to == "timm":
-            if not isinstance(source, VisionModel):
-                raise UsageError(f"source is {type_of(source)}; to timm goes a network of mereo.")
-            return _to_timm(source)
-        return _from_live(source)
+        if to == "mereo":
+            return _from_live(source, arguments, model)
+        if model is not None or arguments:
+            raise UsageError(f"model is {model!r}, and source is a network of mereo, which states it; leave it out.")
+        if not isinstance(source, VisionModel):
+            raise UsageError(f"source is {type_of(source)}; to timm goes a network of mereo.")
+        return _to_timm(source)
     if to != "mereo":
         raise UsageError(f"to is {to!r}, and source is no network; tensors of other libraries go to mereo.")
     if model is None:
@@ -381,4 +381,4 @@ def from_timm_checkpoint(name: str, arguments: Mapping[str, Any], tag: str | Non
             " Without a network, use a file: --weights file.safetensors in `mereo train`, or"
             " mereo.convert('file.safetensors', model=...)."
         ) from error
-    return _from_live(source, changed, check=False).train()
+    return _from_live(source, changed, name, check=False).train()

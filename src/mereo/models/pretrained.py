@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, unknown
-from mereo.escape import cut
+from mereo.escape import listed
 from mereo.models.base import VisionModel
 from mereo.models.registry import get_model_entry, outline
 
@@ -154,10 +154,8 @@ def fill(model: VisionModel, tensors: dict[str, Tensor], metadata: dict[str, Any
     adapted |= {name: own[name] for name in kept}
     faults = shape_faults({n: x.shape for n, x in own.items()}, {n: x.shape for n, x in adapted.items()})
     if faults:
-        shown = "; ".join(cut(fault, 200) for fault in faults[:3])
-        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise UsageError(
-            f"the weights of {source} do not fit these arguments: {shown}{more}. They were trained"
+            f"the weights of {source} do not fit these arguments: {listed(faults)}. They were trained"
             f" with {', '.join(f'{k}={v}' for k, v in metadata['args'].items() if k in ('img_size', 'in_chans'))} and"
             " the preset's other arguments; only num_classes, in_chans and img_size may differ."
         )

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mereo.core import Grid
 from mereo.errors import UsageError, type_of
-from mereo.escape import cut
+from mereo.escape import cut, listed
 from mereo.models.base import VisionModel
 from mereo.models.network import Network
 from mereo.models.pretrained import shape_faults
@@ -124,11 +124,9 @@ def checked(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> Visi
         raise UsageError(f"an argument of {names} is no plain value, which a file cannot hold ({error}).") from error
     faults = changes(model, outline_of(model.config), state)
     if faults:
-        shown = "; ".join(cut(fault, 200) for fault in faults[:3])
-        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
         surgeries = "".join(f", {entry['name']}" for entry in model.config.get("surgery", []))
         raise UsageError(
-            f"the network is not what {model.config['model']}{surgeries} with its arguments makes: {shown}{more}. A"
+            f"the network is not what {model.config['model']}{surgeries} with its arguments makes: {listed(faults)}. A"
             " file would lose that; put it back, make the change by arguments of create_model or a function of"
             " mereo.surgery, or keep `state_dict()` with code of your own."
         )

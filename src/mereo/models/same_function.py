@@ -101,9 +101,8 @@ def owners(matches: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def check_same_function(
-    make: Callable[[], nn.Module],
+    make: Callable[[Mapping[str, Tensor]], nn.Module],
     theirs: nn.Module,
-    fill: Callable[[nn.Module, Mapping[str, Tensor]], None],
     matches: Mapping[str, str],
     image_shape: tuple[int, int, int],
 ) -> None:
@@ -113,25 +112,24 @@ def check_same_function(
     those of more than 3e8 parameters in float32, to 1e-3.
 
     Args:
-        make: the network of mereo, which is given away.
+        make: the network of mereo with the weights of a state of theirs.
         theirs: the other one, of which a copy is taken.
-        fill: gives a network of mereo the weights of a state of theirs.
         matches: names of our tensors, with theirs.
     """
     large = sum(p.numel() for p in theirs.parameters()) > MOST
     kind = torch.float32 if large else torch.float64
     what, images = type(theirs).__name__, torch.randn(1, *image_shape, generator=torch.Generator().manual_seed(1))
     try:
-        twin = deepcopy(theirs).cpu().to(kind).eval()
+        twin = deepcopy(theirs).cpu().float().eval()
         _vary(twin)
-        expected, there = _run(twin, images.to(kind), {b: b for _, b in owners(matches)})
+        state = {name: tensor.clone() for name, tensor in twin.state_dict().items()}
+        expected, there = _run(twin.to(kind), images.to(kind), {b: b for _, b in owners(matches)})
     except FAILURES as error:
         raise UsageError(
             f"source cannot be converted: this {what} does not run on an image of {tuple(image_shape)}"
             f" ({type(error).__name__}: {cut(first_line(error), 200)})."
         ) from error
-    ours = make().to(kind).eval()
-    fill(ours, twin.state_dict())
+    ours = make(state).to(kind).eval()
     output, here = _run(ours, images.to(kind), dict(owners(matches)))
     shapes = tuple(output.shape), tuple(expected.shape)
     apart = float((output - expected).abs().max() / expected.abs().max()) if shapes[0] == shapes[1] else float("inf")
@@ -143,11 +141,11 @@ def check_same_function(
         for name, (count, norm) in here.items()
         if name in there and there[name][0] == count and abs(norm - there[name][1]) > 10 * TOLERANCE[kind] * norm
     )
+    how = f"by {apart:.2g} of the largest" if shapes[0] == shapes[1] else f"in shape, {shapes[1]} and {shapes[0]}"
     raise UsageError(
-        f"this {what} has no counterpart in mereo: with equal weights the outputs for one random image differ"
-        + (f" by {apart:.2g} of the largest" if shapes[0] == shapes[1] else f": shape {shapes[1]}, not {shapes[0]}")
-        + f",{next(differing, ' in what follows the last layer with weights')}."
-        + " It was changed after it was made, or made with arguments that mereo's network does not have."
+        f"this {what} and mereo's network are no counterparts: with equal weights the outputs for one random image"
+        f" differ {how},{next(differing, ' in what follows the last layer with weights')}. One of them was changed"
+        " after it was made, or has arguments that the other does not have."
     )
 
 

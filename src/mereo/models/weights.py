@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mereo.errors import MereoError, UsageError
-from mereo.escape import cut
+from mereo.escape import cut, listed
 from mereo.files import open_regular, write_atomically
 from mereo.models.base import VisionModel
 from mereo.models.metadata import FORMAT, check_description, describe
@@ -175,9 +175,7 @@ def _fitting(model: VisionModel, file: Any, path: Path) -> dict[str, Tensor]:
 
 def _check_faults(faults: Sequence[str], model: VisionModel, path: Path) -> None:
     if faults:
-        shown = "; ".join(cut(fault, 200) for fault in faults[:3])
-        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise UsageError(f"{path} does not fit {type(model).__name__}: {shown}{more}.")
+        raise UsageError(f"{path} does not fit {type(model).__name__}: {listed(faults)}.")
 
 
 def weights_file(path: str | Path) -> Path:

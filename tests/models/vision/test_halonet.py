@@ -86,26 +86,54 @@ def theirs(**changes: Any) -> nn.Module:
     return model
 
 
-FORMS: dict[str, dict[str, Any]] = {
-    "tiered": {},
-    "7x7": {"act_layer": "silu", "stem_type": "7x7", "num_features": 24},
-    "bottleneck attention": {"stem_pool": "", "last": "bottleneck"},
-    "squeeze and excite, other outputs": {"attn_layer": "se", "stem_pool": "", "width": 96, "num_features": 24},
-    "groups, channel gates, narrow queries": {"attn_layer": "eca", "gs": 4, "attention": {"dim_head": 4}},
-    "inverted": {
-        "stem_type": "", "stem_pool": "", "first_stride": 2, "downsample": "", "gs": 8, "br": 2, "attn_layer": "se",
-        "attn_kwargs": {"rd_ratio": 0.25}, "block_kwargs": {"bottle_in": True, "linear_out": True}, "width": 48,
-        "attention": {"qk_ratio": 0.5}, "act_layer": "silu",
-    },
-    "lambda attention": {"middle": {"self_attn_layer": "lambda", "self_attn_kwargs": {"r": 5, "dim_head": 4}}},
+BASE: dict[str, Any] = {
+    "stem_width": 16, "layers": ("c", "ch", "hh"), "widths": (8, 16, 16), "heads": (1, 2, 2), "block": 4, "halo": 1,
+}  # fmt: skip
+"""Arguments of ours for the network of timm above."""
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tiered": ({}, {}),
+    "7x7": (
+        {"act_layer": "silu", "stem_type": "7x7", "num_features": 24},
+        {"activation": "silu", "stem": "7x7", "final_width": 24},
+    ),
+    "bottleneck attention": (
+        {"stem_pool": "", "last": "bottleneck"},
+        {"stem_pool": False, "layers": ("c", "ch", "bb"), "heads": (1, 2, 4)},
+    ),
+    "squeeze and excite, other outputs": (
+        {"attn_layer": "se", "stem_pool": "", "width": 96, "num_features": 24},
+        {"gate": "squeeze_excite", "gate_ratio": 0.5, "stem_pool": False, "widths": (8, 16, 24), "final_width": 24},
+    ),
+    "groups, channel gates, narrow queries": (
+        {"attn_layer": "eca", "gs": 4, "attention": {"dim_head": 4}},
+        {"gate": "efficient_channel", "group_size": 4, "key_ratios": (1.0, 0.5, 0.5)},
+    ),
+    "inverted": (
+        {
+            "stem_type": "", "stem_pool": "", "first_stride": 2, "downsample": "", "gs": 8, "br": 2,
+            "attn_layer": "se", "attn_kwargs": {"rd_ratio": 0.25}, "width": 48, "act_layer": "silu",
+            "block_kwargs": {"bottle_in": True, "linear_out": True}, "attention": {"qk_ratio": 0.5},
+        },
+        {
+            "stem": "3x3", "stem_pool": False, "inverted": True, "group_size": 8, "gate": "squeeze_excite",
+            "gate_ratio": 0.25, "widths": (64, 128, 96), "expansion": 1.0, "outputs": (32, 64, 48),
+            "activation": "silu", "key_ratios": (1.0, 0.5, 0.5),
+        },
+    ),
+    "lambda attention": (
+        {"middle": {"self_attn_layer": "lambda", "self_attn_kwargs": {"r": 5, "dim_head": 4}}},
+        {"layers": ("c", "cl", "hh"), "heads": (1, 4, 2), "scope": 5},
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(("changes", "arguments"), FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("training", [False, True])
-def test_a_network_of_timm_computes_the_same(changes: dict[str, Any], training: bool) -> None:
+def test_a_network_of_timm_computes_the_same(
+    changes: dict[str, Any], arguments: dict[str, Any], training: bool
+) -> None:
     source = theirs(**dict(changes)).train(training)
-    model = mereo.convert(source)
+    model = mereo.convert(source, **{**BASE, **arguments})
     assert isinstance(model, HaloNet) and model.training == training and model.pretrained_cfg["crop_pct"] == 0.9
     back = {pair: tensor.clone() for pair, tensor in source.state_dict().items()}
     images = torch.randn(3, 3, 64, 64)
@@ -119,7 +147,7 @@ def test_a_network_of_timm_computes_the_same(changes: dict[str, Any], training: 
     from mereo.models.layout import LAYOUTS
 
     (layout,) = (layout for layout in LAYOUTS if layout.module is HaloNet)
-    returned = to_layout(mereo.convert(source), layout)
+    returned = to_layout(mereo.convert(source, **{**BASE, **arguments}), layout)
     assert returned.keys() == back.keys()
     assert all(torch.equal(returned[name], value) for name, value in source.state_dict().items())
 
@@ -139,25 +167,28 @@ def test_a_preset_goes_to_timm_and_back_bit_for_bit() -> None:
     assert all(torch.equal(back[name], tensor) for name, tensor in source.state_dict().items())
 
 
-OTHERS: dict[str, dict[str, Any]] = {
-    "no halo attention": {"self_attn_layer": "lambda", "self_attn_kwargs": {"r": 3}},
-    "pool": {"stem_pool": "avg"},
-    "gates": {"attn_layer": "cbam"},
-    "gates with maxima": {"attn_layer": "se", "attn_kwargs": {"add_maxpool": True}},
-    "kernels of gates": {"attn_layer": "eca", "attn_kwargs": {"gamma": 1}},
-    "linear ends": {"block_kwargs": {"linear_out": True}},
-    "stem": {"stem_type": "quad"},
-    "activation": {"act_layer": "gelu"},
-    "scaled positions": {
-        "self_attn_kwargs": {"block_size": 4, "halo_size": 1, "num_heads": 2, "scale_pos_embed": True},
-    },
-}  # fmt: skip
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "no halo attention": (
+        {"self_attn_layer": "lambda", "self_attn_kwargs": {"r": 3}},
+        {"layers": ("c", "cl", "ll"), "heads": (1, 4, 4), "scope": 5},
+    ),
+    "pool": ({"stem_pool": "avg"}, {}),
+    "gates": ({"attn_layer": "cbam"}, {"gate": "squeeze_excite"}),
+    "gates with maxima": ({"attn_layer": "se", "attn_kwargs": {"add_maxpool": True}}, {"gate": "squeeze_excite"}),
+    "kernels of gates": ({"attn_layer": "eca", "attn_kwargs": {"gamma": 1}}, {"gate": "efficient_channel"}),
+    "linear ends": ({"block_kwargs": {"linear_out": True}}, {}),
+    "stem": ({"stem_type": "quad"}, {}),
+    "activation": ({"act_layer": "gelu"}, {}),
+    "scaled positions": ({"attention": {"scale_pos_embed": True}}, {}),
+    "another block": ({"attention": {"block_size": 2, "halo_size": 2}}, {}),
+    "other heads": ({}, {"heads": (1, 2, 4)}),
+}
 
 
-@pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
-def test_other_byobnets_are_refused(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("changes", "arguments"), OTHERS.values(), ids=OTHERS)
+def test_other_byobnets_are_refused(changes: dict[str, Any], arguments: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        mereo.convert(theirs(**dict(changes)))
+        mereo.convert(theirs(**dict(changes)), **{**BASE, "gate_ratio": 0.5, **arguments})
 
 
 def test_a_convolutional_byobnet_is_refused() -> None:
