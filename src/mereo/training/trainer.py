@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from mereo.data import Batch, Images
-from mereo.errors import MereoError
+from mereo.errors import MereoError, UsageError
 from mereo.files import write_atomically
 from mereo.inference.evaluate import Scores, normalise, prepare_batch
 from mereo.inference.temperature import KEY
@@ -147,6 +147,10 @@ class Trainer:
         self.accelerator = make_accelerator(self.config, setup.device)
         self.device, self.rank = self.accelerator.device, self.accelerator.process_index
         self.processes, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
+        if self.config.minutes is not None and self.processes > 1:
+            raise UsageError(
+                f"minutes is {self.config.minutes:g} with {self.processes} processes, whose clocks differ; give --epochs."
+            )
         self.batch_size, self.steps = self.plan.steps(len(self.splits.train), self.processes)
         self.chosen_by = choosing_metric(self.task, uneven=uneven_classes(setup) is not None)
         self.statistics = training_statistics(self.plan, self.splits.train)
