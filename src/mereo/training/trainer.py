@@ -149,7 +149,8 @@ class Trainer:
         self.processes, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         if self.config.minutes is not None and self.processes > 1:
             raise UsageError(
-                f"minutes is {self.config.minutes:g} with {self.processes} processes, whose clocks differ; give --epochs."
+                f"minutes is {self.config.minutes:g} with {self.processes} processes, whose clocks differ;"
+                " give --epochs."
             )
         self.batch_size, self.steps = self.plan.steps(len(self.splits.train), self.processes)
         self.chosen_by = choosing_metric(self.task, uneven=uneven_classes(setup) is not None)
