@@ -48,20 +48,18 @@ from mereo.training.evaluation import choosing_metric, evaluate_run, is_better
 from mereo.training.events import open_events
 from mereo.training.freezing import describe_trained, freeze_as_configured, start_training
 from mereo.training.groups import LR_SCALE, parameter_groups
-from mereo.training.learning_curves import draw_curves
 from mereo.training.mixing import mix_step
 from mereo.training.order import derived_seed, generator, sample_epoch
 from mereo.training.plan import Plan, as_plan
 from mereo.training.provenance import compare_with_saved, describe_data, describe_environment
-from mereo.training.report import Report, reading_progress, write_history
-from mereo.training.results import RunResult
-from mereo.training.rising import still_rising
+from mereo.training.report import Report, draw_curves, reading_progress, write_history
+from mereo.training.results import RunResult, still_improving
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import Clock, learning_rate
 from mereo.training.seen import keep_seen, training_statistics
-from mereo.training.set_aside import write_set_aside
 from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
 from mereo.training.trackers import TENSORBOARD, Trackers, check_trackers
+from mereo.training.unreadable import write_set_aside
 
 FEW_STEPS = 100
 """Fewest steps of a useful training; with fewer a network hardly changes."""
@@ -542,7 +540,7 @@ class Trainer:
             if self.processes == 1:
                 self._draw_test_samples()
         self.accelerator.wait_for_everyone()
-        note = still_rising(self.history, task, self.config, folder.path)
+        note = still_improving(self.history, task, self.config, folder.path)
         return RunResult(folder, test_best, test_last, results, model.eval(), self.main, task, note)
 
     def _results(self, test_best: Scores, test_last: Scores) -> dict[str, Any]:
