@@ -83,7 +83,9 @@ def train(
     main = int(os.environ.get("RANK", "0")) == 0
     report = report or Report(silent=not main)
     plan = as_plan(config)
-    clock = Clock(plan.config.minutes, began)
+    # Several processes would see different times, so they train all epochs of the configuration.
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    clock = Clock(None if several else plan.config.minutes, began)
     with claimed(plan.config) as folder:
         try:
             return _train_in(folder, plan, report, clock, pictures=pictures)
@@ -412,9 +414,10 @@ class Trainer:
                 self._save_weights(self.folder.best, state)
             self._save_weights(self.folder.last, state)
             write_history(self.folder.history, self.history, self.columns)
-        # The last weights and the best ones are evaluated on the test images.
-        tested = 0 if split is None else evaluation * 2 * len(self.splits.test) / len(split)
-        self.clock.reserve = evaluation + tested
+        # After the last step: these images again for the calibration, and three times the test images, with the last
+        # weights, with the best ones, and for the calibration.
+        tested = 0 if split is None else 3 * len(self.splits.test) / len(split)
+        self.clock.reserve = evaluation * (2 + tested)
         self._plan_epochs(epoch + 1)
         self.save_state(epoch + 1, 0, self._no_sums(), None)
         left = self.seconds / (epoch + 1) * (self.epochs - epoch - 1)
@@ -498,7 +501,9 @@ class Trainer:
         # A checkpoint of an earlier version has the sum of losses and that of another metric.
         earlier = len(progress["partial"]) != len(empty)
         self.partial = [progress["partial"][0], *empty[1:]] if earlier else progress["partial"]
-        if self.clock.total is not None and "clock" in progress:
+        if "clock" not in progress:  # a run of a number of epochs
+            self.clock = Clock()
+        elif self.clock.total is not None:
             self.clock.restore(**progress["clock"])
         epoch = progress["epoch"]
         self._plan_epochs(epoch)
