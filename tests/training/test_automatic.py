@@ -28,7 +28,7 @@ from mereo.training.automatic import (
 )
 from mereo.training.backend import has_bfloat16
 from mereo.training.config import FIELDS, TrainConfig
-from mereo.training.rising import gain_at_the_end
+from mereo.training.results import gain_at_the_end
 
 IMAGES, TIMES, EACH = st.integers(1, 10**7), st.floats(1e-3, 1e5), st.floats(1e-7, 1e3)
 

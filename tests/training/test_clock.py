@@ -136,3 +136,23 @@ def test_the_rate_with_a_share_of_the_time():
     assert learning_rate(config, 1, 10, 0.2) == learning_rate(config, 10, 10, 0.2) > 0.9
     # The most epochs end the schedule too.
     assert learning_rate(config, 1000, 10, 0.1) == 0
+
+
+def test_a_run_that_began_without_a_clock_is_resumed_without_one(passing, small_config, silent, monkeypatch):
+    """Files of earlier versions state a time and the number of epochs that was chosen for it."""
+    config = small_config(epochs=4, name="old")
+    whole = train(config.replace(name="whole"), silent)
+    finish = Trainer.finish_epoch
+
+    def killed(self, epoch, *rest):
+        finish(self, epoch, *rest)
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "finish_epoch", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, silent)
+    monkeypatch.setattr(Trainer, "finish_epoch", finish)
+    passing.step = 1000.0
+    again = train(config.replace(resume=True, minutes=0.1), silent)
+    assert [row["train_loss"] for row in rows(again)] == [row["train_loss"] for row in rows(whole)]

@@ -8,8 +8,8 @@ from mereo.inference.evaluate import normalise, prepare_batch
 from mereo.models import create_model
 from mereo.tasks import Classification
 from mereo.tasks import pictures as grid
-from mereo.training import learning_curves
-from mereo.training.learning_curves import draw_curves
+from mereo.training import report
+from mereo.training.report import draw_curves
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def drawn(monkeypatch):
         figure.draw_without_rendering()
         found.append(figure)
 
-    for module in (learning_curves, grid):
+    for module in (report, grid):
         monkeypatch.setattr(module, "save_figure", keep)
     return found
 

@@ -8,9 +8,9 @@ from typing import Any
 from mereo.data.sets import is_dataset
 from mereo.errors import UsageError
 from mereo.training.config import FIELDS, TrainConfig
-from mereo.training.figures import read_results
 from mereo.training.option_values import show_arguments, show_size
 from mereo.training.recipes import RECIPES, apply_recipe
+from mereo.training.results import read_results
 from mereo.training.run_folder import INCIDENTAL, RunFolder
 
 FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction", "loss")

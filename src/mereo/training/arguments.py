@@ -63,6 +63,8 @@ def fit(name: str, value: Any, hint: Any) -> Any:
         return value
     kind = get_origin(hint) or hint
     if kind is float and type(value) is int:
+        if abs(value) > _LARGEST:
+            raise UsageError(f"{name} is too large a number; it must be between -2^31 and 2^31.")
         return float(value)
     if kind is Path and value == "":  # which would be the working folder
         raise is_empty(name)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import yaml
 
@@ -23,6 +23,7 @@ from mereo.errors import (
     unknown,
 )
 from mereo.files import read_regular
+from mereo.training.arguments import fit
 from mereo.training.option_values import LARGEST_NUMBER, ImageSize, ModelArguments, parse_size, read_yaml
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "rmsprop")
@@ -53,8 +54,8 @@ class TrainConfig:
     """Train a network into a run folder with weights, results and pictures."""
 
     model: str = "mspcaps_tiny"
-    """Name of the network; `mereo models` lists them. Those of other libraries are named timm:resnet18 or
-    torchvision:resnet18."""
+    """Name of the network (listed by `mereo models`); by default mspcaps_tiny, for images in colour resnet20. Those of
+    other libraries are named timm:resnet18 or torchvision:resnet18."""
     data: str = "digits"
     """Name of a data set (listed by `mereo datasets`), or path of images: a folder with {train,val,test}/<class>/*, a
     zip archive of one, tar shards, Parquet or Arrow files, a .csv of paths and labels, or hf:owner/name."""
@@ -74,9 +75,10 @@ class TrainConfig:
     """Number of colour channels; by default that of the data."""
 
     minutes: float | None = None
-    """Time that the training may take, from which --epochs follows; by default chosen by the number of images."""
+    """Time of the training, with reading and testing: the learning rate and the end follow the clock. By default the
+    number of epochs is fixed before the start."""
     epochs: int = 20
-    """Passes over the training images."""
+    """Passes over the training images; with --minutes the most of them."""
     patience: int | None = None
     """Stop early after this many epochs without a better one on the held-out images; by default never. The learning
     rate still follows --epochs."""
@@ -287,46 +289,18 @@ class TrainConfig:
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig)}
-_TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "dict[str, Any]": (dict,),
-}  # fmt: skip
+_HINTS = get_type_hints(TrainConfig)
 
 
 def _coerce(name: str, value: Any) -> Any:
     """A value from YAML converted to the type of its field: lists become tuples, `1e-4` (text in YAML) a number."""
     if name not in FIELDS:
         raise unknown("field of the configuration", name, FIELDS)
-    if name == "img_size":
-        return None if value is None else parse_size(value)
-    declared = FIELDS[name].type
-    kind = (
-        "dict[str, Any]"
-        if name in ("model_args", "task_options", "loss_weights")
-        else declared.__name__
-        if isinstance(declared, type)
-        else str(declared)
-    )
-    if value is None and "None" in kind:
-        return None
-    base = kind.removesuffix(" | None")
-    if base.startswith("tuple["):
-        if not isinstance(value, list | tuple):
-            raise UsageError(f"{name} is {value!r}; it must be a list.")
-        element: Any = float if "float" in base else str
-        try:
-            entries: Any = value
-            return tuple(element(entry) for entry in entries)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise UsageError(f"{name} is {value!r}; its entries must be numbers.") from error
-    if base == "float" and isinstance(value, str):
+    if isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
+        raise UsageError(f"{name} is too large a number.")
+    if isinstance(value, str) and _HINTS[name] in (float, float | None):
         try:
             value = float(value)
         except ValueError:
             raise UsageError(f"{name} is {value!r}; it must be a number.") from None
-    allowed = _TYPES.get(base, (str,))
-    fits = isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
-    if isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
-        raise UsageError(f"{name} is too large a number.")
-    if not fits:
-        raise UsageError(f"{name} is {value!r}; it must be {base if base in _TYPES else 'text'}.")
-    return float(value) if base == "float" else value
+    return fit(name, value, _HINTS[name])

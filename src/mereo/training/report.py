@@ -1,4 +1,4 @@
-"""The progress lines of a training, and the history of its epochs as CSV."""
+"""The progress lines of a training, and the history of its epochs as CSV and as curves."""
 
 import csv
 import io
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mereo.files import write_atomically
+from mereo.pictures import new_figure, plain_log, save_figure, whole_ticks
 from mereo.runtime.progress import Reporter
 from mereo.runtime.text import duration, rounded
 from mereo.tasks import Task
@@ -80,3 +81,24 @@ def write_history(path: Path, history: list[dict[str, Any]], columns: Sequence[s
     writer.writeheader()
     writer.writerows(history)
     write_atomically(path, text.getvalue().encode())
+
+
+def draw_curves(history: list[dict[str, Any]], path: Path, metric: str = "accuracy", *, is_share: bool = True) -> None:
+    """The loss and one metric by epoch, a share in percent."""
+    figure = new_figure(9, 3.2)
+    left, right = figure.subplots(1, 2)
+    epochs = [row["epoch"] for row in history]
+    for axes, quantity, scale in ((left, "loss", 1), (right, metric, 100 if is_share else 1)):
+        for split, label in (("train", "training"), ("val", "validation")):
+            values = [row[f"{split}_{quantity}"] for row in history]
+            if None not in values:
+                axes.plot(epochs, [scale * v for v in values], marker="." if len(epochs) < 40 else "", label=label)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(quantity + (" in %" if scale == 100 else ""))
+        axes.grid(alpha=0.3)
+        whole_ticks(axes.xaxis)
+    if all(row["train_loss"] > 0 for row in history):
+        left.set_yscale("log")
+        plain_log(left.yaxis)
+    left.legend()
+    save_figure(figure, path)

@@ -1,15 +1,36 @@
-"""The result of a finished run, its figures and the closing table."""
+"""The result of a finished run, its figures, the closing table, and a line on a run that still improved."""
 
+import json
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mereo.errors import UsageError
+from mereo.escape import cut
+from mereo.files import read_regular
 from mereo.inference.evaluate import Scores
 from mereo.models import VisionModel
+from mereo.models.metadata import check_kinds, check_scores
 from mereo.runtime.printing import say
 from mereo.runtime.text import duration, rounded, text_table
 from mereo.tasks import Classification, Task
+from mereo.training.config import TrainConfig
 from mereo.training.run_folder import RunFolder
+
+LONGEST = 2**24
+"""Bytes of a results.json."""
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "parameters": int, "chosen_on": str, "best_epoch": int, "train_images": int, "device": str, "torch": str,
+    "seconds": (int, float), "images_per_second": (int, float),
+}  # fmt: skip
+PARTS = 5
+"""The last fifth of the epochs is compared with the fifth before it."""
+FEWEST = 5
+"""Epochs below which nothing can be compared."""
+GAIN, LEFT = 0.1, 0.01
+"""Share of the remaining errors that must have gone, and errors below which nothing is worth going on for."""
 
 
 @dataclass(frozen=True)
@@ -73,3 +94,62 @@ def summary_rows(result: RunResult) -> list[tuple[str, str]]:
         ("run folder", str(result.folder.path)),
     ]
     return rows
+
+
+def read_results(path: Path, task: str = "classification") -> dict[str, Any]:
+    """The results of a run of a task; UsageError for a file that is not what a run writes."""
+    try:
+        results = json.loads(read_regular(path, LONGEST))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is not a valid results.json ({cut(str(error), 200)}); remove it to train again."
+        ) from error
+    check_kinds(results, _KINDS, str(path))
+    for name in ("test_best", "test_last"):
+        check_scores(results.get(name), task, f"{name} in {path}")
+    return dict(results)
+
+
+def gain_at_the_end(values: Sequence[float]) -> tuple[float, float] | None:
+    """Means of a share such as the accuracy over the fifth before the last and over the last, if it still rose.
+
+    Args:
+        values: of every epoch, in [0, 1], larger is better.
+    """
+    if len(values) < FEWEST:
+        return None
+    part = max(len(values) // PARTS, 2)
+    late = sum(values[-part:]) / part
+    before = sum(values[-2 * part : -part]) / max(len(values[-2 * part : -part]), 1)
+    rising = 1 - late > LEFT and late - before >= GAIN * (1 - before)
+    return (before, late) if rising else None
+
+
+def still_improving(history: Sequence[Mapping[str, Any]], task: Task, config: TrainConfig, folder: Path) -> str | None:
+    """A line that a training still improved, with the command to go on; None otherwise.
+
+    Args:
+        history: a row of results for every epoch.
+        task: what was trained.
+        config: of the run.
+        folder: of the run.
+    """
+    metric, direction = task.chooses
+    if not task.is_share or direction != "max" or config.patience is not None:
+        return None
+    name = f"val_{metric}" if history and history[-1].get(f"val_{metric}") is not None else f"train_{metric}"
+    gain = gain_at_the_end([float(row[name]) for row in history if row[name] is not None])
+    if gain is None:
+        return None
+    what = f"{'validation' if name.startswith('val') else 'training'} {metric}"
+    command = ["mereo", "train", str(folder / "config.yaml"), "--weights", str(folder)]
+    longer = ["--epochs", str(config.epochs)] if config.minutes is None else ["--minutes", f"{config.minutes:g}"]
+    command += longer
+    if config.name is not None:
+        command += ["--name", f"{config.name}-longer"]
+    return (
+        f"{what} still rose, from {task.show(gain[0])} to {task.show(gain[1])} in the last epochs; as long again:"
+        f" {shlex.join(command)}"
+    )

@@ -104,8 +104,8 @@ def finish_runs(
     UsageError for a finished run of another configuration: it does not belong to this table. With `quiet` the trainings
     print nothing.
     """
-    from mereo.training.figures import read_results
     from mereo.training.report import Report
+    from mereo.training.results import read_results
     from mereo.training.run_folder import RunFolder, differences
     from mereo.training.trainer import train
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from mereo.data import Batch, Images
-from mereo.errors import MereoError, UsageError
+from mereo.errors import MereoError
 from mereo.files import write_atomically
 from mereo.inference.evaluate import Scores, normalise, prepare_batch
 from mereo.inference.temperature import KEY
@@ -48,20 +48,18 @@ from mereo.training.evaluation import choosing_metric, evaluate_run, is_better
 from mereo.training.events import open_events
 from mereo.training.freezing import describe_trained, freeze_as_configured, start_training
 from mereo.training.groups import LR_SCALE, parameter_groups
-from mereo.training.learning_curves import draw_curves
 from mereo.training.mixing import mix_step
 from mereo.training.order import derived_seed, generator, sample_epoch
 from mereo.training.plan import Plan, as_plan
 from mereo.training.provenance import compare_with_saved, describe_data, describe_environment
-from mereo.training.report import Report, reading_progress, write_history
-from mereo.training.results import RunResult
-from mereo.training.rising import still_rising
+from mereo.training.report import Report, draw_curves, reading_progress, write_history
+from mereo.training.results import RunResult, still_improving
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import Clock, learning_rate
 from mereo.training.seen import keep_seen, training_statistics
-from mereo.training.set_aside import write_set_aside
 from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
 from mereo.training.trackers import TENSORBOARD, Trackers, check_trackers
+from mereo.training.unreadable import write_set_aside
 
 FEW_STEPS = 100
 """Fewest steps of a useful training; with fewer a network hardly changes."""
@@ -85,7 +83,9 @@ def train(
     main = int(os.environ.get("RANK", "0")) == 0
     report = report or Report(silent=not main)
     plan = as_plan(config)
-    clock = Clock(plan.config.minutes, began)
+    # Several processes would see different times, so they train all epochs of the configuration.
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    clock = Clock(None if several else plan.config.minutes, began)
     with claimed(plan.config) as folder:
         try:
             return _train_in(folder, plan, report, clock, pictures=pictures)
@@ -147,11 +147,6 @@ class Trainer:
         self.accelerator = make_accelerator(self.config, setup.device)
         self.device, self.rank = self.accelerator.device, self.accelerator.process_index
         self.processes, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
-        if self.config.minutes is not None and self.processes > 1:
-            raise UsageError(
-                f"minutes is {self.config.minutes:g} with {self.processes} processes, whose clocks differ;"
-                " give --epochs."
-            )
         self.batch_size, self.steps = self.plan.steps(len(self.splits.train), self.processes)
         self.chosen_by = choosing_metric(self.task, uneven=uneven_classes(setup) is not None)
         self.statistics = training_statistics(self.plan, self.splits.train)
@@ -424,9 +419,10 @@ class Trainer:
                 self._save_weights(self.folder.best, state)
             self._save_weights(self.folder.last, state)
             write_history(self.folder.history, self.history, self.columns)
-        # The last weights and the best ones are evaluated on the test images.
-        tested = 0 if split is None else evaluation * 2 * len(self.splits.test) / len(split)
-        self.clock.reserve = evaluation + tested
+        # After the last step: these images again for the calibration, and three times the test images, with the last
+        # weights, with the best ones, and for the calibration.
+        tested = 0 if split is None else 3 * len(self.splits.test) / len(split)
+        self.clock.reserve = evaluation * (2 + tested)
         self._plan_epochs(epoch + 1)
         self.save_state(epoch + 1, 0, self._no_sums(), None)
         left = self.seconds / (epoch + 1) * (self.epochs - epoch - 1)
@@ -511,7 +507,9 @@ class Trainer:
         # A checkpoint of an earlier version has the sum of losses and that of another metric.
         earlier = len(progress["partial"]) != len(empty)
         self.partial = [progress["partial"][0], *empty[1:]] if earlier else progress["partial"]
-        if self.clock.total is not None and "clock" in progress:
+        if "clock" not in progress:  # a run of a number of epochs
+            self.clock = Clock()
+        elif self.clock.total is not None:
             self.clock.restore(**progress["clock"])
         epoch = progress["epoch"]
         self._plan_epochs(epoch)
@@ -553,7 +551,7 @@ class Trainer:
             if self.processes == 1:
                 self._draw_test_samples()
         self.accelerator.wait_for_everyone()
-        note = still_rising(self.history, task, self.config, folder.path)
+        note = still_improving(self.history, task, self.config, folder.path)
         return RunResult(folder, test_best, test_last, results, model.eval(), self.main, task, note)
 
     def _results(self, test_best: Scores, test_last: Scores) -> dict[str, Any]:
