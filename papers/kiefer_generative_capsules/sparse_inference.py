@@ -36,7 +36,7 @@ NARROW = {"conv_channels": 32, "primary_types": 8, "decoder": False}
 NETWORKS = Study(
     "The two networks that inference is compared on.",
     "ours",
-    "kiefer",
+    "capsnet_routing_study",
     {
         "routed": Variant(model_args={**NARROW, "routing_steps": 4, "learned_prior": True}),
         "unrouted": Variant(model_args={**NARROW, "routing_steps": 0}),

@@ -17,7 +17,7 @@ _UNROUTED = {"routing_steps": 0}
 KIEFER_ROUTING = Study(
     "Does CapsNet need routing or a decoder to be accurate and sparse?",
     "arXiv:2209.02567",
-    "kiefer",
+    "capsnet_routing_study",
     {
         "routed_decoder": _mnist(99.23, **_ROUTED),
         "unrouted_decoder": _mnist(99.34, **_UNROUTED),

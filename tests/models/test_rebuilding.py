@@ -125,6 +125,8 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "parametrised": (lambda m: parametrizations.weight_norm(m.head), "head"),
     "one block less": (lambda m: m.blocks.pop(1), "blocks.1"),
     "surgery of a part": (lambda m: m.blocks.__setitem__(0, mereo.moh(m.blocks[0], 0.5)), "blocks.0"),
+    "sparse": (lambda m: setattr(m.head, "weight", nn.Parameter(m.head.weight.detach().to_sparse())), "head.weight"),
+    "meta": (lambda m: m.blocks[1].to("meta"), "blocks.1"),
     "replaced forward": (lambda m: setattr(m.blocks[0], "forward", lambda x: x), "forward of blocks.0"),
     "hook": (lambda m: m.blocks[0].register_forward_hook(lambda *x: 2 * x[-1]), "blocks.0 has the hook"),
     "hook before": (lambda m: m.head.register_forward_pre_hook(partial(_doubled, 2)), "head has the hook partial"),

@@ -19,8 +19,8 @@ def run(tmp_path, monkeypatch):
         "routed": Variant(model_args={**TINY, "routing_steps": 2}),
         "unrouted": Variant(model_args={**TINY, "routing_steps": 0}),
     }
-    monkeypatch.setattr(sparse_inference, "NETWORKS", Study("", "", "kiefer", variants))
-    monkeypatch.setattr(sparse_inference, "KIEFER_ROUTING", Study("", "", "kiefer", variants))
+    monkeypatch.setattr(sparse_inference, "NETWORKS", Study("", "", "capsnet_routing_study", variants))
+    monkeypatch.setattr(sparse_inference, "KIEFER_ROUTING", Study("", "", "capsnet_routing_study", variants))
     monkeypatch.setattr(sparse_inference, "STEPS", 5)
 
     def run(**more):

@@ -5,10 +5,12 @@ import pytest
 from mereo.api.training import configuration
 from mereo.cli.train import given
 from mereo.errors import UsageError
+from mereo.export.record import command_of
 from mereo.models import MODELS, is_model
+from mereo.training.compare import make_study
 from mereo.training.config import TrainConfig
 from mereo.training.option_values import show_size
-from mereo.training.recipes import RECIPES, apply_recipe
+from mereo.training.recipes import RECIPES, apply_recipe, is_recipe, list_recipes
 from mereo.training.schedule import learning_rate
 
 
@@ -139,11 +141,21 @@ def test_recipes_of_capsules_hold_what_the_papers_state():
         found = stated(name, "augment", "task", *decay)
         assert found == ("adam", 1e-3, 0.0, 128, (shift,), "reconstruction", "exponential", 0.96, 2000)
         assert apply_recipe(name).epochs * 60_000 // 128 == 30_000
-    for name, loss in (("deepcaps", "auto"), ("deepcaps_second", "hard_margin")):
+    for name, loss in (("deepcaps", "auto"), ("deepcaps_strict_margins", "hard_margin")):
         assert stated(name, "epochs", "loss") == ("adam", 1e-3, 0.0, 256, 100, loss)
         config = apply_recipe(name)
         rates = [learning_rate(config, 195 * epoch, 195) for epoch in (0, 10, 20)]
         assert rates == pytest.approx([1e-3, 5e-4, 2.5e-4])
+
+
+@pytest.mark.parametrize(
+    ("older", "name"), [("kiefer", "capsnet_routing_study"), ("deepcaps_second", "deepcaps_strict_margins")]
+)
+def test_older_names_of_recipes(older, name):
+    assert apply_recipe(older) == apply_recipe(name) and is_recipe(older) and older not in list_recipes()
+    variants = make_study(["capsnet:routing_steps=2", "mspcaps_tiny"], older).variants.values()
+    assert all(variant.recipe == older for variant in variants)
+    assert f"--recipe {name}" in command_of(apply_recipe(older))
 
 
 def test_an_unknown_recipe_suggests_the_nearest():

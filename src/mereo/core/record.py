@@ -226,6 +226,16 @@ def _watching(watched: Mapping[str, tuple[Observable, Observer]]) -> Iterator[No
             module.observers.remove(observer)
 
 
+def _not_there(model: nn.Module, name: str, there: Collection[str], kind: str = "coupling or signal") -> UsageError:
+    """The error for a name that is none of the couplings and signals of a model."""
+    if there:
+        return unknown(kind, name, there)
+    return UsageError(
+        f"{name!r} is no {kind}: {type(model).__name__} has none that can be recorded or changed; attention of other"
+        " libraries has after mereo.watchable, and `mereo.explain` needs none."
+    )
+
+
 @contextmanager
 def record(model: nn.Module, names: Collection[str] | None = None, *, gradients: bool = False) -> Iterator[Trace]:
     """Record the couplings and signals that `model` makes inside the block; a model without any gives an empty trace.
@@ -242,7 +252,7 @@ def record(model: nn.Module, names: Collection[str] | None = None, *, gradients:
     trace, there = Trace(gradients), _observables(model)
     for name in [] if names is None else names:
         if name not in there:
-            raise unknown("coupling or signal", name, there)
+            raise _not_there(model, name, there)
     wanted = there if names is None else {name: there[name] for name in names}
     with _watching({name: (m, _Recorder(name, trace)) for name, m in wanted.items()}):
         yield trace
@@ -279,11 +289,11 @@ def intervene(
     there, changes, scores = _observables(model), changes or {}, scores or {}
     for name in changes:
         if name not in there:
-            raise unknown("coupling or signal", name, there)
+            raise _not_there(model, name, there)
     couplings = [name for name, module in there.items() if isinstance(module, Coupling)]
     for name in scores:
         if name not in couplings:
-            raise unknown("coupling", name, couplings)
+            raise _not_there(model, name, couplings, "coupling")
     for name, change in (*changes.items(), *scores.items()):
         if not callable(change):
             raise UsageError(f"the change of {name!r} is {type_of(change)}; give a function of a tensor.")

@@ -9,7 +9,7 @@ from mereo.data.sets import is_dataset
 from mereo.errors import UsageError
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.option_values import show_arguments, show_size
-from mereo.training.recipes import RECIPES, apply_recipe
+from mereo.training.recipes import apply_recipe, is_recipe
 from mereo.training.results import read_results
 from mereo.training.run_folder import INCIDENTAL, RunFolder
 
@@ -66,9 +66,9 @@ def _still_filled_in(given: Mapping[str, Any], base: TrainConfig, config: TrainC
 
 def command_of(config: TrainConfig) -> str:
     """The command line of a run: what differs from its recipe or the defaults, and matters to what it computes."""
-    if config.recipe in RECIPES:
+    if config.recipe is not None and is_recipe(config.recipe):
         base = apply_recipe(config.recipe, config.model, config.data)
-        words = ["--recipe", config.recipe]
+        words = ["--recipe", str(base.recipe)]
     else:
         base, words = TrainConfig().replace(model=config.model, data=config.data), []
     words += ["--model", config.model, "--data", config.data]
@@ -78,7 +78,7 @@ def command_of(config: TrainConfig) -> str:
         if name not in STATED_FIRST | INCIDENTAL and (value := getattr(config, name)) != getattr(base, name)
     }
     stated = _still_filled_in(given, base, config)
-    if config.recipe not in RECIPES:
+    if not is_recipe(config.recipe):
         known = {name: getattr(config, name) for name in CHOSEN}
         stated |= {name: value for name, value in known.items() if value not in (None, ("auto",))}
     for name, value in sorted(stated.items(), key=lambda item: [*FIELDS].index(item[0])):

@@ -10,6 +10,7 @@ from dataclasses import is_dataclass
 from types import FunctionType, NoneType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -103,6 +104,14 @@ def changes(model: nn.Module, expected: nn.Module, state: Mapping[str, Tensor] |
     tensors = model.state_dict() if state is None else state
     stated = {name: tensor.shape for name, tensor in expected.state_dict().items()}
     return faults or shape_faults(stated, {name: tensor.shape for name, tensor in tensors.items()})
+
+
+def check_dense(tensors: Mapping[str, Tensor], what: str) -> None:
+    """UsageError, with what cannot be done, for tensors on the meta device, sparse and quantised ones."""
+    for name, tensor in tensors.items():
+        if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "on the meta device" if tensor.is_meta else "quantised" if tensor.is_quantized else "sparse"
+            raise UsageError(f"{what}: {name} is {kind}; give a network with dense weights.")
 
 
 def checked(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> VisionModel:

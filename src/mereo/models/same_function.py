@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mereo.errors import UsageError, first_line, type_of
 from mereo.escape import cut
+from mereo.models.rebuilding import check_dense
 
 LIBRARIES = ("torch.", "timm.", "mereo.")
 """Modules of Python whose layers are known."""
@@ -43,10 +44,7 @@ def check_modules(source: nn.Module) -> None:
 def check_tensors(source: nn.Module) -> None:
     """UsageError for tensors on the meta device, sparse ones, and such of several types or devices."""
     tensors = {**dict(source.named_parameters()), **dict(source.named_buffers())}
-    for name, tensor in tensors.items():
-        if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
-            what = "on the meta device" if tensor.is_meta else "quantised" if tensor.is_quantized else "sparse"
-            raise UsageError(f"source cannot be converted: {name} is {what}; give a network with dense weights.")
+    check_dense(tensors, "source cannot be converted")
     numbers = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
     for what, values in (("types", {str(x.dtype) for x in numbers}), ("devices", {str(x.device) for x in numbers})):
         if len(values) > 1:

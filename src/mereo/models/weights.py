@@ -21,7 +21,7 @@ from mereo.files import open_regular, write_atomically
 from mereo.models.base import VisionModel
 from mereo.models.metadata import FORMAT, check_description, describe
 from mereo.models.pretrained import check_same_surgery, list_pretrained, pretrained_path, shape_faults
-from mereo.models.rebuilding import checked, outline_of, rebuild
+from mereo.models.rebuilding import check_dense, checked, outline_of, rebuild
 
 LONGEST_HEADER = 2**24
 """Bytes of names, shapes and metadata; a network of 20,000 tensors and as many class names has a tenth of it."""
@@ -140,6 +140,7 @@ def save_weights(
         **extra,
     }
     state = model.state_dict() if state is None else state
+    check_dense(state, f"{path} cannot be written")
     check_finite(state, Path(path))
     save_tensors(Path(path), state, metadata)
 

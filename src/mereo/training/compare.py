@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mereo.errors import UsageError, unknown
 from mereo.training.option_values import parse_arguments
-from mereo.training.recipes import RECIPES, apply_recipe
+from mereo.training.recipes import RECIPES, apply_recipe, is_recipe
 from mereo.training.studies import Study, Variant, folder_name
 
 REPEATS = 5
@@ -41,7 +41,7 @@ def parse_variant(text: str, recipe: str | None = None, *, recipes: bool = True)
     except ValueError as error:
         raise UsageError(f"{text!r}: {error}; write capsnet:routing_steps=1,decoder=false.") from None
     label = name + (":" + ",".join(sorted(words)) if words else "")
-    if name in RECIPES and (recipes or name not in MODELS):
+    if is_recipe(name) and (recipes or name not in MODELS):
         return label, Variant({"model": apply_recipe(name).model}, given, recipe=name)
     name = ALIASES.get(name, name)
     if name not in MODELS and library_of(name) is None:
@@ -61,7 +61,7 @@ def make_study(texts: Sequence[str], recipe: str | None = None, *, recipes: bool
     """The study that compares the named networks; arguments as of `parse_variant`."""
     if not texts:
         raise UsageError("models is empty; give some, such as mspcaps_tiny capsnet:routing_steps=1.")
-    if recipe is not None and recipe not in RECIPES:
+    if recipe is not None and not is_recipe(recipe):
         raise unknown("recipe", recipe, RECIPES)
     variants: dict[str, Variant] = {}
     for text in texts:

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from mereo.inference.flops import count_flops
 from mereo.mechanisms.attention import MultiHeadAttention
 from mereo.mechanisms.select import evit, kept_patches, scheduled_keep_rate, set_keep_rate
 from mereo.mechanisms.select.evit import ReducingBlock, _Block, _Transformer, keep, order_of
+from mereo.models.registry import families
 
 
 def host(seed: int = 0) -> tuple[nn.Module, Tensor]:
@@ -228,3 +230,24 @@ def test_models_that_cannot_be_reduced() -> None:
 
 def test_names() -> None:
     assert inspect.unwrap(mereo.evit) is inspect.unwrap(evit)
+
+
+@pytest.mark.parametrize(
+    "operate", [lambda m: mereo.moh(m, 0.5), lambda m: mereo.moh(m, 0.5, routing="tokens"),
+                lambda m: mereo.sea(m, columns=4, top_k=2), lambda m: mereo.sparsifiner(m, 0.2, layers=[0])],
+)  # fmt: skip
+def test_attention_replaced_afterwards_is_used_in_reducing_blocks(operate) -> None:
+    torch.manual_seed(0)
+    model: Any = mereo.create_model("vit_tiny_patch16_224", **families()["vit"].tiny).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    reduced: Any = operate(mereo.evit(model, 0.5, layers=[0], fuse=False)).eval()
+    block, alone = reduced.blocks[0], operate(model).eval().blocks[0]
+    alone.attn.load_state_dict(block.attn.state_dict())  # a router starts at random
+    x = torch.randn(2, 17, 12)
+    y = x + alone.attn(alone.norm1(x))
+    q, k, _ = model.blocks[0].attn.qkv(alone.norm1(x)).unflatten(-1, (3, 3, 4)).unbind(2)
+    order = (q[:, :1] * k / 2).sum(-1).softmax(1).mean(-1)[:, 1:].sort(1, descending=True).indices[:, :8]
+    kept = torch.stack([torch.cat((row[:1], row[1:][index])) for row, index in zip(y, order, strict=True)])
+    torch.testing.assert_close(block(x), kept + alone.mlp(alone.norm2(kept)))
+    assert not torch.allclose(block(x), mereo.evit(model, 0.5, layers=[0], fuse=False).eval().blocks[0](x))

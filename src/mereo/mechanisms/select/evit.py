@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, Signal, mechanism
 from mereo.core.kernels.attention import attend
-from mereo.core.modes import modes_kept
+from mereo.core.modes import hooked, modes_kept
 from mereo.core.squash import accumulation_type
 from mereo.core.surgery import restate_surgery, surgery
 from mereo.errors import UsageError, check_fraction
 from mereo.mechanisms.attention.dense import MultiHeadAttention
-from mereo.mechanisms.attention.hosted import attention_drop, merge_heads, optional, split_heads
+from mereo.mechanisms.attention.hosted import HostedAttention, attention_drop, merge_heads, optional, split_heads
 
 Exchanged = tuple[Tensor, Tensor, Tensor]
 
@@ -57,9 +57,13 @@ _SOFTMAX = Coupling("senders")
 def _exchange(attn: nn.Module, x: Tensor) -> Exchanged:
     """What the attention of a block returns for its tokens, with the queries and keys of its heads.
 
+    Attention that was replaced, or that has hooks, is called as it is; queries and keys are then made twice.
+
     Shapes: (batch, tokens, dim) -> (batch, tokens, dim), (batch, heads, tokens, d), (batch, heads, tokens, d).
     """
     q, k, v = split_heads(attn, x)
+    if hooked(attn) or isinstance(attn, HostedAttention):
+        return attn(x), q, k
     own = getattr(attn, "coupling", None)
     if isinstance(own, Coupling):
         out = attend(q, k, v, own)

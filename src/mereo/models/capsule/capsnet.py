@@ -191,7 +191,7 @@ register_model(
     "CapsNet with a layer of 16 capsules between 16 types of primary capsules and the classes.",
     source="arXiv:2209.02567",
     parameters=4_696_976,
-    recipe="kiefer",
+    recipe="capsnet_routing_study",
     primary_types=16,
     middle_capsules=16,
 )

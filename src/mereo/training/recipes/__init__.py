@@ -11,9 +11,10 @@ from mereo.training.config import TrainConfig
 from mereo.training.recipes import capsule, capsule_family, language, vision
 from mereo.training.recipes.recipe import Recipe
 
-__all__ = ["RECIPES", "Recipe", "apply_recipe", "list_recipes"]
+__all__ = ["RECIPES", "Recipe", "apply_recipe", "is_recipe", "list_recipes"]
 
 RECIPES: dict[str, Recipe] = capsule.RECIPES | capsule_family.RECIPES | vision.RECIPES | language.RECIPES
+_OLDER_NAMES = {"kiefer": "capsnet_routing_study", "deepcaps_second": "deepcaps_strict_margins"}
 
 
 def list_recipes(pattern: str = "*") -> list[str]:
@@ -21,8 +22,14 @@ def list_recipes(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(RECIPES, pattern))
 
 
+def is_recipe(name: str | None) -> bool:
+    """Whether there is a recipe of that name, or there was one in an earlier version."""
+    return _OLDER_NAMES.get(name or "", name) in RECIPES
+
+
 def apply_recipe(name: str, model: str | None = None, data: str | None = None) -> TrainConfig:
     """The configuration of a recipe, for its own network and data set or for others."""
+    name = _OLDER_NAMES.get(name, name)
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
     recipe = RECIPES[name]

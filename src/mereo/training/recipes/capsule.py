@@ -57,7 +57,7 @@ RECIPES: dict[str, Recipe] = {
         {"cifar10": {"model": "capsnet_32"}, "svhn": {"model": "capsnet_svhn"}},
         {"mnist": 99.75},
     ),
-    "kiefer": Recipe(
+    "capsnet_routing_study": Recipe(
         "CapsNet with and without routing, 13 epochs of Adam; the reconstruction loss has almost no weight.",
         "arXiv:2209.02567, appendix A, and the authors' code",
         # Both their losses are means, over classes and over pixels, and ours are sums. This is ten times their

@@ -169,7 +169,7 @@ RECIPES: dict[str, Recipe] = {
         _DEEPCAPS_BY_DATA,
         {"cifar10": 91.01, "svhn": 97.16, "fashion_mnist": 94.46, "mnist": 99.72},
     ),
-    "deepcaps_second": Recipe(
+    "deepcaps_strict_margins": Recipe(
         "DeepCaps, the second of its two runs: the same with stricter margins; give the first as --weights.",
         "arXiv:1904.09546 and the authors' code",
         _DEEPCAPS | {"loss": "hard_margin"},
