@@ -1,36 +1,49 @@
-"""`mereo.ImageClassifier`: a network as a classifier of scikit-learn, which need not be installed."""
+"""`mereo.ImageClassifier`: a network as a classifier of scikit-learn."""
 
 import csv
 import tempfile
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mereo.api.arrays import NAME, array_dataset, image_set
-from mereo.api.estimator_inputs import Array, classes_of, image_array
-from mereo.api.images import COLOURS, stack_of
-from mereo.api.sklearn_base import Estimator, not_fitted
+from mereo.api.images import COLOURS, is_picture, picture_arrays
 from mereo.errors import UsageError
-from mereo.inference.answers import collect_answers
+from mereo.inference.answers import Answers, collect_answers
 from mereo.inference.calibration import confidences, ways_of
 from mereo.inference.temperature import calibration_of, probabilities
+from mereo.runtime.libraries import require
 from mereo.training.arguments import fit_all
 from mereo.training.config import TrainConfig
 from mereo.training.plan import make_plan
 from mereo.training.report import Report
 from mereo.training.trainer import train
 
+require("ImageClassifier", ("sklearn",), "sklearn")
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin  # noqa: E402
+from sklearn.utils._param_validation import Interval  # noqa: E402
+from sklearn.utils.multiclass import check_classification_targets  # noqa: E402
+from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E402
+
+Array = np.ndarray[Any, Any]
 _BYTES, _UNIT = (0.0, 255.0), (0.0, 1.0)
+_OWN = (
+    "model", "epochs", "batch_size", "lr", "weight_decay", "optimizer", "augment", "img_size", "model_args", "weights",
+    "patience", "device",
+)  # fmt: skip
+"""Arguments that are options of `mereo train` of the same name."""
 
 
-class ImageClassifier(Estimator):
+class ImageClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
     """A network that is fitted to images and labels in memory, with the interface of scikit-learn.
 
-    It works in `cross_val_score`, `GridSearchCV` and pipelines. Options that are None are those of `mereo train`.
+    It works in `cross_val_score`, `GridSearchCV` and pipelines, and `transform` gives features for another estimator.
+    Options that are None are chosen as in `mereo train`. Errors of X, y and parameters are those of scikit-learn.
 
     Args:
         model: name of the network.
@@ -51,6 +64,7 @@ class ImageClassifier(Estimator):
         model_: the trained network.
         history_: a row of figures for each epoch.
         n_features_in_: values of an image.
+        value_range_: the values that mean black and white.
 
     Shapes: X (n, height, width), (n, height, width, channels), flat (n, values), a tensor (n, channels, height, width),
         or a list of PIL images; y (n,), labels of any type.
@@ -59,6 +73,14 @@ class ImageClassifier(Estimator):
     classifier.fit(X, y).predict(X)
     sklearn.model_selection.cross_val_score(classifier, X, y)
     """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "validation_fraction": [Interval(Real, 0, 1, closed="left")],
+        "value_range": ["array-like", None],
+        "image_shape": ["array-like", None],
+        "options": [Mapping, None],
+        "random_state": ["random_state"],
+    }
 
     def __init__(
         self,
@@ -101,115 +123,44 @@ class ImageClassifier(Estimator):
         self.options = options
         self.verbose = verbose
 
-    # --- fitting ----------------------------------------------------------------------------------------------------
-
     def fit(self, X: Any, y: Any) -> "ImageClassifier":
-        """Train a new network on images and labels.
-
-        Raises:
-            UsageError: for images or labels of another form, fewer than two classes, and wrong options.
-        """
-        self._check_settings()
-        array = image_array(X)
-        values = self._images(array)
-        classes, numbers = classes_of(y)
-        if len(values) != len(numbers):
-            raise UsageError(f"X has {len(values)} images and y {len(numbers)} labels; give one label for each image.")
-        self.n_features_in_ = int(np.prod(array.shape[1:]))
-        self._flat = array.ndim == 2
-        self._one = tuple(values.shape[1:])
-        self.value_range_ = self._chosen_range(values)
-        seed = self._seed()
-        config = self._config(seed)
+        """Train a new network on images and labels."""
+        self._validate_params()
+        rows, shape = _rows(X)
+        self._shape = self.image_shape if shape is None else shape
+        rows, y = validate_data(self, rows, y.detach().cpu().numpy() if isinstance(y, Tensor) else y)
+        check_classification_targets(y)
+        self.classes_, numbers = np.unique(y, return_inverse=True)
+        self.value_range_ = self._chosen_range(rows)
+        config = self._config(self.random_state or 0)
         config.check()
-        images = torch.from_numpy(np.ascontiguousarray(self._pixels(values).transpose(0, 3, 1, 2)))
-        info = array_dataset((images, numbers), self.validation_fraction, seed)
+        info = array_dataset((self._pixels(rows), numbers.tolist()), self.validation_fraction, config.seed)
         with tempfile.TemporaryDirectory(prefix="mereo-fit-") as folder:
             plan = make_plan(config.replace(output=folder), info)
             result = train(plan, Report(silent=not self.verbose), pictures=False)
-            rows = _history(result.folder.history)
-        self.classes_, self.model_, self.history_ = classes, result.model, rows
-        self.model_.class_names = tuple(str(each) for each in classes)
+            history = list(csv.DictReader(Path(result.folder.history).read_text().splitlines()))
+        self.history_ = [{name: float(value) for name, value in row.items() if value} for row in history]
+        self.model_ = result.model
+        self.model_.class_names = tuple(str(each) for each in self.classes_)
         return self
 
-    def _config(self, seed: int) -> TrainConfig:
-        """The configuration of the training; what is None stays as in `mereo train`."""
-        own = (
-            "model", "epochs", "batch_size", "lr", "weight_decay", "optimizer", "augment", "img_size", "model_args",
-            "weights", "patience", "device",
-        )  # fmt: skip
-        given = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
+    def _config(self, seed: Any) -> TrainConfig:
+        """The configuration of the training, with a seed or the RandomState to draw it from."""
+        given = {name: getattr(self, name) for name in _OWN if getattr(self, name) is not None}
         fixed = dict.fromkeys(
-            ("data", "output", "name", "resume", "dry_run", "find_lr", "seed", "limit", *own, "validation_fraction"),
+            ("data", "output", "name", "resume", "dry_run", "find_lr", "seed", "limit", *_OWN, "validation_fraction"),
             "it is an argument of ImageClassifier, or does not apply to images in memory",
         )
-        hints = get_type_hints(TrainConfig)
-        options = fit_all(hints, "ImageClassifier", given, {})
-        options |= fit_all(hints, "ImageClassifier", {"tensorboard": False, **(self.options or {})}, fixed)
-        return TrainConfig().replace(**options, data=NAME, seed=seed, validation_fraction=0.0)
-
-    def _check_settings(self) -> None:
-        """UsageError for arguments of the constructor of a wrong kind; scikit-learn wants none before `fit`."""
-        wanted: dict[str, tuple[bool, str]] = {
-            "validation_fraction": (
-                isinstance(self.validation_fraction, int | float) and 0 <= self.validation_fraction < 1,
-                "a number from 0 to below 1",
-            ),
-            "value_range": (_are_numbers(self.value_range, float, (2,)), "two numbers, black and white, or None"),
-            "image_shape": (
-                _are_numbers(self.image_shape, int, (2, 3)),
-                "(height, width), (height, width, channels) or None",
-            ),
-            "options": (self.options is None or isinstance(self.options, Mapping), "a dict of options, or None"),
-        }
-        for name, (fits, kind) in wanted.items():
-            if not fits:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be {kind}.")
-
-    def _seed(self) -> int:
-        state = self.random_state
-        if state is None:
-            return 0
-        if hasattr(state, "randint"):
-            return int(state.randint(2**31 - 1))
-        if not isinstance(state, int | np.integer) or isinstance(state, bool):
-            raise UsageError(f"random_state is {state!r}; it must be a whole number, a RandomState or None.")
-        return int(state)
-
-    # --- images -----------------------------------------------------------------------------------------------------
-
-    def _images(self, array: Array) -> Array:
-        """Images as (n, height, width, channels), values as they are."""
-        values = array
-        if values.ndim == 2:
-            values = values.reshape(len(values), *self._shape_of_rows(values.shape[1]))
-        elif values.ndim == 4 and values.shape[-1] not in COLOURS and values.shape[1] in COLOURS:
-            raise UsageError(f"X is {values.shape}, channels first; give (n, height, width, channels), or a tensor.")
-        if values.ndim == 3:
-            values = values[..., None]
-        if values.ndim != 4 or values.shape[-1] not in COLOURS or 0 in values.shape[1:]:
-            raise UsageError(
-                f"X is {array.shape}; it must be (n, height, width), (n, height, width, channels) or flat rows (n,"
-                " values). Reshape your data."
-            )
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise UsageError("X has values that are NaN or infinity; replace them.")
-        return values
-
-    def _shape_of_rows(self, count: int) -> tuple[int, ...]:
-        """The shape of images that are given as flat rows."""
-        side = round(count**0.5)
-        shape = (side, side) if self.image_shape is None else tuple(self.image_shape)
-        if int(np.prod(shape)) != count or len(shape) not in (2, 3):
-            given = "image_shape is not given" if self.image_shape is None else f"image_shape is {self.image_shape}"
-            raise UsageError(f"X has rows of {count} values, and {given}; give their (height, width[, channels]).")
-        return shape
+        hints, others = get_type_hints(TrainConfig), {"tensorboard": False, **(self.options or {})}
+        options = fit_all(hints, "ImageClassifier", given, {}) | fit_all(hints, "ImageClassifier", others, fixed)
+        number = int(seed.randint(2**31 - 1) if hasattr(seed, "randint") else seed)
+        return TrainConfig().replace(**options, data=NAME, seed=number, validation_fraction=0.0)
 
     def _chosen_range(self, values: Array) -> tuple[float, float]:
         if self.value_range is not None:
-            low, high = (float(end) for end in self.value_range)
-            if not low < high:
-                raise UsageError(f"value_range is {self.value_range}; its first value must be below its second.")
+            low, high = (*map(float, self.value_range), 0.0, 0.0)[:2]
+            if len(self.value_range) != 2 or not low < high:
+                raise UsageError(f"value_range is {self.value_range}; give two numbers, black and white.")
             return low, high
         if values.dtype == np.uint8:
             return _BYTES
@@ -218,36 +169,37 @@ class ImageClassifier(Estimator):
             return _UNIT
         return (low, high) if low < high else (low, low + 1)
 
-    def _pixels(self, values: Array) -> Array:
-        """Values as bytes: those of `value_range_` become 0 to 255, and values outside are clipped."""
-        if values.dtype == np.uint8 and self.value_range_ == _BYTES:
-            return values[..., :3]
+    def _images(self, rows: Array) -> Array:
+        """Flat rows as images, (n, height, width, channels)."""
+        side = round(rows.shape[1] ** 0.5)
+        shape = (side, side) if self._shape is None else tuple(self._shape)
+        shape = shape if len(shape) == 3 else (*shape, 1)
+        if len(shape) != 3 or shape[2] not in COLOURS or np.prod(shape) != rows.shape[1]:
+            raise UsageError(
+                f"X has images of {rows.shape[1]} values, as {shape}, and image_shape is {self.image_shape}; it must be"
+                " (height, width) or (height, width, channels)."
+            )
+        return rows.reshape(-1, *shape)
+
+    def _pixels(self, rows: Array) -> Tensor:
+        """Flat rows as uint8 (n, channels, height, width), where `value_range_` becomes 0 to 255."""
         low, high = self.value_range_
-        scaled = np.clip((values[..., :3].astype(np.float64) - low) / (high - low), 0, 1)
-        return stack_of(scaled)
+        if rows.dtype != np.uint8 or (low, high) != _BYTES:
+            rows = np.rint(np.clip((rows.astype(np.float64) - low) / (high - low), 0, 1) * 255).astype(np.uint8)
+        return torch.from_numpy(np.ascontiguousarray(self._images(rows)[..., :3].transpose(0, 3, 1, 2)))
 
-    # --- predicting -------------------------------------------------------------------------------------------------
-
-    def _scores(self, X: Any) -> tuple[Tensor, str]:
-        """Scores (n, classes) of the network, and their kind."""
-        if not hasattr(self, "model_"):
-            raise not_fitted(type(self).__name__)
-        array = image_array(X)
-        if not self._flat and array.shape in (self._one, self._one[:2]):
-            raise UsageError(f"X is {array.shape}, one image; give several, (n, ...), such as X[None].")
-        if self._flat and array.ndim == 2 and array.shape[1] != self.n_features_in_:
-            name, wanted = type(self).__name__, self.n_features_in_
-            raise UsageError(f"X has {array.shape[1]} features, but {name} is expecting {wanted} features as input.")
-        images = torch.from_numpy(np.ascontiguousarray(self._pixels(self._images(array)).transpose(0, 3, 1, 2)))
-        nothing = torch.zeros(len(images), dtype=torch.int64)
+    def _answers(self, X: Any, *, features: bool = False) -> Answers:
+        """The scores of the network for images, or its features."""
+        check_is_fitted(self)
+        images = self._pixels(validate_data(self, _rows(X)[0], reset=False))
         names = [str(each) for each in self.classes_]
-        answers = collect_answers(self.model_, image_set(images, nothing, names, self.model_))
-        return answers.scores, answers.kind
+        split = image_set(images, torch.zeros(len(images), dtype=torch.int64), names, self.model_)
+        return collect_answers(self.model_, split, features=features)
 
     def predict(self, X: Any) -> Array:
         """The class of each image, (n,)."""
-        scores, _ = self._scores(X)
-        chosen: Array = self.classes_[scores.argmax(1).numpy()]
+        places = self._answers(X).predicted.numpy()
+        chosen: Array = self.classes_[places]
         return chosen
 
     def predict_proba(self, X: Any) -> Array:
@@ -256,35 +208,25 @@ class ImageClassifier(Estimator):
         By the temperature that `fit` finds on the images that it holds out, as `mereo predict` does; without held-out
         images the softmax of logits, or the share of a capsule's length.
         """
-        scores, kind = self._scores(X)
-        fitted = calibration_of(self.model_)
+        answers, fitted = self._answers(X), calibration_of(self.model_)
         if fitted is None:
-            shares = confidences(scores.double(), ways_of(kind)[0])
+            shares = confidences(answers.scores.double(), ways_of(answers.kind)[0])
         else:
-            shares = probabilities(scores, fitted.temperature)
+            shares = probabilities(answers.scores, fitted.temperature)
         rows: Array = shares.numpy()
         return rows / rows.sum(1, keepdims=True)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The share of images that are predicted correctly, weighted where weights are given."""
-        return float(np.average(self.predict(X) == np.asarray(y), weights=sample_weight))
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()  # type: ignore[misc]
-        tags.input_tags.three_d_array = True
-        tags.non_deterministic = False
-        return tags
+    def transform(self, X: Any) -> Array:
+        """The features that the last layer of the network reads, (n, features)."""
+        rows: Array = self._answers(X, features=True).scores.numpy()
+        return rows
 
 
-def _are_numbers(value: Any, kind: type, counts: tuple[int, ...]) -> bool:
-    """Whether a value is None or a sequence of so many numbers, which are whole for the kind int."""
-    if value is None:
-        return True
-    known = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
-    return isinstance(value, tuple | list) and len(value) in counts and all(isinstance(each, known) for each in value)
-
-
-def _history(path: Path) -> list[dict[str, float]]:
-    """The rows of results.csv."""
-    with path.open() as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+def _rows(X: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """Images as flat rows, and the shape of one, channels last; what are no images, as it is, and None."""
+    if isinstance(X, Tensor) and X.dim() == 4:
+        X = X.detach().cpu().movedim(1, -1)
+        X = (X.float() if X.dtype is torch.bfloat16 else X).numpy()
+    elif is_picture(X) or (isinstance(X, list | tuple) and any(is_picture(each) or np.ndim(each) > 1 for each in X)):
+        X = np.asarray(X) if is_picture(X) else np.stack(picture_arrays(X))
+    return (X.reshape(len(X), -1), X.shape[1:]) if isinstance(X, np.ndarray) and X.ndim > 2 else (X, None)

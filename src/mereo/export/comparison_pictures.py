@@ -3,10 +3,10 @@
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mereo.export.rows import Row, ranked
-from mereo.pictures import grid_of_panels, new_figure, save_figure
+from mereo.pictures import grid_of_panels, save_figure
 from mereo.runtime.text import rounded
 
 TITLE = 90
@@ -27,63 +27,38 @@ def count(number: float) -> str:
     return rounded(number)
 
 
+class _Panel(NamedTuple):
+    """Bars of one quantity.
+
+    Attributes:
+        title: of the panel.
+        values: one for each network.
+        texts: next to the bars.
+        ticks: a number on the axis as text.
+    """
+
+    title: str
+    values: Sequence[float]
+    texts: Sequence[str]
+    ticks: Callable[[float], str] = "{:g}".format
+
+
 def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
     """One panel per quantity, one bar per network, dots for the seeds."""
-    from matplotlib.ticker import MaxNLocator
-
     rows = ranked(rows)
     metric = rows[0].metric + (" in %" if rows[0].scale == 100 else "")
-    panels: list[tuple[str, Callable[[Row], float], Callable[[float], str]]] = [
-        (f"test {metric}, mean and seeds", lambda row: row.value, str),
-        ("parameters", lambda row: row.parameters, count),
-        ("multiply-adds (MACs) of one image", lambda row: row.macs, count),
-        ("inference, images/s", lambda row: row.rate, rounded),
-        ("training, images/s", lambda row: row.train_rate, rounded),
-        ("training memory in MiB", lambda row: row.memory / 2**20, lambda v: f"{v:,.0f}"),
+    quantities: list[tuple[str, list[float], Callable[[float], str]]] = [
+        ("parameters", [row.parameters for row in rows], count),
+        ("multiply-adds (MACs) of one image", [row.macs for row in rows], count),
+        ("inference, images/s", [row.rate for row in rows], rounded),
+        ("training, images/s", [row.train_rate for row in rows], rounded),
+        ("training memory in MiB", [row.memory / 2**20 for row in rows], "{:,.0f}".format),
     ]
-    # As wide as a page, so that the text stays readable on it.
-    figure = new_figure(7.8, 0.4 + 3 * (1.0 + 0.28 * len(rows)))
-    figure.suptitle(textwrap.fill(title, TITLE), fontsize=10)
-    grid = figure.subplots(3, 2, sharey=True)
-    places = range(len(rows))
-    colours = [f"C{i % 10}" for i in places]
-    for axes, (name, value, show) in zip(grid.flat, panels, strict=True):
-        values = [value(row) for row in rows]
-        if name.startswith("test"):
-            _draw_metric(axes, rows, colours)
-        else:
-            axes.barh(places, values, color=colours, height=0.6, alpha=0.75)
-            axes.set_xlim(0, 1.22 * max(values))
-            axes.xaxis.set_major_locator(MaxNLocator(4))
-            axes.xaxis.set_major_formatter(lambda amount, _: count(amount))
-            for place, amount in zip(places, values, strict=True):
-                axes.text(amount + 0.02 * max(values), place, show(amount), va="center", fontsize=8)
-        axes.set_title(name, fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.grid(axis="x", alpha=0.3)
-    grid[0, 0].set_yticks(list(places), [row.model.replace(":", ":\n") for row in rows])
-    for axes in grid[:, 0]:
-        axes.tick_params(axis="y", labelsize=7.5)
-    grid[0, 0].invert_yaxis()
+    panels = [_Panel(f"test {metric}, mean and seeds", [], [])]
+    panels += [_Panel(name, values, [*map(show, values)], count) for name, values, show in quantities]
+    figure, axes = _draw_bars(panels, rows, 2, textwrap.fill(title, TITLE))
+    _draw_metric(axes[0], rows)
     save_figure(figure, path)
-
-
-def _draw_metric(axes: Any, rows: Sequence[Row], colours: Sequence[str]) -> None:
-    """The mean with the spread as a whisker, a dot a seed; no bars, for the axis does not begin at 0."""
-    for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
-        scale = row.scale
-        mean, points = scale * row.value, [scale * value for value in row.values]
-        spread = scale * (row.spread or 0.0)
-        axes.errorbar(mean, place, xerr=spread, fmt="D", color=colour, markersize=7, capsize=4)
-        if len(points) > 1:
-            axes.plot(points, [place + 0.22] * len(points), "o", color="black", markersize=3, alpha=0.6)
-        shown = row.shown(row.value) + (f" ± {row.shown(row.spread)}" if row.spread is not None else "")
-        axes.text(mean, place - 0.2, shown, ha="center", fontsize=8)
-    every = [row.scale * (row.value + sign * (row.spread or 0.0)) for row in rows for sign in (-1, 1)]
-    least = 1.0 if rows[0].scale == 100 else 0.01 * max(map(abs, every)) or 1.0
-    room = max(max(every) - min(every), least)
-    axes.set_xlim(min(every) - 0.3 * room, max(every) + 0.3 * room)
-    axes.set_ylim(-0.6, len(rows) - 0.4)
 
 
 def draw_measured(rows: Sequence[Row], headings: Sequence[str], lines: Sequence[Sequence[str]], path: Path) -> None:
@@ -92,23 +67,59 @@ def draw_measured(rows: Sequence[Row], headings: Sequence[str], lines: Sequence[
     Args:
         headings, lines: the table of the measurements, networks in their order.
     """
-    count = len(headings) - 1
-    figure, (panels,) = grid_of_panels(count, 3, (2.2, 0.9 + 0.26 * len(lines)), (1.6, 0.4), sharey=True)
-    figure.suptitle("Accuracy on test images, as they are and changed, and calibration error", fontsize=11)
-    places = range(len(lines))
-    colours = ["0.6" if row.plain else "C0" for row in ranked(rows)]
-    for number, axes in enumerate(panels):
-        texts = [line[number + 1] for line in lines]
-        values = [0.0 if text == "-" else float(text) for text in texts]
-        axes.barh(places, values, color=colours, height=0.7)
-        axes.set_xlim(0, 1.25 * max(*values, 1.0))
-        for place, (value, text) in enumerate(zip(values, texts, strict=True)):
-            axes.text(value, place, f" {text}", va="center", fontsize=7)
-        axes.set_title(headings[number + 1], fontsize=9)
-        axes.set_yticks(list(places), [line[0].replace(":", ":\n") for line in lines], fontsize=7)
-        axes.tick_params(axis="x", labelsize=7)
-    panels[0].invert_yaxis()
+    texts = [[line[number] for line in lines] for number in range(1, len(headings))]
+    panels = [
+        _Panel(name, [0.0 if text == "-" else float(text) for text in column], column)
+        for name, column in zip(headings[1:], texts, strict=True)
+    ]
+    figure, _ = _draw_bars(
+        panels, ranked(rows), 3, "Accuracy on test images, as they are and changed, and calibration error"
+    )
     save_figure(figure, path)
+
+
+def _draw_bars(panels: Sequence[_Panel], rows: Sequence[Row], across: int, title: str) -> tuple[Any, list[Any]]:
+    """A figure with one panel for each quantity and one bar for each network, plain networks in grey."""
+    from matplotlib.ticker import MaxNLocator
+
+    places = range(len(rows))
+    # As wide as a page, so that the text stays readable on it.
+    figure, (grid,) = grid_of_panels(len(panels), across, (6.6 / across, 1 + 0.28 * len(rows)), (1.2, 0.4), sharey=True)
+    figure.suptitle(title, fontsize=10)
+    for axes, panel in zip(grid, panels, strict=True):
+        if panel.values:
+            axes.barh(places, panel.values, color=_colours(rows), height=0.65, alpha=0.75)
+            axes.set_xlim(0, 1.25 * max(*panel.values, 1e-9))
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+            axes.xaxis.set_major_formatter(lambda amount, _, ticks=panel.ticks: ticks(amount))
+        for place, value, text in zip(places, panel.values, panel.texts, strict=False):
+            axes.text(value, place, f" {text}", va="center", fontsize=8)
+        axes.set_title(panel.title, fontsize=9)
+        axes.set_yticks(list(places), [row.model.replace(":", ":\n") for row in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.tick_params(labelsize=7.5)
+        axes.grid(axis="x", alpha=0.3)
+    return figure, grid
+
+
+def _colours(rows: Sequence[Row]) -> list[str]:
+    return ["0.6" if row.plain else "C0" for row in rows]
+
+
+def _draw_metric(axes: Any, rows: Sequence[Row]) -> None:
+    """The mean with the spread as a whisker, a dot a seed; no bars, for the axis does not begin at 0."""
+    every, scale = [], rows[0].scale
+    for place, (row, colour) in enumerate(zip(rows, _colours(rows), strict=True)):
+        mean, spread = scale * row.value, scale * (row.spread or 0.0)
+        every += [mean - spread, mean + spread]
+        axes.errorbar(mean, place, xerr=spread, fmt="D", color=colour, markersize=7, capsize=4)
+        if len(row.values) > 1:
+            axes.plot([scale * v for v in row.values], [place + 0.22] * len(row.values), "k.", markersize=5, alpha=0.6)
+        shown = row.shown(row.value) + (f" ± {row.shown(row.spread)}" if row.spread is not None else "")
+        axes.text(mean, place - 0.2, shown, ha="center", fontsize=8)
+    least = 1.0 if scale == 100 else 0.01 * max(map(abs, every)) or 1.0
+    room = max(max(every) - min(every), least)
+    axes.set_xlim(min(every) - 0.3 * room, max(every) + 0.3 * room)
 
 
 def draw_curves(rows: Sequence[Row], curves: Mapping[str, Curves], path: Path) -> None:

@@ -61,6 +61,7 @@ def collect_answers(
     *,
     batch_size: int = 256,
     change: Change | None = None,
+    features: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Answers:
     """The scores of a network for every image of a split, in order.
@@ -70,6 +71,7 @@ def collect_answers(
         split: images of one label each, or of several.
         batch_size: images per forward pass.
         change: applied to the images before the network.
+        features: collect what the last layer reads in the place of the scores.
         progress: called with the number of images done since the last call.
     """
     check_positive(batch_size=batch_size)
@@ -81,7 +83,9 @@ def collect_answers(
             indices = torch.arange(start, min(start + batch_size, len(split)))
             batch = split.batch(indices, crop=crop, device=parameter.device)
             images = batch.images if change is None else change(batch.images, indices)
-            scores = model(normalise(images, cfg["mean"], cfg["std"]).to(parameter.dtype)).float().cpu()
+            ready = normalise(images, cfg["mean"], cfg["std"]).to(parameter.dtype)
+            outputs = model.forward_head(model.forward_features(ready), pre_logits=True) if features else model(ready)
+            scores = outputs.float().cpu()
             if not bool(scores.isfinite().all()):
                 place = int((~scores.isfinite()).any(1).nonzero()[0])
                 raise MereoError(
