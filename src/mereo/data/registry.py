@@ -39,7 +39,7 @@ class DatasetInfo:
             package.
         path: the folder or file that is read; None for a registered data set.
         read: reads images from (data root, whether they may be downloaded); None for a path, and where there is `load`.
-        load: makes the splits of what is no set of stored images, such as text, from how they are wanted.
+        load: makes the splits of data that is not stored images, such as text, from the arguments of `load_splits`.
         wrap: makes the served set from the stored images of a split, given the number of samples per image.
         margin: pixels that `wrap` adds to the stored images on every side.
         configure: changes of these facts for given options, its keyword arguments; its docstring lists them for users.

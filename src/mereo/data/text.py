@@ -89,7 +89,7 @@ def _files_in(folder: Path) -> Iterator[tuple[str, bytes]]:
 def read_path(path: Path) -> Text:
     """The text of a file or a folder.
 
-    The files of a folder are divided by their names. One file, or a folder of so few files that a split would be empty,
+    The files of a folder are divided by their names. One file, or a folder with too few files to fill every split,
     is divided in order: the last twentieth is for testing, the one before it for choosing the epoch.
     """
     if kind_of(path) == "folder":
