@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.bench.counting import inversion_work, routing_work, stored_predictions_bytes, stored_predictions_work
+from mereo.bench.counting import FLOAT, routing_work
 from mereo.bench.suite import Contender, Mode, Setting, Suite, Work, Workload
 from mereo.bench.suites import routing
 from mereo.errors import check_choice
@@ -40,6 +40,34 @@ def _routing(setting: Setting) -> Setting:
     return Setting(
         {**sizes, "child_dim": setting.size("dim"), "parent_dim": setting.size("dim"), "steps": 3}, setting.device
     )
+
+
+def inversion_work(setting: Setting) -> Work:
+    """One sweep of `invert`: agreement and sum of the parents, 2 d e a pair each.
+
+    Free beliefs: their second moments and precisions meet T^T T, e (e + 1) a pair each, and every precision is
+    factored, inverted and solved with, e^3 + 2 e^2. T^T T is there already.
+    """
+    batch, children, parents, dim = (setting.size(name) for name in ("batch", "children", "parents", "dim"))
+    pairs, free = batch * parents * children, setting.word("task") == "free"
+    flops, numbers = 4 * pairs * dim**2, batch * children * dim + parents * children * dim**2 + pairs
+    beliefs = batch * parents * dim
+    if free:
+        flops += 2 * pairs * dim * (dim + 1) + batch * parents * (dim**3 + 2 * dim**2)
+        numbers += parents * children * dim * (dim + 1) // 2
+        beliefs *= 1 + dim
+    return Work(flops, FLOAT * (numbers + 2 * beliefs))
+
+
+def stored_predictions_bytes(setting: Setting) -> int:
+    """The tensor of what every parent predicts for every child."""
+    return FLOAT * setting.size("batch") * setting.size("children") * setting.size("parents") * setting.size("dim")
+
+
+def stored_predictions_work(setting: Setting) -> Work:
+    """A sweep with predictions stored: written once, read for the scores; weighted votes written and read."""
+    passes = 5 if setting.word("task") == "free" else 4  # the free beliefs read them for their squares too
+    return Work(inversion_work(setting).flops, passes * stored_predictions_bytes(setting))
 
 
 def inputs(setting: Setting, mode: Mode) -> tuple[Any, ...]:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mereo.data import Augmentation, Batch
-from mereo.data.images import Images
+from mereo.data import Batch
+from mereo.data.images import BatchOptions, Images
 from mereo.errors import UsageError
 from mereo.inference.evaluate import normalise
 from mereo.inference.mode import evaluating
@@ -58,20 +58,11 @@ class AveragedMaps(Images):
     def subset(self, indices: Tensor) -> Self:
         return self._like(self.rows[indices], self.labels[indices])
 
-    def batch(
-        self,
-        indices: Tensor,
-        *,
-        augmentation: Augmentation | None = None,
-        crop: tuple[int, int] | None = None,
-        generator: torch.Generator | None = None,
-        share: slice | None = None,
-        device: torch.device | str | None = None,
-    ) -> Batch:
-        if augmentation is not None or crop is not None:
+    def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
+        if options.augmentation is not None or options.crop is not None:
             raise UsageError("maps that were computed once cannot be augmented or cropped; leave both out.")
-        batch = Batch(self.rows[indices], self.labels[indices]).pick(slice(None) if share is None else share)
-        return batch if device is None else batch.to(device)
+        batch = Batch(self.rows[indices], self.labels[indices]).pick(options.share)
+        return batch if options.device is None else batch.to(options.device)
 
 
 @torch.no_grad()

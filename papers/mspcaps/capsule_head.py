@@ -17,6 +17,7 @@ from mereo.data import Batch, load_splits
 from mereo.data.images import Images, ImageSet
 from mereo.data.split import stratified
 from mereo.errors import MereoError, UsageError
+from mereo.inference.calibration import expected_calibration_error, reliability
 from mereo.inference.evaluate import normalise
 from mereo.inference.mode import evaluating
 from mereo.models import VisionModel, create_model, load, save_weights
@@ -148,19 +149,6 @@ def _scores(model: VisionModel, test: Images, deviation: float, device: torch.de
     return torch.cat(kept), torch.cat(labels)
 
 
-def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """ECE = sum_b (n_b / n) |accuracy_b - confidence_b|, the confidence being the probability of the predicted class.
-
-    Shapes: probabilities (n, classes), labels int64 (n,).
-
-    Reference: arXiv:1706.04599, eq. 3.
-    """
-    top, predicted = probabilities.double().max(1)
-    place = (top * bins).ceil().long().clamp(1, bins) - 1
-    gaps = torch.zeros(bins, dtype=torch.float64).scatter_add(0, place, (predicted == labels).double() - top)
-    return float(gaps.abs().sum() / max(len(labels), 1))
-
-
 def _speed(networks: Mapping[str, VisionModel], test: Images, device: torch.device) -> dict[str, float]:
     """Milliseconds an image of each network, ready for inference, in alternating rounds."""
     ready = {name: model.fuse() for name, model in networks.items()}
@@ -199,7 +187,7 @@ def _measure(
             if deviation == 0:
                 total = scores.sum(1, keepdim=True)
                 shares = scores / total if isinstance(model, CapsuleClassifier) else scores.softmax(1)
-                error = calibration_error(shares, labels)
+                error = expected_calibration_error(reliability(shares, labels, BINS))
         curves[name] = accuracy
         own = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("backbone."))
         rows.append(

@@ -8,16 +8,18 @@ from mereo.bench.counting import (
     Rates,
     attention_work,
     bound,
-    inversion_work,
     network_work,
     routing_work,
-    stored_predictions_bytes,
-    stored_predictions_work,
     stored_votes_bytes,
     stored_votes_work,
 )
 from mereo.bench.suite import Setting, Work
 from mereo.mechanisms.routing import DynamicRouting
+from papers.kiefer_generative_capsules.inversion_suite import (
+    inversion_work,
+    stored_predictions_bytes,
+    stored_predictions_work,
+)
 
 CAPSNET = Setting({"batch": 128, "children": 1152, "parents": 10, "child_dim": 8, "parent_dim": 16, "steps": 3})
 

@@ -8,7 +8,7 @@ import torch
 from mereo.bench import SUITES, Bench, Request, get_suite, tables_of
 from mereo.bench.cases import compiled, contenders_of, load_callable, make_cases, parse_sizes
 from mereo.bench.suite import Contender, Setting, UnavailableError, Workload
-from mereo.bench.tables import case_table, scaling_tables
+from mereo.bench.tables import case_table
 from mereo.errors import UsageError
 from papers import listing
 
@@ -97,12 +97,6 @@ def test_sizes_sweeps_and_threads(suite):
     assert cases[0].setting.sizes == {"batch": 4, "wide": 2} and cases[-1].setting.sizes == {"batch": 3, "wide": 8}
     (case,) = make_cases(swept, Request("small", sizes=parse_sizes(["wide=5"])))
     assert case.setting.size("wide") == 5 and case.axis == ""
-
-
-def test_scaling_is_relative_to_the_first_value(suite):
-    run = measured(suite(sweeps={"wide": (2, 8)}, modes=("training",)))
-    (table,) = scaling_tables(run)
-    assert [row[3] for row in table.rows] == ["x1", "x4"]
 
 
 @pytest.mark.parametrize(

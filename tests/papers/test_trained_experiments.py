@@ -11,12 +11,11 @@ from mereo.cli.main import main
 from mereo.data import ImageSet
 from mereo.errors import UsageError
 from mereo.generative import GenerativeCapsNet
-from mereo.inference.calibration import expected_calibration_error, reliability
 from mereo.inference.evaluate import normalise
 from mereo.models import create_model, load
 from papers.kiefer_generative_capsules.occlusion import hide
 from papers.mspcaps.averaged_maps import averaged_maps
-from papers.mspcaps.capsule_head import NETWORKS, calibration_error
+from papers.mspcaps.capsule_head import NETWORKS
 
 FEW = ["--data", "digits", "--epochs", "1", "--limit", "128", "--images", "24"]
 
@@ -100,9 +99,3 @@ def test_heads_read_the_same_from_maps_averaged_over_their_patches() -> None:
         torch.testing.assert_close(model.forward_head(model.neck(maps.unpack(batch.images))), expected)
     with pytest.raises(UsageError, match="3 patches"):
         averaged_maps(model, images, (3, 3, 3), torch.device("cpu"))
-
-
-def test_the_calibration_error_is_that_of_the_evaluation() -> None:
-    probabilities, labels = torch.rand(200, 4).softmax(1), torch.randint(4, (200,))
-    expected = expected_calibration_error(reliability(probabilities, labels))
-    assert calibration_error(probabilities, labels) == pytest.approx(expected)

@@ -52,34 +52,6 @@ def stored_votes_work(setting: Setting, mode: Mode) -> Work:
     return Work(routing_flops(setting, mode), times * stored_votes_bytes(setting))
 
 
-def inversion_work(setting: Setting) -> Work:
-    """One sweep of `invert`: agreement and sum of the parents, 2 d e a pair each.
-
-    Free beliefs: their second moments and precisions meet T^T T, e (e + 1) a pair each, and every precision is
-    factored, inverted and solved with, e^3 + 2 e^2. T^T T is there already.
-    """
-    batch, children, parents, dim = (setting.size(name) for name in ("batch", "children", "parents", "dim"))
-    pairs, free = batch * parents * children, setting.word("task") == "free"
-    flops, numbers = 4 * pairs * dim**2, batch * children * dim + parents * children * dim**2 + pairs
-    beliefs = batch * parents * dim
-    if free:
-        flops += 2 * pairs * dim * (dim + 1) + batch * parents * (dim**3 + 2 * dim**2)
-        numbers += parents * children * dim * (dim + 1) // 2
-        beliefs *= 1 + dim
-    return Work(flops, FLOAT * (numbers + 2 * beliefs))
-
-
-def stored_predictions_bytes(setting: Setting) -> int:
-    """The tensor of what every parent predicts for every child."""
-    return FLOAT * setting.size("batch") * setting.size("children") * setting.size("parents") * setting.size("dim")
-
-
-def stored_predictions_work(setting: Setting) -> Work:
-    """A sweep with predictions stored: written once, read for the scores; weighted votes written and read."""
-    passes = 5 if setting.word("task") == "free" else 4  # the free beliefs read them for their squares too
-    return Work(inversion_work(setting).flops, passes * stored_predictions_bytes(setting))
-
-
 def attention_work(setting: Setting, mode: Mode) -> Work:
     """softmax(q k^T) v of every head: two products forward, four backward."""
     tensor = setting.size("batch") * setting.size("heads") * setting.size("tokens") * setting.size("dim")

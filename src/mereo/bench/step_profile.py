@@ -3,7 +3,7 @@
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -30,21 +30,17 @@ def labelled(model: nn.Module, labels: Mapping[type[nn.Module], str]) -> Iterato
     def leave(module: nn.Module, inputs: Any, output: Any) -> None:
         running.pop().__exit__(None, None, None)
 
-    with ExitStack() as hooks:
-        for module in model.modules():
-            for kind, label in labels.items():
-                if isinstance(module, kind):
-                    hooks.enter_context(_removed(module.register_forward_pre_hook(partial(enter, label))))
-                    hooks.enter_context(_removed(module.register_forward_hook(leave)))
-        yield
-
-
-@contextmanager
-def _removed(handle: Any) -> Iterator[None]:
+    handles = []
+    for module in model.modules():
+        for kind, label in labels.items():
+            if isinstance(module, kind):
+                handles.append(module.register_forward_pre_hook(partial(enter, label)))
+                handles.append(module.register_forward_hook(leave))
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def _kernel(name: str) -> str | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from mereo.bench.machine import IDENTITY
 from mereo.bench.results import Measurement, Run, read_run
 from mereo.bench.suite import Table
-from mereo.bench.timing import Quartiles
 from mereo.errors import UsageError
 
 MIB = 2**20
@@ -134,40 +133,6 @@ def _cells(m: Measurement, batch: object, *, on_device: bool) -> dict[str, str]:
     return cells
 
 
-def scaling_tables(run: Run) -> list[Table]:
-    """For every size that was swept: how operations, time and memory grew, relative to its first value."""
-    lines: dict[tuple[str, str], dict[tuple[str, int], list[Measurement]]] = {}
-    for m in run.measurements:
-        if m.axis:
-            lines.setdefault((m.axis, m.mode), {}).setdefault((m.contender, m.threads), []).append(m)
-
-    def median(quartiles: Quartiles | None) -> float | None:
-        return None if quartiles is None else quartiles.median
-
-    def ratio(value: float | None, first: float | None) -> str:
-        return f"x{value / first:.3g}" if value and first else "-"
-
-    tables = []
-    for (axis, mode), contenders in lines.items():
-        numbers = all(isinstance(m.sizes[axis], int) for row in contenders.values() for m in row)
-        if not numbers or max(map(len, contenders.values())) < 2:
-            continue
-        rows = []
-        for (name, threads), row in contenders.items():
-            start = row[0]
-            rows += [
-                (
-                    name, str(threads), str(m.sizes[axis]), ratio(m.flops, start.flops),
-                    ratio(median(m.wall), median(start.wall)), ratio(median(m.cpu), median(start.cpu)),
-                    ratio(m.resident, start.resident), m.memory_note or m.status,
-                )
-                for m in row
-            ]  # fmt: skip
-        columns = ("contender", "threads", axis, "FLOPs", "wall", "CPU", "peak", "note")
-        tables.append(Table(f"{run.suite} along {axis}, {mode}", columns, tuple(rows)))
-    return tables
-
-
 def exponent(points: Sequence[tuple[float, float]]) -> float | None:
     """The slope of log y over log x by least squares; None for fewer than two sizes."""
     if len({x for x, _ in points}) < 2:
@@ -180,12 +145,12 @@ def exponent(points: Sequence[tuple[float, float]]) -> float | None:
 def _row(name: str, line: list[Measurement], swept: str) -> tuple[str, ...] | None:
     times = [(float(m.sizes[swept]), m.wall.median) for m in line if m.wall is not None]
     peaks = [(float(m.sizes[swept]), float(m.resident)) for m in line if m.resident]
-    of_time, of_memory = exponent(times), exponent(peaks)
-    if of_time is None:
+    exponents = [exponent(times), exponent(peaks)]
+    if exponents == [None, None]:
         return None
     each = [1e6 * seconds / size for size, seconds in times]
-    shown = f"{of_memory:.2f}" if of_memory is not None else "-"
-    return name, f"{of_time:.2f}", shown, f"{min(each):.3g}", f"{max(each):.3g}", f"{max(each) / min(each):.2f}"
+    spans = [f"{min(each):.3g}", f"{max(each):.3g}", f"{max(each) / min(each):.2f}"] if each else ["-"] * 3
+    return name, *("-" if power is None else f"{power:.2f}" for power in exponents), *spans
 
 
 def growth_tables(run: Run) -> list[Table]:
@@ -198,7 +163,7 @@ def growth_tables(run: Run) -> list[Table]:
             names = dict.fromkeys(m.contender for m in group)
             rows = [_row(name, [m for m in group if m.contender == name], swept) for name in names]
             if kept := tuple(row for row in rows if row is not None):
-                one = swept.removesuffix("s")
+                one = {"children": "child", "classes": "class"}.get(swept, swept.removesuffix("s"))
                 columns: tuple[str, ...] = (
                     "contender",
                     "time",
@@ -216,7 +181,7 @@ def growth_tables(run: Run) -> list[Table]:
 
 def tables_of(run: Run) -> list[Table]:
     """All tables of a run."""
-    tables = [case_table(group, run) for group in run.groups()] + scaling_tables(run)
+    tables = [case_table(group, run) for group in run.groups()]
     for table in run.tables:
         rows = tuple(tuple(row) for row in table["rows"])
         tables.append(Table(table["title"], tuple(table["columns"]), rows, tuple(table["notes"])))

@@ -45,7 +45,7 @@ class _Listing:
         self._by_name = cache(self._list)
 
     def files(self, image: str) -> list[str]:
-        """The files that a name without a suffix may stand for: the one of just that name, if there is one."""
+        """The files that a name without a suffix may stand for; only the file of exactly that name, if it exists."""
         path = Path(image)
         found = self._by_name(path.parent).get(path.name, [])
         return [image] if path in found else sorted(map(str, found))

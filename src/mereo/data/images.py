@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,16 @@ from mereo.data.storage import Storage
 from mereo.errors import UsageError
 
 _CHUNK = 4096
+
+
+class BatchOptions(NamedTuple):
+    """How `Images.batch` serves its images: its arguments, with a slice for all of the batch where `share` is None."""
+
+    augmentation: Augmentation | None
+    crop: tuple[int, int] | None
+    generator: torch.Generator | None
+    share: slice
+    device: torch.device | str | None
 
 
 class Images(ABC):
@@ -50,7 +60,6 @@ class Images(ABC):
     def subset(self, indices: Tensor) -> Self:
         """The images at `indices`, in that order."""
 
-    @abstractmethod
     def batch(
         self,
         indices: Tensor,
@@ -75,6 +84,12 @@ class Images(ABC):
             share: this process's part of the batch; all of it when None.
             device: where to compute; the device of the images when None.
         """
+        check_draws(generator, augmentation)
+        return self.make_batch(indices, BatchOptions(augmentation, crop, generator, share or slice(None), device))
+
+    def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
+        """What `batch` gives, for checked arguments."""
+        raise NotImplementedError(f"{type(self).__name__} must define make_batch")
 
     def describe(self) -> dict[str, Any] | None:
         """The identity of the data as plain values, which change if any sample changes; None for images, of which the
@@ -183,18 +198,8 @@ class ImageSet(Images):
             part[start : start + _CHUNK] = self.images[indices[start : start + _CHUNK]]
         return ImageSet(part, self.labels[indices], self.class_names, fields)
 
-    def batch(
-        self,
-        indices: Tensor,
-        *,
-        augmentation: Augmentation | None = None,
-        crop: tuple[int, int] | None = None,
-        generator: torch.Generator | None = None,
-        share: slice | None = None,
-        device: torch.device | str | None = None,
-    ) -> Batch:
-        check_draws(generator, augmentation)
-        share = slice(None) if share is None else share
+    def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
+        augmentation, crop, generator, share, device = options
         count, (_, height, width) = len(indices), self.image_shape
         drawn = [] if augmentation is None else augmentation.draw(count, height, width, generator)
         corners = crop_corners(count, self.image_shape, crop, generator)

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.data.augmentation import Augmentation
 from mereo.data.batch import Batch
 from mereo.data.counter import uniform
 from mereo.data.geometric import take_window
-from mereo.data.images import Images, ImageSet, check_draws, crop_corners
+from mereo.data.images import BatchOptions, Images, ImageSet, crop_corners
 from mereo.errors import UsageError
 
 PAD = 4
@@ -100,19 +99,9 @@ class OverlaidPairs(Images):
         # In the list sorted by class, what follows the digit's own class moves up over it.
         return self._by_class[torch.where(rank < starts, rank, rank + sizes)]
 
-    def batch(
-        self,
-        indices: Tensor,
-        *,
-        augmentation: Augmentation | None = None,
-        crop: tuple[int, int] | None = None,
-        generator: torch.Generator | None = None,
-        share: slice | None = None,
-        device: torch.device | str | None = None,
-    ) -> Batch:
-        """See `Images.batch`. Each digit is augmented separately, before it is shifted and overlaid."""
-        check_draws(generator, augmentation)
-        share = slice(None) if share is None else share
+    def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
+        """Each digit is augmented separately, before it is shifted and overlaid."""
+        augmentation, crop, generator, share, device = options
         count, (_, height, width) = len(indices), self.base.image_shape
         positions = self._place(indices)
         first = positions % len(self.base)

@@ -13,7 +13,39 @@ from mereo.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Brightness(Operation):
+class _Amount(Operation):
+    """An operation by a number that is uniform in +-amount for each image."""
+
+    amount: float
+    most: ClassVar[tuple[float, str]] = (1, "the range of a pixel")
+    """Largest amount, and what it is."""
+
+    def __post_init__(self) -> None:
+        most, what = self.most
+        if not 0 <= self.amount <= most:
+            raise UsageError(f"{self.name} is {self.amount}; it must be between 0 and {most:g}, {what}.")
+
+    def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
+        return uniform_between(-self.amount, self.amount, count, generator)
+
+
+@dataclass(frozen=True)
+class _Factor(Operation):
+    """An operation by a factor that is uniform in [low, high) for each image."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high < math.inf:
+            raise UsageError(f"{self.name} is {self.low:g}:{self.high:g}; it must be two factors, 0 <= low <= high.")
+
+    def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
+        return uniform_between(self.low, self.high, count, generator)
+
+
+@dataclass(frozen=True)
+class Brightness(_Amount):
     """x + d with d uniform in +-amount, in units of the full range [0, 1].
 
     Deviates: the smallNORB recipe of Efficient-CapsNet adds +-2 to images that were standardised per channel. That is
@@ -21,36 +53,19 @@ class Brightness(Operation):
     clipping keeps images valid as targets of a decoder; the recipe does not clip.
     """
 
-    amount: float
     name: ClassVar[str] = "brightness"
     usage: ClassVar[str] = "brightness=0.2"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.amount <= 1:
-            raise UsageError(f"brightness is {self.amount}; it must be between 0 and 1, the range of a pixel.")
-
-    def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
-        return uniform_between(-self.amount, self.amount, count, generator)
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
         return (images + parameters.to(images.device).view(-1, 1, 1, 1)).clamp(0, 1)
 
 
 @dataclass(frozen=True)
-class Contrast(Operation):
+class Contrast(_Factor):
     """m + f (x - m) with f uniform in [low, high) and m the mean of each channel of each image."""
 
-    low: float
-    high: float
     name: ClassVar[str] = "contrast"
     usage: ClassVar[str] = "contrast=0.5:1.5"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high < math.inf:
-            raise UsageError(f"contrast is {self.low:g}:{self.high:g}; it must be two factors, 0 <= low <= high.")
-
-    def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
-        return uniform_between(self.low, self.high, count, generator)
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
         mean = images.mean(dim=(2, 3), keepdim=True)
@@ -64,20 +79,11 @@ def grey_of(images: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Saturation(Operation):
+class Saturation(_Factor):
     """g + f (x - g) with f uniform in [low, high) and g the luma of each pixel. Grey images are unchanged."""
 
-    low: float
-    high: float
     name: ClassVar[str] = "saturation"
     usage: ClassVar[str] = "saturation=0.5:1.5"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high < math.inf:
-            raise UsageError(f"saturation is {self.low:g}:{self.high:g}; it must be two factors, 0 <= low <= high.")
-
-    def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
-        return uniform_between(self.low, self.high, count, generator)
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
         if images.shape[1] != 3:
@@ -86,7 +92,7 @@ class Saturation(Operation):
 
 
 @dataclass(frozen=True)
-class Hue(Operation):
+class Hue(_Amount):
     """The hue turned by an angle uniform in +-amount, in units of the full circle. Grey images are unchanged.
 
         v = max, s = max - min;  out_k = v - s max(0, min(t, 4 - t, 1)),  t = (k + 6 (hue + d)) mod 6,  k = 5, 3, 1
@@ -94,16 +100,9 @@ class Hue(Operation):
     torchvision uses one angle for a batch; here every image has its own.
     """
 
-    amount: float
     name: ClassVar[str] = "hue"
     usage: ClassVar[str] = "hue=0.1"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.amount <= 0.5:
-            raise UsageError(f"hue is {self.amount}; it must be between 0 and 0.5, half of the circle.")
-
-    def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
-        return uniform_between(-self.amount, self.amount, count, generator)
+    most: ClassVar[tuple[float, str]] = (0.5, "half of the circle")
 
     def apply(self, images: Tensor, parameters: Tensor) -> Tensor:
         if images.shape[1] != 3:
@@ -120,16 +119,11 @@ class Hue(Operation):
 
 
 @dataclass(frozen=True)
-class Noise(Operation):
+class Noise(_Amount):
     """x + s z with z from the normal distribution for each value and s uniform in [0, amount) for each image."""
 
-    amount: float
     name: ClassVar[str] = "noise"
     usage: ClassVar[str] = "noise=0.1"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.amount <= 1:
-            raise UsageError(f"noise is {self.amount}; it must be between 0 and 1, the range of a pixel.")
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
         """-> float64 (count, 2): the standard deviation and a number from which the noise of the image follows."""

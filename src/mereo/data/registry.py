@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from mereo.errors import UsageError, unknown
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mereo.data.load import Splits, Wanted
     from mereo.data.raw import RawDataset
 
+_Arguments = ParamSpec("_Arguments")
 DEFAULT_AUGMENT = ("crop=4", "flip")
 """The default augmentation of photographs, and of image folders."""
 
@@ -38,7 +39,7 @@ class DatasetInfo:
             package.
         path: the folder or file that is read; None for a registered data set.
         read: reads images from (data root, whether they may be downloaded); None for a path, and where there is `load`.
-        load: makes the splits of what is no set of stored images, such as text, from how they are wanted.
+        load: makes the splits of data that is not stored images, such as text, from the arguments of `load_splits`.
         wrap: makes the served set from the stored images of a split, given the number of samples per image.
         margin: pixels that `wrap` adds to the stored images on every side.
         configure: changes of these facts for given options, its keyword arguments; its docstring lists them for users.
@@ -94,57 +95,30 @@ class DatasetInfo:
 DATASETS: dict[str, DatasetInfo] = {}
 
 
-def register_dataset(
-    name: str,
-    *,
-    summary: str,
-    source: str,
-    num_classes: int,
-    in_chans: int,
-    size: tuple[int, int] | None,
-    splits: Mapping[str, int],
-    read: "Callable[[Path, bool], RawDataset] | None" = None,
-    augment: tuple[str, ...] = DEFAULT_AUGMENT,
-    labels_per_image: int = 1,
-    fields: tuple[str, ...] = ("images", "labels"),
-    files: tuple[str, ...] = (),
-    wrap: "Callable[[ImageSet, int], Images] | None" = None,
-    margin: int = 0,
-    load: "Callable[[Wanted], Splits] | None" = None,
-    counts: Literal["samples", "bytes"] = "samples",
-    configure: "Callable[..., Mapping[str, Any]] | None" = None,
-) -> DatasetInfo:
-    """Register a data set by name for the library and the command line. It takes the arguments of `DatasetInfo`.
+def _registering(make: Callable[_Arguments, DatasetInfo]) -> Callable[_Arguments, DatasetInfo]:
+    """`register_dataset`, with the arguments of `DatasetInfo`."""
 
-    Raises:
-        UsageError: for a name that is taken, or that could be a path; without a reader, and with two.
-    """
-    if (read is None) == (load is None):
-        raise UsageError(f"read is {read} and load is {load}; {name} needs one of them.")
-    if name in DATASETS:
-        raise UsageError(f"name is {name!r}, which is registered already; choose another name.")
-    if not name.isidentifier():
-        raise UsageError(f"name is {name!r}; it must consist of letters, digits and underscores, unlike a path.")
-    DATASETS[name] = DatasetInfo(
-        name=name,
-        summary=summary,
-        source=source,
-        num_classes=num_classes,
-        in_chans=in_chans,
-        size=size,
-        splits=splits,
-        augment=augment,
-        labels_per_image=labels_per_image,
-        fields=fields,
-        files=files,
-        read=read,
-        wrap=wrap,
-        margin=margin,
-        load=load,
-        counts=counts,
-        configure=configure,
-    )
-    return DATASETS[name]
+    def register_dataset(*args: _Arguments.args, **facts: _Arguments.kwargs) -> DatasetInfo:
+        """Register a data set by name for the library and the command line. It takes the arguments of `DatasetInfo`.
+
+        Raises:
+            UsageError: for a name that is taken, or that could be a path; without a reader, and with two.
+        """
+        info = make(*args, **facts)
+        if (info.read is None) == (info.load is None):
+            raise UsageError(f"read is {info.read} and load is {info.load}; {info.name} needs one of them.")
+        if info.name in DATASETS:
+            raise UsageError(f"name is {info.name!r}, which is registered already; choose another name.")
+        if not info.name.isidentifier():
+            raise UsageError(
+                f"name is {info.name!r}; it must consist of letters, digits and underscores, unlike a path."
+            )
+        return DATASETS.setdefault(info.name, info)
+
+    return register_dataset
+
+
+register_dataset = _registering(DatasetInfo)
 
 
 def list_datasets(pattern: str = "*") -> list[str]:

@@ -25,7 +25,7 @@ _COLUMNS = {
     "mask": ("mask", "mask_path", "mask_file", "segmentation", "annotation"),
     "split": ("split", "set", "subset", "fold"),
 }  # fmt: skip
-"""Names of the columns, by what they hold, in any case."""
+"""Usual names of each column, in any case."""
 _LOOKED_FOR = 1000
 """Images of a table of which it is checked at once whether they exist."""
 _DELIMITERS = ",;\t"

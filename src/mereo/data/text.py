@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.data.augmentation import Augmentation
 from mereo.data.batch import Batch
-from mereo.data.images import Images, check_draws
+from mereo.data.images import BatchOptions, Images
 from mereo.data.load import Splits, Wanted
 from mereo.data.registry import DATASETS, DatasetInfo
 from mereo.data.regular import kind_of, open_regular, user_path
@@ -90,7 +89,7 @@ def _files_in(folder: Path) -> Iterator[tuple[str, bytes]]:
 def read_path(path: Path) -> Text:
     """The text of a file or a folder.
 
-    The files of a folder are divided by their names. One file, or a folder of so few files that a split would be empty,
+    The files of a folder are divided by their names. One file, or a folder with too few files to fill every split,
     is divided in order: the last twentieth is for testing, the one before it for choosing the epoch.
     """
     if kind_of(path) == "folder":
@@ -185,25 +184,16 @@ class TokenWindows(Images):
     def subset(self, indices: Tensor) -> "TokenWindows":
         return TokenWindows(self.stream, self.length, self.starts[indices.cpu()])
 
-    def batch(
-        self,
-        indices: Tensor,
-        *,
-        augmentation: Augmentation | None = None,
-        crop: tuple[int, int] | None = None,
-        generator: torch.Generator | None = None,
-        share: slice | None = None,
-        device: torch.device | str | None = None,
-    ) -> Batch:
+    def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         """The windows at `indices`; there are no images to crop."""
-        check_draws(generator, augmentation)
+        augmentation, _, generator, share, device = options
         if augmentation is not None and augmentation.operations:
             raise UsageError(f"augment is {augmentation.texts}, which changes images; leave it out for text.")
         starts, last = self.starts[indices.cpu()], max(len(self.stream) - self.length, 0)
         if generator is not None:
             shifts = torch.randint(0, self.length, (len(starts),), generator=generator)
             starts = (starts + shifts).clamp(max=last)
-        starts = starts[slice(None) if share is None else share]
+        starts = starts[share]
         # Place t + 1 of a window is the byte at start + t; place 0 is the byte before.
         places = starts.unsqueeze(1) + torch.arange(-1, self.length)
         inside = (places >= 0) & (places < len(self.stream))

@@ -1,6 +1,7 @@
 """Trees of files: a folder, or a zip archive of the same layout."""
 
 import os
+import weakref
 import zipfile
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -121,6 +122,8 @@ class ZipTree(Tree):
                 size = end[5] if end else 0
             if size <= _LARGEST_DIRECTORY:
                 self._archive = zipfile.ZipFile(path)
+                # In a cycle of objects that are no longer needed, its file could be finalised first, with a warning.
+                weakref.finalize(self, self._archive.close)
         except Exception as error:  # zipfile raises nearly any exception for a damaged list of members
             raise MereoError(f"the archive {path} cannot be read ({error}); download or create it again.") from error
         if size > _LARGEST_DIRECTORY:

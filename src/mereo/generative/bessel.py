@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from numpy.polynomial import Polynomial
@@ -84,7 +83,7 @@ def _series(terms: Tensor, rows: int, columns: int, inner: Tensor, outer: Tensor
     return (coefficients @ _powers(inner, columns)).mul_(_powers(outer, rows)).sum(0).mul_(outer)
 
 
-def _table(polynomials: list[npt.NDArray[np.float64]]) -> Tensor:
+def _table(polynomials: Sequence[npt.NDArray[Any]]) -> Tensor:
     """Their coefficients, a row each."""
     width = max(map(len, polynomials))
     return torch.tensor([[*p, *[0.0] * (width - len(p))] for p in polynomials], dtype=torch.float64)

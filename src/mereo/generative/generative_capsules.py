@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from mereo.errors import UsageError, check_positive, check_steps
 from mereo.generative.capsule_mixture import CapsuleMixture
 from mereo.generative.inversion import FreeParents, Inversion, invert
-from mereo.generative.inversion.bound import bound
-from mereo.generative.inversion.free import gram
+from mereo.generative.inversion.free import bound, gram
 from mereo.generative.inversion.problem import Children, Mixture
 
 

@@ -19,7 +19,7 @@ class PoseExplanation(NamedTuple):
 
     Attributes:
         belief: about their poses and presences.
-        routing (batch, children, parents + 1): who is the parent of each child; none first.
+        routing (batch, children, parents + 1): the probability of each parent of each child; none first.
         elbo (batch,): the evidence lower bound.
         trace (batch, steps + 1): the bound during test-time optimisation, from the encoder's on; empty without it.
     """

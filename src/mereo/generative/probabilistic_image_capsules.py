@@ -32,7 +32,7 @@ class ImageExplanation(NamedTuple):
 
     Attributes:
         belief: about their poses and presences.
-        routing (batch, leaves, parents + 1): who is the parent of each leaf; none first, for which it is absent.
+        routing (batch, leaves, parents + 1): the probability of each parent; none first, for an absent leaf.
         elbo (batch,): the evidence lower bound.
         trace (batch, steps + 1): the bound during test-time optimisation, from the encoder's on; empty without it.
         parts (batch, leaves, channels, height, width): what each leaf adds to the image, at its mean pose, times its

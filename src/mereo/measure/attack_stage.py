@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mereo.inference.answers import Answers, collect_answers
-from mereo.measure.attacks.attack import ATTACKS, attack
+from mereo.measure.attacks.attack import ATTACKS, attack, check_attack
 from mereo.measure.attacks.losses import losses_of
 from mereo.measure.attacks.masking import SLACK, MaskingCheck, look_for_masking, masking_parts
 from mereo.measure.conclusions import is_at_chance
@@ -69,6 +69,16 @@ def measure_attacks(
             models[part.name].setdefault("not_measured", {})["gradient masking"] = reason
         else:
             models[part.name]["masking"] = _masking(part, unattacked, parts, plan, curves_of, reporter)
+
+
+def accuracy_under(
+    trained: TrainedModel, answers: Answers, name: str, epsilon: float, steps: int, *, limit: int, seed: int
+) -> Point:
+    """The accuracy of a network under one attack, of at most `limit` of its images, classes in proportion."""
+    check_attack(name, epsilon, steps, 1, "cross_entropy", trained.model)
+    few = part_of(trained, answers, limit, seed)
+    clean = answers if few is trained else collect_answers(few.model, few.split)
+    return attack_curve(name, few.model, few.split, clean, (epsilon,), steps=steps, seed=seed)[-1]
 
 
 def written(name: str) -> str:

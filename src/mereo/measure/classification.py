@@ -65,6 +65,11 @@ def classification_metrics(answers: Answers, names: tuple[str, ...]) -> dict[str
     }
 
 
+def least_calibration_error(answers: Answers) -> float:
+    """The expected calibration error, of the better way to turn scores into confidences."""
+    return min(expected_calibration_error(bins) for bins in reliabilities(answers).values())
+
+
 def calibrated_error(answers: Answers, calibration: Calibration | None) -> dict[str, Any]:
     """The calibration error with the temperature of the weights, as plain values; nothing where they have none."""
     if calibration is None or answers.labels.dim() > 1:

@@ -131,10 +131,9 @@ def draw_scores(answers: Answers, title: str, path: Path) -> None:
             part = values[chosen]
             if len(part):
                 # Each histogram sums to 100 %, because there are few wrong predictions.
-                axes.hist(part.numpy(), bins=edges, weights=[100 / len(part)] * len(part), color=shade, alpha=0.28)
                 axes.hist(
-                    part.numpy(), bins=edges, weights=[100 / len(part)] * len(part), color=shade, histtype="step",
-                    linewidth=1.4, label=f"{name} ({len(part):,})",
+                    part.numpy(), bins=edges, weights=[100 / len(part)] * len(part), histtype="stepfilled",
+                    facecolor=f"{shade}47", edgecolor=shade, linewidth=1.4, label=f"{name} ({len(part):,})",
                 )  # fmt: skip
         first = label == what[0]
         quiet(axes, title if first else "", label, "% of the correct, or of the wrong predictions" if first else "")

@@ -55,28 +55,12 @@ def evaluate_models(
         reporter: shows the progress; None for silence.
         finished: called after each of PARTS that is measured, before its pictures are drawn in the case of accuracy.
     """
-    reporter = reporter or Reporter(silent=True)
-    task = _task(trained)
-    scored = [_scored(network, plan) for network in trained]
-    document: dict[str, Any] = {
-        "mereo": __version__,
-        "task": task.name,
-        "unit": task.unit,
-        "data": trained[0].data,
-        "class_names": list(trained[0].class_names),
-        "plan": asdict(plan),
-        "models": {},
-    }
-
-    def done(part: str) -> None:
-        if finished is not None:
-            finished(part, document)
-
-    if task.scores_classes:
-        _classifiers(trained, scored, plan, out, reporter, document["models"], done)
+    evaluation = _Evaluation(trained, plan, out, reporter or Reporter(silent=True), finished)
+    if evaluation.task.scores_classes:
+        evaluation.classifiers()
     else:
-        _by_task(trained, plan, out, reporter, document["models"], done)
-    return document
+        evaluation.by_task()
+    return evaluation.document
 
 
 def _task(trained: Sequence[TrainedModel]) -> Task:
@@ -90,7 +74,7 @@ def _task(trained: Sequence[TrainedModel]) -> Task:
 
 
 def _scored(network: TrainedModel, plan: Plan) -> TrainedModel:
-    """The network that gives the scores: with the mean over views where the plan wants it."""
+    """The network that gives the scores: with the mean over views if the plan asks for it."""
     if plan.attacks and (plan.tta or plan.five_crop):
         raise UsageError(
             f"attack is {' '.join(plan.attacks)}, and {'tta' if plan.tta else 'five_crop'} is set; accuracy under"
@@ -99,7 +83,8 @@ def _scored(network: TrainedModel, plan: Plan) -> TrainedModel:
     return replace(network, model=mean_over_views(network.model, tta=plan.tta, five_crop=plan.five_crop))
 
 
-def _facts(network: TrainedModel) -> dict[str, Any]:
+def _description(network: TrainedModel) -> dict[str, Any]:
+    """The weights, the size and the views of a network."""
     model = network.model
     views = {"count": model.count, "changes": model.changes} if isinstance(model, MeanOverViews) else None
     return {
@@ -109,116 +94,166 @@ def _facts(network: TrainedModel) -> dict[str, Any]:
     }
 
 
-def _by_task(
-    trained: Sequence[TrainedModel], plan: Plan, out: Path, reporter: Reporter, models: dict[str, dict[str, Any]],
-    done: Callable[[str], None],
-) -> None:  # fmt: skip
-    """The metrics that the task itself keeps, for a task whose outputs are not scores of classes."""
-    for network in trained:
-        task = network.task
-        with reporter.stage(f"{network.name}: {task.chooses[0]}", len(network.split)) as advance:
-            figures = evaluate(network.model, network.split, task=task, batch_size=plan.batch_size)
-            advance(len(network.split))
-        reason = f"it needs one score for each class, and the outputs of the task {task.name} are something else"
-        requested = {"corruptions": plan.corruptions, "attacks": bool(plan.attacks), "equivariance": plan.equivariance}
-        references = task.references(network.split)
-        left_out = ["calibration", *[part for part, wanted in requested.items() if wanted]]
-        models[network.name] = {
-            **_facts(network),
-            "count": figures.count,
-            "metrics": figures.values,
-            **({"references": references} if references else {}),
-            "not_measured": dict.fromkeys(left_out, reason),
+class _Evaluation:
+    """One evaluation: each method measures a part of `trained`, adds it to `document` and draws its pictures.
+
+    Args:
+        trained, plan, out, reporter, finished: as of `evaluate_models`.
+    """
+
+    def __init__(
+        self, trained: Sequence[TrainedModel], plan: Plan, out: Path, reporter: Reporter, finished: Finished | None
+    ) -> None:
+        self.trained, self.plan, self.out, self.reporter, self.finished = trained, plan, out, reporter, finished
+        self.task = _task(trained)
+        self.scored = [_scored(network, plan) for network in trained]
+        """The networks that give the scores; attacks and poses are measured of `trained`."""
+        self.models: dict[str, dict[str, Any]] = {}
+        self.document: dict[str, Any] = {
+            "mereo": __version__,
+            "task": self.task.name,
+            "unit": self.task.unit,
+            "data": trained[0].data,
+            "class_names": list(trained[0].class_names),
+            "plan": asdict(plan),
+            "models": self.models,
         }
-    done("accuracy")
-    if plan.couplings:
-        for network in filter(_coupled, trained):
-            metric = network.task.chooses[0]
-            with reporter.stage(f"{network.name}: couplings replaced", 1) as advance:
-                effect = coupling_effect_of_task(
-                    network.model, network.split, network.task, models[network.name]["metrics"][metric],
-                    batch_size=plan.batch_size, seed=plan.seed,
-                )  # fmt: skip
-                advance(1)
+
+    def done(self, part: str) -> None:
+        """Report that a part is measured."""
+        if self.finished is not None:
+            self.finished(part, self.document)
+
+    def leave_out(self, network: TrainedModel, part: str, reason: str) -> None:
+        """Note why a part of a network was not measured."""
+        self.models[network.name].setdefault("not_measured", {})[part] = reason
+
+    def by_task(self) -> None:
+        """The metrics that the task itself keeps, for a task whose outputs are not scores of classes."""
+        plan, task = self.plan, self.task
+        for network in self.trained:
+            with self.reporter.stage(f"{network.name}: {task.chooses[0]}", len(network.split)) as advance:
+                figures = evaluate(network.model, network.split, task=task, batch_size=plan.batch_size)
+                advance(len(network.split))
+            references = task.references(network.split)
+            self.models[network.name] = {
+                **_description(network),
+                "count": figures.count,
+                "metrics": figures.values,
+                **({"references": references} if references else {}),
+            }
+            reason = f"it needs one score for each class, and the outputs of the task {task.name} are something else"
+            asked = {"corruptions": plan.corruptions, "attacks": plan.attacks, "equivariance": plan.equivariance}
+            for part in ("calibration", *(name for name, wanted in asked.items() if wanted)):
+                self.leave_out(network, part, reason)
+        self.done("accuracy")
+        self.couplings()
+
+    def classifiers(self) -> None:
+        """All parts of an evaluation of classifiers."""
+        plan = self.plan
+        self.check()
+        answers: list[Answers] = []
+        for network in self.scored:
+            title = f"{network.name}: accuracy{words_of(network.model)}"
+            with self.reporter.stage(title, len(network.split)) as advance:
+                collected = collect_answers(network.model, network.split, batch_size=plan.batch_size, progress=advance)
+            answers.append(collected)
+            self.models[network.name] = {
+                **_description(network),
+                **classification_metrics(collected, network.class_names),
+                **calibrated_error(collected, calibration_of(network.model)),
+            }
+        self.done("accuracy")
+        for network, own in zip(self.scored, answers, strict=True):
+            if network.split.labels_per_image == 1:
+                _draw_classification(network, own, self.out / network.name)
+        self.couplings(answers)
+        if plan.corruptions:
+            self.corruptions(answers)
+        if plan.attacks:
+            measure_attacks(self.trained, answers, plan, self.out, self.reporter, self.models)
+            self.done("attacks")
+        if plan.equivariance:
+            for network in self.trained:
+                self.equivariance(network)
+            self.done("equivariance")
+
+    def check(self) -> None:
+        """UsageError for attacks and poses that are impossible."""
+        plan = self.plan
+        if plan.attacks or plan.equivariance:
+            check_one_label(self.trained[0].split)
+        for network in self.trained:
+            for name in plan.attacks:
+                for epsilon in check_epsilons(plan.epsilons):
+                    check_attack(name, epsilon, plan.steps_of(name), plan.restarts, plan.loss, network.model)
+
+    def couplings(self, answers: Sequence[Answers] = ()) -> None:
+        """The metric with replaced couplings, of networks that have some: of the task, or of classifiers' answers."""
+        how: dict[str, int] = {"batch_size": self.plan.batch_size, "seed": self.plan.seed}
+        effects = {}
+        networks = self.scored if answers else self.trained
+        for place, network in enumerate(networks if self.plan.couplings else ()):
+            if not has_couplings(network.model):
+                continue
+            model, split, own = network.model, network.split, self.models[network.name]
+            with self.reporter.stage(f"{network.name}: couplings replaced", len(WAYS) * len(split)) as advance:
+                if answers:
+                    effect = coupling_effect(model, split, answers[place], **how, progress=advance)
+                else:
+                    metric = own["metrics"][self.task.chooses[0]]
+                    effect = coupling_effect_of_task(model, split, self.task, metric, **how)
+                    advance(len(WAYS) * len(split))
             if effect is not None:
-                models[network.name]["couplings"] = effect.to_dict()
-        _finish_couplings(models, out, done)
+                effects[network.name] = own["couplings"] = effect.to_dict()
+        if effects:
+            title = f"Couplings replaced{words_of(networks[0].model)}"
+            draw_coupling_effects(effects, self.out / "couplings.png", title)
+            self.done("couplings")
 
+    def corruptions(self, answers: Sequence[Answers]) -> None:
+        """The accuracy over the severities of each corruption."""
+        panels: dict[str, tuple[str, dict[str, list[Point]]]] = {}
+        for name, corruption in CORRUPTIONS.items():
+            curves = {}
+            for network, clean in zip(self.scored, answers, strict=True):
+                total = len(network.split) * (len(corruption.severities) - 1)
+                with self.reporter.stage(f"{network.name}: {name}", total) as advance:
+                    points = corruption_curve(
+                        name, network.model, network.split, clean, seed=self.plan.seed,
+                        batch_size=self.plan.batch_size, progress=advance,
+                    )  # fmt: skip
+                curves[network.name] = points
+                self.models[network.name].setdefault("corruptions", {})[name] = [p.to_dict() for p in points]
+            panels[f"{name}{words_of(self.scored[0].model)}"] = corruption.unit, curves
+        first = self.trained[0]
+        draw_curves(
+            panels, self.out / "corruptions.png", 1 / math.comb(len(first.class_names), first.split.labels_per_image)
+        )
+        self.done("corruptions")
 
-def _coupled(network: TrainedModel) -> bool:
-    return has_couplings(network.model)
-
-
-def _finish_couplings(
-    models: dict[str, dict[str, Any]], out: Path, done: Callable[[str], None], over: str = ""
-) -> None:
-    effects = {name: model["couplings"] for name, model in models.items() if "couplings" in model}
-    if effects:
-        draw_coupling_effects(effects, out / "couplings.png", f"Couplings replaced{over}")
-        done("couplings")
-
-
-def _classifiers(
-    trained: Sequence[TrainedModel], scored: Sequence[TrainedModel], plan: Plan, out: Path, reporter: Reporter,
-    models: dict[str, dict[str, Any]], done: Callable[[str], None],
-) -> None:  # fmt: skip
-    """All of classifiers: `scored` give the scores, and attacks and poses are of `trained`."""
-    _check(trained, plan)
-    answers: list[Answers] = []
-    for network in scored:
-        with reporter.stage(f"{network.name}: accuracy{words_of(network.model)}", len(network.split)) as advance:
-            answers.append(collect_answers(network.model, network.split, batch_size=plan.batch_size, progress=advance))
-        models[network.name] = {
-            **_facts(network),
-            **classification_metrics(answers[-1], network.class_names),
-            **calibrated_error(answers[-1], calibration_of(network.model)),
+    def equivariance(self, network: TrainedModel) -> None:
+        """How the poses of class capsules change with the image."""
+        model = network.model
+        if not isinstance(model, CapsuleClassifier):
+            reason = f"{type(model).__name__} has no class capsules, whose poses would be compared"
+            self.leave_out(network, "equivariance", reason)
+            return
+        results = {}
+        for name, (_, amounts, _) in TRANSFORMS.items():
+            total = len(network.split) * len(amounts)
+            with self.reporter.stage(f"{network.name}: poses under {name}", total) as advance:
+                results[name] = equivariance(
+                    name, model, network.split, seed=self.plan.seed, batch_size=self.plan.batch_size, progress=advance
+                )
+        reasons = {name: why_no_fit(moved, labels) for name, (moved, _, labels) in results.items()}
+        self.models[network.name] |= {
+            "equivariance": {name: [m.to_dict() for m in moved] for name, (moved, _, _) in results.items()},
+            "no_fit": {name: reason for name, reason in reasons.items() if reason is not None},
         }
-    done("accuracy")
-    for network, own in zip(scored, answers, strict=True):
-        if network.split.labels_per_image == 1:
-            _draw_classification(network, own, out / network.name)
-    if plan.couplings:
-        _couplings(scored, answers, plan, reporter, models)
-        _finish_couplings(models, out, done, words_of(scored[0].model))
-    if plan.corruptions:
-        _corruptions(scored, answers, plan, out, reporter, models)
-        done("corruptions")
-    if plan.attacks:
-        measure_attacks(trained, answers, plan, out, reporter, models)
-        done("attacks")
-    if plan.equivariance:
-        for network in trained:
-            if isinstance(network.model, CapsuleClassifier):
-                _equivariance(network, network.model, plan, out, reporter, models)
-            else:
-                reason = f"{type(network.model).__name__} has no class capsules, whose poses would be compared"
-                models[network.name].setdefault("not_measured", {})["equivariance"] = reason
-        done("equivariance")
-
-
-def _check(trained: Sequence[TrainedModel], plan: Plan) -> None:
-    """UsageError for attacks and poses that are impossible."""
-    if plan.attacks or plan.equivariance:
-        check_one_label(trained[0].split)
-    for network in trained:
-        for name in plan.attacks:
-            for epsilon in check_epsilons(plan.epsilons):
-                check_attack(name, epsilon, plan.steps_of(name), plan.restarts, plan.loss, network.model)
-
-
-def _couplings(
-    trained: Sequence[TrainedModel], answers: list[Answers], plan: Plan, reporter: Reporter,
-    models: dict[str, dict[str, Any]],
-) -> None:  # fmt: skip
-    for network, own in zip(trained, answers, strict=True):
-        if not _coupled(network):
-            continue
-        with reporter.stage(f"{network.name}: couplings replaced", len(WAYS) * len(network.split)) as advance:
-            effect = coupling_effect(
-                network.model, network.split, own, batch_size=plan.batch_size, seed=plan.seed, progress=advance
-            )
-        if effect is not None:
-            models[network.name]["couplings"] = effect.to_dict()
+        title = f"{network.name}: what happens to the capsule of the true class"
+        draw_equivariance(results, network.class_names, title, self.out / network.name / "equivariance.png")
 
 
 def _draw_classification(network: TrainedModel, answers: Answers, folder: Path) -> None:
@@ -227,42 +262,3 @@ def _draw_classification(network: TrainedModel, answers: Answers, folder: Path) 
     draw_confusion(confusion, names, title, folder / "confusion.png")
     draw_calibration(reliabilities(answers), title, folder / "calibration.png")
     draw_scores(answers, title, folder / "scores.png")
-
-
-def _corruptions(
-    trained: Sequence[TrainedModel], answers: list[Answers], plan: Plan, out: Path, reporter: Reporter,
-    models: dict[str, dict[str, Any]],
-) -> None:  # fmt: skip
-    panels: dict[str, tuple[str, dict[str, list[Point]]]] = {}
-    for name, corruption in CORRUPTIONS.items():
-        curves = {}
-        for network, clean in zip(trained, answers, strict=True):
-            total = len(network.split) * (len(corruption.severities) - 1)
-            with reporter.stage(f"{network.name}: {name}", total) as done:
-                points = corruption_curve(
-                    name, network.model, network.split, clean, seed=plan.seed, batch_size=plan.batch_size, progress=done
-                )
-            curves[network.name] = points
-            models[network.name].setdefault("corruptions", {})[name] = [p.to_dict() for p in points]
-        panels[f"{name}{words_of(trained[0].model)}"] = corruption.unit, curves
-    chance = 1 / math.comb(len(trained[0].class_names), trained[0].split.labels_per_image)
-    draw_curves(panels, out / "corruptions.png", chance)
-
-
-def _equivariance(
-    network: TrainedModel, model: CapsuleClassifier, plan: Plan, out: Path, reporter: Reporter,
-    models: dict[str, dict[str, Any]],
-) -> None:  # fmt: skip
-    results = {}
-    for name, (_, amounts, _) in TRANSFORMS.items():
-        with reporter.stage(f"{network.name}: poses under {name}", len(network.split) * len(amounts)) as done:
-            results[name] = equivariance(
-                name, model, network.split, seed=plan.seed, batch_size=plan.batch_size, progress=done
-            )
-    models[network.name]["equivariance"] = {
-        name: [m.to_dict() for m in moved] for name, (moved, _, _) in results.items()
-    }
-    reasons = {name: why_no_fit(moved, labels) for name, (moved, _, labels) in results.items()}
-    models[network.name]["no_fit"] = {name: reason for name, reason in reasons.items() if reason is not None}
-    title = f"{network.name}: what happens to the capsule of the true class"
-    draw_equivariance(results, network.class_names, title, out / network.name / "equivariance.png")

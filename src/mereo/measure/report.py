@@ -110,7 +110,7 @@ def views_words(name: str, model: dict[str, Any]) -> str | None:
 
 
 def attacked(models: dict[str, dict[str, Any]]) -> int:
-    """How many of the images were attacked."""
+    """The number of attacked images."""
     first = next(iter(models.values()))
     return int(next(iter(first["attacks"].values()))[0]["images"])
 

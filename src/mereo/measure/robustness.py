@@ -9,14 +9,13 @@ from typing import Any
 
 from mereo.data.sets import find_dataset
 from mereo.inference.answers import collect_answers
-from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.inference.metrics import chance_accuracy, confusion_matrix
-from mereo.measure.attacks.attack import check_attack
+from mereo.measure.attack_stage import accuracy_under
+from mereo.measure.classification import least_calibration_error
 from mereo.measure.conclusions import CALIBRATION_APART, clearly_apart
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.couplings import coupling_effect
-from mereo.measure.curves import attack_curve, corruption_curve
-from mereo.measure.evaluation_plan import part_of
+from mereo.measure.curves import corruption_curve
 from mereo.measure.trained_models import TrainedModel, load_trained_models
 from mereo.runtime import printing
 from mereo.runtime.text import heading, percent
@@ -161,26 +160,19 @@ def _measure(folder: Path, data: str, data_root: str | None, device: str, seed: 
     one, other = load(data), familiar_data(data)
     known = None if other is None else load(other)
     answers = collect_answers(one.model, one.split)
-    errors = [
-        expected_calibration_error(reliability(confidences(answers.scores, way), answers.labels))
-        for way in ways_of(answers.kind)
-    ]
     curves = {name: corruption_curve(name, one.model, one.split, answers, seed=seed) for name in CHANGES}
     means = {name: statistics.mean(p.accuracy for p in points if p.amount) for name, points in curves.items()}
-    check_attack("apgd", EPSILON, STEPS, 1, "cross_entropy", one.model)
-    few = part_of(one, answers, ATTACKED, seed)
-    clean = answers if few is one else collect_answers(few.model, few.split)
-    attacked = attack_curve("apgd", few.model, few.split, clean, (EPSILON,), steps=STEPS, seed=seed)
+    attacked = accuracy_under(one, answers, "apgd", EPSILON, STEPS, limit=ATTACKED, seed=seed)
     effect = coupling_effect(one.model, one.split, answers, seed=seed)
     return Robustness(
         accuracy=answers.accuracy,
         familiar_viewpoints=None if known is None else collect_answers(known.model, known.split).accuracy,
-        apgd=attacked[-1].accuracy,
-        calibration_error=min(errors),
+        apgd=attacked.accuracy,
+        calibration_error=least_calibration_error(answers),
         couplings_uniform=None if effect is None else effect.uniform.value,
         couplings_shuffled=None if effect is None else effect.shuffled.value,
         images=len(answers.labels),
-        attacked=len(clean.labels),
+        attacked=attacked.total,
         curves={name: [(p.amount, p.accuracy) for p in points] for name, points in curves.items()},
         chance=chance_accuracy(confusion_matrix(answers.predicted, answers.labels, len(one.class_names))),
         **means,

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mereo.inference.answers import collect_answers
-from mereo.inference.calibration import confidences, expected_calibration_error, reliability, ways_of
 from mereo.inference.metrics import chance_accuracy, confusion_matrix
-from mereo.measure.attacks.attack import check_attack
+from mereo.measure.attack_stage import accuracy_under
+from mereo.measure.classification import least_calibration_error
 from mereo.measure.conclusions import CALIBRATION_APART, beside_chance, clearly_apart, coupling_words, is_at_chance
 from mereo.measure.corruptions import CORRUPTIONS
 from mereo.measure.couplings import CouplingEffect, coupling_effect
-from mereo.measure.curves import attack_curve, corruption_curve
-from mereo.measure.evaluation_plan import part_of
+from mereo.measure.curves import corruption_curve
 from mereo.measure.trained_models import load_trained_models
 from mereo.runtime.text import percent, rounded
 
@@ -84,21 +83,14 @@ def measure_side_by_side(
     measured = {}
     for label, one in zip(runs, trained, strict=True):
         answers = collect_answers(one.model, one.split)
-        errors = [
-            expected_calibration_error(reliability(confidences(answers.scores, way), answers.labels))
-            for way in ways_of(answers.kind)
-        ]
-        check_attack("pgd", EPSILON, STEPS, 1, "cross_entropy", one.model)
-        few = part_of(one, answers, ATTACKED, seed)
-        clean = answers if few is one else collect_answers(few.model, few.split)
-        points = attack_curve("pgd", few.model, few.split, clean, (EPSILON,), steps=STEPS, seed=seed)
+        attacked = accuracy_under(one, answers, "pgd", EPSILON, STEPS, limit=ATTACKED, seed=seed)
         corrupted = [
             corruption_curve(replace(CORRUPTIONS[name], severities=(0, mild)), one.model, one.split, answers, seed=seed)
             for name, mild in MILD.items()
         ]
         measured[label] = Measured(
-            len(answers.labels), len(clean.labels), answers.accuracy, min(errors),
-            statistics.mean(curve[-1].accuracy for curve in corrupted), points[-1].accuracy,
+            len(answers.labels), attacked.total, answers.accuracy, least_calibration_error(answers),
+            statistics.mean(curve[-1].accuracy for curve in corrupted), attacked.accuracy,
             chance_accuracy(confusion_matrix(answers.predicted, answers.labels, len(one.class_names))),
             coupling_effect(one.model, one.split, answers, seed=seed),
         )  # fmt: skip

@@ -11,7 +11,7 @@ from mereo.data import Augmentation, ImageSet, load_splits
 from mereo.data.decode import decode
 from mereo.data.stream import Source, Store, StreamedSet
 from mereo.data.stream.order import window_order
-from mereo.data.stream.read_ahead import BLOCK, ReadAhead, default_workers
+from mereo.data.stream.read_ahead import ReadAhead, default_workers
 from mereo.data.stream.source import FileStore
 from mereo.errors import MereoError, UsageError
 from mereo.training.order import sample_epoch
@@ -109,14 +109,13 @@ def test_only_what_is_read_ahead_is_decoded_and_once(both):
     for start in range(0, 200, 20):
         images.batch(order[start : start + 20])
         images._ahead._pool.submit(lambda: None).result()
-        assert len(store.opened) <= start + 20 + 32 + 2 * BLOCK
+        assert len(store.opened) <= start + 20 + 32
     assert sorted(store.opened) == list(range(200))
     assert threading.get_ident() not in store.threads
-    assert len(images._ahead._free) <= 32 // BLOCK + 1, "blocks are used again"
     images.prefetch(order)
     images.prefetch(order.flip(0))  # another epoch, before the first was asked for
     assert len(images.batch(order.flip(0)[:40]).labels) == 40
-    assert len(images._ahead._free) + len(images._ahead._pending) <= 32 // BLOCK + 1
+    assert len(images._ahead._coming) <= 32
 
 
 def test_what_is_decoded_is_kept_where_it_still_comes_next():

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from inversion_by_loops import free_bound, random_problem, tangents
 from mereo.generative.inversion import FreeParents, Inversion, invert
-from mereo.generative.inversion.bound import bound
-from mereo.generative.inversion.free import gram
+from mereo.generative.inversion.free import bound, gram
 from mereo.generative.inversion.prepare import Problem, prepare
 
 D = torch.float64

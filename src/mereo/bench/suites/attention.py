@@ -41,6 +41,7 @@ ATTENTION = Suite(
     contenders,
     attention_work,
     sweeps={"tokens": (64, 128, 256, 512, 1024)},
+    growth=("tokens",),
     quick={"batch": 2, "heads": 2},
     quick_sweeps={"tokens": (64, 256)},
 )

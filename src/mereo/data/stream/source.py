@@ -1,7 +1,11 @@
 """Collections of encoded images that are read one by one, and their splits."""
 
+import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,13 +14,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mereo.data.decode import decode
+from mereo.data.conversion import check_channels
+from mereo.data.decode import decode, reason_of
 from mereo.data.files import FileSplit, decode_pair
 from mereo.data.raw import RawSplit, Read, Request
 from mereo.data.trees import Tree
 from mereo.errors import MereoError
 
-_CHUNK = 512
+_NAMED = 10
+_CHUNK, _TASK = 512, 8
+Pixels = npt.NDArray[np.uint8]
 
 
 class Store(ABC):
@@ -24,9 +31,11 @@ class Store(ABC):
 
     Attributes:
         sequential: whether neighbours are read together, so that a fully random order would read everything many times.
+        place: words for messages, such as " in photos/"; empty if the name of an image has its place.
     """
 
     sequential = False
+    place = ""
 
     @abstractmethod
     def open(self, number: int) -> BinaryIO:
@@ -46,6 +55,7 @@ class FileStore(Store):
 
     def __init__(self, tree: Tree | None, files: Sequence[str]) -> None:
         self._tree, self._files = tree, files
+        self.place = "" if tree is None else f" in {tree.path}"
 
     def open(self, number: int) -> BinaryIO:
         file = self._files[number]
@@ -104,27 +114,62 @@ class Source(RawSplit):
         return self.store.groups(self.numbers)
 
     def read(self, request: Request) -> Read:
-        from mereo.data.stream.streamed_set import StreamedSet
+        """All images, decoded by several threads; unreadable ones are listed in a warning or an error."""
+        from PIL import Image
 
-        reader = StreamedSet(self, (), request.size, request.channels, strict=request.strict, reduce=False)
-        images = request.storage.allocate(len(self), request.channels, *request.size)
-        masks = None if self.masks is None else request.storage.allocate(len(self), *request.size)
-        kept: list[Tensor] = []
-        count = 0
-        for start in range(0, len(self), _CHUNK):
-            indices = torch.arange(start, min(start + _CHUNK, len(self)))
-            pixels, readable = reader.decode(indices)
-            kept.append(indices[readable])
-            images[count : count + len(kept[-1])] = pixels[readable, : request.channels]
-            if masks is not None:
-                masks[count : count + len(kept[-1])] = pixels[readable, -1]
-            count += len(kept[-1])
-            request.advance(len(indices))
-        request.unreadable += reader.unreadable
-        if not count:
-            raise MereoError(f"none of the {len(self)} images could be read, {self.name(0)} first; repair them.")
-        fields = {} if masks is None else {"masks": masks[:count]}
-        return Read(images[:count], self.labels[torch.cat(kept)], len(self) - count, fields)
+        check_channels(3, request.channels)
+        size, channels = request.size, request.channels
+        images = request.storage.allocate(len(self), channels, *size)
+        masks = None if self.masks is None else request.storage.allocate(len(self), *size)
+        kept: list[int] = []
+        broken: list[tuple[str, str]] = []
+
+        def attempts(places: range) -> list[Pixels | str]:
+            """The pixels of each image, or the reason why it cannot be read."""
+            return [self._attempt(place, size, channels) for place in places]
+
+        with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
+            # Between one and two times its pixel limit Pillow only warns; here such a file is refused as well.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            # In pieces, so that decoded images do not accumulate before a slow disk.
+            for start in range(0, len(self), _CHUNK):
+                end = min(start + _CHUNK, len(self))
+                tasks = [range(first, min(first + _TASK, end)) for first in range(start, end, _TASK)]
+                for index, result in enumerate(chain.from_iterable(pool.map(attempts, tasks)), start):
+                    if isinstance(result, str):
+                        broken.append((self.name(index), result))
+                        continue
+                    images.numpy()[len(kept)] = result[:channels]
+                    if masks is not None:
+                        masks.numpy()[len(kept)] = result[-1]
+                    kept.append(index)
+                request.advance(end - start)
+        self._report(broken, request.strict)
+        request.unreadable += broken
+        fields = {} if masks is None else {"masks": masks[: len(kept)]}
+        return Read(images[: len(kept)], self.labels[torch.tensor(kept, dtype=torch.int64)], len(broken), fields)
+
+    def _attempt(self, index: int, size: tuple[int, int], channels: int) -> Pixels | str:
+        out = np.empty((channels + (self.masks is not None), *size), dtype=np.uint8)
+        try:
+            self.decode(index, size, channels, out, reduce=False)
+        except MemoryError:
+            raise
+        except Exception as error:  # a broken file can make a decoder raise nearly anything
+            return reason_of(error)
+        return out
+
+    def _report(self, broken: Sequence[tuple[str, str]], strict: bool) -> None:
+        """One line that lists the first few unreadable images, each with its reason."""
+        if not broken:
+            return
+        shown = "; ".join(f"{name} ({reason})" for name, reason in broken[:_NAMED])
+        more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
+        count = "1 file" if len(broken) == 1 else f"{len(broken)} files"
+        line = f"{count}{self.store.place} could not be read as images: {shown}{more}"
+        if strict or len(broken) == len(self):
+            raise MereoError(f"{line}. Remove or repair them{', or leave out --strict' if strict else ''}.")
+        warnings.warn(f"{line}. Skipped.", UserWarning, stacklevel=4)
 
 
 def as_source(split: RawSplit) -> Source | None:

@@ -8,10 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mereo.data.augmentation import Augmentation
 from mereo.data.batch import Batch
 from mereo.data.conversion import check_channels
-from mereo.data.images import Images, ImageSet, check_draws, crop_corners
+from mereo.data.images import BatchOptions, Images, ImageSet, crop_corners
 from mereo.data.stream.order import ORDERS, window_order
 from mereo.data.stream.read_ahead import ReadAhead, default_workers
 from mereo.data.stream.source import Source
@@ -122,24 +121,15 @@ class StreamedSet(Images):
     def prefetch(self, indices: Tensor) -> None:
         self._ahead.expect(indices.cpu().numpy())
 
-    def batch(
-        self,
-        indices: Tensor,
-        *,
-        augmentation: Augmentation | None = None,
-        crop: tuple[int, int] | None = None,
-        generator: torch.Generator | None = None,
-        share: slice | None = None,
-        device: torch.device | str | None = None,
-    ) -> Batch:
-        check_draws(generator, augmentation)
-        mine = indices.cpu() if share is None else indices.cpu()[share]
+    def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
+        augmentation, crop, generator, share, device = options
+        mine = indices.cpu()[share]
         pixels, readable = self.decode(mine)
         labels = self.source.labels[mine]
         if not readable.all():
             if generator is None:
                 pixels, labels = pixels[readable], labels[readable]
-                indices, share = indices[: len(labels)], None
+                indices, share = indices[: len(labels)], slice(None)
                 if not len(labels):
                     raise MereoError(
                         f"none of the {len(mine)} images of a batch could be read, {self._reason(int(mine[0]))} first."
@@ -154,7 +144,7 @@ class StreamedSet(Images):
                 pixels = pixels[:, :, top : top + height, left : left + width]
         # The decoded part as a stored set, which draws for the whole batch, crops and augments.
         places = torch.zeros(len(indices), dtype=torch.int64)
-        places[slice(None) if share is None else share] = torch.arange(len(labels))
+        places[share] = torch.arange(len(labels))
         fields = {} if self.source.masks is None else {"masks": pixels[:, -1]}
         return ImageSet(pixels[:, : self._channels], labels, self.class_names, fields).batch(
             places, augmentation=augmentation, crop=crop, generator=generator, share=share,

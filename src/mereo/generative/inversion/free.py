@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mereo.generative.bessel import log_vmf_normaliser_and_slope
+from mereo.generative.bessel import log_vmf_normaliser, log_vmf_normaliser_and_slope
 from mereo.generative.inversion.problem import Children, Mixture, Statistics
 
 
@@ -126,3 +126,22 @@ class FreeParents:
             width = self.width.clamp(min=1e-12)
             total = total + self.sparsity * (self._length().square() / (2 * width) + width / 2)
         return total.sum(-1)
+
+
+def bound(
+    mixture: Mixture, children: Children, parents: FreeParents, responsibilities: Tensor, *, eps: float = 1e-30
+) -> Tensor:
+    """The ELBO at these responsibilities and beliefs, differentiable in the mixture, the prior and the children.
+
+    At the best beliefs its gradient equals the gradient of the maximised bound; at any other beliefs the value is
+    still a lower bound.
+
+    Shapes: responsibilities (batch, components, children) -> (batch,).
+    """
+    statistics = parents.statistics(mixture, children)
+    # The root has no derivative at 0, where the normaliser has none either.
+    concentration = mixture.kappa * statistics.squares.clamp(min=eps).sqrt()
+    evidence = mixture.evidence(children, statistics, log_vmf_normaliser(mixture.dimension, concentration))
+    evidence = evidence.masked_fill(responsibilities == 0, 0)
+    terms = responsibilities * evidence - torch.special.xlogy(responsibilities, responsibilities)
+    return terms.sum((1, 2)) - parents.divergence()

@@ -169,17 +169,11 @@ class _Found(NamedTuple):
         def choose(a: Tensor, b: Tensor) -> Tensor:
             return torch.where(better.reshape(-1, *(1,) * (a.dim() - 1)), b, a)
 
-        parents: FreeParents | SphereParents
-        if isinstance(self.parents, FreeParents) and isinstance(other.parents, FreeParents):
-            fields = ("mean", "covariance", "width")
-            chosen: dict[str, Any] = {n: choose(getattr(self.parents, n), getattr(other.parents, n)) for n in fields}
-            parents = replace(self.parents, **chosen)
-        else:
-            assert isinstance(self.parents, SphereParents) and isinstance(other.parents, SphereParents)
-            parents = replace(self.parents, natural=choose(self.parents.natural, other.parents.natural))
+        fields = ("natural",) if isinstance(self.parents, SphereParents) else ("mean", "covariance", "width")
+        chosen: dict[str, Any] = {n: choose(getattr(self.parents, n), getattr(other.parents, n)) for n in fields}
         return _Found(
             choose(self.responsibilities, other.responsibilities),
-            parents,
+            replace(self.parents, **chosen),
             torch.where(better, other.trace, self.trace),
             self.mixture,
         )
