@@ -105,6 +105,7 @@ class Mechanism:
         reconstruction: why it is a reconstruction, where the equations of its source were not available; "" if not.
         interface: one of `INTERFACES`, or None for a mechanism that fits no slot; see `why_no_interface`.
         channels_last: whether its maps are (batch, height, width, channels); slots convert them.
+        aliases: other names by which it is found.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Mechanism:
     reconstruction: str
     interface: str | None = None
     channels_last: bool = False
+    aliases: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -177,6 +179,8 @@ class Mechanism:
 
 
 MECHANISMS: dict[str, Mechanism] = {}
+ALIASES: dict[str, str] = {}
+"""Other names of mechanisms, with the names in `MECHANISMS`."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -201,6 +205,7 @@ def mechanism(
     reconstruction: str = "",
     interface: str | None = None,
     channels_last: bool = False,
+    aliases: tuple[str, ...] = (),
 ) -> Callable[[F], F]:
     """Register the decorated class or function under `name`; see `Mechanism` for the facts."""
     check_choice("family", family, FAMILIES)
@@ -226,6 +231,7 @@ def mechanism(
     def register(target: F) -> F:
         if name in MECHANISMS:
             raise UsageError(f"mechanism {name!r} is registered twice: {MECHANISMS[name].target} and {target}.")
+        ALIASES.update(dict.fromkeys(aliases, name))
         MECHANISMS[name] = Mechanism(
             name=name,
             family=family,
@@ -247,6 +253,7 @@ def mechanism(
             reconstruction=reconstruction,
             interface=interface,
             channels_last=channels_last,
+            aliases=tuple(aliases),
         )
         if inspect.isclass(target) and hasattr(target, "forward") and not hasattr(target.forward, "checks_inputs"):
             check_inputs(cast("type[nn.Module]", target), example)
@@ -298,7 +305,8 @@ def list_mechanisms(pattern: str = "*", family: str | None = None, *, interface:
 
 
 def get_mechanism(name: str) -> Mechanism:
-    """The entry of one mechanism; UsageError with the nearest names if there is none."""
+    """The entry of one mechanism, by its name or an alias; UsageError with the nearest names if there is none."""
+    name = ALIASES.get(name, name)
     if name not in MECHANISMS:
         raise unknown("mechanism", name, MECHANISMS)
     return MECHANISMS[name]

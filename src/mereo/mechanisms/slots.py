@@ -22,7 +22,7 @@ import mereo.mechanisms.mixer
 import mereo.mechanisms.routing
 import mereo.mechanisms.scan
 import mereo.mechanisms.select  # noqa: F401
-from mereo.core.catalogue import MECHANISMS, Mechanism, get_mechanism, list_mechanisms
+from mereo.core.catalogue import ALIASES, MECHANISMS, Mechanism, get_mechanism, list_mechanisms
 from mereo.core.kernels.affine import Linear
 from mereo.errors import UsageError, check_choice, check_positive, unknown
 
@@ -104,6 +104,8 @@ WHERE_REQUIRED: dict[str, Rule] = {
 """The same for arguments without a default of their own."""
 OF_MAPS: dict[str, Rule] = {
     "window": _window,
+    # Of 32 channels and more a mechanism's own number fits; others have the largest one that does.
+    "norm_groups": lambda place, default: default if place.dim % 32 == 0 else _divisor(place.dim, 16),
     "regions": lambda place, default: default if place.size is None else min(7, *place.size),
 }
 """The same for mechanisms of maps."""
@@ -252,7 +254,7 @@ def needs_size(name: str) -> bool:
 
 def _fitting(name: str) -> Mechanism:
     """The entry of a mechanism that fits a slot."""
-    if name not in MECHANISMS:
+    if name not in MECHANISMS and name not in ALIASES:
         raise unknown("mechanism", name, list_mechanisms(interface="tokens") + list_mechanisms(interface="maps"))
     entry = get_mechanism(name)
     if entry.interface is None:

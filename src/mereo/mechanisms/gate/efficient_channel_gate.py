@@ -5,12 +5,14 @@ Cost: one pass over the features, and `kernel` multiply-adds a channel.
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from mereo.core import Signal, mechanism
 from mereo.errors import UsageError, check_positive
+from mereo.mechanisms.gate.published import Names
 
 
 def kernel_for(channels: int) -> int:
@@ -25,6 +27,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @mechanism(
     "efficient_channel_gate",
+    aliases=("eca", "efficient_channel_attention"),
     family="gate",
     source="arXiv:1910.03151",
     records="gates",
@@ -51,6 +54,8 @@ class EfficientChannelGate(nn.Module):
 
     Reference: arXiv:1910.03151, eq. 9 (gates) and 12 (kernel, with gamma 2 and b 1).
     """
+
+    published_names: ClassVar[Names] = ({"neighbours": "conv"},)
 
     def __init__(self, channels: int, kernel: int | None = None) -> None:
         super().__init__()

@@ -5,12 +5,14 @@ Cost: 2 C hidden multiply-adds an image and two passes over its features.
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from mereo.core import Signal, mechanism
 from mereo.errors import check_positive
+from mereo.mechanisms.gate.published import Names
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -19,6 +21,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @mechanism(
     "squeeze_excite",
+    aliases=("se", "squeeze_excitation"),
     family="gate",
     source="arXiv:1709.01507",
     records="gates",
@@ -44,6 +47,8 @@ class SqueezeExcite(nn.Module):
 
     Reference: arXiv:1709.01507, eq. 2 (squeeze), 3 (excitation) and 4 (scale).
     """
+
+    published_names: ClassVar[Names] = ({"squeeze": "fc1", "excite": "fc2"},)
 
     def __init__(self, channels: int, hidden: int, activation: Callable[[], nn.Module] = nn.ReLU) -> None:
         super().__init__()
