@@ -1,4 +1,4 @@
-"""Every mechanism of an interface, in the slots of a residual network and of a vision transformer."""
+"""Every mechanism of an interface, in the slots of every network that has them."""
 
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,16 @@ from mereo.catalogue import MECHANISMS, list_mechanisms
 NAMES = [name for interface in ("tokens", "maps", "qkv") for name in list_mechanisms(interface=interface)]
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet_cifar": {"widths": (8, 8, 8), "blocks": 1, "img_size": 16, "num_classes": 3},
+    "unet_small": {"widths": (8, 8), "img_size": 8, "num_classes": 3},
+    "maxvit_tiny_tf": {
+        "stem_widths": (4, 4),
+        "widths": (4,),
+        "depths": (1,),
+        "img_size": 16,
+        "head_dim": 4,
+        "window_size": 2,
+        "num_classes": 3,
+    },
     "vit_tiny": {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 1, "num_heads": 6, "num_classes": 3},
 }
 every_slot = pytest.mark.parametrize(
@@ -23,7 +33,13 @@ every_slot = pytest.mark.parametrize(
 def build(network: str, name: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model = mereo.create_model(network, mechanism=name, **NETWORKS[network])
-    return model, torch.randn(2, 3, 16, 16)
+    return model, torch.randn(2, *model.image_shape)
+
+
+def scores(model: nn.Module, images: Tensor) -> Tensor:
+    """Of classes; of a network that gives maps, their means."""
+    outputs: Tensor = model(images)
+    return outputs.flatten(2).mean(2) if outputs.dim() == 4 else outputs
 
 
 @every_slot
@@ -32,7 +48,7 @@ def test_it_trains(network: str, name: str) -> None:
     labels, optimizer = torch.tensor([0, 1]), torch.optim.SGD(model.parameters(), 0.01)
     losses = []
     for _ in range(3):
-        loss = nn.functional.cross_entropy(model(images), labels)
+        loss = nn.functional.cross_entropy(scores(model, images), labels)
         optimizer.zero_grad()
         loss.backward()
         assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
@@ -52,7 +68,8 @@ def test_the_arguments_make_the_same_network_again(network: str, name: str) -> N
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_file_holds_mechanism_and_arguments(network: str, tmp_path: Path) -> None:
     arguments = {**NETWORKS[network], "mechanism": "neighborhood", "mechanism_args": {"window": 3}}
-    model, images = mereo.create_model(network, **arguments).eval(), torch.randn(2, 3, 16, 16)
+    model = mereo.create_model(network, **arguments).eval()
+    images = torch.randn(2, *model.image_shape)
     mereo.save_weights(tmp_path / "model.safetensors", model)
     again = mereo.load(tmp_path / "model.safetensors")
     assert torch.equal(again(images), model(images)) and again.config == model.config

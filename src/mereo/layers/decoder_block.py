@@ -1,11 +1,14 @@
 """The block of a decoder: a token mixer and a channel mixer, each behind a norm and added to what it reads."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from mereo.layers.feed_forward import FeedForward
+from mereo.layers.gated_linear_unit import SimpleGLU
+from mereo.layers.norms import SimpleRMSNorm
 from mereo.mechanisms.slots import Place, fill_slot
 
 
@@ -14,12 +17,14 @@ class DecoderBlock(nn.Module):
 
     Args:
         dim: of the tokens.
-        mixer: a module tokens -> tokens, called with the tokens only, or the name of a mechanism.
-        hidden_dim: of the channel mixer, a `FeedForward`.
-        dropout: of what is added, in training.
-        activation: of the channel mixer.
+        mixer: a module tokens -> tokens, or the name of a mechanism that promises causality. It is called with the
+            tokens, and with the mask where it takes one; padding at the end changes no token before it.
+        hidden_dim: of the channel mixer.
+        dropout: of what is added, of hidden layers and of the couplings of a mechanism given by name, in training.
+        activation: of the channel mixer, a `FeedForward`; None for `SimpleGLU`, with `SimpleRMSNorm` as the norms.
         num_heads: of a mechanism given by name.
-        mechanism_args: arguments of its constructor, beside those that the block fills in.
+        layer, num_layers: number of the block among those of the network.
+        mechanism_args: arguments of the mechanism's constructor, beside those that the block fills in.
 
     Shapes: (batch, tokens, dim), mask bool (batch, tokens) or None -> (batch, tokens, dim).
     """
@@ -30,17 +35,30 @@ class DecoderBlock(nn.Module):
         mixer: nn.Module | str,
         hidden_dim: int,
         dropout: float = 0.0,
-        activation: Callable[[], nn.Module] = nn.GELU,
+        activation: Callable[[], nn.Module] | None = nn.GELU,
         *,
         num_heads: int | None = None,
+        layer: int = 0,
+        num_layers: int = 1,
         mechanism_args: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(mixer, str):
-            mixer = fill_slot(mixer, "tokens", Place(dim, num_heads), mechanism_args)
-        self.norm1, self.mixer = nn.LayerNorm(dim), mixer
-        self.norm2, self.channels = nn.LayerNorm(dim), FeedForward(dim, hidden_dim, dropout, activation)
+            place = Place(dim, num_heads, causal=True, layer=layer, num_layers=num_layers, dropout=dropout)
+            mixer = fill_slot(mixer, "tokens", place, mechanism_args)
+        self.masked = "mask" in inspect.signature(mixer.forward).parameters
+        gated = activation is None
+        self.norm1, self.mixer = SimpleRMSNorm() if gated else nn.LayerNorm(dim), mixer
+        self.norm2 = SimpleRMSNorm() if gated else nn.LayerNorm(dim)
+        self.channels = (
+            SimpleGLU(dim, hidden_dim) if activation is None else FeedForward(dim, hidden_dim, dropout, activation)
+        )
         self.drop = nn.Dropout(dropout)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the mixer can go on from a state."""
+        return hasattr(self.mixer, "extend")
 
     def add(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The block behind its token mixer: what it read and what the mixer made of it -> what it returns."""
@@ -48,5 +66,11 @@ class DecoderBlock(nn.Module):
         out: Tensor = x + self.channels(self.norm2(x))
         return out
 
+    def extend(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Tokens behind those that made `state`, and the state behind them."""
+        mixed, state = self.mixer.extend(self.norm1(x), state)  # type: ignore[operator]
+        return self.add(x, mixed), state
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.add(x, self.mixer(self.norm1(x)))
+        normed = self.norm1(x)
+        return self.add(x, self.mixer(normed, mask) if self.masked else self.mixer(normed))

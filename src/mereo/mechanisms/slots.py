@@ -24,7 +24,7 @@ import mereo.mechanisms.scan
 import mereo.mechanisms.select  # noqa: F401
 from mereo.core.catalogue import ALIASES, MECHANISMS, Mechanism, get_mechanism, list_mechanisms
 from mereo.core.kernels.affine import Linear
-from mereo.errors import UsageError, check_choice, check_positive, unknown
+from mereo.errors import UsageError, check_choice, check_positive, first_line, unknown
 
 SLOTS = ("tokens", "maps")
 """The interfaces of slots in networks."""
@@ -45,6 +45,9 @@ class Place:
         tokens: how many there are, those before the patches included; by default rows * columns.
         prefix: tokens before the patches.
         host: the attention layer whose place it takes, for mechanisms that keep its weights.
+        causal: whether no token may receive anything from a later one; only mechanisms that promise it fit.
+        layer, num_layers: number of the block among those of the network.
+        dropout: of couplings.
     """
 
     dim: int
@@ -53,6 +56,10 @@ class Place:
     tokens: int | None = None
     prefix: int = 0
     host: nn.Module | None = None
+    causal: bool = False
+    layer: int = 0
+    num_layers: int = 1
+    dropout: float = 0.0
 
     @property
     def all_tokens(self) -> int | None:
@@ -92,6 +99,11 @@ ALWAYS: dict[str, Rule] = {
     "shared": lambda place, _: max(place.heads_like(None) // 4, 1),
     "active": lambda place, _: max(place.heads_like(None) // 2, 1),
     "host": lambda place, _: place.host,
+    "causal": lambda place, default: place.causal or default,
+    "strict": lambda place, default: "evaluation" if place.causal else default,
+    "layer": lambda place, _: place.layer,
+    "num_layers": lambda place, _: place.num_layers,
+    "attn_drop": lambda place, default: place.dropout or default,
 }
 """Arguments of constructors that a slot fills in, by name, from what it knows and the argument's default."""
 WHERE_REQUIRED: dict[str, Rule] = {
@@ -218,6 +230,10 @@ class Adapted(nn.Module):
         return f"{self.inner} in a slot of {self.outer}"
 
 
+def _fits_causal(entry: Mechanism) -> bool:
+    return entry.interface is not None and "causal" in entry.promises
+
+
 def fill_slot(name: str, slot: str, place: Place, arguments: Mapping[str, Any] | None = None) -> nn.Module:
     """A mechanism of the catalogue for a slot of a block.
 
@@ -233,7 +249,14 @@ def fill_slot(name: str, slot: str, place: Place, arguments: Mapping[str, Any] |
     check_choice("slot", slot, SLOTS)
     check_positive(dim=place.dim)
     entry = _fitting(name)
-    module = entry.target(**_filled(entry, place, arguments or {}))
+    if place.causal and "causal" not in entry.promises:
+        fitting = ", ".join(each for each in list_mechanisms() if _fits_causal(MECHANISMS[each]))
+        raise UsageError(f"mechanism is {name!r}, which is not causal, and the network is; give one of {fitting}.")
+    filled = _filled(entry, place, arguments or {})
+    try:
+        module = entry.target(**filled)
+    except TypeError as error:
+        raise UsageError(f"{name} cannot be made with {dict(arguments or {})} ({first_line(error)}).") from error
     if entry.interface == "qkv":
         module = ProjectedHeads(module, place.dim, module.num_heads)
     inner = _LAYOUT[str(entry.interface)]

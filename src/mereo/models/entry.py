@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mereo.core import Source
@@ -24,6 +24,26 @@ def per_channel(values: PerChannel, channels: int) -> tuple[float, ...]:
     return given if len(given) == channels else (sum(given) / len(given),) * channels
 
 
+def full_names(given: Mapping[str, Any], short: Mapping[str, str], preset: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by their full names.
+
+    Args:
+        given: arguments by either name.
+        short: the full name of each short one.
+        preset: of which tables are completed.
+    """
+    arguments = {name: value for name, value in given.items() if name not in short}
+    for name, full in short.items():
+        if name in given:
+            place, _, key = full.partition(".")
+            table = arguments.get(place, preset.get(place, {}))
+            if not key:
+                arguments[place] = given[name]
+            elif isinstance(table, Mapping):  # anything else is refused with the other arguments
+                arguments[place] = {**table, key: given[name]}
+    return arguments
+
+
 @dataclass(frozen=True)
 class ModelEntry:
     """One published network; its name is timm's where timm has the same preset.
@@ -41,6 +61,8 @@ class ModelEntry:
             None for presets other than the first of a family.
         variants: changes of the tiny network that are tested as well, by a short name.
         aliases: other names that `create_model` takes for it.
+        short: other names of arguments, such as `keep` for "mechanism_args.keep", an entry of a table; files of earlier
+            versions have them too.
         reconstruction: why it is a reconstruction, where the equations of its source were not available; "" if not.
         mean, std: normalisation of images in [0, 1]: a number, or one for each channel.
         interpolation: how images are resized: one of INTERPOLATIONS.
@@ -59,6 +81,7 @@ class ModelEntry:
     tiny: Mapping[str, Any] | None = None
     variants: Mapping[str, Mapping[str, Any]] | None = None
     aliases: tuple[str, ...] = ()
+    short: Mapping[str, str] = field(default_factory=dict)
     reconstruction: str = ""
     mean: PerChannel = 0.0
     std: PerChannel = 1.0
@@ -82,6 +105,10 @@ class ModelEntry:
         """The web page of the source."""
         return self.citation.link
 
+    def full(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The same arguments by their full names; those of a table are added to the preset's, or to the table given."""
+        return full_names(given, self.short, self.arguments)
+
     def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every argument of the network: those given, checked, and the preset's for the rest.
 
@@ -89,7 +116,7 @@ class ModelEntry:
             UsageError: for an argument that the network does not have, with the reason where it is one of timm's, or of
                 another type than its default.
         """
-        defaults = self.defaults
+        defaults, given = self.defaults, self.full(given)
         for argument in given:
             if argument not in defaults and argument in OF_IMAGES:
                 raise UsageError(

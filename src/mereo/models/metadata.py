@@ -88,7 +88,7 @@ def describe(path: Path, metadata: Mapping[str, Any]) -> Description:
         entry = get_model_entry(metadata["model"])
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-    arguments = _plain(metadata, "args", path)
+    arguments = entry.full(_plain(metadata, "args", path))
     foreign = sorted(arguments.keys() - entry.defaults.keys())
     if foreign:
         raise UsageError(

@@ -1,6 +1,7 @@
 """The catalogue of models: a name, a class, the arguments that make the published network, and its source."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -10,7 +11,7 @@ from mereo.core import Source
 from mereo.core.unfilled import unfilled
 from mereo.errors import UsageError, check_choice, unknown
 from mereo.models.base import VisionModel
-from mereo.models.entry import ModelEntry, PerChannel
+from mereo.models.entry import ModelEntry, PerChannel, full_names
 from mereo.models.network import INPUT_KINDS, OUTPUT_KINDS, Network
 from mereo.surgery import operate
 
@@ -60,6 +61,7 @@ def register_model(
     tiny: Mapping[str, Any] | None = None,
     variants: Mapping[str, Mapping[str, Any]] | None = None,
     aliases: tuple[str, ...] = (),
+    short: Mapping[str, str] = MappingProxyType({}),
     reconstruction: str = "",
     **arguments: Any,
 ) -> None:
@@ -80,8 +82,9 @@ def register_model(
     check_choice("interpolation", interpolation, INTERPOLATIONS)
     check_choice("crop_mode", crop_mode, CROP_MODES)
     Source(source)
+    preset = full_names(arguments, short, {})
     MODELS[name] = ModelEntry(
-        name, module, summary, arguments, source, parameters, family, recipe, tiny, variants, aliases,
+        name, module, summary, preset, source, parameters, family, recipe, tiny, variants, aliases, short,
         reconstruction, mean, std, interpolation, crop_pct, crop_mode,
     )  # fmt: skip
     ALIASES.update(dict.fromkeys(aliases, name))

@@ -156,7 +156,7 @@ class SequenceModel(Network):
     @property
     def streams(self) -> bool:
         """Whether every block can go on from a state, so that no token is read twice."""
-        return all(hasattr(block, "extend") for block in self.blocks)
+        return all(getattr(block, "streams", hasattr(block, "extend")) for block in self.blocks)
 
     def extend(self, tokens: Tensor, state: SequenceState | None = None) -> tuple[Tensor, SequenceState]:
         """Tokens behind those that made `state`: their scores, and the state behind them.

@@ -130,6 +130,7 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
     made, outputs = task((), config.task_options), dict[str, Any]()
     if module.outputs_argument is not None:
         outputs[module.outputs_argument] = made.num_outputs(info.num_classes)
+    config = config.replace(model_args=entry.full(config.model_args))
     _check_arguments(config, entry)
     arguments: dict[str, Any] = {**config.model_args, **outputs}
     if module.input_kind == "images":

@@ -315,7 +315,6 @@ QUERIES = torch.randn(1, 1, 4, 2)
         (lambda: CombinerAttention(8, 2, pool="sum"), "pool is 'sum'"),
         (lambda: CombinerAttention(8, 2, size=0), "size is 0"),
         (lambda: CombinerAttention(8, 2, plan="axial_vertical", size=0), "columns is 0"),
-        (lambda: CombinerAttention(8, 2, plan="logsparse", size=4), "logsparse"),
         (lambda: CombinerAttention(8, 2)(torch.randn(1, 0, 8)), "at least one token"),
         (lambda: CombinerAttention(8, 2)(torch.randn(1, 4, 8), regions=IDS), "only 'learned'"),
         (lambda: combiner_attention(QUERIES, QUERIES[:, :, :3], QUERIES, "fixed"), "q as k"),

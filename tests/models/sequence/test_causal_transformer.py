@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import mereo
+from mereo.catalogue import MECHANISMS
 from mereo.core import Coupling
 from mereo.errors import UsageError
 from mereo.models import get_model_entry
@@ -101,3 +102,40 @@ def test_it_is_as_large_as_tnl(size: str) -> None:
 def test_heads_of_an_odd_size() -> None:
     with pytest.raises(UsageError, match="multiple of 2 num_heads"):
         CausalTransformer(31, 9, 2, 3)
+
+
+@pytest.mark.parametrize("name", [each for each in mereo.list_mechanisms() if "causal" in MECHANISMS[each].promises])
+def test_every_causal_mechanism_stands_in_its_slot(name: str) -> None:
+    arguments = {"dim": 12, "depth": 2, "num_heads": 3, "hidden_dim": 20, "vocab_size": 31, "dropout": 0.1}
+    torch.manual_seed(0)
+    model = mereo.create_model("causal_transformer_tiny", mechanism=name, channels="gelu", **arguments)
+    tokens, optimizer, losses = torch.randint(31, (2, 12)), torch.optim.Adam(model.parameters(), 0.01), []
+    for _ in range(5):
+        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        (loss + sum(mereo.added_losses(model).values())).backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    scores, changed = model.eval()(tokens), torch.cat((tokens[:, :6], tokens[:, 6:].flip(1)), 1)
+    torch.testing.assert_close(model(changed)[:, :6], scores[:, :6])
+    again = mereo.create_model(model.config["model"], **model.config["args"]).eval()
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(tokens), scores)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(tokens)
+    torch.testing.assert_close(compiled, scores, rtol=1e-4, atol=1e-5)
+    exported = torch.export.export(model, (tokens,)).module()(tokens)
+    torch.testing.assert_close(exported, scores, rtol=1e-4, atol=1e-5)
+
+
+def test_other_mechanisms_are_refused_by_name() -> None:
+    for name in ("neighborhood", "squeeze_excite", "multi_head"):
+        with pytest.raises(UsageError, match=f"{name}.*combiner"):
+            mereo.create_model("causal_transformer_tiny", mechanism=name)
+    for arguments, message in (
+        ({"mechanism_args": {"plan": "fixed"}}, "mechanism_args"), ({"channels": "swish"}, "swish"),
+        ({"first_layers": 9}, "first_layers is 9"), ({"sines": True, "dim": 9, "num_heads": 3}, "must be"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=message):
+            mereo.create_model("causal_transformer_tiny", **arguments)

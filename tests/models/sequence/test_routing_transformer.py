@@ -30,10 +30,15 @@ def test_it_equals_its_equations() -> None:
 @pytest.mark.parametrize("name", ["tiny", "small", "enwik8"])
 def test_parameters_by_hand(name: str) -> None:
     model = outline(f"routing_transformer_{name}")
-    arguments = model.config["args"]
+    arguments = {**model.config["args"], **model.config["args"]["mechanism_args"]}
     dim, local, routed = arguments["dim"], arguments["heads_local"], arguments["heads_routed"]
     size, hidden = dim // (local + routed), arguments["hidden_dim"]
-    attention = 3 * dim * local * size + 2 * dim * routed * size + dim * dim + local * 2 * arguments["block"]
+    attention = (
+        3 * dim * local * size
+        + 2 * dim * routed * size
+        + dim * dim
+        + local * 2 * arguments.get("block", arguments["window"])
+    )
     layer = attention + 4 * dim + 2 * dim * hidden + hidden + dim
     total = arguments["depth"] * layer + 2 * dim + 2 * 256 * dim
     assert sum(p.numel() for p in model.parameters()) == total
@@ -57,7 +62,7 @@ def test_only_the_last_layers_have_clusters() -> None:
     model = mereo.create_model("routing_transformer_tiny", **TINY, depth=3, local_layers=2)
     heads = [(block.mixer.heads_local, block.mixer.heads_routed) for block in model.blocks]
     assert heads == [(3, 0), (3, 0), (1, 2)]
-    with pytest.raises(UsageError, match="local_layers is 4"):
+    with pytest.raises(UsageError, match="first_layers is 4"):
         mereo.create_model("routing_transformer_tiny", **TINY, depth=3, local_layers=4)
 
 

@@ -15,14 +15,14 @@ from mereo.layers import SimpleGLU, SimpleRMSNorm
 from mereo.mechanisms.scan import decay_slopes
 from mereo.mechanisms.scan.lightning import LinearizedPositions
 from mereo.models.registry import outline
-from mereo.models.sequence.tnl import TNL
+from mereo.models.sequence import CausalTransformer
 
 
 def norm(x: Tensor) -> Tensor:
     return x / (x.square().sum() / len(x) + 1e-6).sqrt()
 
 
-def reference(model: TNL, tokens: list[int]) -> Tensor:
+def reference(model: CausalTransformer, tokens: list[int]) -> Tensor:
     """Scores (tokens, vocabulary), a token at a time in loops, with all pairs of tokens and no state."""
     dim, depth = model.num_features, len(model.blocks)
     x = [math.sqrt(dim) * model.embedding.weight[token] for token in tokens]
@@ -51,8 +51,9 @@ def reference(model: TNL, tokens: list[int]) -> Tensor:
     return torch.stack([model.head.weight @ norm(token) for token in x])
 
 
-def small(**arguments: Any) -> TNL:
-    model = TNL(31, 12, 3, 3, 20, **{"block": 4, **arguments}).double().eval()
+def small(**arguments: Any) -> CausalTransformer:
+    sizes = {"vocab_size": 31, "dim": 12, "depth": 3, "num_heads": 3, "glu_dim": 20, "block": 4}
+    model: Any = mereo.create_model("tnl_tiny", **{**sizes, **arguments}).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -142,7 +143,7 @@ def test_published_numbers_of_parameters() -> None:
 
 
 def test_it_starts_with_normal_weights_of_a_fiftieth() -> None:
-    model = TNL(256, 64, 2, 4, 128)
+    model = mereo.create_model("tnl_tiny", depth=2)
     weights = [p for n, p in model.named_parameters() if "theta" not in n]
     assert all(abs(float(p.detach().std()) - 0.02) < 2e-3 for p in weights) and len(weights) == 12
 
@@ -150,9 +151,9 @@ def test_it_starts_with_normal_weights_of_a_fiftieth() -> None:
 def test_arguments_that_it_does_not_take() -> None:
     for arguments, message in (
         ({"num_heads": 5}, "num_heads 5"),
-        ({"lrpe_layers": 5}, "lrpe_layers is 5; it must be from 0 to depth, which is 4"),
-        ({"glu_dim": 0}, "glu_dim is 0"),
+        ({"lrpe_layers": 5}, "first_layers is 5; it must be from 0 to depth, which is 4"),
+        ({"glu_dim": 0}, "hidden_dim is 0"),
         ({"decay": "fast"}, "decay is 'fast'"),
     ):
         with pytest.raises(UsageError, match=message):
-            TNL(**arguments)
+            mereo.create_model("tnl_tiny", **arguments)

@@ -9,14 +9,16 @@ import mereo
 from mereo.core import added_losses
 from mereo.data import Batch
 from mereo.errors import UsageError
-from mereo.models.registry import outline
-from mereo.models.vision.moh_vit import TINY, MoHViT
+from mereo.models.registry import families, outline
+from mereo.models.vision import ViT
 from mereo.tasks.classification import ClassificationObjective
 
+TINY = families()["moh_vit"].tiny or {}
 
-def tiny(**changes: Any) -> MoHViT:
+
+def tiny(**changes: Any) -> ViT:
     torch.manual_seed(0)
-    model: MoHViT = mereo.create_model("moh_vit_cifar", **{**TINY, **changes})
+    model: ViT = mereo.create_model("moh_vit_cifar", **{**TINY, **changes})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -4,13 +4,15 @@ import torch
 
 import mereo
 from mereo.mechanisms.attention.sparse import attention_cost, set_phase
-from mereo.models.registry import outline
-from mereo.models.vision.sparsifiner_vit import TINY, SparsifinerViT
+from mereo.models.registry import families, outline
+from mereo.models.vision import ViT
+
+TINY = families()["sparsifiner_vit"].tiny or {}
 
 
-def tiny(**changes: object) -> SparsifinerViT:
+def tiny(**changes: object) -> ViT:
     torch.manual_seed(0)
-    model: SparsifinerViT = mereo.create_model("sparsifiner_deit_small", **{**TINY, **changes})
+    model: ViT = mereo.create_model("sparsifiner_deit_small", **{**TINY, **changes})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

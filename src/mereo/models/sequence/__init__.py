@@ -1,6 +1,6 @@
 """Networks that read sequences of tokens, one file each with its presets."""
 
+import mereo.models.sequence.combiner
+import mereo.models.sequence.routing_transformer
+import mereo.models.sequence.tnl  # noqa: F401
 from mereo.models.sequence.causal_transformer import CausalTransformer as CausalTransformer
-from mereo.models.sequence.combiner import CombinerTransformer as CombinerTransformer
-from mereo.models.sequence.routing_transformer import RoutingTransformer as RoutingTransformer
-from mereo.models.sequence.tnl import TNL as TNL

@@ -1,11 +1,12 @@
-"""A decoder with softmax attention: what other mixers of tokens are compared with, at an equal number of parameters.
+"""A decoder with softmax attention, or with any causal mechanism by name: TNL, Combiner, Routing Transformer.
 
 Source: arXiv:1706.03762 (attention), arXiv:2104.09864 (rotary positions); norm and channel mixer are those of TNL.
 Cost: 2 (4 C^2 + 3 C G) FLOPs a token and layer, and 4 N C for attention to N tokens. Read token by token, the keys and
 values of all tokens are kept: 2 N C numbers a layer.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,14 @@ from mereo.core import Causal, Coupling
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
-from mereo.errors import UsageError, check_positive
-from mereo.layers import SimpleGLU, SimpleRMSNorm
+from mereo.errors import UsageError, check_choice, check_positive, check_probability
+from mereo.layers import DecoderBlock, SimpleRMSNorm
+from mereo.mechanisms.slots import NO_ARGUMENTS
 from mereo.models.registry import register_model
 from mereo.models.sequence_model import SequenceModel
 
+CHANNELS: dict[str, Callable[[], nn.Module] | None] = {"gated": None, "gelu": nn.GELU, "relu": nn.ReLU}
+"""Channel mixers, with the activation of the hidden layer."""
 BASE = 10_000.0
 """Wavelengths of rotary positions grow up to 2 pi times this."""
 
@@ -46,28 +50,35 @@ class KeyValueState(NamedTuple):
     values: Tensor
 
 
-class TransformerBlock(nn.Module):
-    """Causal softmax attention with rotary positions, and gated linear units, each behind a norm.
+class RotaryBlock(DecoderBlock):
+    """Causal softmax attention with rotary positions, and a channel mixer, each behind a norm.
 
     Args:
         dim: of the tokens.
         num_heads: divides `dim`, into an even number of channels each.
-        glu_dim: hidden size of the channel mixer.
+        hidden_dim, dropout, activation: see `DecoderBlock`.
 
     Shapes: (batch, tokens, dim), mask bool (batch, tokens) or None -> (batch, tokens, dim).
     """
 
-    def __init__(self, dim: int, num_heads: int, glu_dim: int) -> None:
-        super().__init__()
+    streams = True
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        hidden_dim: int,
+        dropout: float = 0.0,
+        activation: Callable[[], nn.Module] | None = None,
+    ) -> None:
         if dim % (2 * num_heads):
             raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of 2 num_heads.")
+        super().__init__(dim, nn.Identity(), hidden_dim, dropout, activation)
         self.num_heads = num_heads
-        self.norm1, self.norm2 = SimpleRMSNorm(), SimpleRMSNorm()
         self.qkv, self.proj = Linear(dim, 3 * dim, bias=False), Linear(dim, dim, bias=False)
         for layer in (self.qkv, self.proj):
             nn.init.normal_(layer.weight, std=0.02)
-        self.coupling = Coupling("senders", topology=Causal())
-        self.channels = SimpleGLU(dim, glu_dim)
+        self.coupling = Coupling("senders", dropout=dropout, topology=Causal())
 
     def extend(
         self, x: Tensor, state: KeyValueState | None = None, mask: Tensor | None = None
@@ -82,30 +93,42 @@ class TransformerBlock(nn.Module):
             k, v = torch.cat((state.keys, k), 2), torch.cat((state.values, v), 2)
         senders = None if mask is None else mask[:, None, None, :]
         mixed = attend(q, k, v, self.coupling, mask=senders)
-        x = x + self.proj(mixed.transpose(1, 2).flatten(2))
-        return x + self.channels(self.norm2(x)), KeyValueState(k, v)
+        return self.add(x, self.proj(mixed.transpose(1, 2).flatten(2))), KeyValueState(k, v)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.extend(x, None, mask)[0]
 
 
 class CausalTransformer(SequenceModel):
-    """Predict the next token by softmax attention to the tokens before it.
+    """Predict the next token by softmax attention to the tokens before it, or by any other causal mechanism.
 
-    x_0 = sqrt(C) embedding,  y = x + attention(SRMSNorm(x)),  x' = y + SGLU(SRMSNorm(y)),  scores = W SRMSNorm(x_L)
+    x_0 = sqrt(C) embedding,  y = x + mechanism(norm(x)),  x' = y + channels(norm(y)),  scores = W norm(x_L)
 
     Args:
         vocab_size: number of tokens; 256 for bytes.
         dim: C, size of the tokens.
         depth: number of layers.
-        num_heads: of the attention.
-        glu_dim: G, hidden size of the channel mixer.
-        context: tokens of the windows that it is trained on; it reads any number, in time that grows with its square.
+        num_heads: of the mechanism.
+        hidden_dim: of the channel mixers.
+        mechanism: name of the mechanism in place of softmax attention with rotary positions: one that promises
+            causality, such as "lightning".
+        mechanism_args: arguments of its constructor, beside those that the network fills in.
+        first_layers: number of layers, counted from the first, whose mechanism has other arguments.
+        first_args: these arguments.
+        channels: "gated" for gated linear units and norms without parameters, "gelu" or "relu" for a feed-forward
+            network and layer norms.
+        sines: add positions to the embedding, sines and cosines of wavelengths from 2 pi to 10000 * 2 pi.
+        dropout: of couplings, hidden layers and residual branches.
+        tied: whether the head is the embedding, transposed.
+        context: tokens of the windows that it is trained on; it reads any number, with softmax attention in time that
+            grows with its square.
 
     Shapes: tokens int64 (batch, tokens) -> scores (batch, tokens, vocab_size).
 
-    Deviates: norm, channel mixer and positions are not those of the paper, so that it differs from TNL in the mixer of
-    tokens only.
+    `step` takes a token and a state; with "lightning" its size does not depend on how many tokens were read.
+
+    Deviates: norm, channel mixer and positions of softmax attention are by default not those of its paper, so that it
+    differs from TNL in the mixer of tokens only.
 
     Reference: arXiv:1706.03762, arXiv:2104.09864. Weights normal of 0.02.
     """
@@ -116,13 +139,54 @@ class CausalTransformer(SequenceModel):
         dim: int = 64,
         depth: int = 4,
         num_heads: int = 4,
-        glu_dim: int = 149,
+        hidden_dim: int = 149,
         *,
+        mechanism: str | None = None,
+        mechanism_args: dict[str, Any] = NO_ARGUMENTS,
+        first_layers: int = 0,
+        first_args: dict[str, Any] = NO_ARGUMENTS,
+        channels: str = "gated",
+        sines: bool = False,
+        dropout: float = 0.0,
+        tied: bool = False,
         context: int = 256,
     ) -> None:
-        check_positive(dim=dim, depth=depth, num_heads=num_heads, glu_dim=glu_dim)
-        blocks = [TransformerBlock(dim, num_heads, glu_dim) for _ in range(depth)]
-        super().__init__(vocab_size, dim, context, blocks, SimpleRMSNorm(), scale=dim**0.5)
+        check_positive(dim=dim, depth=depth, num_heads=num_heads, hidden_dim=hidden_dim)
+        check_probability(dropout=dropout)
+        check_choice("channels", channels, CHANNELS)
+        if not 0 <= first_layers <= depth:
+            raise UsageError(f"first_layers is {first_layers}; it must be from 0 to depth, which is {depth}.")
+        if sines and dim % 2:
+            raise UsageError(f"dim is {dim}; it must be even, because positions are pairs of a sine and a cosine.")
+        if mechanism is None and (mechanism_args or first_args):
+            raise UsageError("mechanism is None, which takes no mechanism_args and first_args; leave them out.")
+        activation = CHANNELS[channels]
+
+        def block(layer: int) -> DecoderBlock:
+            if mechanism is None:
+                return RotaryBlock(dim, num_heads, hidden_dim, dropout, activation)
+            arguments = {**mechanism_args, **(first_args if layer < first_layers else {})}
+            return DecoderBlock(
+                dim, mechanism, hidden_dim, dropout, activation,
+                num_heads=num_heads, layer=layer, num_layers=depth, mechanism_args=arguments,
+            )  # fmt: skip
+
+        blocks = [block(layer) for layer in range(depth)]
+        norm = SimpleRMSNorm() if activation is None else nn.LayerNorm(dim)
+        super().__init__(vocab_size, dim, context, blocks, norm, tied=tied, scale=dim**0.5)
+        self.sines = sines
+        # Which tokens are in a cluster may depend on later ones.
+        self.causal = all(getattr(each.mixer, "is_causal", True) for each in self.blocks)  # type: ignore[misc]
+
+    def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
+        embedded = super().embed(tokens, position)
+        if not self.sines:
+            return embedded
+        half = self.num_features // 2
+        at = torch.arange(position, position + tokens.shape[1], device=tokens.device, dtype=torch.float32)
+        rates = 10000 ** (-torch.arange(half, device=tokens.device, dtype=torch.float32) / half)
+        angles = at.unsqueeze(1) * rates
+        return embedded + torch.cat((angles.sin(), angles.cos()), -1).to(embedded.dtype)
 
 
 register_model(
@@ -131,7 +195,9 @@ register_model(
     "Softmax attention with as many parameters as tnl_tiny, to 0.2 %.",
     source="arXiv:1706.03762",
     parameters=212_736,
-    tiny={"dim": 12, "depth": 2, "num_heads": 3, "glu_dim": 20, "context": 16, "vocab_size": 31},
+    tiny={"dim": 12, "depth": 2, "num_heads": 3, "hidden_dim": 20, "context": 16, "vocab_size": 31},
+    variants={"feed-forward, positions": {"channels": "gelu", "sines": True, "tied": True}},
+    short={"glu_dim": "hidden_dim"},
 )
 register_model(
     "causal_transformer_small",
@@ -142,6 +208,7 @@ register_model(
     dim=192,
     depth=6,
     num_heads=6,
-    glu_dim=576,
+    hidden_dim=576,
     context=512,
+    short={"glu_dim": "hidden_dim"},
 )

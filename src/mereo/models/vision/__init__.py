@@ -12,11 +12,9 @@ from mereo.models.vision.evit import EViT
 from mereo.models.vision.halonet import HaloNet
 from mereo.models.vision.hierarchical_spectformer import HierarchicalSpectFormer
 from mereo.models.vision.maxvit import MaxViT
-from mereo.models.vision.moh_vit import MoHViT
 from mereo.models.vision.nat import NAT
 from mereo.models.vision.ninformer import NiNformer
 from mereo.models.vision.shvit import SHViT
-from mereo.models.vision.sparsifiner_vit import SparsifinerViT
 from mereo.models.vision.spectformer import SpectFormer
 from mereo.models.vision.transnext import TransNeXt
 from mereo.models.vision.unet import UNet
@@ -35,10 +33,8 @@ __all__ = [
     "HaloNet",
     "HierarchicalSpectFormer",
     "MaxViT",
-    "MoHViT",
     "NiNformer",
     "SHViT",
-    "SparsifinerViT",
     "SpectFormer",
     "TransNeXt",
     "UNet",

@@ -24,6 +24,7 @@ from mereo.errors import UsageError, check_choice, check_positive, check_probabi
 from mereo.layers import ChannelNorm, FeedForward, InvertedBottleneck, LayerScale, StochasticDepth, linear_rates
 from mereo.layers.norms import norm_factors
 from mereo.mechanisms.attention import BlockAttention, GridAttention
+from mereo.mechanisms.slots import NO_ARGUMENTS, needs_size
 from mereo.models.base import VisionModel, check_sides
 
 LARGEST = 1e9
@@ -228,6 +229,10 @@ class MaxViT(VisionModel):
         drop_rate, attn_drop, proj_drop: dropout before the classifier, of couplings, and after attention and inside
             feed-forward networks.
         drop_path_rate: stochastic depth of the last block; it rises linearly from 0 in the first.
+        mechanism: name of the mechanism among the wide maps of every bottleneck, one of
+            `mereo.list_mechanisms(interface="maps")` or "tokens". Attention in windows and on the grid has no slot:
+            the two share one regrouping of the cells.
+        mechanism_args: arguments of its constructor, beside those that the network fills in.
 
     Shapes: images (batch, in_chans, height, width) -> logits (batch, num_classes).
 
@@ -261,6 +266,8 @@ class MaxViT(VisionModel):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         drop_path_rate: float = 0.0,
+        mechanism: str = "squeeze_excite",
+        mechanism_args: dict[str, Any] = NO_ARGUMENTS,
     ) -> None:
         super().__init__()
         check_choice("form", form, FORMS)
@@ -284,22 +291,24 @@ class MaxViT(VisionModel):
         rates = iter(linear_rates(drop_path_rate, sum(depths)))
         last = widths[-1]
 
-        def bottleneck(inputs: int, outputs: int, stride: int, rate: float) -> InvertedBottleneck:
+        def bottleneck(inputs: int, outputs: int, stride: int, rate: float, reduced: int) -> InvertedBottleneck:
             wide = 4 * (outputs if how.widen_outputs else inputs)
             return InvertedBottleneck(
                 inputs, outputs, wide, max(int(how.squeeze * wide), 1), stride, activation=how.activation,
                 padding=how.padding, bias=how.bias, eps=how.norm_eps, momentum=how.momentum, drop_path=rate,
+                mechanism=mechanism, mechanism_args=mechanism_args, size=(sides[0] // reduced, sides[1] // reduced),
             )  # fmt: skip
 
-        def make_block(inputs: int, outputs: int, stride: int, rate: float) -> nn.Module:
-            first = bottleneck(inputs, outputs, stride, rate)
+        def make_block(inputs: int, outputs: int, stride: int, rate: float, reduced: int) -> nn.Module:
+            first = bottleneck(inputs, outputs, stride, rate, reduced)
             given: dict[str, Any] = {"positions": made, "attn_drop": attn_drop, "proj_drop": proj_drop}
             given["out_dim"] = outputs // 2 if parallel else outputs
             block = BlockAttention(outputs, window, head_dim, **given)
             grid = GridAttention(outputs, window, head_dim, **given)
             rest = (outputs, how, layer_scale, proj_drop, rate)
             if parallel:
-                return ParallelBlock(nn.Sequential(first, bottleneck(outputs, outputs, 1, rate)), block, grid, *rest)
+                both = nn.Sequential(first, bottleneck(outputs, outputs, 1, rate, reduced))
+                return ParallelBlock(both, block, grid, *rest)
             return MaxViTBlock(first, Exchange(block, *rest), Exchange(grid, *rest))
 
         self.stem = Stem(in_chans, stem_widths, how)
@@ -307,9 +316,12 @@ class MaxViT(VisionModel):
         inputs = stem_widths[1]
         self.feature_info = [{"num_chs": inputs, "reduction": 2, "module": "stem"}]
         for index, (width, depth) in enumerate(zip(widths, depths, strict=True)):
-            blocks = [make_block(width if i else inputs, width, 1 if i else 2, next(rates)) for i in range(depth)]
+            reduced = 2 ** (index + 2)
+            blocks = [
+                make_block(width if i else inputs, width, 1 if i else 2, next(rates), reduced) for i in range(depth)
+            ]
             self.stages.append(nn.Sequential(*blocks))
-            info = {"num_chs": width, "reduction": 2 ** (index + 2), "module": f"stages.{index}"}
+            info = {"num_chs": width, "reduction": reduced, "module": f"stages.{index}"}
             self.feature_info, inputs = [*self.feature_info, info], width
         self.norm: nn.Module = ChannelNorm(last, how.cell_eps) if head_hidden_size is None else nn.Identity()
         self.pre_logits: nn.Module = nn.Identity()
@@ -317,6 +329,7 @@ class MaxViT(VisionModel):
             self.pre_logits = nn.Sequential(nn.LayerNorm(last, how.cell_eps), Linear(last, head_hidden_size), nn.Tanh())
         self.drop = nn.Dropout(drop_rate)
         self.num_features = head_hidden_size or last
+        self.fixed_input_size = needs_size(mechanism)  # type: ignore[misc]
         self._start()
         self.reset_classifier(num_classes)
 

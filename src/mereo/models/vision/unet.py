@@ -5,7 +5,7 @@ Cost at 64x64: 136 M multiply-adds an image for the small one.
 """
 
 import itertools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mereo.core.shapes import image_size
 from mereo.errors import check_positive
 from mereo.layers import BasicBlock, ConvNorm
+from mereo.mechanisms.slots import NO_ARGUMENTS, needs_size
 from mereo.models.base import VisionModel
 from mereo.models.registry import register_model
 
@@ -26,6 +27,10 @@ class UNet(VisionModel):
     Args:
         num_classes, in_chans, img_size: as in timm; images of any size.
         widths: channels of the stages; the maps of each have half the sides of the one before.
+        mechanism: name of a mechanism at the end of the residual branch of every stage, one of
+            `mereo.list_mechanisms(interface="maps")` or "tokens"; None for none. Those that are made for a size of the
+            maps take images of `img_size` only.
+        mechanism_args: arguments of its constructor, beside those that the network fills in.
 
     Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes, height, width).
 
@@ -48,13 +53,20 @@ class UNet(VisionModel):
         img_size: int | tuple[int, int] = 64,
         *,
         widths: tuple[int, ...] = (16, 32, 48, 64),
+        mechanism: str | None = None,
+        mechanism_args: dict[str, Any] = NO_ARGUMENTS,
     ) -> None:
         super().__init__()
         check_positive(widths=min(widths, default=0))
         self.image_shape, self.num_features = (in_chans, *image_size(img_size)), widths[0]
         self.stem = ConvNorm(in_chans, widths[0], 3, activation=nn.ReLU)
         entries = [(widths[0], widths[0], 1), *((a, b, 2) for a, b in itertools.pairwise(widths))]
-        self.stages = nn.ModuleList(BasicBlock(inputs, outputs, stride) for inputs, outputs, stride in entries)
+        sizes = [tuple(-(-side // 2**i) for side in self.image_shape[1:]) for i in range(len(widths))]
+        self.stages = nn.ModuleList(
+            BasicBlock(*entry, mechanism=mechanism, mechanism_args=mechanism_args, size=(size[0], size[1]))
+            for entry, size in zip(entries, sizes, strict=True)
+        )
+        self.fixed_input_size = mechanism is not None and needs_size(mechanism)  # type: ignore[misc]
         self.joins = nn.ModuleList(
             nn.Sequential(
                 ConvNorm(fine + coarse, fine, 3, activation=nn.ReLU), ConvNorm(fine, fine, 3, activation=nn.ReLU)

@@ -1,6 +1,10 @@
-"""ViT and DeiT: the plain vision transformer in the sizes that timm names.
+"""ViT and DeiT in the sizes that timm names, and the same with a mixture of heads or with Sparsifiner.
 
-Source: Dosovitskiy et al. 2021, arXiv:2010.11929; Touvron et al. 2021, arXiv:2012.12877.
+Source: Dosovitskiy et al. 2021, arXiv:2010.11929; Touvron et al. 2021, arXiv:2012.12877; mixture of heads: Jin, Zhu,
+Yuan, Yan, ICML 2025, arXiv:2410.11842, section 3, whose published vision networks are TransNeXt's; Sparsifiner: Wei,
+Duke, Jiang, Aarabi, Taylor, Shkurti, CVPR 2023, arXiv:2303.13755.
+Cost: with Sparsifiner, attention of DeiT-S takes 186 M multiply-adds with a quarter of the keys where only kept pairs
+are computed; 358 M where all are.
 """
 
 from typing import Any
@@ -82,4 +86,56 @@ for _name, (_size, _parameters, _side, _distilled) in PRESETS.items():
         distilled=_distilled,
         **_described,
         **SIZES[_size],
+    )
+
+SMALL_IMAGES: dict[str, Any] = {"img_size": 32, "patch_size": 4, "embed_dim": 96, "depth": 6, "num_classes": 10}
+
+# Each token uses some heads, and chooses them. In training they add the loss "balance", so that all are used.
+register_model(
+    "moh_vit_cifar",
+    ViT,
+    "Six layers of 96 channels for small images; each token uses two shared heads and four of six others.",
+    source="arXiv:2410.11842",
+    parameters=689_002,
+    family="moh_vit",
+    tiny={**TINY, "embed_dim": 16, "num_heads": 4, "shared": 1, "active": 2},
+    variants={"gates of the text": {"gate": "paper", "shared": 2, "active": 1}},
+    short={name: f"mechanism_args.{name}" for name in ("shared", "active", "gate")},
+    mechanism="mixture_of_head",
+    shared=2,
+    active=4,
+    num_heads=8,
+    **SMALL_IMAGES,
+    **IMAGENET,
+)
+
+# The predictors learn in the phase "reconstruction", from the attention of a trained transformer with the same weights:
+# `mereo.mechanisms.attention.sparse.set_phase` and `mereo.sparsifiner` have the recipe.
+# Name: parameters, summary, arguments.
+OF_SPARSIFINER: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "sparsifiner_deit_small": (22_251_880, "DeiT-Small whose tokens attend to a quarter of the keys.", {}),
+    "sparsifiner_deit_base": (86_768_872, "DeiT-Base whose tokens attend to a quarter of the keys.", SIZES["base"]),
+    "sparsifiner_cifar": (
+        697_378, "Six layers of 96 channels for small images, whose tokens attend to a quarter of the keys.",
+        {**SMALL_IMAGES, "num_heads": 3},
+    ),
+}  # fmt: skip
+
+for _name, (_parameters, _summary, _given) in OF_SPARSIFINER.items():
+    _first = _name == "sparsifiner_deit_small"
+    register_model(
+        _name,
+        ViT,
+        _summary,
+        source="arXiv:2303.13755",
+        parameters=_parameters,
+        family="sparsifiner_vit",
+        crop_pct=0.9,
+        tiny={**TINY, "keep": 0.5, "rank": 5, "top_basis": 3} if _first else None,
+        variants={"all keys": {"keep": 1.0, "distilled": True}} if _first else None,
+        aliases=(_name.replace("_small", "_s").replace("_base", "_b"),) if "deit" in _name else (),
+        short={name: f"mechanism_args.{name}" for name in ("keep", "rank", "top_basis", "basis_threshold")},
+        mechanism="sparsifiner",
+        **IMAGENET,
+        **_given,
     )

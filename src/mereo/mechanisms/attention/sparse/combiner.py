@@ -124,7 +124,8 @@ class CombinerAttention(nn.Module):
         num_heads: independent sets of couplings; divides `dim`.
         plan: "fixed" (blocks), "logsparse", "axial_vertical", "axial_horizontal", "axial_rowmajor", "axial_mixture", or
             "learned", whose regions are an input.
-        size: tokens of a block, or of a row; the square root of their number by default. Any number of tokens fits.
+        size: tokens of a block, or of a row; the square root of their number by default. Any number of tokens fits;
+            "logsparse" has none.
         causal: each token attends to itself and those before it.
         pool: how the queries and keys of a region become one, "max" or "mean".
         qkv_bias: biases of the projections to queries, keys and values.
@@ -163,7 +164,7 @@ class CombinerAttention(nn.Module):
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
         check_choice("plan", plan, PLANS)
         check_choice("pool", pool, POOLS)
-        self._plan = None if plan == "learned" else plan_of(plan, size)
+        self._plan = None if plan == "learned" else plan_of(plan, None if plan == "logsparse" else size)
         self.num_heads, self.plan, self.size, self.causal, self.pool = num_heads, plan, size, causal, pool
         self.attn_drop = attn_drop
         self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)

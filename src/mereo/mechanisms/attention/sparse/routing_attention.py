@@ -154,6 +154,7 @@ class RoutingAttention(nn.Module):
         share_qk: whether routed queries are the keys too; as `causal` by default.
         strict: with `causal`, when the clusters of each token are made of it and those before, as in `step`, so that
             nothing depends on later tokens: "never", in "evaluation" only, or "always". Costs k dense attentions.
+        routes: whether there are clusters; without, all heads are local, as in the first layers of some networks.
         positions: a learned bias by distance in local heads.
         decay: of the averages of the centroids, for each step of training.
         beta: factor of the loss that keeps tokens near their centroids.
@@ -188,6 +189,7 @@ class RoutingAttention(nn.Module):
         causal: bool = False,
         share_qk: bool | None = None,
         strict: str = "never",
+        routes: bool = True,
         positions: bool = True,
         decay: float = 0.999,
         beta: float = 1e-4,
@@ -210,6 +212,8 @@ class RoutingAttention(nn.Module):
         if strict != "never" and not causal:
             raise UsageError(f"strict is {strict!r} with causal=False; without an order there is no past to keep to.")
         size = dim // heads
+        if not routes:
+            heads_local, heads_routed = heads, 0
         self.heads_local, self.heads_routed, self.window, self.block = heads_local, heads_routed, window, block
         self.causal, self.share_qk, self.strict = causal, causal if share_qk is None else share_qk, strict
         check_finite(scale=scale)
@@ -233,6 +237,11 @@ class RoutingAttention(nn.Module):
         """Initialise: Xavier uniform weights."""
         for linear in (each for each in self.modules() if isinstance(each, Linear)):
             nn.init.xavier_uniform_(linear.weight)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether nothing depends on later tokens in evaluation."""
+        return self.causal and (self.strict != "never" or not self.heads_routed)
 
     @property
     def keeps_to_the_past(self) -> bool:

@@ -189,7 +189,7 @@ class SparsifinerAttention(HostedAttention):
         num_heads: independent sets of couplings; divides `dim`.
         tokens: number of tokens, n, the class token among them; it is fixed.
         keep: share of the keys that a query keeps; from above 0 to 1.
-        rank: rows of the basis; tokens // 6 by default, at least 1.
+        rank: rows of the basis; by default, and for 0, tokens // 6, at least 1.
         low_dim: channels of the predictor; half of those of a head by default.
         top_basis, basis_threshold, absolute_basis: see `ConnectivityPredictor`.
         predictor_scale: of its scores.
@@ -239,7 +239,7 @@ class SparsifinerAttention(HostedAttention):
         if not 0 <= prefix < tokens:
             raise UsageError(f"prefix is {prefix} with {tokens} tokens; at least one token must be a patch.")
         check_probability(basis_threshold=basis_threshold)
-        rank = max(tokens // 6, 1) if rank is None else rank
+        rank = rank or max(tokens // 6, 1)
         low_dim = max(dim // num_heads // 2, 1) if low_dim is None else low_dim
         check_positive(rank=rank, low_dim=low_dim)
         if top_basis is not None:
