@@ -64,7 +64,7 @@ def draw_gradients(
     if total > MOST_ROWS:
         caption.append(f"The first {MOST_ROWS} of {total} images.")
     letters, (height, width) = max(len(short(name)) for name in names), images.shape[-2:]
-    sheet = make_sheet(len(images), (height, width), 3, False, titles is not None, letters, caption)
+    sheet = make_sheet(len(images), (height, width), 3, letters, caption)
     for i, row in enumerate(sheet.axes):
         draw_image(row[0], images[i])
         if titles is not None:
