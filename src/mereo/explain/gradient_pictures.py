@@ -58,7 +58,7 @@ def draw_gradients(
     caption = [
         f"Orange bar: the class explained. Red: a brighter pixel {words.raises}; blue: {words.lowers}.",
         "Each picture has its own scale, which leaves the strongest pixels beyond its end.",
-        f"Integrated gradients sum to the {words.one} less that of a black image; here to within"
+        f"Integrated gradients sum to the {words.one} minus the {words.one} of a black image; here to within"
         f" {float((integrated.flatten(1).sum(1) - risen).abs().max()):.3f}.",
     ]
     if total > MOST_ROWS:
