@@ -182,7 +182,7 @@ def test_the_scale_of_tiny_numbers_has_no_power_of_ten_on_its_label() -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    sheet = make_sheet(1, (8, 8), 2, True, False, 3, [])
+    sheet = make_sheet(1, (8, 8), 2, 3, [])
     sheet.scale_bar(1, ScalarMappable(Normalize(-1e-6, 1e-6)), "fall of the score")
     sheet.figure.canvas.draw()
     axis = sheet.figure.axes[-1].xaxis

@@ -1,4 +1,4 @@
-"""`mereo.predict`: what images show."""
+"""`mereo.predict`: the classes of images, or other predictions for them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ class Predictions(Sequence[Prediction]):
         items: the predictions.
         source: where the weights are from.
         pictures: the images that were given in memory, by the name in their prediction.
-        answers: of a classifier, with labels, duplicates and the files that could not be read.
+        answers: of a classifier, with labels, copies of images and the files that could not be read.
 
     Attributes:
         written: the files that `write` wrote.
@@ -96,7 +96,7 @@ class Predictions(Sequence[Prediction]):
         return float(self.answers.figures(self.answers.labels >= 0)["accuracy"])
 
     def write(self, out: str | Path) -> list[Path]:
-        """Write the answers of a classifier, as a folder of tables and a picture of the errors or as a table (.csv)."""
+        """Write the answers of a classifier: a folder with a table and a picture of the errors, or a table (.csv)."""
         if self.answers is None:
             raise UsageError("there are no answers to write: the predictions are a part, or not those of a classifier.")
         if Path(out).suffix.lower() == ".csv":
@@ -110,9 +110,9 @@ class Predictions(Sequence[Prediction]):
         return [item.to_dict() for item in self]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Columns and rows: image, class and probability, or score where there is none, and the next ones.
+        """Columns and rows: image, class and probability (or score, without a calibration), and the next classes.
 
-        Of a task that is not classification: image and prediction.
+        For a task other than classification: image and prediction.
         """
         if not all("scores" in item.values for item in self):  # not a classifier
             return ["image", "prediction"], [[str(item.path), _short(item.values)] for item in self]
@@ -180,7 +180,7 @@ def predict(
             [0, 1]; tensors (channels, height, width) or a batch of them; or a list of any of these.
         top: classes of a prediction, the highest score first.
         labels: whether the names of folders are labels: where they are names of classes, always, or never.
-        out: folder for tables and pictures, or a file that ends in .csv; nothing is written when None.
+        out: folder for a table and pictures, or a file that ends in .csv; nothing is written when None.
         tta: average the scores over the image and changes of it, as in training.
         five_crop: average the scores over five crops of the image.
         batch_size: images per forward pass.
@@ -256,7 +256,7 @@ def _answers(
 
 
 def _labels(model: VisionModel, wanted: str, files: Files) -> Tensor:
-    """The labels of images: int64 (n,), `UNKNOWN` where there is none."""
+    """The labels of images: int64 (n,), `UNKNOWN` for an image without a label."""
     labels = folder_labels(files.given, files.paths, class_names(model))
     if wanted == "none":
         labels.fill_(UNKNOWN)
@@ -271,7 +271,7 @@ def _labels(model: VisionModel, wanted: str, files: Files) -> Tensor:
 
 
 def check_out(out: Path | None) -> None:
-    """UsageError for a file that is no table."""
+    """UsageError for a file that is not a table (.csv)."""
     if out is not None and out.is_file() and out.suffix.lower() != ".csv":
         raise UsageError(f"out is {out}, which is a file; give a folder, or a file that ends in .csv.")
 

@@ -36,8 +36,8 @@ class TrainOptions(TrainConfig):
 class PredictOptions:
     """Classify images, or continue texts with a network that reads tokens.
 
-    For a folder with a subfolder for each class it also reports the accuracy, and writes errors (a table and a
-    picture), duplicates, likely wrong labels and files set aside.
+    For a folder with a subfolder for each class it reports the accuracy and writes a table of all images and a picture
+    of the errors; with the extra `clean` also images that show the same, and labels that are likely wrong.
 
     Examples:
       mereo predict photo.png --weights runs/mspcaps_tiny-digits
@@ -56,7 +56,7 @@ class PredictOptions:
     top: int = 3
     """Number of classes to print for each image, best first."""
     out: Path | None = None
-    """Folder for the predictions as tables and pictures, or a file that ends in .csv for the table only; for labelled
+    """Folder for the predictions as a table and pictures, or a file that ends in .csv for the table only; for labelled
     images by default predictions, predictions-2, ..."""
     labels: Literal["auto", "folders", "none"] = "auto"
     """Whether the names of folders are labels: auto (where they are names of classes), folders (an error if none is),

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 MOST_NAMED = 8
 """Written files that are named."""
 LONGEST_PROMPT = 2**20
-"""Bytes of a file that is continued; of a longer one, the last so many."""
+"""Most bytes of a file that are continued; only the end of a longer file is read."""
 
 
 def run(words: list[str], command: str) -> None:
-    """Print what images show, or how texts go on."""
+    """Print the classes of images, or the continuations of texts."""
     options = parse(PredictOptions, words, command)
     check_positive(top=options.top, batch_size=options.batch_size, length=options.length)
     with uncollected():
@@ -36,7 +36,7 @@ def run(words: list[str], command: str) -> None:
         from mereo.tasks import Task
 
     given, weights = split_weights(options.images, options.weights, command)
-    # Before weights are read, so that a missing file is named at once.
+    # Files are searched before weights are loaded, so that a missing file is reported at once.
     paths = find_files(given) if given or options.prompt is None else []
     check_out(options.out)
     model, source = trained = load_weights(weights, options.device, ready=True, images=False)
@@ -63,7 +63,7 @@ def run(words: list[str], command: str) -> None:
 
 
 def _show(predictions: "Predictions", options: PredictOptions) -> None:
-    """Print the predictions; of labelled images the accuracy, with tables and a picture of the errors."""
+    """Print the predictions; for labelled images the accuracy, with a table and a picture of the errors as files."""
     from mereo.inference.answer_report import summary
 
     answers = predictions.answers
@@ -83,7 +83,7 @@ def _show(predictions: "Predictions", options: PredictOptions) -> None:
 
 
 def _continue(model: Any, options: PredictOptions, paths: Sequence[Path], source: Path) -> None:
-    """Print each text and what follows it."""
+    """Print each text with its continuation."""
     from mereo.inference.continuation import continue_text
 
     prompts = {str(path): path.read_bytes()[-LONGEST_PROMPT:] for path in paths}

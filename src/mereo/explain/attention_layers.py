@@ -1,7 +1,8 @@
-"""The couplings of a network that lead from places of the image: which they are, and single rows of them.
+"""Couplings whose senders are places of the image: finds them in what was recorded, and computes single rows.
 
-What counts is what was recorded, not which network it is: a coupling over the senders whose senders have positions.
-Those are set by the network, or follow from the map that enters the module, or from the number of cells of its tiles.
+It works for any network: a recorded coupling is attention if it is normalised over the senders and the senders have
+positions. The network states these positions, or they follow from the map that enters the module or from the number of
+cells of its tiles.
 """
 
 import math
@@ -117,7 +118,7 @@ class AttentionLayer:
 
 
 def cells_of(count: int, height: int, width: int) -> Grid | None:
-    """The grid of that many nearly square cells over an image; None if there is none."""
+    """A grid of the given number of nearly square cells over an image; None if the number does not fit."""
     if count < FEWEST:
         return None
 
@@ -132,7 +133,7 @@ def cells_of(count: int, height: int, width: int) -> Grid | None:
 
 
 def _placed(count: int, inputs: tuple[object, ...], tiled: bool, height: int, width: int) -> Grid | None:
-    """Places of senders or receivers that the network has not placed; None if they cannot be determined."""
+    """Places of senders or receivers for which the network states none; None if they cannot be determined."""
     if tiled:
         return cells_of(count, height, width)
     maps = inputs[0] if inputs else None
@@ -152,10 +153,10 @@ def _placed(count: int, inputs: tuple[object, ...], tiled: bool, height: int, wi
 
 
 def attention_layers(observation: Observation) -> list[AttentionLayer]:
-    """The couplings of an observation that lead from places of the image, in the order in which they were made.
+    """The couplings of an observation whose senders are places of the image, in the order of their computation.
 
-    Couplings that are normalised over the receivers, those of routings of capsules and those whose senders have no
-    place, such as channels, are left out.
+    Left out are couplings that are normalised over the receivers, the couplings of capsule routings, and couplings
+    whose senders have no place, such as channels.
     """
     batch, (_, height, width) = len(observation.scores), observation.image_shape
     layers = []

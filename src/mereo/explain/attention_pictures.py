@@ -45,7 +45,10 @@ def why_no_attention(model: VisionModel) -> str | None:
 
 
 def chosen_layers(layers: Sequence[AttentionLayer], most: int = MOST_LAYERS) -> list[AttentionLayer]:
-    """At most so many layers with placed receivers, evenly over each kind: of one map and one form of tiles."""
+    """At most `most` layers whose receivers have places, evenly spaced within each kind.
+
+    Layers are of one kind if their maps have the same size and their tiles the same form.
+    """
     if most < 1:
         return []
     kinds: dict[Any, list[AttentionLayer]] = {}
@@ -128,7 +131,7 @@ def _layer_panel(
 
 
 def _gates(observation: Observation, number: int) -> list[tuple[str, Tensor]]:
-    """The gates of one image by module, a value a channel or place; at most so many, evenly over the network."""
+    """The gates of one image by module, a value for each channel or place; at most `MOST_GATES` modules."""
     names = [name for name, kind in observation.trace.kinds.items() if kind == "gates"]
     names = [names[len(names) * n // MOST_GATES] for n in range(MOST_GATES)] if len(names) > MOST_GATES else names
     batch = len(observation.scores)
@@ -218,10 +221,11 @@ def draw_attention(
         images: in [0, 1], not normalised.
         path: of the file.
         number: which of the images.
-        place: (row, column) in pixels of the cell whose couplings are drawn; that of the largest share of the rollout
-            when None.
-        layers, heads, maps: at most so many layers of one cell's couplings, heads of the class token, and layers with
-            gates of places or with filters.
+        place: (row, column) in pixels of the cell whose couplings are drawn; when None, the cell with the largest
+            share of the rollout.
+        layers: most layers for which the couplings of one cell are drawn.
+        heads: most heads of the class token.
+        maps: most layers with gates of places, and most layers with filters.
         title: a line above.
 
     Shapes: images (batch, channels, height, width).

@@ -49,7 +49,7 @@ class Shown(NamedTuple):
     large: Tensor | None = None
 
     def true(self, n: int) -> int | None:
-        """The true class of an image; None where it is not known."""
+        """The true class of an image; None if it is not known."""
         label = -1 if self.labels is None else int(self.labels[n])
         return label if label >= 0 else None
 

@@ -58,13 +58,13 @@ def draw_gradients(
     caption = [
         f"Orange bar: the class explained. Red: a brighter pixel {words.raises}; blue: {words.lowers}.",
         "Each picture has its own scale, which leaves the strongest pixels beyond its end.",
-        f"Integrated gradients sum to the {words.one} less that of a black image; here to within"
+        f"Integrated gradients sum to the {words.one} minus the {words.one} of a black image; here to within"
         f" {float((integrated.flatten(1).sum(1) - risen).abs().max()):.3f}.",
     ]
     if total > MOST_ROWS:
         caption.append(f"The first {MOST_ROWS} of {total} images.")
     letters, (height, width) = max(len(short(name)) for name in names), images.shape[-2:]
-    sheet = make_sheet(len(images), (height, width), 3, False, titles is not None, letters, caption)
+    sheet = make_sheet(len(images), (height, width), 3, letters, caption)
     for i, row in enumerate(sheet.axes):
         draw_image(row[0], images[i])
         if titles is not None:

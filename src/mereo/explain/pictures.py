@@ -90,7 +90,7 @@ def draw_explanation(
     pictures = 1 + len(columns) + (rebuilt is not None)
     height, width = images.shape[-2:]
     letters = max(len(short(name)) for name in names)
-    sheet = make_sheet(len(images), (height, width), pictures, bool(columns), titles is not None, letters, caption)
+    sheet = make_sheet(len(images), (height, width), pictures, letters, caption)
     for i, row in enumerate(sheet.axes):
         draw_image(row[0], images[i] if shown is None else shown[i])
         if titles is not None:

@@ -15,7 +15,7 @@ class Votes(NamedTuple):
         target: a word for it.
         maps: what a map of votes shows; {score} is a single score.
         edges: what the number at an edge of a parse tree is.
-        capsule: that of one capsule; {} is its name.
+        capsule: the target for one capsule; {} is its name.
     """
 
     target: str

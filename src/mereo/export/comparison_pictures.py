@@ -125,8 +125,8 @@ def _draw_metric(axes: Any, rows: Sequence[Row]) -> None:
 def draw_curves(rows: Sequence[Row], curves: Mapping[str, Curves], path: Path) -> None:
     """One panel for each corruption, one line a network, plain networks black and dashed.
 
-    The legend below the panels names the plain networks and those of the highest mean accuracy under each corruption;
-    the lines of the others are grey.
+    The legend below the panels names the plain networks and, for each corruption, the networks of the highest mean
+    accuracy; the lines of the others are grey.
     """
     names = list(next(iter(curves.values())))
     best = {label for name in names for label in _best(curves, name)}

@@ -37,7 +37,7 @@ class Answers(NamedTuple):
 
     @property
     def correct(self) -> Tensor:
-        """Which images are classified correctly, bool (n,); those of several objects when all are predicted."""
+        """Which images are classified correctly, bool (n,); an image of several objects if all are predicted."""
         return self.predicted == self.labels if self.labels.dim() == 1 else hits(self.scores, self.labels).all(1)
 
     @property

@@ -72,7 +72,7 @@ class ParseTree:
         nodes: a parent before its children; the class explained is first.
         edges: one to every node that is no class, in the same order.
         keep: largest number of votes kept for a capsule.
-        true: the true class of the image; None where it is not known.
+        true: the true class of the image; None if it is not known.
         correlation: of the votes of all parts for the first class and the effects of hiding them, see
             `rank_correlation`; None where that was not measured.
         parts: how many these are.
