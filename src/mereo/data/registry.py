@@ -95,15 +95,11 @@ class DatasetInfo:
 DATASETS: dict[str, DatasetInfo] = {}
 
 
-def _registering(make: Callable[_Arguments, DatasetInfo]) -> Callable[_Arguments, DatasetInfo]:
-    """`register_dataset`, with the arguments of `DatasetInfo`."""
+def _with_arguments_of(make: Callable[_Arguments, DatasetInfo]) -> Callable[_Arguments, DatasetInfo]:
+    """`register_dataset`, so that its arguments need not be written twice."""
 
     def register_dataset(*args: _Arguments.args, **facts: _Arguments.kwargs) -> DatasetInfo:
-        """Register a data set by name for the library and the command line. It takes the arguments of `DatasetInfo`.
-
-        Raises:
-            UsageError: for a name that is taken, or that could be a path; without a reader, and with two.
-        """
+        """Register a data set by name for the library and the command line. It takes the arguments of `DatasetInfo`."""
         info = make(*args, **facts)
         if (info.read is None) == (info.load is None):
             raise UsageError(f"read is {info.read} and load is {info.load}; {info.name} needs one of them.")
@@ -115,10 +111,16 @@ def _registering(make: Callable[_Arguments, DatasetInfo]) -> Callable[_Arguments
             )
         return DATASETS.setdefault(info.name, info)
 
+    register_dataset.__qualname__ = "register_dataset"
     return register_dataset
 
 
-register_dataset = _registering(DatasetInfo)
+register_dataset = _with_arguments_of(DatasetInfo)
+"""Register a data set by name for the library and the command line. It takes the arguments of `DatasetInfo`.
+
+Raises:
+    UsageError: for a name that is taken, or that could be a path; without a reader, and with two.
+"""
 
 
 def list_datasets(pattern: str = "*") -> list[str]:

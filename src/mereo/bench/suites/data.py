@@ -5,9 +5,7 @@ Every contender decodes the same generated JPEGs of side 256 in order, cuts out 
 another is timed, and the size `batch` is the number of images of a pass: the column of rates is images a second.
 """
 
-import contextlib
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -17,17 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.bench.suite import Contender, Mode, Setting, Suite, Table, UnavailableError, Workload
-from mereo.bench.timing import quartiles
+from mereo.bench.suite import Contender, Mode, Setting, Suite, UnavailableError, Workload
 from mereo.data import Batch, Images, load_splits
 from mereo.data.decode import decode
 from mereo.data.stream import StreamedSet, write_shards
-from mereo.inference.evaluate import normalise
-from mereo.models import create_model
-from mereo.training.losses import Objective
 
 CLASSES, SHARD_BYTES = 10, 2**24
-STEP_MODEL, STEP_SIDE, STEP_BATCH = "mspcaps_tiny", 64, 32
 TAKES = "(folder with train/<class>/*.jpg) -> float32 (images,), the mean of each image in the order of the folder"
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -181,60 +174,9 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
     )
 
 
-def waiting(setting: Setting, quick: bool) -> list[Table]:
-    """How long a training step waits for its images: a small network with each loader."""
-    folder = made_images(setting.size("batch"), setting.size("side"))
-    steps = 4 if quick else 30
-    model = create_model(STEP_MODEL, img_size=STEP_SIDE, in_chans=3, num_classes=CLASSES)
-    objective = Objective(model).train()
-    optimiser = torch.optim.Adam(objective.parameters(), lr=0.0)
-    rows = []
-    for name, batches in _step_batches(folder, setting).items():
-        waits, wholes = [], []
-        for _ in range(steps + 1):
-            began = time.perf_counter()
-            images, labels = next(batches)
-            waits.append(time.perf_counter() - began)
-            objective(Batch(normalise(images, (0.5,) * 3, (0.5,) * 3), labels, images))[0].backward()
-            optimiser.step()
-            optimiser.zero_grad()
-            wholes.append(time.perf_counter() - began)
-        wait, whole = quartiles(waits[1:]).median, quartiles(wholes[1:]).median  # the first step starts the loader
-        rows.append(
-            (name, f"{1e3 * wait:.1f}", f"{1e3 * whole:.1f}", f"{100 * sum(waits[1:]) / sum(wholes[1:]):.1f} %")
-        )
-    title = f"waiting in a training step of {STEP_MODEL} at {STEP_SIDE}x{STEP_SIDE}, batch {STEP_BATCH}"
-    notes = ("CPU times above are of this process only; the workers of timm and of `folder, processes` are separate",)
-    return [Table(title, ("loader", "wait ms (median)", "step ms (median)", "share of time"), tuple(rows), notes)]
-
-
-def _step_batches(folder: Path, setting: Setting) -> dict[str, Iterator[tuple[Tensor, Tensor]]]:
-    """Endless batches of images of the step's size and their labels."""
-
-    def ours(stream: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        images = load_splits(str(folder), img_size=STEP_SIDE, validation_fraction=0, stream=stream).train
-        epoch = 0
-        while True:
-            order = images.order(torch.Generator().manual_seed(epoch))
-            images.prefetch(order)
-            for part in order.split(STEP_BATCH):
-                batch = images.batch(part)
-                yield batch.images, batch.labels
-            epoch += 1
-
-    def timms(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        while True:
-            yield from loader
-
-    contenders = {"memory": ours(False), "folder": ours(True)}
-    with contextlib.suppress(UnavailableError):
-        contenders["timm"] = timms(timm_loader(folder, STEP_SIDE, STEP_SIDE, STEP_BATCH))
-    return contenders
-
-
 DATA = Suite(
     "data",
-    "loading JPEGs from a folder, shards, Parquet and memory, and by timm's loader; the wait of a training step",
+    "loading JPEGs from a folder, shards, Parquet and memory, and by timm's loader",
     TAKES,
     {"batch": 2000, "side": 256, "crop": 224, "step": 128},
     lambda setting, mode: (made_images(setting.size("batch"), setting.size("side")),),
@@ -243,5 +185,4 @@ DATA = Suite(
     quick={"batch": 64, "side": 64, "crop": 56, "step": 16},
     modes=("forward",),
     memory=(),
-    tables=waiting,
 )
