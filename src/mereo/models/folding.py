@@ -7,8 +7,6 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from mereo.layers.packed import pack
-
 Model = TypeVar("Model", bound=nn.Module)
 _FOLDED = "_is_folded"
 """Attribute of modules that have their form for inference, which is made once."""
@@ -53,7 +51,7 @@ def folded(model: Model) -> Model:
 
     Every batch normalisation directly after a convolution in a sequence is folded into it, modules that have a form
     for inference (see `Foldable`) take it, and the copy is in channels-last memory if the network declares that to be
-    faster. On a CPU the weights of its layers are packed (see `mereo.layers.packed`). Its weights no longer match the
+    faster. Its weights no longer match the
     architecture, so it cannot be saved; keep the model itself for that.
 
     Args:
@@ -68,5 +66,4 @@ def folded(model: Model) -> Model:
     channels_last = bool(getattr(ready, "channels_last", False))
     for parameter in (p for p in ready.parameters() if p.dim() == 4):  # transforms of capsules have five axes or more
         parameter.data = parameter.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-    pack(ready, convolutions=channels_last)
     return ready

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from mereo.core import Causal, Coupling
 from mereo.core.inputs import check_streamed
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError, check_positive
 from mereo.layers import SimpleGLU, SimpleRMSNorm
@@ -63,7 +62,7 @@ class TransformerBlock(nn.Module):
             raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of 2 num_heads.")
         self.num_heads = num_heads
         self.norm1, self.norm2 = SimpleRMSNorm(), SimpleRMSNorm()
-        self.qkv, self.proj = Linear(dim, 3 * dim, bias=False), Linear(dim, dim, bias=False)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
         for layer in (self.qkv, self.proj):
             nn.init.normal_(layer.weight, std=0.02)
         self.coupling = Coupling("senders", topology=Causal())

@@ -6,10 +6,10 @@ Source: arXiv:2410.11842.
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, Signal
-from mereo.core.kernels.affine import linear
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.mechanisms.attention.sparse.head_dispatch import Gated, gated_heads
@@ -98,7 +98,7 @@ class HeadRouter(nn.Module):
         there: list[Tensor] = [weight for weight in weights if weight is not None]
         if not there:
             return None, None, None
-        parts = iter(linear(tokens, torch.cat(there)).split([len(weight) for weight in there], -1))
+        parts = iter(F.linear(tokens, torch.cat(there)).split([len(weight) for weight in there], -1))
         stage, shared, routed = (None if weight is None else next(parts) for weight in weights)
         return stage, shared, routed
 
