@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mereo.layers import FeedForward, Linear
+from mereo.layers import FeedForward
 from mereo.mechanisms.attention import MultiHeadAttention
 
 
@@ -16,7 +16,7 @@ class FlowBlock(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = (nn.LayerNorm(dim, elementwise_affine=False) for _ in range(2))
         self.attn, self.mlp = MultiHeadAttention(dim, heads), FeedForward(dim, 4 * dim)
-        self.modulation = Linear(dim, 6 * dim)
+        self.modulation = nn.Linear(dim, 6 * dim)
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
@@ -52,10 +52,10 @@ class FlowTransformer(nn.Module):
         channels, height, width = image_shape
         self.grid, self.num_prefix_tokens = (height, width), text_tokens
         self.text = nn.Parameter(0.02 * torch.randn(num_classes, text_tokens, dim))
-        self.pixels, self.positions = Linear(channels, dim), nn.Parameter(0.02 * torch.randn(height * width, dim))
-        self.time = nn.Sequential(Linear(dim, dim), nn.SiLU(), Linear(dim, dim), nn.SiLU())
+        self.pixels, self.positions = nn.Linear(channels, dim), nn.Parameter(0.02 * torch.randn(height * width, dim))
+        self.time = nn.Sequential(nn.Linear(dim, dim), nn.SiLU(), nn.Linear(dim, dim), nn.SiLU())
         self.blocks = nn.ModuleList(FlowBlock(dim, heads) for _ in range(depth))
-        self.norm, self.head = nn.LayerNorm(dim), Linear(dim, channels)
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, channels)
         self.frequencies: Tensor
         self.register_buffer("frequencies", 1000 ** -torch.linspace(0, 1, dim // 2), persistent=False)
 

@@ -1,9 +1,11 @@
-"""Training modes, which parameters require gradients, both restored after a block, and whether a module has hooks."""
+"""Modes for a block: training, gradients and autocast; and whether a module has hooks."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -30,3 +32,13 @@ def modes_kept(*models: nn.Module) -> AbstractContextManager[None]:
 def gradients_kept(*models: nn.Module) -> AbstractContextManager[None]:
     """The same parameters of these models require gradients as before when the block ends."""
     return _kept((parameter for model in models for parameter in model.parameters()), "requires_grad")
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether layers would convert this tensor under `torch.autocast`."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def unconverted(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which `torch.autocast` converts nothing on the device of this tensor."""
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()

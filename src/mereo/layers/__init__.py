@@ -1,6 +1,5 @@
 """Layers that networks share: patches, feed-forward, norms, self-attention, residual branches, positions."""
 
-from mereo.core.kernels.affine import Linear
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, resize_relative_table
 from mereo.layers.basic_block import BasicBlock
 from mereo.layers.conv_norm import ConvNorm
@@ -25,7 +24,6 @@ __all__ = [
     "FeedForward",
     "InvertedBottleneck",
     "LayerScale",
-    "Linear",
     "RelativePositionNetwork",
     "RelativePositions",
     "Res2SEBlock",

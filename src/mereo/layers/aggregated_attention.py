@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling
-from mereo.core.kernels.affine import Linear
 from mereo.core.key_lists import KeyLists
 from mereo.core.squash import accumulation_type
 from mereo.errors import check_heads
@@ -83,13 +82,13 @@ class PixelAttention(nn.Module):
         self.query_embedding = nn.Parameter(torch.zeros(num_heads, 1, dim // num_heads))
         self.positions = ContinuousPositions(num_heads, size)
         self.coupling = Coupling("senders")
-        self.router, self.proj = router, Linear(dim, dim)
+        self.router, self.proj = router, nn.Linear(dim, dim)
         nn.init.trunc_normal_(self.query_embedding, std=0.02)
         self.make_projections(dim)
 
     def make_projections(self, dim: int) -> None:
         """The layers of queries, keys and values."""
-        self.qkv = Linear(dim, 3 * dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
 
     def heads(self, x: Tensor) -> Tensor:
         """(batch, tokens, dim) -> (batch, heads, tokens, dim / heads)."""
@@ -143,7 +142,7 @@ class AggregatedAttention(PixelAttention):
         nn.init.trunc_normal_(self.local_tokens, std=0.02)
 
     def make_projections(self, dim: int) -> None:
-        self.query, self.key_value = Linear(dim, dim), Linear(dim, 2 * dim)
+        self.query, self.key_value = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
 
     def windows(self, x: Tensor, size: Size) -> Tensor:
         """The window of each cell: (batch, heads, cells, d) -> (batch, heads, cells, d, 9)."""

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.core.kernels.affine import convolve
 from mereo.core.modes import hooked
 from mereo.layers.norms import norm_factors
 
@@ -15,16 +15,10 @@ _CHEAP = 3
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Whether a module is a convolution without a bias that `convolve` computes."""
-    return (
-        type(module) is nn.Conv2d
-        and module.bias is None
-        and module.padding_mode == "zeros"
-        and module.dilation == (1, 1)
-        and not isinstance(module.padding, str)
-        and module.padding[0] == module.padding[1]
-        and module.stride[0] == module.stride[1]
-    )
+    """Whether a module is a convolution without a bias whose weights can be folded in each call."""
+    if type(module) is not nn.Conv2d or isinstance(module.padding, str):
+        return False
+    return module.bias is None and module.padding_mode == "zeros"
 
 
 class ConvNorm(nn.Sequential):
@@ -75,16 +69,15 @@ class ConvNorm(nn.Sequential):
         if not (type(norm) is nn.BatchNorm2d and _is_plain(convolution)) or hooked(convolution) or hooked(norm):
             plain: Tensor = super().forward(maps)  # folded already, replaced, or watched
             return plain
-        weight, padding = convolution.weight, convolution.padding[0]
-        assert isinstance(padding, int)
-        sides = (convolution.stride[0], padding, convolution.groups)
+        weight, padding, groups = convolution.weight, convolution.padding, convolution.groups
+        assert not isinstance(padding, str)
         if not self._folds(maps):
-            out: Tensor = norm(convolve(maps, weight, None, *sides))
+            out: Tensor = norm(F.conv2d(maps, weight, None, convolution.stride, padding, convolution.dilation, groups))
         else:
             factor, shift = norm_factors(norm)
             weight = (weight * factor[:, None, None, None]).to(weight.dtype)
-            activation = after.pop(0) if after else None
-            out = convolve(maps, weight, shift.to(weight.dtype), *sides, activation)
+            shift = shift.to(weight.dtype)
+            out = F.conv2d(maps, weight, shift, convolution.stride, padding, convolution.dilation, groups)
         for module in after:
             out = module(out)
         return out

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mereo.core.kernels.affine import Linear, activated
 from mereo.core.kernels.transforms import steps_aside
 
 _WHOLE, _PART = 2**22, 2**20
@@ -30,13 +29,13 @@ class FeedForward(nn.Module):
         self, dim: int, hidden_dim: int, dropout: float = 0.0, activation: Callable[[], nn.Module] = nn.GELU
     ) -> None:
         super().__init__()
-        self.first = Linear(dim, hidden_dim)
+        self.first = nn.Linear(dim, hidden_dim)
         self.activation = activation()
-        self.second = Linear(hidden_dim, dim)
+        self.second = nn.Linear(hidden_dim, dim)
         self.dropout = nn.Dropout(dropout)
 
     def _together(self, tokens: Tensor) -> Tensor:
-        return self.dropout(self.second(self.dropout(activated(self.first, tokens, self.activation))))
+        return self.dropout(self.second(self.dropout(self.activation(self.first(tokens)))))
 
     def _in_parts(self, tokens: Tensor) -> Tensor:
         rows = tokens.reshape(-1, tokens.shape[-1])

@@ -2,7 +2,6 @@
 
 from torch import Tensor, nn
 
-from mereo.core.kernels.affine import Linear
 from mereo.errors import check_positive
 
 
@@ -23,9 +22,9 @@ class SimpleGLU(nn.Module):
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
         check_positive(dim=dim, hidden_dim=hidden_dim)
-        self.first = Linear(dim, hidden_dim, bias=False)
-        self.gate = Linear(dim, hidden_dim, bias=False)
-        self.second = Linear(hidden_dim, dim, bias=False)
+        self.first = nn.Linear(dim, hidden_dim, bias=False)
+        self.gate = nn.Linear(dim, hidden_dim, bias=False)
+        self.second = nn.Linear(hidden_dim, dim, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.core.kernels.affine import Linear, convolve, linear
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.shapes import same_padding
 from mereo.core.squash import bounded
@@ -81,9 +80,9 @@ class InvertedBottleneck(nn.Module):
                 f"stride is {stride}, from {inputs} to {outputs} channels; give 2, or 1 and equal channels."
             )
         self.stride, self.padding = stride, padding
-        self.project = Linear(inputs, outputs, bias) if inputs != outputs else None
+        self.project = nn.Linear(inputs, outputs, bias) if inputs != outputs else None
         self.norm = nn.BatchNorm2d(inputs, eps, momentum)
-        self.widen = Linear(inputs, hidden, bias=False)
+        self.widen = nn.Linear(inputs, hidden, bias=False)
         self.wide_norm = nn.BatchNorm2d(hidden, eps, momentum)
         self.activation = activation()
         self.depthwise = nn.Conv2d(hidden, hidden, 3, stride, groups=hidden, bias=False)
@@ -91,7 +90,7 @@ class InvertedBottleneck(nn.Module):
         if mechanism == "squeeze_excite":
             mechanism_args = {"hidden": squeezed, "activation": nn.SiLU, **(mechanism_args or {})}
         self.gate = fill_slot(mechanism, "maps", Place(hidden, size=size), mechanism_args)
-        self.narrow = Linear(hidden, outputs, bias)
+        self.narrow = nn.Linear(hidden, outputs, bias)
         self.drop_path = StochasticDepth(drop_path)
         self.constant: nn.ParameterList | None = None
 
@@ -122,11 +121,11 @@ class InvertedBottleneck(nn.Module):
         left, right, above, below = border
         even = left == right == above == below
         if even or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            wide = linear(cells, weight, bias, self.activation).permute(0, 3, 1, 2)
+            wide = self.activation(F.linear(cells, weight, bias)).permute(0, 3, 1, 2)
             return (wide, left) if even else (F.pad(wide, border), 0)
         # Padding the narrow map and erasing what the layer makes of the zeros is cheaper than padding the wide one.
         height, width = cells.shape[1] + above, cells.shape[2] + left
-        wide = linear(F.pad(cells, (0, 0, *border)), weight, bias, self.activation)
+        wide = self.activation(F.linear(F.pad(cells, (0, 0, *border)), weight, bias))
         for edge in (wide[:, :above], wide[:, height:], wide[:, :, :left], wide[:, :, width:]):
             edge.zero_()
         return wide.permute(0, 3, 1, 2), 0
@@ -143,7 +142,7 @@ class InvertedBottleneck(nn.Module):
         else:
             weight, bias, depthwise, shift = self.folded() if self.constant is None else self.constant
             wide, left = self._wide(x.permute(0, 2, 3, 1), weight, bias, border)
-            mixed = convolve(wide, depthwise, shift, self.stride, left, len(depthwise), self.activation)
+            mixed = self.activation(F.conv2d(wide, depthwise, shift, self.stride, left, 1, len(depthwise)))
         return self.narrow(self.gate(mixed).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def forward(self, x: Tensor) -> Tensor:

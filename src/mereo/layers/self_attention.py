@@ -3,7 +3,6 @@
 from torch import Tensor, nn
 
 from mereo.core import Coupling
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 
 
@@ -23,9 +22,9 @@ class SelfAttention(nn.Module):
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool = True) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.coupling = Coupling("senders")
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
 
     def mix(self, cells: Tensor) -> Tensor:
         """[softmax(q k^T / sqrt(dim / heads)) v, ...], before W_o. Shapes: those of the layer."""

@@ -23,7 +23,6 @@ import mereo.mechanisms.routing
 import mereo.mechanisms.scan
 import mereo.mechanisms.select  # noqa: F401
 from mereo.core.catalogue import ALIASES, MECHANISMS, Mechanism, get_mechanism, list_mechanisms
-from mereo.core.kernels.affine import Linear
 from mereo.errors import UsageError, check_choice, check_positive, first_line, unknown
 
 SLOTS = ("tokens", "maps")
@@ -169,7 +168,7 @@ class ProjectedHeads(nn.Module):
     def __init__(self, mechanism: nn.Module, dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv, self.mechanism, self.proj = Linear(dim, 3 * dim), mechanism, Linear(dim, dim)
+        self.qkv, self.mechanism, self.proj = nn.Linear(dim, 3 * dim), mechanism, nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
         parts = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)

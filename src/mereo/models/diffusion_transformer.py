@@ -7,7 +7,6 @@ authors' code of both.
 import torch
 from torch import Tensor, nn
 
-from mereo.core.kernels.affine import Linear
 from mereo.errors import UsageError, check_heads, check_positive, check_probability, unknown
 from mereo.layers import FeedForward
 from mereo.layers.self_attention import SelfAttention
@@ -52,7 +51,7 @@ class DiffusionBlock(nn.Module):
         self.norm1, self.norm2 = (nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False) for _ in range(2))
         self.attention = attention
         self.feed_forward = FeedForward(dim, 4 * dim, activation=lambda: nn.GELU("tanh"))
-        self.modulation = Linear(dim, 6 * dim)
+        self.modulation = nn.Linear(dim, 6 * dim)
 
     def forward(self, tokens: Tensor, condition: Tensor) -> Tensor:
         parts = self.modulation(nn.functional.silu(condition)).chunk(6, -1)
@@ -120,7 +119,7 @@ class DiffusionTransformer(nn.Module):
         self.image_shape, self.side = (in_chans, img_size, img_size), img_size // patch_size
         self.patches = nn.Conv2d(in_chans, dim, patch_size, patch_size)
         self.positions = nn.Parameter(_positions(self.side, dim), requires_grad=False)
-        self.time = nn.Sequential(Linear(FREQUENCIES, dim), nn.SiLU(), Linear(dim, dim))
+        self.time = nn.Sequential(nn.Linear(FREQUENCIES, dim), nn.SiLU(), nn.Linear(dim, dim))
         self.classes = nn.Embedding(num_classes + 1, dim)
         if schedule is None:
             made: list[nn.Module] = [SelfAttention(dim, num_heads) for _ in range(depth)]
@@ -134,7 +133,7 @@ class DiffusionTransformer(nn.Module):
             ]
         self.blocks = nn.ModuleList(DiffusionBlock(dim, attention) for attention in made)
         self.norm = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
-        self.modulation, self.head = Linear(dim, 2 * dim), Linear(dim, patch_size**2 * 2 * in_chans)
+        self.modulation, self.head = nn.Linear(dim, 2 * dim), nn.Linear(dim, patch_size**2 * 2 * in_chans)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from mereo.core.modes import hooked
-from mereo.layers.packed import pack
 
 Model = TypeVar("Model", bound=nn.Module)
 _FOLDED = "_is_folded"
@@ -57,9 +56,8 @@ def folded(model: Model) -> Model:
 
     Every batch normalisation directly after a convolution in a sequence is folded into it, modules that have a form
     for inference (see `Foldable`) take it, and the copy is in channels-last memory if the network declares that to be
-    faster. On a CPU the weights of its layers are packed (see `mereo.layers.packed`). Modules with forward hooks, and
-    those that hold them, stay as they are. Its weights no longer match the architecture, so it cannot be saved; keep
-    the model itself for that.
+    faster. Modules with forward hooks, and those that hold them, stay as they are. Its weights no longer match the
+    architecture, so it cannot be saved; keep the model itself for that.
 
     Args:
         model: as trained; it stays as it is.
@@ -73,5 +71,4 @@ def folded(model: Model) -> Model:
     channels_last = bool(getattr(ready, "channels_last", False))
     for parameter in (p for p in ready.parameters() if p.dim() == 4):  # transforms of capsules have five axes or more
         parameter.data = parameter.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-    pack(ready, convolutions=channels_last)
     return ready

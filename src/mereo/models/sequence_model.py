@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mereo.core.inputs import check_streamed
-from mereo.core.kernels.affine import Linear, linear
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.modes import modes_kept
 from mereo.errors import UsageError, check_count, check_not_negative, check_positive
@@ -88,7 +88,7 @@ class SequenceModel(Network):
         self.embedding = nn.Embedding(vocab_size, dim)
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
-        self.head = None if tied else Linear(dim, vocab_size, bias=False)
+        self.head = None if tied else nn.Linear(dim, vocab_size, bias=False)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -139,7 +139,7 @@ class SequenceModel(Network):
         if pre_logits:
             return features
         if self.head is None:
-            return linear(features, self.embedding.weight)
+            return F.linear(features, self.embedding.weight)
         scores: Tensor = self.head(features)
         return scores
 

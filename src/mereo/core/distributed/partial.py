@@ -18,7 +18,11 @@ _FUSED_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Kernel:
-    """How a piece is computed: softmax(scale q k^T) v, in blocks of so many queries."""
+    """How a piece is computed: softmax(scale q k^T) v, in blocks of so many queries.
+
+    PyTorch's public fused attention does not return the normaliser, which merging needs, so the operator behind it is
+    called by its name.
+    """
 
     scale: float
     block: int | None = None

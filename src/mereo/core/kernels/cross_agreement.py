@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mereo.core.kernels.again import gradients_again
-from mereo.core.kernels.direct import direct
+from mereo.core.kernels.direct import direct, direct_operator
 from mereo.core.kernels.streamed import default_tile
 from mereo.core.kernels.transforms import forward_mode
 from mereo.core.squash import accumulation_type
@@ -33,7 +33,7 @@ def _agreements(fine: Tensor, pulled: Tensor) -> Tensor:
     return torch.einsum("bkmc,bjkmc->bjkm" if pulled.dim() == 5 else "bkmc,bjkc->bjkm", fine, pulled)
 
 
-@torch.library.custom_op("mereo::best_agreement", mutates_args=())
+@direct_operator("mereo::best_agreement")
 def _best(fine: Tensor, coarse: Tensor, forms: Tensor, tile: int) -> Tensor:
     wide = accumulation_type(fine)
     parts = []

@@ -5,14 +5,29 @@ everything else that classifying one image takes. A process that has not importe
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import CustomOpDef  # type: ignore[attr-defined]
 
-from mereo.core.kernels.transforms import transformed
+from mereo.core.kernels.transforms import operations_are_watched, transformed
 
 _COMPILER = "torch._dynamo"
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+"""The function of each operator."""
+
+
+def direct_operator(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Make a function an operator of PyTorch, as `torch.library.custom_op` does, that `direct` may call."""
+
+    def register(function: Callable[..., Any]) -> CustomOpDef:
+        operator = torch.library.custom_op(name, mutates_args=())(function)
+        _FUNCTIONS[operator] = function
+        return operator
+
+    return register
 
 
 def _plain(x: Any) -> bool:
@@ -28,11 +43,11 @@ def direct(operator: Any, *inputs: Any) -> Any:
     """operator(*inputs), without the dispatcher where that makes no difference.
 
     Args:
-        operator: made by `torch.library.custom_op`.
+        operator: made by `direct_operator`.
         inputs: of the operator.
     """
     if torch.compiler.is_compiling() or _COMPILER in sys.modules or transformed():
         return operator(*inputs)
-    if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing() or not all(map(_plain, inputs)):
+    if operations_are_watched() or not all(map(_plain, inputs)):
         return operator(*inputs)
-    return operator._init_fn(*inputs)
+    return _FUNCTIONS[operator](*inputs)

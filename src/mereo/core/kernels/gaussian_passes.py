@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mereo.core.kernels import library
 from mereo.core.kernels.again import gradients_again
-from mereo.core.kernels.direct import direct
+from mereo.core.kernels.direct import direct, direct_operator
 from mereo.core.kernels.gaussians import EMPTY, LEAST_FIT, Floor, fit_gaussians, log_density
 from mereo.core.kernels.library import at, entry
 from mereo.core.kernels.transforms import steps_aside
@@ -73,7 +73,7 @@ def _lengths(poses: Tensor, weight: Tensor) -> tuple[int, ...]:
     return windows, senders, weight.shape[0], rows, inner, weight.shape[3], torch.get_num_threads()
 
 
-@torch.library.custom_op("mereo::gaussians", mutates_args=())
+@direct_operator("mereo::gaussians")
 def _pass(
     poses: Tensor, weight: Tensor, weights: Tensor, least: float, clamps: bool, with_fit: bool, method: str
 ) -> tuple[Tensor, Tensor, Tensor]:

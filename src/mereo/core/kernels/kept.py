@@ -5,7 +5,8 @@ from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from mereo.core.kernels.transforms import operations_are_watched
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -14,7 +15,7 @@ R = TypeVar("R")
 def _may_keep() -> bool:
     """Whether tables may be kept from call to call: a traced program makes its own."""
     traced = torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
-    return not (traced or is_in_torch_dispatch_mode())
+    return not (traced or operations_are_watched())
 
 
 def kept(maxsize: int = 64) -> Callable[[Callable[P, R]], Callable[P, R]]:

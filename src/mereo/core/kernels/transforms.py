@@ -2,12 +2,15 @@
 
 An operator of ours has a gradient in reverse mode and nothing else. Forward-mode derivatives would be dropped without a
 word, transforms of `torch.func` raise or lose terms, and an exported program could not be loaded without mereo.
+
+This is the one file that asks PyTorch for its state by private names; for these questions there are no public ones.
 """
 
 import sys
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils import _python_dispatch
 
 
 def forward_mode() -> bool:
@@ -24,6 +27,16 @@ def nested_forward_mode() -> bool:
     """Whether `torch.func.jvp` or `jacfwd` runs inside another one."""
     stack = torch._C._functorch.get_interpreter_stack() or []
     return sum(each.key() == torch._C._functorch.TransformType.Jvp for each in stack) > 1
+
+
+def operations_are_watched() -> bool:
+    """Whether a mode counts, traces or replaces the operations that run now, and must see each of them."""
+    return _python_dispatch.is_in_torch_dispatch_mode() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
+def inside_backward() -> bool:
+    """Whether a gradient checkpoint computes a forward pass again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _traced_for_onnx() -> bool:

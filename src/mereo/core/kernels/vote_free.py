@@ -20,6 +20,7 @@ from mereo.core.agreement import iterate_agreement
 from mereo.core.coupling import Coupling
 from mereo.core.kernels import fused, triton_passes
 from mereo.core.kernels.again import gradients_again
+from mereo.core.kernels.direct import direct_operator
 from mereo.core.kernels.plain import Routing, plain
 from mereo.core.kernels.streamed import LARGEST, StreamedPasses
 from mereo.core.kernels.transforms import forward_mode
@@ -71,7 +72,7 @@ def _passes(
     return StreamedPasses(children, weight, prior, leaky, share, tile)
 
 
-@torch.library.custom_op("mereo::route", mutates_args=())
+@direct_operator("mereo::route")
 def route_without_votes(
     children: Tensor,
     weight: Tensor,

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mereo.core.kernels.direct import direct
+from mereo.core.kernels.direct import direct, direct_operator
 from mereo.core.kernels.library import Entry, at, entry
 from mereo.core.kernels.streamed import default_tile
 from mereo.core.kernels.transforms import steps_aside
@@ -45,7 +45,7 @@ def _sizes(axes: dict[str, str], given: dict[str, Tensor | None]) -> dict[str, i
     return {letter: size for letters, x in pairs for letter, size in zip(letters, x.shape, strict=True)}
 
 
-@torch.library.custom_op("mereo::vote_form", mutates_args=())
+@direct_operator("mereo::vote_form")
 def _derivative(
     wanted: str, c: Tensor | None, u: Tensor | None, W: Tensor | None, v: Tensor | None, shared: bool, tile: int
 ) -> Tensor:

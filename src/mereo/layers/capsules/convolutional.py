@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Capsules
-from mereo.core.kernels.affine import unconverted
+from mereo.core.modes import unconverted
 from mereo.core.squash import accumulation_type, bounded
 from mereo.core.window_votes import COMPETE, WindowVotes
 from mereo.core.windows import Windows

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError, check_heads, check_positive
 
@@ -71,9 +70,9 @@ class DepthwiseAttention(nn.Module):
         self.depthwise = nn.ModuleDict(
             {name: nn.Conv2d(dim, dim, 3, step, 1, groups=dim, bias=False) for name, step in strides.items()}
         )
-        self.linear = nn.ModuleDict({name: Linear(dim, dim) for name in strides})
+        self.linear = nn.ModuleDict({name: nn.Linear(dim, dim) for name in strides})
         self.coupling = Coupling("senders")
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
 
     def _projected(self, name: str, maps: Tensor) -> Tensor:
         cells = self.linear[name](self.depthwise[name](maps).permute(0, 2, 3, 1).flatten(1, 2))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, bounded, depends, mechanism, settle
-from mereo.core.kernels.affine import unconverted
+from mereo.core.modes import unconverted
 from mereo.core.squash import accumulation_type
 from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError, check_choice, check_positive, check_probability, check_steps

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
-from mereo.core.kernels.affine import Linear
 from mereo.core.votes import GivenVotes
 from mereo.errors import UsageError, check_positive
 
@@ -67,8 +66,8 @@ class PositionRouting(nn.Module):
         super().__init__()
         check_positive(positions=positions, receivers=receivers)
         self.norm = nn.BatchNorm1d(positions, affine=False, track_running_stats=not batch_stats)
-        self.first = Linear(positions, 2 * positions)
-        self.second = Linear(2 * positions, receivers)
+        self.first = nn.Linear(positions, 2 * positions)
+        self.second = nn.Linear(2 * positions, receivers)
         self.coupling, self.public_view = Coupling("none", "none"), public_view
 
     def normalised(self, children: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, DenseVotes, bounded, mechanism
-from mereo.core.kernels.affine import unconverted
+from mereo.core.modes import unconverted
 from mereo.core.squash import accumulation_type
 from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError, check_not_negative, check_positive

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.tiles import window_tiles
 from mereo.core.votes import SameVotes
@@ -67,10 +66,10 @@ class SparseAxialRouting(nn.Module):
         super().__init__()
         check_heads(dim, num_heads)
         self.num_heads = num_heads
-        self.qkv = Linear(dim, 3 * dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
         self.along_rows, self.along_columns, self.of_numbers = (Coupling("senders", "entmax15") for _ in range(3))
         self.of_numbers.of_places = False
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
 
     def _along(self, coupling: Coupling, size: tuple[int, int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention along the last axis of places. Shapes: (batch, lines, places, heads, dim / heads) -> the same."""

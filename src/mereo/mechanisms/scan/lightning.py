@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from math import log2
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import bounded, mechanism
-from mereo.core.kernels.affine import Linear, linear
 from mereo.core.kernels.linear_scan import BLOCK, Scan, linear_scan
 from mereo.core.kernels.transforms import transformed
 from mereo.core.squash import accumulation_type
@@ -200,7 +200,7 @@ class LightningAttention(LinearScan):
         self.qkvu = nn.Linear(dim, 4 * inner, bias=False)
         self.positions = LinearizedPositions(num_heads, inner // num_heads) if positions else None
         self.activation = nn.SiLU()
-        self.proj = Linear(inner, dim, bias=False)
+        self.proj = nn.Linear(inner, dim, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -215,15 +215,15 @@ class LightningAttention(LinearScan):
         inner, weight = self.proj.in_features, self.qkvu.weight
         # The activation sees dense rows; heads are views of them.
         parts = (
-            linear(tokens, weight[:inner], None, self.activation),
-            linear(tokens, weight[inner : 2 * inner], None, self.activation),
-            linear(tokens, weight[2 * inner : 3 * inner]),
+            self.activation(F.linear(tokens, weight[:inner])),
+            self.activation(F.linear(tokens, weight[inner : 2 * inner])),
+            F.linear(tokens, weight[2 * inner : 3 * inner]),
         )
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in parts)
         return (q, k, v) if self.positions is None else (self.positions(q, position), self.positions(k, position), v)
 
     def write(self, out: Tensor, tokens: Tensor) -> Tensor:
-        gate = linear(tokens, self.qkvu.weight[3 * self.proj.in_features :])
+        gate = F.linear(tokens, self.qkvu.weight[3 * self.proj.in_features :])
         return self.proj(simple_rms_norm(out.transpose(1, 2).flatten(2)) * gate)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:

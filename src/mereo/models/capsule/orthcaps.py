@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import lengths, squash
-from mereo.core.kernels.affine import Linear
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.windows import Windows
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
@@ -197,7 +196,7 @@ class FlatClassCaps(nn.Module):
         self.dropout = nn.Dropout(dropout)
         kernels = [((3, 3), 2), ((3, 3), 1)] if set(grid) <= {7, 8} else [(grid, 1)]
         self.flat = nn.Sequential(*(nn.Conv2d(dim, dim, kernel, stride, groups=dim) for kernel, stride in kernels))
-        self.pointwise = Linear(dim, classes * dim)
+        self.pointwise = nn.Linear(dim, classes * dim)
         self.attention = OrthAttention(types, classes, dim, normaliser=normaliser)
 
     def forward(self, maps: Tensor, kept: Tensor | None = None) -> Tensor:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from mereo.core import AddedLoss, Capsules, Grid, bounded
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_choice, check_heads, check_positive, check_probability
-from mereo.layers import Linear
 from mereo.layers.capsules import ClassIndependentDecoder
 from mereo.layers.capsules.attending import ROUTINGS, CapsuleCell, CapsuleStage
 from mereo.mechanisms.routing import PositionRouting
@@ -224,7 +223,7 @@ class ParseCaps(CapsuleClassifier):
             for module in stage.modules():
                 if isinstance(module, CapsuleCell):
                     module.place(self._grid(i + 1))
-        self.concepts = Linear(self.dim, num_concepts) if num_concepts else None
+        self.concepts = nn.Linear(self.dim, num_concepts) if num_concepts else None
         last = self._grid(len(stages))
         self.num_features = self.dim * last.rows * last.columns
         self.reset_classifier(num_classes)

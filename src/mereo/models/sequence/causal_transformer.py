@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from mereo.core import Causal, Coupling
 from mereo.core.inputs import check_streamed
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 from mereo.layers import DecoderBlock, SimpleRMSNorm
@@ -75,7 +74,7 @@ class RotaryBlock(DecoderBlock):
             raise UsageError(f"dim is {dim} and num_heads {num_heads}; dim must be a multiple of 2 num_heads.")
         super().__init__(dim, nn.Identity(), hidden_dim, dropout, activation)
         self.num_heads = num_heads
-        self.qkv, self.proj = Linear(dim, 3 * dim, bias=False), Linear(dim, dim, bias=False)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
         for layer in (self.qkv, self.proj):
             nn.init.normal_(layer.weight, std=0.02)
         self.coupling = Coupling("senders", dropout=dropout, topology=Causal())

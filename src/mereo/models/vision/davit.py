@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core.initialise import start_linears
-from mereo.core.kernels.affine import autocasts
+from mereo.core.modes import autocasts
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive

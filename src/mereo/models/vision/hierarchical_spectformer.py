@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling
 from mereo.core.initialise import start_linears, start_off_zero
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
@@ -35,9 +34,9 @@ class _Attention(nn.Module):
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.query, self.key_value = Linear(dim, dim), Linear(dim, 2 * dim)
+        self.query, self.key_value = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
         self.coupling = Coupling("senders")
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
         q = self.query(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -51,9 +50,9 @@ class _LocalFeedForward(nn.Module):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.first = Linear(dim, hidden)
+        self.first = nn.Linear(dim, hidden)
         self.depthwise = nn.Sequential(nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden), nn.GELU())
-        self.second = Linear(hidden, dim)
+        self.second = nn.Linear(hidden, dim)
 
     def forward(self, cells: Tensor) -> Tensor:
         maps = self.depthwise(self.first(cells).permute(0, 3, 1, 2))

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core.initialise import start_off_zero
-from mereo.core.kernels.affine import Linear, convolve
 from mereo.core.kernels.kept import kept
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, Window
 from mereo.core.shapes import image_size, same_padding
@@ -78,7 +78,7 @@ class Stem(nn.Module):
         borders = (1, 1), (1, 1)
         if self.padding == "same":
             borders = same_padding(images.shape[3], 3, 2), same_padding(images.shape[2], 3, 2)
-        padded = nn.functional.pad(images, (*borders[0], *borders[1]))
+        padded = F.pad(images, (*borders[0], *borders[1]))
         if self.training or not isinstance(self.norm, nn.BatchNorm2d):
             halved = self.activation(self.norm(self.first(padded)))
         else:
@@ -86,7 +86,7 @@ class Stem(nn.Module):
             weight, bias = self.first.weight, self.first.bias
             shift = shift if bias is None else shift + factor * bias
             folded = (weight * factor[:, None, None, None]).to(weight.dtype)
-            halved = convolve(padded, folded, shift.to(weight.dtype), 2, activation=self.activation)
+            halved = self.activation(F.conv2d(padded, folded, shift.to(weight.dtype), 2))
         out: Tensor = self.second(halved)
         return out
 
@@ -326,7 +326,8 @@ class MaxViT(VisionModel):
         self.norm: nn.Module = ChannelNorm(last, how.cell_eps) if head_hidden_size is None else nn.Identity()
         self.pre_logits: nn.Module = nn.Identity()
         if head_hidden_size is not None:
-            self.pre_logits = nn.Sequential(nn.LayerNorm(last, how.cell_eps), Linear(last, head_hidden_size), nn.Tanh())
+            hidden = nn.Linear(last, head_hidden_size)
+            self.pre_logits = nn.Sequential(nn.LayerNorm(last, how.cell_eps), hidden, nn.Tanh())
         self.drop = nn.Dropout(drop_rate)
         self.num_features = head_hidden_size or last
         self.fixed_input_size = needs_size(mechanism)  # type: ignore[misc]
@@ -381,7 +382,7 @@ class MaxViT(VisionModel):
         return out
 
     def make_classifier(self) -> nn.Module:
-        head = Linear(self.num_features, self.num_classes)
+        head = nn.Linear(self.num_features, self.num_classes)
         nn.init.normal_(head.weight, std=0.02)
         nn.init.zeros_(head.bias)
         return head

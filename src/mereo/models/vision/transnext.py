@@ -13,7 +13,7 @@ from mereo.core.initialise import start_linears, start_off_zero
 from mereo.core.shapes import image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
-from mereo.layers import ChannelNorm, Linear, StochasticDepth, linear_rates
+from mereo.layers import ChannelNorm, StochasticDepth, linear_rates
 from mereo.layers.aggregated_attention import AggregatedAttention, PixelAttention
 from mereo.mechanisms.attention.sparse import HeadRouter
 from mereo.mechanisms.attention.sparse.head_schedules import get_schedule
@@ -29,9 +29,9 @@ class ConvolutionalGLU(nn.Module):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.first = Linear(dim, 2 * hidden)
+        self.first = nn.Linear(dim, 2 * hidden)
         self.conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
-        self.second = Linear(hidden, dim)
+        self.second = nn.Linear(hidden, dim)
 
     def forward(self, cells: Tensor) -> Tensor:
         gate, value = self.first(cells).chunk(2, -1)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core.initialise import start_linears
-from mereo.core.kernels.affine import Linear
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_positive
@@ -224,7 +223,7 @@ class VOLO(VisionModel):
         return normed.permute(0, 3, 1, 2)
 
     def make_classifier(self) -> nn.Module:
-        return start_linears(Linear(self.num_features, self.num_classes))
+        return start_linears(nn.Linear(self.num_features, self.num_classes))
 
     def _renew_classifier(self) -> None:
         super()._renew_classifier()

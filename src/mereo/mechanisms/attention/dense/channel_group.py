@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
-from mereo.core.kernels.affine import Linear, autocasts
+from mereo.core.modes import autocasts
 from mereo.core.votes import SameVotes
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 
@@ -86,10 +86,10 @@ class ChannelGroupAttention(nn.Module):
         if dim % num_groups:
             raise UsageError(f"dim is {dim} and num_groups {num_groups}; dim must be a multiple of num_groups.")
         self.num_groups, self.scale, self.method = num_groups, scale, method
-        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.coupling = Coupling("senders", dropout=attn_drop)
         self.coupling.of_places = False
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from mereo.core import Causal, Coupling, depends, mechanism
 from mereo.core.coupling import Over
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError, check_heads, check_positive, check_probability
 
@@ -96,12 +95,12 @@ class MultiHeadAttention(nn.Module):
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
         check_heads(dim, num_heads)
         self.num_heads = num_heads
-        self.query = Linear(dim, dim, bias=qkv_bias)
-        self.key = Linear(context_dim, dim, bias=qkv_bias)
-        self.value = Linear(context_dim, dim, bias=qkv_bias)
+        self.query = nn.Linear(dim, dim, bias=qkv_bias)
+        self.key = nn.Linear(context_dim, dim, bias=qkv_bias)
+        self.value = nn.Linear(context_dim, dim, bias=qkv_bias)
         topology = Causal() if causal else None
         self.coupling = Coupling(over, normaliser, dropout=attn_drop, topology=topology)
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
 

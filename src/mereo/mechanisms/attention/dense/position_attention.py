@@ -5,10 +5,10 @@ Cost: N C (2 d + C) + N^2 (d + C) multiply-adds an image (N places, C channels, 
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, bounded, mechanism
-from mereo.core.kernels.affine import linear
 from mereo.core.kernels.attention import attend
 from mereo.errors import UsageError, check_positive
 
@@ -74,7 +74,7 @@ class PositionAttention(nn.Module):
         """Queries, keys and values: (batch, places, dim) -> (batch, groups, places, key_dim or dim / groups)."""
         tokens = bounded(tokens)
         if self.groups == 1:
-            parts = linear(tokens, self.weight, self.bias).unsqueeze(1)
+            parts = F.linear(tokens, self.weight, self.bias).unsqueeze(1)
         else:
             weight, bias = (x.unflatten(0, (self.groups, -1)) for x in (self.weight, self.bias))
             grouped = tokens.unflatten(-1, (self.groups, -1))

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.initialise import start_linears
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.transforms import transformed
 from mereo.errors import check_heads, check_probability
 from mereo.mechanisms.attention.dense.multi_head import four_axes
@@ -110,10 +109,10 @@ class TalkingHeadAttention(nn.Module):
         check_probability(attn_drop=attn_drop, proj_drop=proj_drop)
         check_heads(dim, num_heads)
         self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
-        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.premix = nn.Linear(num_heads, num_heads)
         self.coupling = MixedCoupling(num_heads, dropout=attn_drop)
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
 

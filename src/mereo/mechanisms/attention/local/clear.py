@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Circle, Coupling, mechanism
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.circle import Exchange, exchange
 from mereo.errors import UsageError, check_finite, check_heads, check_positive, check_probability
@@ -195,11 +194,11 @@ class ClearAttention(nn.Module):
         self.scale: float | None = None
         if trained_tokens is not None:
             self.scale = length_scale(tokens, trained_tokens, dim // num_heads, length_factor)
-        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.down_weight = None if down_factor is None else nn.Parameter(mean_weight(down_factor))
         self.coupling = Coupling("senders", dropout=attn_drop)
         self.text_coupling = Coupling("senders", dropout=attn_drop) if text_tokens else None
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
 

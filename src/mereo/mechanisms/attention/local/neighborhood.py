@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, Neighborhood, mechanism
 from mereo.core.initialise import start_linears
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.neighborhood import Exchange, exchange
 from mereo.core.topology.neighborhood import each_axis
 from mereo.errors import UsageError, check_finite, check_heads, check_probability
@@ -218,9 +217,9 @@ class NeighborhoodAttention(nn.Module):
             tuple(max(w, 2) * max(d, 1) for w, d in zip(self.window, self.dilation, strict=True)),
             self.window, self.stride, self.dilation, self.causal,
         )  # fmt: skip
-        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.coupling = Coupling("senders", dropout=attn_drop)
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
         table = torch.zeros(num_heads, *(2 * w - 1 for w in self.window)) if position_bias else None
         self.position_bias = None if table is None else nn.Parameter(table)

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
-from mereo.core.kernels.affine import Linear, linear
 from mereo.core.tiles import Tiles
 from mereo.core.votes import SameVotes
 from mereo.errors import UsageError, check_heads, check_positive, check_probability
@@ -87,17 +86,17 @@ class OutlookAttention(nn.Module):
         if not 0 <= padding < kernel:
             raise UsageError(f"padding is {padding}; it must be at least 0 and below kernel, {kernel}.")
         self.num_heads, self.kernel, self.padding, self.stride = num_heads, kernel, padding, stride
-        self.value = Linear(dim, dim, bias=False)
-        self.weights = Linear(dim, num_heads * kernel**4)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.weights = nn.Linear(dim, num_heads * kernel**4)
         self.coupling = Coupling("senders", dropout=attn_drop)
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def _scores(self, maps: Tensor) -> Tensor:
         """(batch * windows, heads, K^2, K^2): those of a window from the mean of the cells of its stride."""
         maps = self._means(maps)
         scale = (self.value.out_features // self.num_heads) ** -0.5
-        scores = linear(maps, self.weights.weight * scale, self.weights.bias * scale)
+        scores = F.linear(maps, self.weights.weight * scale, self.weights.bias * scale)
         return scores.reshape(-1, self.num_heads, self.kernel**2, self.kernel**2)
 
     def _means(self, maps: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.relative_positions import RelativePositions, Window
 from mereo.core.tiles import Tiles
@@ -54,10 +53,10 @@ class RelativeAttention(nn.Module):
         if inner % head_dim:
             raise UsageError(f"dim is {inner} and head_dim {head_dim}; dim must be a multiple of head_dim.")
         self.heads, self.window = inner // head_dim, (window[0], window[1])
-        self.qkv = Linear(dim, 3 * inner)
+        self.qkv = nn.Linear(dim, 3 * inner)
         self.positions = (positions or RelativePositions)(self.heads, self.window)
         self.coupling = Coupling("senders", dropout=attn_drop)
-        self.proj = Linear(inner, out_dim)
+        self.proj = nn.Linear(inner, out_dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
     @abstractmethod

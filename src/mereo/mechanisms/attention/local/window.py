@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.shapes import image_size
 from mereo.core.tiles import from_windows, to_windows, window_tiles
@@ -71,9 +70,9 @@ class WindowAttention(nn.Module):
         check_heads(dim, num_heads)
         check_positive(window_size=window_size if isinstance(window_size, int) else min(window_size))
         self.num_heads, self.window_size = num_heads, image_size(window_size)
-        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.coupling = Coupling("senders", dropout=attn_drop)
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, maps: Tensor) -> Tensor:

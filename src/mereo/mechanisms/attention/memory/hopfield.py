@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import depends, mechanism, settle
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.errors import check_positive, check_steps
 from mereo.mechanisms.attention.dense.multi_head import MultiHeadAttention
@@ -90,7 +89,7 @@ class HopfieldAttention(MultiHeadAttention):
         check_steps(1, steps=steps)
         self.beta, self.steps, self.connected = beta, steps, connected
         if connected:
-            self.value = Linear(dim, dim, bias=qkv_bias)
+            self.value = nn.Linear(dim, dim, bias=qkv_bias)
             self.reset_parameters()
         sources = (self.query, self.key, self.key if connected else self.value)
         self.norm_state, self.norm_stored, self.norm_value = (

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.initialise import start_linears
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.kept import kept
 from mereo.core.tiles import Tiles, from_windows, to_windows
@@ -108,9 +107,9 @@ class BiLevelRoutingAttention(nn.Module):
         check_finite(scale=scale)
         self.scale = dim**-0.5 if scale is None else scale
         self.method = method
-        self.qkv = Linear(dim, 3 * dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
         self.local = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
-        self.proj = Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
         self.coupling = Coupling("senders")
         start_linears(self)
 

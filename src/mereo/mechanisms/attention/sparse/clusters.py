@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mereo.core.kernels.transforms import inside_backward
 from mereo.core.squash import accumulation_type
 from mereo.errors import check_positive, check_probability
 
@@ -20,11 +21,6 @@ def normalised(x: Tensor) -> Tensor:
     Shapes: (..., dim) -> the same.
     """
     return F.layer_norm(x, x.shape[-1:])
-
-
-def _inside_backward() -> bool:
-    """Whether a gradient checkpoint computes a forward pass again."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 class Clusters(nn.Module):
@@ -73,7 +69,7 @@ class Clusters(nn.Module):
 
     def current(self) -> Tensor:
         """The centroids of this pass; of one that is computed again for its gradients, those that it had."""
-        return self._before if self._before.numel() and _inside_backward() else self.centroids
+        return self._before if self._before.numel() and inside_backward() else self.centroids
 
     @torch.no_grad()
     def assigned(self, x: Tensor, nearest: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -100,7 +96,7 @@ class Clusters(nn.Module):
 
         A pass that a gradient checkpoint computes again changes nothing.
         """
-        if _inside_backward():
+        if inside_backward():
             return
         self._before = self.centroids.clone()
         if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Causal, Coupling, mechanism
-from mereo.core.kernels.affine import Linear
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_choice, check_heads, check_probability
 from mereo.mechanisms.attention.sparse.plans import PLANS, POOLS, Joint, Learned, LogSparse, Plan
@@ -167,19 +166,19 @@ class CombinerAttention(nn.Module):
         self._plan = None if plan == "learned" else plan_of(plan, None if plan == "logsparse" else size)
         self.num_heads, self.plan, self.size, self.causal, self.pool = num_heads, plan, size, causal, pool
         self.attn_drop = attn_drop
-        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         learned_keys = plan == "axial_rowmajor"
-        self.region_in = Linear(dim, dim, bias=False) if learned_keys else None
+        self.region_in = nn.Linear(dim, dim, bias=False) if learned_keys else None
         self.region_norm = nn.LayerNorm(dim) if learned_keys else None
-        self.region_out = Linear(dim, dim, bias=False) if learned_keys else None
+        self.region_out = nn.Linear(dim, dim, bias=False) if learned_keys else None
         self.coupling = Coupling("senders", topology=Causal() if causal else None)
-        self.proj = Linear(dim, dim, bias=False)
+        self.proj = nn.Linear(dim, dim, bias=False)
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise: normal weights of 0.02, biases of zero."""
-        for linear in (each for each in self.modules() if isinstance(each, Linear)):
+        for linear in (each for each in self.modules() if isinstance(each, nn.Linear)):
             nn.init.normal_(linear.weight, std=0.02)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)

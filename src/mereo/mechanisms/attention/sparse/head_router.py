@@ -4,10 +4,10 @@ Source: arXiv:2410.11842.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import AddedLoss, Coupling, Signal
-from mereo.core.kernels.affine import linear
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.mechanisms.attention.sparse.head_dispatch import Gated, gated_heads
@@ -92,7 +92,7 @@ class HeadRouter(nn.Module):
         there: list[Tensor] = [weight for weight in weights if weight is not None]
         if not there:
             return None, None, None
-        parts = iter(linear(tokens, torch.cat(there)).split([len(weight) for weight in there], -1))
+        parts = iter(F.linear(tokens, torch.cat(there)).split([len(weight) for weight in there], -1))
         stage, shared, routed = (None if weight is None else next(parts) for weight in weights)
         return stage, shared, routed
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.initialise import start_linears
-from mereo.core.kernels.affine import Linear
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 from mereo.mechanisms.attention.sparse.head_router import HeadRouter
 
@@ -90,9 +89,9 @@ class MoHAttention(nn.Module):
         check_positive(head_dim=head_dim)
         self.num_heads, self.method = num_heads, method
         self.router = HeadRouter(dim, num_heads, shared, active, gate, routing)
-        self.qkv = Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
+        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
         self.coupling = Coupling("senders", dropout=attn_drop)
-        self.proj = Linear(num_heads * head_dim, dim)
+        self.proj = nn.Linear(num_heads * head_dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from mereo.core import AddedLoss, Causal, Coupling, mechanism
 from mereo.core.inputs import check_streamed
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.clustered import Clustered, distances, gathered, over_prefixes, shares
 from mereo.errors import UsageError, check_choice, check_finite, check_not_negative, check_positive, check_probability
@@ -219,23 +218,23 @@ class RoutingAttention(nn.Module):
         check_finite(scale=scale)
         self.scale, topology = size**-0.5 if scale is None else scale, Causal() if causal else None
         if heads_local:
-            self.local_qkv = Linear(dim, 3 * heads_local * size, bias=False)
+            self.local_qkv = nn.Linear(dim, 3 * heads_local * size, bias=False)
             self.local_coupling = Coupling("senders", dropout=attn_drop)
             self.positions = SequencePositions(heads_local, block, causal) if positions else None
         if heads_routed:
-            self.query = Linear(dim, heads_routed * size, bias=False)
-            self.key = None if self.share_qk else Linear(dim, heads_routed * size, bias=False)
-            self.value = Linear(dim, heads_routed * size, bias=False)
+            self.query = nn.Linear(dim, heads_routed * size, bias=False)
+            self.key = None if self.share_qk else nn.Linear(dim, heads_routed * size, bias=False)
+            self.value = nn.Linear(dim, heads_routed * size, bias=False)
             self.coupling = Coupling("senders", dropout=attn_drop, topology=topology if self.share_qk else None)
             self.clusters = Clusters(heads_routed, clusters, size, decay)
             self.commitment = AddedLoss("clusters", beta)
-        self.proj = Linear(dim, dim, bias=False)
+        self.proj = nn.Linear(dim, dim, bias=False)
         self.proj_drop = nn.Dropout(proj_drop)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise: Xavier uniform weights."""
-        for linear in (each for each in self.modules() if isinstance(each, Linear)):
+        for linear in (each for each in self.modules() if isinstance(each, nn.Linear)):
             nn.init.xavier_uniform_(linear.weight)
 
     @property

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.column_attention import cannot_run, column_attention
 from mereo.core.kernels.methods import cannot_run_here
 from mereo.core.key_lists import KeyLists
@@ -158,9 +157,9 @@ class SeaAttention(nn.Module):
         self.scale = head_dim**-0.5 if scale is None else scale
         self.positions = nn.Parameter(torch.randn(max_len, head_dim)) if causal else PositionValues(head_dim)
         self.kernel = KernelAttention(head_dim, features, causal)
-        self.encoder = nn.Sequential(Linear(3 * head_dim, 2 * head_dim), nn.LayerNorm(2 * head_dim), nn.GELU())
+        self.encoder = nn.Sequential(nn.Linear(3 * head_dim, 2 * head_dim), nn.LayerNorm(2 * head_dim), nn.GELU())
         self.decoder = MapDecoder(head_dim, num_heads, columns, causal)
-        self.gates = Linear(2 * head_dim, 2)
+        self.gates = nn.Linear(2 * head_dim, 2)
         self.coupling, self.estimate, self.dense = Coupling("senders"), Coupling("senders"), Coupling("senders")
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor | None:

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.linear_scan import Scan, linear_scan
 from mereo.core.squash import accumulation_type
 
@@ -120,7 +119,7 @@ class MapDecoder(nn.Module):
         self.causal, self.columns, self.num_heads = causal, columns, num_heads
         self.channels, self.width = (2, columns // 4) if causal else (4, columns // 2)
         inside = self.channels * num_heads
-        self.draw = Linear(2 * dim, self.channels * self.width)
+        self.draw = nn.Linear(2 * dim, self.channels * self.width)
         if causal:
             self.norm = nn.LayerNorm(self.width)
             self.first, self.second = PastConv(inside, inside), PastConv(inside, inside)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.initialise import start_linears
-from mereo.core.kernels.affine import Linear
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.column_attention import cannot_run, column_attention
 from mereo.core.kernels.methods import cannot_run_here
@@ -118,7 +117,7 @@ class ConnectivityPredictor(nn.Module):
         self.prefix, self.top_basis, self.basis_threshold = prefix, top_basis, basis_threshold
         check_finite(scale=scale)
         self.absolute_basis, self.scale = absolute_basis, low_dim**-0.5 if scale is None else scale
-        self.query, self.key = Linear(head_dim, low_dim), Linear(head_dim, low_dim)
+        self.query, self.key = nn.Linear(head_dim, low_dim), nn.Linear(head_dim, low_dim)
         self.down, self.up = nn.Parameter(torch.empty(tokens, rank)), nn.Parameter(torch.empty(rank, tokens))
         self.reduced = True
         for weight in (self.down, self.up):
@@ -150,7 +149,7 @@ class _Projections(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
         super().__init__()
-        self.num_heads, self.qkv, self.proj = num_heads, Linear(dim, 3 * dim, bias=qkv_bias), Linear(dim, dim)
+        self.num_heads, self.qkv, self.proj = num_heads, nn.Linear(dim, 3 * dim, bias=qkv_bias), nn.Linear(dim, dim)
         start_linears(self)
 
 
