@@ -74,12 +74,13 @@ def _fused(given: _Exchange) -> Tensor:
     q, k = _of_one_size(given.q, given.k, given.v)
     v, coupling, mask, bias = given.v, given.coupling, given.mask, given.bias
     options: dict[str, Any] = {"dropout_p": coupling.dropout if coupling.training else 0.0, "scale": given.scale}
+    if mask is None and coupling.topology is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
     if mask is None and bias is None and coupling.topology == Causal() and q.shape[-2] == k.shape[-2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
     if coupling.topology is not None:
         mask = coupling.topology.restrict(mask, q.shape[-2], k.shape[-2], q.device)
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
+    assert mask is not None
     added = mask if bias is None else bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, **options)
     # A receiver with every sender masked out gets zeros by our contract; the backends differ.
