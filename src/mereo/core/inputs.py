@@ -94,7 +94,7 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
             return forward(self, *inputs, **options)
         # Finding a parameter takes longer than a small layer; for other devices than "meta" PyTorch's own error does.
         like = next(self.parameters(), None) if any(isinstance(x, Tensor) and x.is_meta for x in inputs) else None
-        numbers = getattr(self, "input_axes", None) or [axes for axes, _ in expected()]
+        numbers = vars(self).get("input_axes") or [axes for axes, _ in expected()]
         for name, value, axes, (_, floating) in zip(names, inputs, numbers, expected(), strict=False):
             if value is not None and (reason := _misfit(name, value, axes, floating, like)) is not None:
                 raise UsageError(f"{type(self).__name__}: {reason}")

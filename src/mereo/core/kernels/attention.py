@@ -128,7 +128,8 @@ def attend(
     Shapes: q (batch, heads, receivers, dim), k (batch, heads, senders, dim), v (batch, heads, senders, pose)
         -> (batch, heads, receivers, pose).
     """
-    check_finite(scale=scale)
     if scale is None:
         scale = q.shape[-1] ** -0.5
+    else:
+        check_finite(scale=scale)
     return execute(METHODS, _Exchange(q, k, v, coupling, mask, bias, scale, tiles), method, always="plain")
