@@ -41,6 +41,8 @@ def _mismatch(module: nn.Module, named: dict[str, Any]) -> str:
     for name, value in named.items():
         if not isinstance(value, Tensor) or like is None:
             continue
+        if value.device != like.device:
+            return f"{name} is on {value.device} and the weights are on {like.device}; move one of them."
         if value.is_floating_point() and value.dtype != like.dtype:
             return f"{name} is {value.dtype} and the weights are {like.dtype}; convert one of them with .to(dtype)."
     return "types or sizes do not fit; its docstring gives the shapes."
@@ -90,8 +92,9 @@ def check_inputs(module_class: type[nn.Module], example: Callable[[], tuple[nn.M
     def checked(self: nn.Module, *inputs: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or transformed():
             return forward(self, *inputs, **options)
-        like = next(self.parameters(), None)
-        numbers = getattr(self, "input_axes", None) or [axes for axes, _ in expected()]
+        # Finding a parameter takes longer than a small layer; for other devices than "meta" PyTorch's own error does.
+        like = next(self.parameters(), None) if any(isinstance(x, Tensor) and x.is_meta for x in inputs) else None
+        numbers = vars(self).get("input_axes") or [axes for axes, _ in expected()]
         for name, value, axes, (_, floating) in zip(names, inputs, numbers, expected(), strict=False):
             if value is not None and (reason := _misfit(name, value, axes, floating, like)) is not None:
                 raise UsageError(f"{type(self).__name__}: {reason}")

@@ -57,8 +57,9 @@ def twice_differentiable(out: Tensor, run: Callable[..., Tensor], *tensors: Tens
 
     A gradient costs what it did: nothing is computed twice but in a backward pass with create_graph=True.
     """
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    if traced or steps_aside() is not None or not (torch.is_grad_enabled() and out.requires_grad):
+    if not (torch.is_grad_enabled() and out.requires_grad):
+        return out
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or steps_aside() is not None:  # type: ignore[attr-defined]
         return out
     again: Tensor = _Again.apply(out, run, *tensors)
     return again

@@ -10,20 +10,24 @@ from torch import Tensor
 
 from mereo.core.coupling import Coupling
 from mereo.core.kernels.again import twice_differentiable
-from mereo.core.kernels.transforms import transformed
+from mereo.core.kernels.methods import execute
+from mereo.core.kernels.transforms import traced_for_onnx, transformed
 from mereo.core.tiles import Tiles
 from mereo.core.topology import Causal
 from mereo.core.votes import SameVotes
-from mereo.errors import UsageError, check_choice, check_finite
+from mereo.errors import check_finite
 
 FEW_PAIRS = 2**18
 """Pairs of receivers and senders up to which the map of couplings of a head is made where that is faster."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Exchange:
-    """Everything about one call but its tensors."""
+    """One call."""
 
+    q: Tensor
+    k: Tensor
+    v: Tensor
     coupling: Coupling
     mask: Tensor | None
     bias: Tensor | None
@@ -31,11 +35,11 @@ class _Exchange:
     tiles: Tiles | None
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, given: _Exchange) -> Tensor:
-    scores = SameVotes(k).agree(q * given.scale)
+def _plain(given: _Exchange) -> Tensor:
+    scores = SameVotes(given.k).agree(given.q * given.scale)
     if given.bias is not None:
         scores = scores + given.bias
-    return SameVotes(v).combine(given.coupling(scores, given.mask, tiles=given.tiles))
+    return SameVotes(given.v).combine(given.coupling(scores, given.mask, tiles=given.tiles))
 
 
 def _of_one_size(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,10 +55,10 @@ def _of_one_size(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return F.pad(q, (0, missing)), F.pad(k, (0, missing))
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, given: _Exchange) -> Tensor:
-    out, coupling = _fused(q, k, v, given), given.coupling
-    if coupling.dropout and coupling.training:
-        return out  # by what cannot be drawn again
+def _sdpa(given: _Exchange) -> Tensor:
+    out, coupling = _fused(given), given.coupling
+    if not out.requires_grad or (coupling.dropout and coupling.training):
+        return out  # what was dropped cannot be drawn again
 
     def again(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         scores, mask = SameVotes(k).agree(q * given.scale), given.mask
@@ -63,35 +67,40 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, given: _Exchange) -> Tensor:
         shares = coupling.normalise(scores if bias is None else scores + bias, mask)
         return SameVotes(v).combine(shares.to(v.dtype))
 
-    return twice_differentiable(out, again, q, k, v, given.bias)
+    return twice_differentiable(out, again, given.q, given.k, given.v, given.bias)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, given: _Exchange) -> Tensor:
-    q, k = _of_one_size(q, k, v)
-    coupling, mask, bias = given.coupling, given.mask, given.bias
+def _fused(given: _Exchange) -> Tensor:
+    q, k = _of_one_size(given.q, given.k, given.v)
+    v, coupling, mask, bias = given.v, given.coupling, given.mask, given.bias
     options: dict[str, Any] = {"dropout_p": coupling.dropout if coupling.training else 0.0, "scale": given.scale}
+    if mask is None and coupling.topology is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
     if mask is None and bias is None and coupling.topology == Causal() and q.shape[-2] == k.shape[-2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
     if coupling.topology is not None:
         mask = coupling.topology.restrict(mask, q.shape[-2], k.shape[-2], q.device)
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
+    assert mask is not None
     added = mask if bias is None else bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, **options)
     # A receiver with every sender masked out gets zeros by our contract; the backends differ.
     return out.masked_fill(~mask.any(-1, keepdim=True), 0)
 
 
-def _sdpa_can_run(coupling: Coupling) -> bool:
+def _sdpa_cannot(given: _Exchange) -> str | None:
+    if not given.coupling.is_plain_softmax:
+        return f"it does not support {given.coupling}"
+    if given.coupling.watched:
+        return "the couplings are observed"
     # PyTorch's fused attention has no forward-mode derivative.
-    return coupling.is_plain_softmax and not (coupling.watched or torch.onnx.is_in_onnx_export() or transformed())
+    return "a derivative or an export needs the plain operations" if transformed() or traced_for_onnx() else None
 
 
-METHODS: dict[str, tuple[Callable[..., Tensor], Callable[[Coupling], bool]]] = {
-    "sdpa": (_sdpa, _sdpa_can_run),
-    "plain": (_plain, lambda coupling: True),
+METHODS: dict[str, tuple[Callable[[_Exchange], Tensor], Callable[[_Exchange], str | None]]] = {
+    "sdpa": (_sdpa, _sdpa_cannot),
+    "plain": (_plain, lambda given: None),
 }
-"""Name -> (function, may it run?), the preferred first."""
+"""Name -> (function, why it cannot run: None if it can), the preferred first."""
 
 
 def attend(
@@ -119,15 +128,8 @@ def attend(
     Shapes: q (batch, heads, receivers, dim), k (batch, heads, senders, dim), v (batch, heads, senders, pose)
         -> (batch, heads, receivers, pose).
     """
-    check_choice("method", method, ["auto", *METHODS])
-    check_finite(scale=scale)
     if scale is None:
         scale = q.shape[-1] ** -0.5
-    if method == "auto":
-        method = next(name for name, (_, can_run) in METHODS.items() if can_run(coupling))
-    run, can_run = METHODS[method]
-    if not can_run(coupling):
-        raise UsageError(
-            f"method is {method!r}, which cannot run {coupling} (watched: {coupling.watched}); use 'plain'."
-        )
-    return run(q, k, v, _Exchange(coupling, mask, bias, scale, tiles))
+    else:
+        check_finite(scale=scale)
+    return execute(METHODS, _Exchange(q, k, v, coupling, mask, bias, scale, tiles), method, always="plain")

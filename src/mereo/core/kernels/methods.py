@@ -46,7 +46,7 @@ def execute(
     """
     check_choice("method", method, ["auto", *methods])
     if method == "auto":
-        method = next(name for name, (_, cannot) in methods.items() if cannot(call) is None)
+        return next(run for run, cannot in methods.values() if cannot(call) is None)(call)
     run, cannot = methods[method]
     if (reason := cannot(call)) is not None:
         raise cannot_run_here(method, reason, always)

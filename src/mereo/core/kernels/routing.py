@@ -7,13 +7,11 @@ from torch import Tensor
 
 from mereo.core.kernels import library, triton_passes
 from mereo.core.kernels.direct import direct
-from mereo.core.kernels.methods import FLOATS, cannot_run_here
+from mereo.core.kernels.methods import FLOATS, execute
 from mereo.core.kernels.plain import Routing, plain
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.kernels.vote_free import route_without_votes
 from mereo.errors import check_choice
-
-NOTHING = "there is nothing to route"
 
 
 def _without_votes(method: str) -> Callable[[Routing], Tensor]:
@@ -31,8 +29,6 @@ def _needs_couplings(call: Routing) -> str | None:
         return "the couplings are observed"
     if (reason := steps_aside()) is not None:
         return reason
-    if 0 in call.votes.senders.shape or 0 in call.votes.weight.shape:
-        return NOTHING
     if call.detach_routing:
         return "detach_routing is True"
     known = coupling.normaliser in {"softmax", "leaky_softmax"} or (
@@ -101,11 +97,6 @@ def route(call: Routing, method: str = "auto") -> Tensor:
     Shapes: -> (batch, receivers, d_out).
     """
     check_choice("method", method, ["auto", *METHODS])
-    if method == "auto":
-        method = next(name for name, (_, cannot) in METHODS.items() if cannot(call) is None)
-    run, cannot = METHODS[method]
-    if (reason := cannot(call)) is None:
-        return run(call)
-    if reason == NOTHING:  # the plain way gives zeros of the right shape
-        return plain(call)
-    raise cannot_run_here(method, reason, "plain")
+    if 0 in call.votes.senders.shape or 0 in call.votes.weight.shape:
+        return plain(call)  # zeros of the right shape
+    return execute(METHODS, call, method, always="plain")

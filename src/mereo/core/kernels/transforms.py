@@ -39,7 +39,7 @@ def inside_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def _traced_for_onnx() -> bool:
+def traced_for_onnx() -> bool:
     """Whether torch.onnx traces now. Nothing does where it is not imported, and it is not imported for this."""
     traces = not torch.compiler.is_compiling() and "torch.onnx" in sys.modules
     return traces and torch.onnx.is_in_onnx_export()
@@ -47,7 +47,7 @@ def _traced_for_onnx() -> bool:
 
 def steps_aside() -> str | None:
     """Why an operator of ours cannot stand for its plain operations in this call; None where it can."""
-    if torch.compiler.is_exporting() or _traced_for_onnx():
+    if torch.compiler.is_exporting() or traced_for_onnx():
         return "the model is being exported"
     if transformed():
         return "a transform of torch.func or a forward-mode derivative is active"

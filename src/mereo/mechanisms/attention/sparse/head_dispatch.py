@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mereo.core import Coupling
 from mereo.core.kernels.attention import attend
+from mereo.core.kernels.methods import execute
 from mereo.core.kernels.transforms import transformed
-from mereo.errors import UsageError, check_choice
 
 GROUPS = 4
 """Heads of images are grouped by how many tokens they act for; each group is computed at once."""
@@ -80,12 +80,16 @@ def gathered(call: Gated) -> Tensor:
     return torch.cat((always * gates[:, :shared].unsqueeze(-1), routed), 1)
 
 
-def _can_gather(call: Gated) -> bool:
-    # Which tokens a head acts for is known when it runs; everybody must be computed to be recorded.
-    dynamic = torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or transformed() or call.gates.is_meta
+def _gathered_cannot(call: Gated) -> str | None:
     if call.straight_through and torch.is_grad_enabled() and call.gates.requires_grad:
-        return False
-    return call.coupling.topology is None and not (dynamic or call.coupling.watched) and call.q.numel() > 0
+        return "gates of 0 have a gradient"
+    if call.coupling.topology is not None:
+        return f"it does not support {call.coupling}"
+    if call.coupling.watched:
+        return "the couplings are observed"
+    if torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or transformed() or call.gates.is_meta:
+        return "the tokens that a head acts for are known only when it runs"
+    return None if call.q.numel() else "the batch is empty"
 
 
 def _pays(call: Gated) -> bool:
@@ -93,11 +97,11 @@ def _pays(call: Gated) -> bool:
     return call.q.shape[2] >= LEAST_TOKENS and (call.shared + call.active) / heads <= MOST_ACTIVE
 
 
-METHODS: dict[str, tuple[Callable[[Gated], Tensor], Callable[[Gated], bool]]] = {
-    "gathered": (gathered, _can_gather),
-    "dense": (dense, lambda call: True),
+METHODS: dict[str, tuple[Callable[[Gated], Tensor], Callable[[Gated], str | None]]] = {
+    "gathered": (gathered, _gathered_cannot),
+    "dense": (dense, lambda call: None),
 }
-"""Name -> (function, may it run?)."""
+"""Name -> (function, why it cannot run: None if it can), the preferred first."""
 
 
 def gated_heads(call: Gated, method: str = "auto") -> Tensor:
@@ -106,10 +110,6 @@ def gated_heads(call: Gated, method: str = "auto") -> Tensor:
     Args:
         method: "auto", "gathered" or "dense".
     """
-    check_choice("method", method, ["auto", *METHODS])
-    if method == "auto":
-        method = "gathered" if _can_gather(call) and _pays(call) else "dense"
-    run, can_run = METHODS[method]
-    if not can_run(call):
-        raise UsageError(f"method is {method!r}, which cannot run here; use 'dense'.")
-    return run(call)
+    if method == "auto" and not _pays(call):
+        method = "dense"
+    return execute(METHODS, call, method, always="dense")
