@@ -119,13 +119,11 @@ class Automatic:
         classes = f"{facts.num_classes} classes, " if unit == "images" else ""
         lines = [f"{config.data}: {classes}{some} {unit} to train on{kind}"]
         if facts.classes:
-            shown = [f"{for_terminal(name)} {count:,}" for name, count in [*facts.classes.items()][:SHOWN]]
+            named = [f"{for_terminal(name)} {count:,}" for name, count in [*facts.classes.items()][:SHOWN]]
             more = [f"and {len(facts.classes) - SHOWN} more"] if len(facts.classes) > SHOWN else []
-            lines.append("  " + ", ".join([*shown, *more]))
-        rows = sorted(
-            (f"--{name.replace('_', '-')} {show_setting(name, getattr(config, name))}", reason)
-            for name, reason in self.reasons.items()
-        )
+            lines.append("  " + ", ".join([*named, *more]))
+        options = {name: f"--{name.replace('_', '-')}" for name in self.reasons}
+        rows = sorted((f"{options[n]} {show_setting(n, getattr(config, n))}", why) for n, why in self.reasons.items())
         lines += [f"chosen for {config.model} on this data; any option given is kept:"] if rows else []
         width = max((len(words) for words, _ in rows), default=0)
         lines += [f"  {words:<{width}}  {reason}" for words, reason in rows]
@@ -213,8 +211,8 @@ class Chooser:
         """Choose the precision by its speed on images of a side."""
         if "precision" not in self.given:
             ratio = seconds(side, "fp32") / seconds(side, "bf16")
-            faster = f"bf16 is {ratio:.1f} times as fast as fp32 on this machine"
-            self.put("precision", "bf16" if FASTER * ratio >= 1 else "fp32", faster)
+            chosen = "bf16" if FASTER * ratio >= 1 else "fp32"
+            self.put("precision", chosen, f"bf16 is {ratio:.1f} times as fast as fp32 on this machine")
 
     def warmup(self, steps: int) -> None:
         """Choose the warm-up of epochs of so many steps."""
