@@ -7,12 +7,14 @@ from mereo.inference.answers import Answers
 from mereo.inference.metrics import chance_accuracy
 from mereo.measure.classification import classification_metrics
 from mereo.measure.conclusions import (
+    beside_first,
     chance_words,
     coupling_rows,
     coupling_verdict,
     coupling_words,
     error_words,
     is_at_chance,
+    student_quantile,
 )
 
 NAMES = ("cat", "dog")
@@ -85,3 +87,20 @@ def test_the_metric_of_another_task_has_no_verdict():
         "net": {"couplings": {"metric": "mse", "own": 1.5, "uniform": {"value": 2.25}, "shuffled": {"value": 3.0}}}
     }
     assert coupling_rows(models)[1] == [["net", "1.5", "2.25", "3", "-"]] and coupling_verdict(models) == []
+
+
+def test_quantiles_of_student_are_those_of_tables():
+    for freedom, level, expected in ((1, 0.95, 12.706), (2, 0.95, 4.303), (2, 0.99, 9.925), (9, 0.95, 2.262)):
+        assert student_quantile(level, freedom) == pytest.approx(expected, abs=1e-3)
+
+
+def test_only_a_difference_beyond_the_seeds_counts():
+    same = {"plain": [80.0, 81.0, 82.0], "gate": [80.5, 80.9, 82.2]}
+    *lines, end = beside_first(same)
+    assert end == "Nothing differs from plain beyond the seeds." and lines[0].startswith(
+        "plain: 81.00 (78.52 to 83.48)"
+    )
+    better = {"plain": [80.0, 81.0, 82.0], "gate": [82.0, 83.0, 84.1]}
+    assert beside_first(better)[-1] == "Beyond the seeds gate is better than plain."
+    assert beside_first(better, least=True)[-1] == "Beyond the seeds gate is worse than plain."
+    assert "--seeds" in beside_first({"plain": [1.0], "gate": [2.0]})[0]

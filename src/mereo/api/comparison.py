@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mereo.api.display import html_table, png, read_picture
-from mereo.errors import check_positive
+from mereo.errors import UsageError, check_positive
 from mereo.export.comparison import EXPLAINED, cells, columns, measured_cells, notes, write_comparison
 from mereo.export.rows import Row, ranked, run_comparison
 from mereo.files import check_name
-from mereo.measure.conclusions import beside_chance, chance_words
+from mereo.measure.conclusions import beside_chance, beside_first, chance_words
 from mereo.measure.robustness import EPSILON, STEPS, Robustness, beside_plain, measure_robustness
 from mereo.measure.side_by_side import EPSILON as SIDE_EPSILON
 from mereo.measure.side_by_side import MILD, coupling_line, measure_side_by_side, verdict
 from mereo.runtime.progress import Reporter
 from mereo.runtime.text import text_table
+from mereo.tasks import get_task
 from mereo.training.arguments import typed
 from mereo.training.automatic import show_setting
 from mereo.training.compare import comparison_folder
@@ -26,6 +27,8 @@ from mereo.training.run_folder import RunFolder
 
 SETTINGS = ("epochs", "limit", "batch_size", "lr", "img_size", "warmup_epochs", "precision", "augment")
 """Settings of a comparison that its table names."""
+INSERTED_IN = "resnet20"
+"""The network of a comparison of mechanisms where none is given."""
 Say = Callable[[str], None]
 Measured = Mapping[str, Mapping[str, float | None]]
 
@@ -86,6 +89,7 @@ class Comparison:
 def compare(
     models: str | Sequence[str] = (),
     *,
+    insert: Sequence[str] = (),
     family: Literal["capsule", "vision"] | None = None,
     task: str | None = None,
     data: str | Path = "digits",
@@ -112,6 +116,8 @@ def compare(
 
     Args:
         models: networks, optionally with arguments after a colon, or recipes; with a family kinds of network in it.
+        insert: mechanisms to compare in each network, "none" for the network alone, see `mereo train --insert`; without
+            a network, in resnet20. Intervals over the seeds are then in place of further measurements.
         family: compare the smallest preset of each kind of network in it with plain networks of their size.
         task: kind of prediction, which decides the metric.
         data, data_root: the data set or folder of images, and the folder of data sets.
@@ -136,7 +142,14 @@ def compare(
     folder = comparison_folder(given["data"], output)
     check_name("data", folder)
     texts, say = [models] if isinstance(models, str) else list(models), Reporter(silent=quiet, output="stdout").say
-    if family is None:
+    if insert:
+        if family is not None:
+            raise UsageError(f"family is {family!r} with insert {' '.join(insert)}; leave one of them out.")
+        rows = run_comparison(
+            texts or [INSERTED_IN], seeds, output, given, recipe, say, "none", quiet=quiet, insert=insert
+        )
+        measured, verdicts, curves = {}, _beside_first(rows), {}
+    elif family is None:
         rows = run_comparison(texts, seeds, output, given, recipe, say, plain, quiet=quiet)
         measured, verdicts = _side_by_side(rows, given, say)
         curves = {}
@@ -148,6 +161,15 @@ def compare(
     rows, verdicts, protocol = ranked(rows), [*guessing, *verdicts], _protocol(rows, recipe, seeds)
     written = write_comparison(rows, folder, given["data"], protocol, measured, verdicts, curves)
     return Comparison(rows, measured, verdicts, notes(rows, protocol), written)
+
+
+def _beside_first(rows: Sequence[Row]) -> list[str]:
+    """Intervals of each network over the seeds and its difference from the first one, with the time of training."""
+    first = rows[0]
+    times = [f"{row.model} {row.seconds / max(first.seconds, 1e-9):.2f}" for row in rows[1:]]
+    values = {row.model: [row.scale * value for value in row.values] for row in rows}
+    lines = beside_first(values, least=get_task(first.task).chooses[1] == "min")
+    return [*lines, f"Time of training beside {first.model}: {', '.join(times)}."] if times else lines
 
 
 def _side_by_side(

@@ -21,12 +21,16 @@ class CompareOptions:
       mereo compare mspcaps_tiny capsnet:routing_steps=1,decoder=false --data digits --epochs 5 --seeds 3
       mereo compare mspcaps_paper efficient_capsnet_mnist --data mnist --epochs 3 --limit 10000
       mereo compare mspcaps_tiny --plain timm:resnet10t --data my_photos
+      mereo compare --insert none se cbam eca ela polarized_self_attention ulsam --data cifar10 --seeds 3
       mereo compare --family capsule --data solids:viewpoints=azimuth --epochs 20 --seeds 3
     """
 
     models: tyro.conf.Positional[tuple[str, ...]]
     """Networks, optionally with arguments after a colon, or recipes; `mereo models` and `mereo recipes` list them. With
     --family, kinds of network in it, such as capsnet; by default all."""
+    insert: tuple[str, ...] = ()
+    """Mechanisms to compare in each network, such as none se ela:preset=tiny, as in mereo train; none is the network
+    alone. Without a network, resnet20. By default no comparison of mechanisms."""
     family: Literal["capsule", "vision"] | None = None
     """Compare the smallest preset of each kind of network in a family with three plain networks of their size, on
     images of one size, trained upright, also under rotation, translation, occlusion, attack and at new viewpoints."""

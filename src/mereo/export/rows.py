@@ -121,6 +121,7 @@ def run_comparison(
     plain: str = "none",
     family: bool = False,
     quiet: bool = False,
+    insert: Sequence[str] = (),
 ) -> list[Row]:
     """Train what is not finished, and return one row per network.
 
@@ -133,9 +134,10 @@ def run_comparison(
         family: names are those of networks even where a recipe has the same. Because there are many, a step of each
             that is not finished is timed first, to print how long all trainings take; the memory of a step is measured.
         quiet: whether the trainings print nothing.
+        insert: mechanisms that each network is compared with, see `make_study`.
     """
     check_positive(seeds=seeds)
-    study = make_study(texts, recipe, recipes=not family)
+    study = make_study(texts, recipe, recipes=not family, insert=insert)
     # Before anything is chosen, so that a wrong argument of any network is reported at once.
     plans = make_plans(plan_runs(study, "compare", seeds, output, overrides))
     info = next(iter(plans.values())).info

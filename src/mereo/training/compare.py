@@ -4,14 +4,14 @@ A network is given as `capsnet`, as `capsnet:routing_steps=1,decoder=false`, or 
 and an optimiser.
 """
 
-import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mereo.errors import UsageError, unknown
-from mereo.training.option_values import parse_arguments
+from mereo.training.option_values import parse_arguments, parse_insertion, split_arguments
 from mereo.training.recipes import RECIPES, apply_recipe, is_recipe
 from mereo.training.studies import Study, Variant, folder_name
 
@@ -34,8 +34,7 @@ def parse_variant(text: str, recipe: str | None = None, *, recipes: bool = True)
     if library_of(text) is not None:
         network, _, arguments = arguments.partition(":")
         name = f"{name}:{network}"
-    # A comma inside brackets belongs to a list.
-    words = [word for word in re.split(r",(?![^\[]*\])", arguments) if word]
+    words = split_arguments(arguments)
     try:
         given = parse_arguments(words)
     except ValueError as error:
@@ -57,18 +56,36 @@ def parse_variant(text: str, recipe: str | None = None, *, recipes: bool = True)
     return label, Variant({"model": name}, given, recipe=recipe)
 
 
-def make_study(texts: Sequence[str], recipe: str | None = None, *, recipes: bool = True) -> Study:
-    """The study that compares the named networks; arguments as of `parse_variant`."""
+def _with_insertion(label: str, variant: Variant, text: str) -> tuple[str, Variant]:
+    """A variant with a mechanism in its network; the variant as it is for "none"."""
+    if text == "none":
+        return label, variant
+    parse_insertion(text)
+    return f"{label}+{text}", replace(variant, changes={**variant.changes, "insert": (text,)})
+
+
+def make_study(
+    texts: Sequence[str], recipe: str | None = None, *, recipes: bool = True, insert: Sequence[str] = ()
+) -> Study:
+    """The study that compares the named networks; arguments as of `parse_variant`.
+
+    Args:
+        texts: networks and recipes.
+        recipe: for networks that are not given as recipes.
+        recipes: whether a name that a network and a recipe have means the recipe.
+        insert: mechanisms as of `--insert`, each put into each network, and "none" for the network alone.
+    """
     if not texts:
         raise UsageError("models is empty; give some, such as mspcaps_tiny capsnet:routing_steps=1.")
     if recipe is not None and not is_recipe(recipe):
         raise unknown("recipe", recipe, RECIPES)
     variants: dict[str, Variant] = {}
     for text in texts:
-        label, variant = parse_variant(text, recipe, recipes=recipes)
-        if folder_name(label) in map(folder_name, variants):
-            raise UsageError(f"{label} is given twice; give each network once.")
-        variants[label] = variant
+        named = parse_variant(text, recipe, recipes=recipes)
+        for label, variant in [_with_insertion(*named, mechanism) for mechanism in insert] or [named]:
+            if folder_name(label) in map(folder_name, variants):
+                raise UsageError(f"{label} is given twice; give each network once.")
+            variants[label] = variant
     return Study("Which network, at what cost?", "ours", recipe, variants)
 
 

@@ -69,6 +69,10 @@ class TrainConfig:
     """Published recipe to start from (listed by `mereo recipes`); by default none."""
     model_args: ModelArguments = field(default_factory=dict)
     """Further arguments of the network, as name=value; `mereo models NAME` lists them."""
+    insert: tuple[str, ...] = ()
+    """Mechanisms to put into the network, such as ela or se, with arguments after a colon:
+    ela:preset=tiny,where=blocks. Each stands behind the stages, or where `where` says, and starts without effect
+    (start=0); `mereo mechanisms` lists them. By default none."""
     img_size: ImageSize = None
     """Size that images are resized to: one side, or height x width such as 64x48; by default that of the network."""
     in_chans: int | None = None

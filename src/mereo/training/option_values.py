@@ -3,6 +3,7 @@
 torch is not imported here, so that `--help` is quick.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -58,6 +59,23 @@ def parse_arguments(words: list[str]) -> dict[str, Any]:
         except ValueError:
             raise ValueError(f"{value!r} is not a value for {name}") from None
     return arguments
+
+
+def parse_insertion(text: str) -> dict[str, Any]:
+    """`ela:preset=tiny,where=blocks` as arguments of `mereo.insert`; UsageError for text of another form."""
+    name, _, arguments = text.partition(":")
+    try:
+        given = parse_arguments(split_arguments(arguments))
+    except ValueError as error:
+        raise UsageError(f"insert is {text!r}: {error}; write ela:preset=tiny,where=blocks.") from None
+    if not name or {"name", "model"} & given.keys():
+        raise UsageError(f"insert is {text!r}; it must begin with the name of a mechanism, such as ela.")
+    return {"name": name, **given}
+
+
+def split_arguments(text: str) -> list[str]:
+    """The parts between commas; a comma inside brackets belongs to a list."""
+    return [word for word in re.split(r",(?![^\[]*\])", text) if word]
 
 
 def show_arguments(arguments: dict[str, Any]) -> list[str]:

@@ -20,9 +20,11 @@ from mereo.models import ModelEntry, VisionModel, create_model, get_model_entry
 from mereo.models.registry import outline
 from mereo.runtime.device import choose_device
 from mereo.runtime.memory import available_memory, free_memory
+from mereo.surgery import insert
 from mereo.tasks import Task
 from mereo.tasks.base import task_for
 from mereo.training.config import TrainConfig
+from mereo.training.option_values import parse_insertion
 from mereo.training.order import derived_seed
 from mereo.training.start import follow_weights
 
@@ -79,6 +81,8 @@ class Plan:
         self._check_memory(arguments)
         torch.manual_seed(derived_seed(config.seed, "weights"))
         model = create_model(config.model, **arguments)
+        for text in config.insert:
+            insert(model, **parse_insertion(text))
         weigh_losses(model, config.loss_weights)
         if config.mean is not None:
             model.pretrained_cfg |= {"mean": config.mean, "std": config.std}
@@ -198,7 +202,8 @@ def _check_adversarial(config: TrainConfig, task: type[Task], info: DatasetInfo)
 def _check_no_images(config: TrainConfig, inputs: str) -> None:
     """UsageError for settings of images, which a network of other inputs does not use."""
     unused = {
-        "img_size": None, "in_chans": None, "mean": None, "std": None, "mixup": 0.0, "cutmix": 0.0, "adversarial": 0.0,
+        "insert": (), "img_size": None, "in_chans": None, "mean": None, "std": None, "mixup": 0.0, "cutmix": 0.0,
+        "adversarial": 0.0,
     }  # fmt: skip
     for name, value in unused.items():
         if getattr(config, name) != value:

@@ -10,6 +10,7 @@ from mereo.models.conversion import timm_normalisation
 from mereo.models.metadata import Description, describe
 from mereo.models.pretrained import fill
 from mereo.models.weights import is_described, load_state, read_metadata, weights_file
+from mereo.surgery import insert, remove
 from mereo.training.config import TrainConfig
 from mereo.training.option_values import parse_size
 
@@ -87,8 +88,16 @@ def _follow_published(config: TrainConfig) -> TrainConfig:
 def start_from(model: VisionModel, weights: str) -> str:
     """Give a network the weights that a training starts from, and return a line on what is new.
 
-    A network whose `part_with_weights` is another network takes weights of that one too.
+    A network whose `part_with_weights` is another network takes weights of that one too. Mechanisms that were inserted
+    start with their own weights, unless those given are of a network that has them.
     """
+    inserted = [each["args"] for each in model.config.get("surgery", ()) if each["name"] == "insert"]
+    if inserted and not _states_surgery(weights):
+        remove(model)
+        line = start_from(model, weights)
+        for arguments in inserted:
+            insert(model, **arguments)
+        return f"{line}; inserted: {', '.join(each['name'] for each in inserted)}"
     if model.input_kind != "images":
         load_state(model, weights_file(weights))
         return f"starting from {weights}"
@@ -108,6 +117,14 @@ def start_from(model: VisionModel, weights: str) -> str:
     if ours != theirs:
         parts.append(f"first convolution folded from in_chans {theirs} to {ours}")
     return "; ".join(parts)
+
+
+def _states_surgery(weights: str) -> bool:
+    """Whether weights are of a network that was changed after it was made."""
+    if is_published(weights):
+        return False
+    path = weights_file(weights)
+    return is_described(path) and bool(read_metadata(path).get("surgery"))
 
 
 def _is_whole(model: VisionModel, weights: str) -> bool:

@@ -67,8 +67,7 @@ def load_published(gate: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         value = torch.cat([part.flatten() for part in parts]) if parts[0].dim() else parts[0]
         if value.numel() != own[name].numel():
             raise UsageError(
-                f"{sources[0]} has {value.numel():,} numbers, and {name} of {type(gate).__name__} has"
-                f" {own[name].numel():,};"
+                f"{sources[0]} has {value.numel():,} numbers, {name} of {type(gate).__name__} {own[name].numel():,};"
                 " give the published block with the same arguments."
             )
         filled[name] = value.reshape(own[name].shape)
