@@ -142,17 +142,18 @@ def compare(
     folder = comparison_folder(given["data"], output)
     check_name("data", folder)
     texts, say = [models] if isinstance(models, str) else list(models), Reporter(silent=quiet, output="stdout").say
+    measured: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
     if insert:
         if family is not None:
             raise UsageError(f"family is {family!r} with insert {' '.join(insert)}; leave one of them out.")
         rows = run_comparison(
             texts or [INSERTED_IN], seeds, output, given, recipe, say, "none", quiet=quiet, insert=insert
         )
-        measured, verdicts, curves = {}, _beside_first(rows), {}
+        verdicts = _beside_first(rows)
     elif family is None:
         rows = run_comparison(texts, seeds, output, given, recipe, say, plain, quiet=quiet)
         measured, verdicts = _side_by_side(rows, given, say)
-        curves = {}
     else:
         rows, robust, verdicts = _of_family(family, texts, seeds, output, given, recipe, say, quiet=quiet)
         measured = {label: each.to_dict() for label, each in robust.items()}
