@@ -43,6 +43,7 @@ class DatasetInfo:
         margin: pixels that `wrap` adds to the stored images on every side.
         configure: changes of these facts for given options, its keyword arguments; its docstring lists them for users.
             None for a data set without options.
+        task_options: options of the task that say what the data is, where it is trained on; others may be given.
         layout: the files of each split and the class names of a folder, so that it need not be scanned again.
         opened: the splits of a source whose images are read one by one, so that it need not be opened again.
     """
@@ -65,6 +66,7 @@ class DatasetInfo:
     load: "Callable[[Wanted], Splits] | None" = None
     counts: Literal["samples", "bytes"] = "samples"
     configure: "Callable[..., Mapping[str, Any]] | None" = None
+    task_options: Mapping[str, Any] = field(default_factory=dict)
     layout: "Layout | None" = field(default=None, repr=False, compare=False)
     opened: "RawDataset | None" = field(default=None, repr=False, compare=False)
 
@@ -113,6 +115,7 @@ def register_dataset(
     load: "Callable[[Wanted], Splits] | None" = None,
     counts: Literal["samples", "bytes"] = "samples",
     configure: "Callable[..., Mapping[str, Any]] | None" = None,
+    task_options: Mapping[str, Any] | None = None,
 ) -> DatasetInfo:
     """Register a data set by name for the library and the command line. The arguments are those of `DatasetInfo`.
 
@@ -143,6 +146,7 @@ def register_dataset(
         load=load,
         counts=counts,
         configure=configure,
+        task_options=task_options or {},
     )
     return DATASETS[name]
 
