@@ -23,6 +23,7 @@ NAMES = (
     "mspcaps",
     "neighborhood",
     "ninformer",
+    "pointer_network",
     "probabilistic_capsules",
     "routing_transformer",
     "sea",

@@ -54,6 +54,15 @@ def test_its_reader_serves_what_the_facts_state_or_names_what_is_missing(info: D
         assert served.tokens is not None and served.tokens.shape == (3, 101)
         assert int(served.tokens.max()) < info.num_classes and served.images is None
         return
+    if info.fields[0] == "points":
+        sets = load_splits(info.name, length=5, root=tmp_path, limit=20)
+        assert (len(sets.train), len(sets.test)) == (20, info.splits["test"]) and not sets.class_names
+        drawn = sets.train.batch(torch.arange(3), generator=torch.Generator())
+        for served in (drawn, sets.test.batch(torch.arange(3))):
+            assert {name for name, value in served._asdict().items() if value is not None} == set(info.fields)
+            assert served.points is not None and served.pointers is not None and served.lengths is not None
+            assert served.points.shape[2] == info.in_chans and (served.pointers.amax(1) <= served.lengths).all()
+        return
     if info.files:
         scipy = "|scipy" if importlib.util.find_spec("scipy") is None else ""
         with pytest.raises(MereoError, match=f"was not found{scipy}"):

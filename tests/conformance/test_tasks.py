@@ -27,9 +27,10 @@ every_task = pytest.mark.parametrize("kind", [pytest.param(TASKS[name], id=name)
 
 def small(task: Task) -> Any:
     """A small network with the outputs of the task."""
-    tiny = get_model_entry(task.example_model).tiny or {}
-    of_tokens = "tokens" in task.requires
-    outputs = {"vocab_size": 256} if of_tokens else {"num_classes": task.num_outputs(len(CLASSES))}
+    entry = get_model_entry(task.example_model)
+    tiny, argument = entry.tiny or {}, entry.module.outputs_argument
+    classes = 256 if "tokens" in task.requires else len(CLASSES)
+    outputs = {} if argument is None else {argument: task.num_outputs(classes)}
     return mereo.create_model(task.example_model, **{**tiny, **outputs})
 
 

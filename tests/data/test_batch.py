@@ -16,6 +16,8 @@ FIELDS = {
     "tokens": torch.randint(0, 9, (4, 7)),
     "lengths": torch.tensor([7, 3, 1, 2]),
     "pairs": torch.tensor([0, 0, 1, 1]),
+    "points": torch.rand(4, 3, 2),
+    "pointers": torch.tensor([[1, 0]] * 4),
 }
 
 

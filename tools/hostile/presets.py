@@ -22,7 +22,7 @@ def _arguments(name: str, narrow: bool) -> dict[str, Any]:
     entry = MODELS[name]
     arguments = {}
     for key, value in (families()[entry.family].tiny or {}).items() if narrow else ():
-        own = entry.defaults[key]
+        own = entry.defaults.get(key)
         if key not in DEPTHS and key != "img_size":
             stretched = isinstance(value, tuple) and isinstance(own, tuple) and value
             arguments[key] = (value + value[-1:] * len(own))[: len(own)] if stretched else value

@@ -74,14 +74,19 @@ def load_weights(weights: Path | None, device: str, *, ready: bool = False, imag
     if path is None:
         path = Path(READY) if ready and not _run_weights(RUNS) else newest_run()
     model = load(path, choose_device(device))
-    if images and model.input_kind != "images":
-        reads = f"of a network that reads {model.input_kind}"
-        raise UsageError(f"weights are {str(path)!r}, {reads}; this command is for images.")
+    if images:
+        _check_reads(model, path, ("images",))
     check_runs(model, path)
     return Trained(model, path)
 
 
-def trained_network(model: Any, device: str = "auto") -> Trained:
+def _check_reads(model: Network, path: Path, kinds: tuple[str, ...]) -> None:
+    if model.input_kind not in kinds:
+        reads = f"of a network that reads {model.input_kind}"
+        raise UsageError(f"weights are {str(path)!r}, {reads}; this command is for {' and '.join(kinds)}.")
+
+
+def trained_network(model: Any, device: str = "auto", *, points: bool = False) -> Trained:
     """A network for images, and where its weights are from.
 
     Args:
@@ -89,6 +94,7 @@ def trained_network(model: Any, device: str = "auto") -> Trained:
             `load_weights` returned; a fitted `mereo.ImageClassifier`; or None for the newest run, else the bundled
             digits.
         device: to run on; with "auto" a network stays where it is.
+        points: a network that reads points is as welcome.
     """
     source: Path | None = None
     if isinstance(model, Trained):
@@ -98,9 +104,12 @@ def trained_network(model: Any, device: str = "auto") -> Trained:
     elif hasattr(model, "model_") and isinstance(model.model_, nn.Module):
         model = model.model_
     if model is None or isinstance(model, str | Path):
-        return load_weights(fit("model", model, Path | None), device, ready=True)
+        trained = load_weights(fit("model", model, Path | None), device, ready=True, images=not points)
+        _check_reads(trained.model, trained.source, ("images", "points"))
+        return trained
     model = getattr(model, "_orig_mod", model)
-    if not isinstance(model, VisionModel):
+    of_points = points and isinstance(model, Network) and model.input_kind == "points"
+    if not (isinstance(model, VisionModel) or of_points):
         raise UsageError(
             f"model is {_what(model)}; give a run folder, a weight file, or a network of mereo for images."
         )

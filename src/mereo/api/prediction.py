@@ -15,6 +15,7 @@ from mereo.errors import UsageError, check_positive
 from mereo.files import check_outputs, open_regular, reading
 from mereo.inference.answer_report import DOCUMENT, output_files, prediction_rows, write_answers
 from mereo.inference.labelled import UNKNOWN, FolderAnswers, answer_folder, folder_labels
+from mereo.inference.point_predictions import predict_points, sets_of
 from mereo.inference.predict import Prediction, class_names, describe_outputs, report_unreadable, task_of
 from mereo.inference.predict import predict as predict_files
 from mereo.inference.spreadsheet import write_table
@@ -38,6 +39,7 @@ class Predictions(Sequence[Prediction]):
         source: where the weights are from.
         pictures: the images that were given in memory, by the name in their prediction.
         answers: of a classifier, with labels, copies of images and the files that could not be read.
+        what: is predicted, as the table calls it.
 
     Attributes:
         written: the files that `write` wrote.
@@ -49,8 +51,10 @@ class Predictions(Sequence[Prediction]):
         source: Path,
         pictures: Mapping[Path, Image] | None = None,
         answers: FolderAnswers | None = None,
+        what: str = "image",
     ) -> None:
         self._items, self.source, self._pictures, self.answers = tuple(items), source, dict(pictures or {}), answers
+        self.what = what
         self.written: list[Path] = []
 
     def __len__(self) -> int:
@@ -62,7 +66,7 @@ class Predictions(Sequence[Prediction]):
     def __getitem__(self, index: slice) -> "Predictions": ...
     def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
         chosen = self._items[index]
-        return Predictions(chosen, self.source, self._pictures) if isinstance(chosen, tuple) else chosen
+        return Predictions(chosen, self.source, self._pictures, what=self.what) if isinstance(chosen, tuple) else chosen
 
     def __iter__(self) -> Iterator[Prediction]:
         return iter(self._items)
@@ -115,7 +119,7 @@ class Predictions(Sequence[Prediction]):
         For a task other than classification: image and prediction.
         """
         if not all("scores" in item.values for item in self):  # not a classifier
-            return ["image", "prediction"], [[str(item.path), _short(item.values)] for item in self]
+            return [self.what, "prediction"], [[str(item.path), _short(item.values)] for item in self]
         rows, calibrated = [], any(item.probabilities is not None for item in self)
         for item in self:
             values = item.probabilities or item.scores
@@ -131,7 +135,8 @@ class Predictions(Sequence[Prediction]):
 
     def _repr_html_(self) -> str:
         columns, rows = self[:SHOWN].table()
-        pictures = [thumbnail(self._pictures.get(item.path, item.path)) for item in self[:SHOWN]]
+        shown = self[:SHOWN] if self.what == "image" else ()
+        pictures = [thumbnail(self._pictures.get(item.path, item.path)) for item in shown]
         more = f"<p>and {len(self) - SHOWN:,} more</p>" if len(self) > SHOWN else ""
         return html_table(columns, rows, pictures) + more
 
@@ -177,7 +182,8 @@ def predict(
         model: a run folder, a weight file or the name of bundled weights; a network; what `mereo.train` returned; None
             for the newest run.
         images: paths, folders or patterns; PIL images; arrays (height, width, channels) or a batch of them, uint8 or in
-            [0, 1]; tensors (channels, height, width) or a batch of them; or a list of any of these.
+            [0, 1]; tensors (channels, height, width) or a batch of them; or a list of any of these. For a network that
+            reads points, their files (.csv, .json, .npz), arrays (n, 2) or (sets, n, 2), or a list of these.
         top: classes of a prediction, the highest score first.
         labels: whether the names of folders are labels: where they are names of classes, always, or never.
         out: folder for a table and pictures, or a file that ends in .csv; nothing is written when None.
@@ -193,7 +199,11 @@ def predict(
     predictions[0].scores       # of the three best classes, highest first
     """
     check_positive(top=top, batch_size=batch_size)
-    trained = trained_network(model, device)
+    trained = trained_network(model, device, points=True)
+    if trained.model.input_kind == "points":
+        if unused := [name for name, given in {"tta": tta, "five_crop": five_crop}.items() if given]:
+            raise UsageError(f"{unused[0]} is set, and {trained.source} reads points; leave it out.")
+        return _of_points(trained, images, top, None if out is None else Path(out), batch_size)
     network = mean_over_views(trained.model, tta=tta, five_crop=five_crop)
     classifies, target = task_of(network).scores_classes, None if out is None else Path(out)
     for name, given in {"labels": labels == "folders", "tta": tta, "five_crop": five_crop}.items():
@@ -225,6 +235,16 @@ def predict(
             predictions.write(target)
         elif target is not None:
             predictions.written = written
+    return predictions
+
+
+def _of_points(trained: Trained, points: Any, top: int, out: Path | None, batch_size: int) -> Predictions:
+    """The predictions of a network that reads points, written into a folder if there is one."""
+    if out is not None:
+        _check_out_of_task(out, task_of(trained.model).name)
+    items, written = predict_points(trained.model, sets_of(points), out, top=top, batch_size=batch_size)
+    predictions = Predictions(items, trained.source, what="set")
+    predictions.written = written
     return predictions
 
 

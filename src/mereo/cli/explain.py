@@ -14,12 +14,13 @@ def run(words: list[str], command: str) -> None:
     from mereo.api.explanation import BATCH, check, write
     from mereo.api.networks import load_weights
     from mereo.cli.weights import split_weights, warn_if_out_of_distribution
-    from mereo.inference.predict import find_images
+    from mereo.inference.predict import find_files, find_images
 
     check(options.out, options.only, options.keep)
     given, weights = split_weights(options.images, options.weights, command)
-    paths = find_images(given)
+    find_files(given)  # before weights are read, so that a missing file is named at once
     trained = load_weights(weights, options.device, ready=True)
+    paths = find_images(given)
     if weights is None:
         say(f"using {trained.source}", file=sys.stderr)
     warn_if_out_of_distribution(trained.model, trained.source, paths, chosen=weights is None)

@@ -45,11 +45,12 @@ class PredictOptions:
       mereo predict photos/ 'more/*.jpg' --json
       mereo predict photos/test --weights runs/mspcaps_tiny-photos --tta --out answers
       mereo predict --weights runs/tnl_tiny-pystdlib --prompt 'def __init__(self' --length 200
+      mereo predict points.csv --weights runs/pointer_network_small-convex_hull
     """
 
     images: tyro.conf.Positional[tuple[str, ...]] = ()
     """Image files, folders, patterns, or tables (.csv) of paths and labels; for a network that reads tokens, text
-    files to continue."""
+    files to continue, and for one that reads points, files of points (.csv, .json, .npz)."""
     weights: Path | None = None
     """Weight file, run folder, or bundled weights such as mspcaps_tiny.mnist (listed by `mereo models`). By
     default the newest run, or mspcaps_tiny.mnist if there is no run."""

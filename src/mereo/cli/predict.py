@@ -47,16 +47,18 @@ def run(words: list[str], command: str) -> None:
     if (reads, gives) == ("tokens", "tokens"):
         _continue(model, options, paths, source)
         return
-    if reads != "images":
+    if reads not in ("images", "points"):
         raise UsageError(f"weights are {str(source)!r}, of a network that reads {reads}; give one of images or text.")
-    warn_if_out_of_distribution(model, source, paths, chosen=weights is None)
     if options.prompt is not None:
-        raise UsageError(f"prompt is {options.prompt!r}, and {source} classifies images; give images.")
+        raise UsageError(f"prompt is {options.prompt!r}, and {source} reads {reads}; give {reads}.")
+    if reads == "images":
+        warn_if_out_of_distribution(model, source, paths, chosen=weights is None)
     out, writes_files = options.out, type(task_of(model)).write is not Task.write
     if out is None and writes_files and not options.json:
         out = new_folder("predictions")
+    inputs = given if reads == "images" else paths
     predictions = api.predict(
-        trained, given, top=options.top, labels=options.labels, out=out, tta=options.tta,
+        trained, inputs, top=options.top, labels=options.labels, out=out, tta=options.tta,
         five_crop=options.five_crop, batch_size=options.batch_size, strict=options.strict, quiet=False,
     )  # fmt: skip
     _show(predictions, options)

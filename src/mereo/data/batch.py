@@ -23,8 +23,10 @@ class Batch(NamedTuple):
         boxes: float32 (batch, most, 4), corners x0, y0, x1, y1 in pixels; rows without a box are 0.
         box_labels: int64 (batch, most); -1 where there is no box.
         tokens: int64 (batch, length).
-        lengths: int64 (batch,), the number of tokens that are not padding.
+        lengths: int64 (batch,), the number of tokens or points that are not padding.
         pairs: int64 (batch,), a group number; samples with the same number belong together.
+        points: float32 (batch, most, coordinates).
+        pointers: int64 (batch, steps), 1 for the first point, 0 for the end of a sequence and -1 for padding.
     """
 
     images: Tensor = _ABSENT
@@ -36,6 +38,8 @@ class Batch(NamedTuple):
     tokens: Tensor | None = None
     lengths: Tensor | None = None
     pairs: Tensor | None = None
+    points: Tensor | None = None
+    pointers: Tensor | None = None
 
     @property
     def length(self) -> int:

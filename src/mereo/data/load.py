@@ -153,12 +153,13 @@ def load_split(
     limit: int | None = None,
     download: bool = True,
     unseen: bool = False,
+    info: DatasetInfo | None = None,
 ) -> Images:
     """One of the splits of `load_splits`: "train", "validation" or "test"; the others are not decoded.
 
     "whole" is what a network that was trained on other images is evaluated on: the test images of a path, else its
     validation images, and all where it has no splits; of a named data set, the test images. With `unseen`, test images
-    at a path may be of classes that its training images do not have.
+    at a path may be of classes that its training images do not have. `info` is that of `load_splits`.
     """
     check_choice("split", split, ("train", "validation", "test", "whole"))
     wanted = Wanted(
@@ -173,6 +174,7 @@ def load_split(
         strict,
         limit,
         download,
+        info=info,
         unseen=unseen,
     )
     if (others := _other_splits(wanted)) is not None:

@@ -44,6 +44,7 @@ class DatasetInfo:
         margin: pixels that `wrap` adds to the stored images on every side.
         configure: changes of these facts for given options, its keyword arguments; its docstring lists them for users.
             None for a data set without options.
+        task_options: options of the task that say what the data is, where it is trained on; others may be given.
         layout: the files of each split and the class names of a folder, so that it need not be scanned again.
         opened: the splits of a source whose images are read one by one, so that it need not be opened again.
     """
@@ -66,6 +67,7 @@ class DatasetInfo:
     load: "Callable[[Wanted], Splits] | None" = None
     counts: Literal["samples", "bytes"] = "samples"
     configure: "Callable[..., Mapping[str, Any]] | None" = None
+    task_options: Mapping[str, Any] = field(default_factory=dict)
     layout: "Layout | None" = field(default=None, repr=False, compare=False)
     opened: "RawDataset | None" = field(default=None, repr=False, compare=False)
 

@@ -111,6 +111,10 @@ def dataset_info(
         from mereo.data.text import path_info
 
         return path_info(str(data), root)
+    if inputs == "points":
+        from mereo.data.point_files import path_info as point_info
+
+        return point_info(str(data), root)
     if inputs not in (None, "images"):
         raise UsageError(f"data is {str(data)!r}, a path, and {inputs} are needed, which only data sets by name have.")
     if is_stream(data, data_root(root)):

@@ -52,7 +52,7 @@ def seen_part(model: VisionModel, path: Path) -> Seen:
     return Seen(size, (top + (box_height - inner[0]) // 2, left + (box_width - inner[1]) // 2, *inner))
 
 
-def _together(parts: Sequence[Any]) -> Any:
+def joined(parts: Sequence[Any]) -> Any:
     """Outputs of several batches as those of one."""
     _, form = tree_flatten(parts[0])
     leaves = zip(*(tree_flatten(part)[0] for part in parts), strict=True)
@@ -88,13 +88,37 @@ def write_predictions(
             read += answered.paths
             kept.append(tree_map_only(Tensor, Tensor.cpu, task.kept(answered.outputs)))
     report_unreadable(aside, bool(read))
-    outputs = _together(kept)
+    outputs = joined(kept)
     rows = describe_outputs(model, outputs, top)
     predictions = [Prediction(path, values) for path, values in zip(read, rows, strict=True)]
+    batch = Batch(torch.cat(drawn).to(next(model.parameters()).device))
+    seen = [seen_part(model, path) for path in read]
+    return Written(predictions, write_outputs(model, outputs, predictions, unique_names(read), seen, batch, folder))
+
+
+def write_outputs(
+    model: VisionModel,
+    outputs: Any,
+    predictions: Sequence[Prediction],
+    names: Sequence[str],
+    seen: Sequence[Seen],
+    drawn: Batch,
+    folder: Path,
+) -> list[Path]:
+    """Write what the task writes, predictions.json and predictions.png into a folder: the files, the document first.
+
+    Args:
+        model: whose weights name the task that it was trained for.
+        outputs: what the task keeps, of all samples.
+        predictions: of all samples.
+        names, seen: of all samples, as `Task.write` takes them.
+        drawn: the samples of the picture.
+        folder: made if it does not exist.
+    """
+    task = task_of(model)
     folder.mkdir(parents=True, exist_ok=True)
     document = {"task": task.name, "predictions": [prediction.to_dict() for prediction in predictions]}
     write_atomically(folder / DOCUMENT, f"{json.dumps(document, indent=1)}\n".encode())
-    files = task.write(outputs, unique_names(read), folder, [seen_part(model, path) for path in read])
-    batch = Batch(torch.cat(drawn).to(next(model.parameters()).device))
-    task.draw(model, batch, prepare_batch(batch, model.pretrained_cfg), folder / PICTURE)
-    return Written(predictions, [folder / DOCUMENT, folder / PICTURE, *files])
+    files = task.write(outputs, names, folder, seen)
+    task.draw(model, drawn, prepare_batch(drawn, model.pretrained_cfg), folder / PICTURE)
+    return [folder / DOCUMENT, folder / PICTURE, *files]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mereo.data import Images, ImageSet, data_root, load_split
+from mereo.data import Images, ImageSet, data_root, dataset_info, load_split
 from mereo.data.sets import is_dataset
 from mereo.data.split import stratified
 from mereo.data.stream.hub import PREFIX
@@ -180,6 +180,7 @@ def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: 
         validation_fraction=0.0 if split == "test" else config.validation_fraction,
         seed=config.seed,
         limit=config.limit if own else None,
+        info=None if of_images else dataset_info(data, root or config.data_root, inputs=model.input_kind),
         unseen=task_of(model).unseen_classes,
     )
 

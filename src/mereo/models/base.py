@@ -156,7 +156,7 @@ class VisionModel(Network):
     def _maps(self, images: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:
         """Outputs of the stages in `wanted`, by number; stages after the last of them do not run."""
         self.check_images(images)
-        if self.channels_last and images.stride(1) != 1 and not torch.compiler.is_exporting():
+        if self.channels_last and images.stride(1) != 1 and not torch.compiler.is_compiling():
             # A copy, because grey images count as contiguous in both layouts, and convolutions take them as the other.
             images = images.clone(memory_format=torch.channels_last)
         kept, current = {}, images

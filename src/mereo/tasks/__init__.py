@@ -4,6 +4,7 @@ from mereo.tasks.base import TASKS, Metrics, Objective, Task, get_task, list_tas
 from mereo.tasks.classification import Classification
 from mereo.tasks.embedding import Embedding
 from mereo.tasks.language import Language
+from mereo.tasks.pointers import Pointers
 from mereo.tasks.reconstruction import Reconstruction
 from mereo.tasks.segmentation import Segmentation
 
@@ -14,6 +15,7 @@ __all__ = [
     "Language",
     "Metrics",
     "Objective",
+    "Pointers",
     "Reconstruction",
     "Segmentation",
     "Task",

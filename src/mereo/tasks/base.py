@@ -7,6 +7,8 @@ PyTorch's, on every `mereo train`, and its metrics synchronise processes themsel
 engine sums a single vector.
 """
 
+import csv
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -315,6 +317,13 @@ class Task(ABC):
 def precise(device: torch.device) -> torch.dtype:
     """The widest floating-point type of a device, used for sums."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def csv_bytes(rows: Sequence[Sequence[str]]) -> bytes:
+    """The content of a table that `write` writes, the names of its columns first."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode(errors="backslashreplace")
 
 
 TASKS: dict[str, type[Task]] = {}

@@ -3,7 +3,6 @@
 Source: Khosla et al. 2020, arXiv:2004.11362.
 """
 
-import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from mereo.data import Batch, Images
 from mereo.errors import UsageError, check_positive
 from mereo.files import write_atomically
-from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, register_task
+from mereo.tasks.base import Metrics, Objective, Seen, Settings, Task, csv_bytes, register_task
 from mereo.tasks.pictures import draw_images
 
 _RECALLS = (1, 5)
@@ -163,7 +162,7 @@ class Embedding(Task):
         np.save(binary, vectors.numpy())
         header = ["image", *map(str, range(vectors.shape[1]))]
         rows = [[name, *(f"{value:.6g}" for value in row)] for name, row in zip(names, vectors.tolist(), strict=True)]
-        contents = {"embeddings.npy": binary.getvalue(), "embeddings.csv": _csv([header, *rows])}
+        contents = {"embeddings.npy": binary.getvalue(), "embeddings.csv": csv_bytes([header, *rows])}
         if len(names) > 1:
             near, similar = nearest(vectors, torch.arange(len(names)), min(_LISTED, len(names) - 1))
             listed = [
@@ -171,7 +170,7 @@ class Embedding(Task):
                 for name, js, row in zip(names, near.tolist(), similar.tolist(), strict=True)
             ]
             titles = [cell for k in range(near.shape[1]) for cell in (f"nearest {k + 1}", f"similarity {k + 1}")]
-            contents["nearest.csv"] = _csv([["image", *titles], *listed])
+            contents["nearest.csv"] = csv_bytes([["image", *titles], *listed])
         for name, content in contents.items():
             write_atomically(folder / name, content)
         return [folder / name for name in contents]
@@ -223,9 +222,3 @@ def nearest(vectors: Tensor, queries: Tensor, count: int) -> tuple[Tensor, Tenso
         similar[torch.arange(len(part)), part] = -torch.inf
         found.append(similar.topk(count, 1))
     return torch.cat([each.indices for each in found]), torch.cat([each.values for each in found])
-
-
-def _csv(rows: Sequence[Sequence[str]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode(errors="backslashreplace")

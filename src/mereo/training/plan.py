@@ -122,6 +122,8 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         info = dataset_info(config.data, config.data_root, inputs=module.input_kind, unseen=task.unseen_classes)
     info.check_serves(module.input_kind)
     _check_fields(config, task, info)
+    if info.task_options:
+        config = config.replace(task_options={**info.task_options, **config.task_options})
     augmentation = None
     if module.input_kind == "images":
         _check_adversarial(config, task, info)

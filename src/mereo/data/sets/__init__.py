@@ -8,6 +8,8 @@ from mereo.data.registry import DATASETS, find_dataset, is_dataset, list_dataset
 from mereo.data.sets import (
     affnist,
     cifar10,
+    convex_hull,
+    delaunay,
     digits,
     fashion_mnist,
     glyphs,
@@ -18,10 +20,11 @@ from mereo.data.sets import (
     smallnorb,
     solids,
     svhn,
+    tours,
 )
 
 __all__ = [
-    "DATASETS", "affnist", "cifar10", "digits", "fashion_mnist", "find_dataset", "glyphs", "is_dataset",
-    "list_datasets", "mnist",
-    "multimnist", "pystdlib", "shape_masks", "smallnorb", "solids", "svhn",
+    "DATASETS", "affnist", "cifar10", "convex_hull", "delaunay", "digits", "fashion_mnist", "find_dataset", "glyphs",
+    "is_dataset", "list_datasets", "mnist", "multimnist", "pystdlib", "shape_masks", "smallnorb", "solids", "svhn",
+    "tours",
 ]  # fmt: skip

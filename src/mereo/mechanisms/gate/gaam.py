@@ -95,8 +95,8 @@ class GAAM(nn.Module):
     def _weights(self, x: Tensor, precision: Tensor, offset: Tensor) -> Tensor:
         """Weights of values (..., length of a head, rest), for precision and offset broadcastable to them."""
         if self.padding_value is None:
-            mean, variance = x.mean(-2, keepdim=True), x.var(-2, keepdim=True)
-            there = None
+            mean, there = x.mean(-2, keepdim=True), None
+            variance = (x - mean).square().sum(-2, keepdim=True) / (x.shape[-2] - 1)
         else:
             there = x != self.padding_value
             kept = torch.where(there, x, 0)

@@ -79,8 +79,9 @@ class GAAMFeatures(nn.Module):
         if x.shape[1] % heads:
             raise UsageError(f"layer_heads is {heads} for {x.shape[1]} layers; it must divide them.")
         wide = x.to(accumulation_type(x)).unflatten(1, (heads, -1))
-        mean, variance = wide.mean(2, keepdim=True), wide.var(2, correction=0, keepdim=True) + 1e-8
-        squares = (wide - mean - self.offsets[:, None]).square() / (variance + 1e-5)
+        away = wide - wide.mean(2, keepdim=True)
+        variance = away.square().mean(2, keepdim=True) + 1e-8
+        squares = (away - self.offsets[:, None]).square() / (variance + 1e-5)
         weights = (-0.5 * squares / self.widths[:, None].clamp(min=LEAST_WIDTH)).exp()
         return x * self.gates(weights.flatten(1, 2).to(x.dtype))
 

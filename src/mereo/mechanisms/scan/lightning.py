@@ -226,8 +226,8 @@ class LightningAttention(LinearScan):
         gate = F.linear(tokens, self.qkvu.weight[3 * self.proj.in_features :])
         return self.proj(simple_rms_norm(out.transpose(1, 2).flatten(2)) * gate)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.extend(tokens, None, mask)[0]
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.extend(tokens)[0]
 
     def extra_repr(self) -> str:
         return f"{self.qkvu.in_features}, num_heads={self.num_heads}, block={self.block}"

@@ -4,3 +4,4 @@ import mereo.models.sequence.combiner
 import mereo.models.sequence.routing_transformer
 import mereo.models.sequence.tnl  # noqa: F401
 from mereo.models.sequence.causal_transformer import CausalTransformer as CausalTransformer
+from mereo.models.sequence.pointer_network import PointerNetwork as PointerNetwork

@@ -1,0 +1,195 @@
+"""Sets of points with pointers to them, which a network should find; served a batch at a time."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mereo.data.augmentation import Augmentation
+from mereo.data.batch import Batch
+from mereo.data.images import Images, check_draws
+from mereo.data.load import Splits, Wanted
+from mereo.data.pointing import FORMS
+from mereo.errors import UsageError, check_choice, check_count
+
+Answers = Callable[[Tensor], Sequence[Tensor]]
+"""Points (batch, n, 2), equally many in each set -> the pointers of each, int64 (steps,), without the end."""
+PADDING = -1
+TURNS = 4
+
+
+class PointSets(Images):
+    """Sets of points, and of each a sequence of pointers.
+
+    With a generator (training) the points of a set come in a random order and turned by a random number of right
+    angles, and the pointers follow; without (evaluation) they are as they are. Of "sequence", whose answer may depend
+    on the order and the place of the points, nothing is changed.
+
+    Args:
+        points: of all sets, padded at the end.
+        lengths: points of each set.
+        pointers: 1 for the first point, 0 for the end, -1 for padding; None for points to predict.
+        problem: what the pointers are, of `mereo.data.pointing.FORMS`.
+
+    Shapes: points float32 (sets, most, coordinates), lengths int64 (sets,), pointers int64 (sets, steps).
+    """
+
+    class_names: tuple[str, ...] = ()
+    serves = "points"
+
+    def __init__(
+        self, points: Tensor, lengths: Tensor, pointers: Tensor | None = None, problem: str = "sequence"
+    ) -> None:
+        check_choice("problem", problem, FORMS)
+        if points.dim() != 3 or points.dtype != torch.float32:
+            raise UsageError(
+                f"points are {points.dtype} of {tuple(points.shape)}; they must be float32 (sets, most, 2)."
+            )
+        if lengths.shape != points.shape[:1] or (
+            len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= points.shape[1]
+        ):
+            raise UsageError(f"lengths of {len(points)} sets must be from 1 to {points.shape[1]}, the points of a set.")
+        if pointers is not None and (
+            pointers.dim() != 2 or len(pointers) != len(points) or bool((pointers.amax(1) > lengths).any())
+        ):
+            raise UsageError(
+                f"pointers are {tuple(pointers.shape)}; they must be ({len(points)}, steps), to points there."
+            )
+        self.points, self.lengths, self.pointers, self.problem = points, lengths, pointers, problem
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(1, points, coordinates): what a set takes in memory."""
+        return 1, self.points.shape[1], self.points.shape[2]
+
+    @property
+    def strata(self) -> Tensor:
+        return torch.zeros(len(self), dtype=torch.int64)
+
+    def describe(self) -> dict[str, Any]:
+        """The identity of the data as plain values; it changes if any point or pointer changes."""
+        digest = hashlib.sha256()
+        for field in (self.points, self.lengths, self.pointers):
+            digest.update(b"" if field is None else field.cpu().numpy().tobytes())
+        size = [*self.points.shape[1:]]
+        return {"count": len(self), "size": size, "classes": [], "labels": digest.hexdigest(), "sums": [[0]]}
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "PointSets":
+        pointers = None if self.pointers is None else change(self.pointers)
+        return PointSets(change(self.points), change(self.lengths), pointers, self.problem)
+
+    def to(self, device: torch.device | str) -> "PointSets":
+        return self._map(lambda field: field.to(device))
+
+    def subset(self, indices: Tensor) -> "PointSets":
+        return self._map(lambda field: field[indices.to(field.device)])
+
+    def batch(
+        self,
+        indices: Tensor,
+        *,
+        augmentation: Augmentation | None = None,
+        crop: tuple[int, int] | None = None,
+        generator: torch.Generator | None = None,
+        share: slice | None = None,
+        device: torch.device | str | None = None,
+    ) -> Batch:
+        """The sets at `indices`; there are no images to crop."""
+        check_draws(generator, augmentation)
+        if augmentation is not None and augmentation.operations:
+            raise UsageError(f"augment is {augmentation.texts}, which changes images; leave it out for points.")
+        share = slice(None) if share is None else share
+        keys = turns = None
+        if generator is not None and self.pointers is not None and self.problem != "sequence":
+            keys = torch.rand(len(indices), self.points.shape[1], generator=generator)[share]
+            turns = torch.randint(TURNS, (len(indices),), generator=generator)[share]
+        chosen = indices[share].to(self.points.device)
+        batch = Batch(
+            points=self.points[chosen], lengths=self.lengths[chosen],
+            pointers=None if self.pointers is None else self.pointers[chosen],
+        ).to(self.points.device if device is None else device, non_blocking=True)  # fmt: skip
+        return batch if keys is None or turns is None else moved(batch, keys, turns, self.problem)
+
+
+def moved(batch: Batch, keys: Tensor, turns: Tensor, problem: str) -> Batch:
+    """Sets in the order of their keys, turned by right angles around the centre of the unit square.
+
+    Shapes: keys (batch, most), turns int64 (batch,).
+    """
+    points, lengths, pointers = batch.points, batch.lengths, batch.pointers
+    assert points is not None and lengths is not None and pointers is not None
+    keys, turns = keys.to(points.device), turns.to(points.device)
+    padding = torch.arange(points.shape[1], device=points.device) >= lengths.unsqueeze(1)
+    order = keys.masked_fill(padding, 2).argsort(dim=1, stable=True)
+    points = points.gather(1, order.unsqueeze(-1).expand_as(points))
+    pointers = torch.where(pointers > 0, order.argsort(1).gather(1, (pointers - 1).clamp(min=0)) + 1, pointers)
+    centred = points - 0.5
+    for turn in range(1, TURNS):
+        centred = torch.where(
+            (turns >= turn)[:, None, None], torch.stack((-centred[..., 1], centred[..., 0]), -1), centred
+        )
+    points = (centred + 0.5).masked_fill(padding.unsqueeze(-1), 0)
+    return batch._replace(points=points, pointers=FORMS[problem](points, pointers))
+
+
+# --- made sets ------------------------------------------------------------------------------------------------------
+
+
+class Range(NamedTuple):
+    """How many points sets have, from `least` to `most`, and how many sets a split has."""
+
+    least: int
+    most: int
+    splits: Mapping[str, int]
+
+
+def padded(rows: Sequence[Tensor], steps: int | None = None) -> Tensor:
+    """Pointers of each set with the end behind them and padding behind that: int64 (sets, steps)."""
+    width = max(map(len, rows), default=0) + 1 if steps is None else steps
+    table = torch.full((len(rows), width), PADDING)
+    for row, pointers in zip(table, rows, strict=True):
+        row[: len(pointers)] = pointers
+        row[len(pointers)] = 0
+    return table
+
+
+def make_sets(problem: str, answers: Answers, counts: Range, seed: int, count: int) -> PointSets:
+    """Sets of points drawn evenly from the unit square, their numbers evenly from a range, with exact answers."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(counts.least, counts.most + 1, (count,), generator=generator)
+    points = torch.rand(count, counts.most, 2, generator=generator)
+    rows: list[Tensor] = [lengths] * count
+    for number in range(counts.least, counts.most + 1):
+        places = (lengths == number).nonzero().flatten()
+        if len(places):
+            for place, pointers in zip(places.tolist(), answers(points[places, :number]), strict=True):
+                rows[place] = pointers
+    points[torch.arange(counts.most) >= lengths.unsqueeze(1)] = 0
+    return PointSets(points, lengths, padded(rows), problem)
+
+
+def load_sets(problem: str, answers: Answers, counts: Range, wanted: Wanted) -> Splits:
+    """The splits of made sets: the same on every machine, a limit takes the first ones."""
+    sizes = dict(counts.splits)
+    if wanted.limit is not None:
+        sizes["train"] = min(sizes["train"], wanted.limit)
+    made = {split: make_sets(problem, answers, counts, number, sizes[split]) for number, split in enumerate(sizes)}
+    return Splits(made["train"], made["validation"], made["test"], (), 2, 0)
+
+
+def in_range(
+    load: Callable[..., Splits], splits: Mapping[str, int], lowest: int, highest: int,
+    least: int, most: int, train: int,
+) -> dict[str, Any]:  # fmt: skip
+    """The changes of a data set's facts for other numbers of points and of training sets."""
+    check_count(1, train=train)
+    if not lowest <= least <= most <= highest:
+        raise UsageError(f"least is {least} and most is {most}; points of a set are from {lowest} to {highest}.")
+    counts = Range(least, most, {**splits, "train": train})
+    return {"load": partial(load, counts=counts), "splits": counts.splits}
