@@ -92,8 +92,8 @@ def informative_epsilon(curves: Sequence[Sequence[Point]]) -> float:
     return min(worst[1:], key=lambda p: abs(p.correct - worst[0].correct / 2)).amount
 
 
-def rising_curves(curves: dict[str, list[Point]]) -> MaskingCheck:
-    """A larger epsilon should never raise the accuracy."""
+def check_accuracy_falls(curves: dict[str, list[Point]]) -> MaskingCheck:
+    """Whether the accuracy falls as epsilon grows, as it should."""
     rises = {name: max(b.accuracy - a.accuracy for a, b in pairwise(points)) for name, points in curves.items()}
     words = "Largest rise of accuracy from one epsilon to the next: "
     words += ", ".join(f"{name} {100 * max(rise, 0.0):.1f} points" for name, rise in rises.items()) + "."
@@ -132,7 +132,7 @@ def _masking(
             seed=plan.seed,
             done=done,
         )
-    checks.append(rising_curves(curves))
+    checks.append(check_accuracy_falls(curves))
     return {"epsilon": epsilon, "images": len(images), "checks": [check.to_dict() for check in checks]}
 
 

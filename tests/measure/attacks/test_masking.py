@@ -5,7 +5,7 @@ import torch
 
 from mereo.inference.mode import evaluating
 from mereo.measure import look_for_masking
-from mereo.measure.attack_stage import informative_epsilon, rising_curves
+from mereo.measure.attack_stage import check_accuracy_falls, informative_epsilon
 from mereo.measure.attacks.masking import masking_parts
 from mereo.measure.attacks.target import Target
 from mereo.measure.curves import Point, check_epsilons
@@ -60,8 +60,8 @@ def test_without_a_right_answer_there_is_nothing_to_look_for(linear, some_pixels
 def test_a_curve_that_rises_is_suspected():
     falling = [Point(0.0, 90, 100), Point(0.1, 50, 100), Point(0.2, 51, 100)]
     rising = [Point(0.0, 90, 100), Point(0.1, 10, 100), Point(0.2, 60, 100)]
-    assert not rising_curves({"FGSM": falling}).suspicious
-    found = rising_curves({"FGSM": falling, "BIM": rising})
+    assert not check_accuracy_falls({"FGSM": falling}).suspicious
+    found = check_accuracy_falls({"FGSM": falling, "BIM": rising})
     assert found.suspicious and found.numbers["BIM"] == pytest.approx(0.5)
 
 
