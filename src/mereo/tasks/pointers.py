@@ -74,7 +74,7 @@ class PointersObjective(Objective):
         super().__init__(model)
         self.constraint = constraint
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Pointed]:
+    def step(self, batch: Batch) -> tuple[Tensor, Pointed]:
         memory = self.model.forward_features(batch.points, batch.lengths)
         log_shares = self.model.score(memory, batch.pointers)
         with torch.no_grad():
