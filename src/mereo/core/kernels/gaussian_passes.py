@@ -23,6 +23,7 @@ from mereo.core.kernels.direct import direct, direct_operator
 from mereo.core.kernels.gaussians import EMPTY, LEAST_FIT, Floor, fit_gaussians, log_density
 from mereo.core.kernels.library import at, entry
 from mereo.core.kernels.transforms import steps_aside
+from mereo.core.modes import unconverted
 
 TILE_BYTES = 1 << 24
 """Bytes of the votes of windows that PyTorch computes together; more windows share one reading of the transforms."""
@@ -214,7 +215,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(ctx: Any, d_mean: Tensor, d_variance: Tensor, d_fit: Tensor) -> tuple[Any, ...]:
     if steps_aside() is None and not torch.is_grad_enabled():
         given = (*ctx.saved_tensors, d_mean, d_variance, d_fit if ctx.with_fit else None)
-        return *_pass_gradients(*given, ctx.least, ctx.clamps, ctx.method), None, None, None, None
+        with unconverted(d_mean):  # a backward pass inside of autocast
+            return *_pass_gradients(*given, ctx.least, ctx.clamps, ctx.method), None, None, None, None
     # Gradients of gradients are those of the plain operations.
 
     def again(poses: Tensor, weight: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
