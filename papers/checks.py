@@ -5,17 +5,24 @@ A claim is checked where its page, `papers/PAPER/claims.md`, has a comment with 
     <!-- check: test % within 2; KL within 0.05 -->        above a table: each of its cells in these columns
     <!-- check: error of outputs at most 1e-15 -->         every row of the results
 
-The results are those of the last command above the comment. A row of the table is the row of the results with the same
-first cell; of several with the same, the first, the second and so on.
+The results are those of the last commands above the comment: of one `mereo reproduce`, or of several `mereo evaluate`
+in lines below each other, whose columns are "weights" and "test %". A row of the table is the row of the results with
+the same first cell; of several with the same, the first, the second and so on.
 """
 
+import json
 import re
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mereo.cli import evaluate
 from mereo.cli.comparison_options import ReproduceOptions
 from mereo.cli.parse import parse
 from mereo.errors import MereoError, UsageError, first_line, unknown
@@ -24,7 +31,7 @@ from papers.listing import NAMES
 from papers.reproduce import given_options, run_experiment
 
 FOLDER = Path(__file__).parent
-_COMMAND = re.compile(r" {4}mereo reproduce (.+)")
+_COMMAND = re.compile(r" {4}mereo ((reproduce|evaluate) .+)")
 _CHECK = re.compile(r"<!-- check: (.+) -->")
 _LIMIT = re.compile(r"(.+) (within|at most) (\S+)")
 
@@ -36,12 +43,12 @@ class Claim:
     """Figures of a page.
 
     Attributes:
-        command: words after `mereo reproduce`.
+        commands: words after `mereo`.
         limits: column -> ("within", tolerance) or ("at most", bound).
         columns, rows: of the table of the page; empty where every row of the results is checked.
     """
 
-    command: str
+    commands: list[str]
     limits: dict[str, tuple[str, float]]
     columns: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
@@ -49,14 +56,14 @@ class Claim:
 
 def read_claims(page: Path) -> Iterator[Claim]:
     """The checked claims of a page, in order."""
-    command, claim = "", None
-    for line in page.read_text(encoding="utf-8").splitlines():
+    commands, claim = list[str](), None
+    for before, line in pairwise(["", *page.read_text(encoding="utf-8").splitlines()]):
         if found := _COMMAND.fullmatch(line):
-            command = found[1]
+            commands = [*commands, found[1]] if _COMMAND.fullmatch(before) else [found[1]]
         elif found := _CHECK.fullmatch(line):
             parts = [_LIMIT.fullmatch(part.strip()) for part in found[1].split(";")]
-            claim = Claim(command, {part[1]: (part[2], float(part[3])) for part in parts if part})
-            if not command or None in parts:
+            claim = Claim(commands, {part[1]: (part[2], float(part[3])) for part in parts if part})
+            if not commands or None in parts:
                 raise ValueError(f"{page}: {line} has no command above it, or is not written COLUMN within NUMBER")
             if any(way == "at most" for way, _ in claim.limits.values()):
                 yield claim
@@ -105,7 +112,13 @@ def differences(claim: Claim, tables: Tables) -> list[str]:
 
 
 def _results(command: str, output: Path) -> Tables:
-    options = parse(ReproduceOptions, command.split(), "reproduce")
+    verb, *words = command.split()
+    if verb == "evaluate":
+        with redirect_stdout(StringIO()) as printed:
+            evaluate.run([*words, "--json", "--out", str(output / "evaluation")], verb)
+        models = json.loads(printed.getvalue())["models"]
+        return {"": [{"weights": f"`{name}`", "test %": 100 * each["accuracy"]} for name, each in models.items()]}
+    options = parse(ReproduceOptions, words, verb)
     name = str(options.study).replace("-", "_")
     tables: Tables = run_experiment(name, given_options(options), output)["tables"]
     return tables
@@ -120,17 +133,23 @@ def check(names: Sequence[str]) -> int:
     for name in names or NAMES:
         results: dict[str, Tables] = {}
         for claim in read_claims(FOLDER / name / "claims.md"):
-            with tempfile.TemporaryDirectory() as output:
-                try:
-                    if claim.command not in results:
-                        results[claim.command] = _results(claim.command, Path(output))
-                except (MereoError, UsageError, OSError) as error:
-                    say(f"{name}: mereo reproduce {claim.command}: cannot be run: {first_line(error)}")
-                    failed = True
-                    continue
-            lines = differences(claim, results[claim.command])
+            shown, began = f"{name}: mereo {'; '.join(claim.commands)}", time.monotonic()
+            tables: dict[str, list[Mapping[str, Any]]] = {}
+            try:
+                for command in claim.commands:
+                    if command not in results:
+                        with tempfile.TemporaryDirectory() as output:
+                            results[command] = _results(command, Path(output))
+                    for title, rows in results[command].items():
+                        tables.setdefault(title, []).extend(rows)
+            except (MereoError, UsageError, OSError) as error:
+                say(f"{shown}: cannot be run: {first_line(error)}")
+                failed = True
+                continue
+            lines = differences(claim, tables)
             failed = failed or bool(lines)
-            say(f"{name}: mereo reproduce {claim.command}: {'as on the page' if not lines else 'differs'}")
+            verdict = "as on the page" if not lines else "differs"
+            say(f"{shown}: {verdict} ({time.monotonic() - began:.0f} s)")
             for line in lines:
                 say(f"    {line}")
     return int(failed)

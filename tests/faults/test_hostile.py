@@ -36,7 +36,6 @@ def test_a_fault_is_reported(monkeypatch):
         return Try("a broken one", lambda: {}["missing"])
 
     monkeypatch.setattr(run, "prepare", lambda: Path("ground"))
-    monkeypatch.setattr(run, "SECONDS", 4.0)
     monkeypatch.setattr(run, "MEMORY", 2**27)
     Path("ground/beside").mkdir(parents=True)
     Path("ground/beside/precious").write_text("years of work")
@@ -48,7 +47,7 @@ def test_a_fault_is_reported(monkeypatch):
         "large": lambda _: Try("", lambda: Done(len(bytearray(os.urandom(1)) * (3 * 2**26)) * 0)),
     }  # fmt: skip
     monkeypatch.setattr(run, "AREAS", ways)
-    verdicts = {v.area: v.fault for v in run.run([(area, 0) for area in ways], 0, 2)}
+    verdicts = {v.area: v.fault for v in run.run([(area, 0) for area in ways], 0, 2, 4.0)}
     expected = {
         "broken": "KeyError", "hanging": "still running", "good": "", "crashed": "ended with -8",
         "code": "exit code 70", "obeyed": "prints", "traceback": "traceback", "large": "GiB",

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from mereo import evaluate
 from mereo.errors import UsageError
+from mereo.models.pretrained import list_pretrained
 from papers import checks
 from papers.checks import check, differences, read_claims
 from papers.listing import EXPERIMENTS, NAMES
@@ -34,7 +36,7 @@ TABLES = {
 def test_a_page_is_read(tmp_path: Path) -> None:
     (tmp_path / "claims.md").write_text(PAGE)
     bound, table = read_claims(tmp_path / "claims.md")
-    assert bound.command == table.command == "toy_routing --seeds 2"
+    assert bound.commands == table.commands == ["reproduce toy_routing --seeds 2"]
     assert bound.limits == {"error": ("at most", 1e-3)} and not bound.rows
     assert table.columns == ["network", "test %", "n"] and len(table.rows) == 2
     assert differences(bound, TABLES) == differences(table, TABLES) == []
@@ -66,8 +68,26 @@ def test_the_pages_name_experiments() -> None:
     claims = [claim for name in NAMES for claim in read_claims(checks.FOLDER / name / "claims.md")]
     assert len(claims) >= 5
     for claim in claims:
-        assert claim.command.split()[0].replace("-", "_") in EXPERIMENTS
+        for verb, name, *_ in map(str.split, claim.commands):
+            assert name.replace("-", "_") in EXPERIMENTS if verb == "reproduce" else name in list_pretrained()
         assert all(way == "at most" or column in claim.columns for column, (way, _) in claim.limits.items())
+
+
+def test_several_networks_are_evaluated_for_one_table(tmp_path: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    command = "    mereo evaluate mspcaps_tiny.mnist --data digits --limit 20 --no-couplings"
+    text = (
+        f"{command}\n{command} --batch-size 8\n\n<!-- check: test % within 0 -->\n\n| weights | test % |\n|---|---|\n"
+    )
+    rows = ["| `mspcaps_tiny.mnist` | {} |\n"] * 2
+    (tmp_path / "mspcaps").mkdir()
+    monkeypatch.setattr(checks, "FOLDER", tmp_path)
+    document = evaluate("mspcaps_tiny.mnist", data="digits", limit=20, couplings=False, quiet=True).document
+    accuracy = 100 * document["models"]["mspcaps_tiny.mnist"]["accuracy"]
+    for stated, differs in (([accuracy, accuracy], 0), ([accuracy, 0], 1)):
+        page = text + "".join(row.format(value) for row, value in zip(rows, stated, strict=True))
+        (tmp_path / "mspcaps" / "claims.md").write_text(page)
+        assert check(["mspcaps"]) == differs
+    assert f"test % is {accuracy:g}, on the page 0" in capsys.readouterr().out
 
 
 def test_a_claim_is_run_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

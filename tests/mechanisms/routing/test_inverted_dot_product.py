@@ -251,3 +251,10 @@ def test_wrong_shapes() -> None:
         module(children[:, :5])
     with pytest.raises(UsageError, match="pose has 6 numbers"):
         InvertedDotProductRouting(2, 2, 6)
+
+
+def test_poses_of_one_number_are_refused() -> None:
+    with pytest.raises(UsageError, match="pose is 1"):
+        ConvCapsules(2, 3, 2, in_pose=(5,), out_pose=(1,), pose="vector", routing="inverted_dot_product")
+    with pytest.raises(UsageError, match="receiver_dim is 1"):
+        InvertedDotProductRouting(2, 3, 4, 1, pose="vector")

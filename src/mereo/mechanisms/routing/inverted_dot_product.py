@@ -49,6 +49,13 @@ def update_parents(
     return F.layer_norm(sums, (pose,), weight, bias, norm.eps)
 
 
+def _check_normalised(**sizes: int) -> None:
+    """UsageError for poses of one number, which layer normalisation makes a constant."""
+    for name, size in sizes.items():
+        if size == 1:
+            raise UsageError(f"{name} is 1, and layer normalisation makes one number a constant; give at least 2.")
+
+
 @vote_routing("inverted_dot_product")
 class InvertedDotProductVoteRouting(VoteRouting):
     """Inverted dot-product routing of the votes that a layer makes: see `InvertedDotProductRouting`.
@@ -71,6 +78,7 @@ class InvertedDotProductVoteRouting(VoteRouting):
         check_steps(1, steps=steps)
         check_probability(dropout=dropout)
         self.steps, self.dropout = steps, dropout
+        _check_normalised(pose=pose)
         self.norm = nn.LayerNorm(pose)
         self.coupling = Coupling("receivers")
 
@@ -151,6 +159,7 @@ class InvertedDotProductRouting(nn.Module):
         self.rows = shape[0] if pose == "matrix" else 1
         self.steps, self.dropout = steps, dropout
         self.weight = nn.Parameter(torch.randn(receivers, senders, *shape) * (receivers / (shape[0] * senders)) ** 0.5)
+        _check_normalised(receiver_dim=receiver_dim)
         self.norm = nn.LayerNorm(receiver_dim)
         self.coupling = Coupling("receivers")
 
