@@ -81,8 +81,11 @@ class Plan:
         self._check_memory(arguments)
         torch.manual_seed(derived_seed(config.seed, "weights"))
         model = create_model(config.model, **arguments)
-        for text in config.insert:
-            insert(model, **parse_insertion(text))
+        # Weights of a network with insertions bring theirs, which are not put in a second time.
+        there = [each["args"] for each in model.config.get("surgery", ()) if each["name"] == "insert"]
+        for wanted in map(parse_insertion, config.insert):
+            if not any(all(own.get(name) == value for name, value in wanted.items()) for own in there):
+                insert(model, **wanted)
         weigh_losses(model, config.loss_weights)
         if config.mean is not None:
             model.pretrained_cfg |= {"mean": config.mean, "std": config.std}

@@ -120,7 +120,7 @@ def test_any_axis_and_no_head_of_one_value() -> None:
     across = GAAM(2, 3, axis=1, num_axes=3)
     across.load_state_dict(along.state_dict())
     torch.testing.assert_close(along(x), across(x.mT).mT)
-    with pytest.raises(UsageError, match="heads is 4 for 7 values"):
+    with pytest.raises(UsageError, match="heads of GAAM is 4"):
         GAAM(4)(torch.randn(1, 7, 2, 2))
     with pytest.raises(UsageError, match="axis is 2"):
         GAAM(axis=2, num_axes=2)

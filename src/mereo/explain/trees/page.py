@@ -42,6 +42,7 @@ def explanation_page(path: str | Path, title: str) -> Iterator[AddSection]:
 
         write(
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            '<meta name="generator" content="mereo">\n'
             # If a name ever got past the escaping, the browser would still run, load and send nothing.
             '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
             " style-src 'unsafe-inline'\">\n"

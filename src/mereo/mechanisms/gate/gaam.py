@@ -114,7 +114,10 @@ class GAAM(nn.Module):
         axis = self.axis % x.dim()
         length, width = x.shape[axis], x.shape[axis] // self.heads
         if width < 2:
-            raise UsageError(f"heads is {self.heads} for {length} values; give at most {length // 2}.")
+            raise UsageError(
+                f"heads of {type(self).__name__} is {self.heads}, and axis {self.axis} of {tuple(x.shape)} has {length}"
+                f" values; it must have {2 * self.heads} or more."
+            )
         values = x.reshape(-1, length, math.prod(x.shape[axis + 1 :]))
         wide = values.to(accumulation_type(values))
         precision, offset = (each.to(wide.dtype) for each in self.combined())
