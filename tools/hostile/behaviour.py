@@ -146,7 +146,6 @@ def empty(random: Random) -> Try:
     seed, training, whole = random.getrandbits(32), random.random() < 0.5, random.random() < 0.5
 
     def work() -> Done:
-        import torch
 
         import mereo
         from mereo.errors import UsageError
@@ -157,12 +156,12 @@ def empty(random: Random) -> Try:
             # Others are gigabytes of weights.
             name = drawn.choice(sorted(name for name, entry in MODELS.items() if entry.parameters < 1e8))
             module: Any = mereo.create_model(name)
-            inputs: Any = (torch.zeros(0, *module.image_shape),)
+            inputs: Any = (module.example_inputs(1)[:0],)
         else:
             module, inputs = _entry(drawn).example()
             inputs = tuple(x[:0] for x in inputs)
         module.train(training)
-        inputs = tuple(x.requires_grad_() for x in inputs)
+        inputs = tuple(x.requires_grad_(x.is_floating_point()) for x in inputs)
         try:
             output = module(*inputs)
         except UsageError:
