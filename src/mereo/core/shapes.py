@@ -15,6 +15,7 @@ Masks are bool and True means "takes part".
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
@@ -52,6 +53,7 @@ def flat_cells(maps: Tensor) -> Tensor:
     The gradient comes back in the memory layout of the maps. After `flatten(2).mT` it is that of channels-last maps,
     for which PyTorch's batch normalisation returns wrong gradients on a CPU where there is one image.
     """
-    if maps.is_contiguous():
+    # Compilers may take channels-last maps for contiguous ones; the second form is a view of both.
+    if maps.is_contiguous() and not torch.compiler.is_compiling():
         return maps.flatten(1).unflatten(1, (maps.shape[1], -1))
     return maps.flatten(2)
