@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.data.augmentation import Augmentation
 from mereo.data.batch import Batch
-from mereo.data.images import Images, check_draws
+from mereo.data.images import BatchOptions, Images
 from mereo.data.load import Splits, Wanted
 from mereo.data.pointing import FORMS
 from mereo.errors import UsageError, check_choice, check_count
@@ -90,21 +89,11 @@ class PointSets(Images):
     def subset(self, indices: Tensor) -> "PointSets":
         return self._map(lambda field: field[indices.to(field.device)])
 
-    def batch(
-        self,
-        indices: Tensor,
-        *,
-        augmentation: Augmentation | None = None,
-        crop: tuple[int, int] | None = None,
-        generator: torch.Generator | None = None,
-        share: slice | None = None,
-        device: torch.device | str | None = None,
-    ) -> Batch:
+    def make_batch(self, indices: Tensor, options: BatchOptions) -> Batch:
         """The sets at `indices`; there are no images to crop."""
-        check_draws(generator, augmentation)
+        augmentation, generator, share = options.augmentation, options.generator, options.share
         if augmentation is not None and augmentation.operations:
             raise UsageError(f"augment is {augmentation.texts}, which changes images; leave it out for points.")
-        share = slice(None) if share is None else share
         keys = turns = None
         if generator is not None and self.pointers is not None and self.problem != "sequence":
             keys = torch.rand(len(indices), self.points.shape[1], generator=generator)[share]
@@ -113,7 +102,7 @@ class PointSets(Images):
         batch = Batch(
             points=self.points[chosen], lengths=self.lengths[chosen],
             pointers=None if self.pointers is None else self.pointers[chosen],
-        ).to(self.points.device if device is None else device, non_blocking=True)  # fmt: skip
+        ).to(options.device or self.points.device, non_blocking=True)  # fmt: skip
         return batch if keys is None or turns is None else moved(batch, keys, turns, self.problem)
 
 
