@@ -79,7 +79,7 @@ class Objective(nn.Module, ABC):
 
     def step(self, batch: Batch) -> tuple[Tensor, Any]:
         """The loss of the task itself, (), and the outputs of the model, for a prepared batch."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define step")
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
