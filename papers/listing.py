@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 NAMES = (
     "ar_capsnet",
     "cait",
+    "capsule_table",
     "clear",
     "combiner",
     "constellations",

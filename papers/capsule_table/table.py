@@ -1,0 +1,169 @@
+"""The table: trains what is missing, measures it, compares it, and draws it.
+
+Trainings and measurements are kept beside the run folders and, in a clone, in `papers/capsule_table/results`, so that
+what is known is not computed again.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mereo.errors import check_choice
+from mereo.pictures import new_figure, save_figure
+from papers.capsule_table.controls import register_controls
+from papers.capsule_table.differences import Difference, paired_difference
+from papers.capsule_table.measured import Measured
+from papers.capsule_table.protocol import EPOCHS, KINDS, LIMIT, LINEAR, OWN, PLAIN, SEEDS, UNIFORM
+from papers.capsule_table.trainings import Results, Table
+from papers.common.settings import Settings
+
+RESULTS = Path(__file__).parent / "results"
+SHARES = ("accuracy", "familiar", "rotation", "translation", "scale", "occlusion", "noise", "apgd")
+FOREST = "forest.png"
+Forms = Mapping[tuple[str, str], Sequence[Measured]]
+"""The measurements of all seeds, by kind and control."""
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Complete the table of one data set for the networks that `variants` names, or all."""
+    register_controls()
+    kinds = settings.variants or KINDS
+    for kind in kinds:
+        check_choice("variants", kind, KINDS)
+    data = str(settings.data)
+    small = settings.epochs is not None or settings.limit is not None or settings.images is not None
+    folder = settings.folder if small else RESULTS
+    results = Results(folder / f"{data.replace(':', '_').replace('=', '_')}.csv")
+    chosen = {"data_root": settings.data_root, "limit": settings.limit, "device": settings.device}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    table = Table(
+        data, results, {**given, "output": str(settings.folder / "runs")}, settings.say, epochs=settings.epochs,
+        seeds=settings.seeds if small else SEEDS, images=settings.images,
+    )  # fmt: skip
+    for kind in kinds:
+        table.complete(kind)
+    return summarise(results, data, settings.folder / FOREST)
+
+
+def forms_of(results: Results) -> Forms:
+    """The measurements of each network, the seeds in order."""
+    forms: dict[tuple[str, str], list[Measured]] = {}
+    for each in sorted(results.measured.values(), key=lambda each: each.seed):
+        forms.setdefault((each.kind, each.control), []).append(each)
+    return forms
+
+
+def summarise(results: Results, data: str, picture: Path) -> dict[str, Any]:
+    """Tables, sentences and the picture of what is known so far."""
+    forms = forms_of(results)
+    long = {key[:2] for key, each in results.trainings.items() if each.epochs == 2 * EPOCHS}
+    rows = [_row(kind, runs, (kind, OWN) in long) for (kind, control), runs in forms.items() if control == OWN]
+    rows.sort(key=lambda row: -row["accuracy %"])
+    questions = {
+        "does routing help": ("own couplings less uniform ones, both trained", _beside_control(forms, UNIFORM)),
+        "do capsules help": ("the network less its encoder with a linear head", _beside_control(forms, LINEAR)),
+        "beside plain networks": ("the network less the better residual network", _beside_plain(forms)),
+    }
+    tables: dict[str, Any] = {f"Networks on {data}, means of the seeds": rows}
+    notes = [
+        f"{LIMIT:,} images to train on; rotation to noise: means over severities. * trained for twice as many epochs.",
+        "Intervals over images and seeds hold together for all networks of a table (95 %).",
+    ]
+    for title, (words, apart) in questions.items():
+        if apart:
+            tables[f"{title[0].upper()}{title[1:]}? {words}, points"] = [
+                {
+                    "network": kind,
+                    "difference": 100 * d.mean,
+                    "low": 100 * d.low,
+                    "high": 100 * d.high,
+                    "clear": _clear(d),
+                }
+                for kind, d in apart.items()
+            ]
+            notes.append(_sentence(title, apart))
+    _draw({title: apart for title, (_, apart) in questions.items() if apart}, data, picture)
+    return {"tables": tables, "notes": notes, "pictures": [picture.name] if picture.exists() else [], "data": data}
+
+
+def _row(kind: str, runs: Sequence[Measured], long: bool) -> dict[str, Any]:
+    def mean(name: str) -> float | None:
+        value = statistics.mean(getattr(each, name) for each in runs)
+        return None if np.isnan(value) else 100 * value
+
+    first = runs[0]
+    row: dict[str, Any] = {"network": kind + "*" * long, "seeds": len(runs)}
+    row |= {f"{name} %": mean(name) for name in SHARES}
+    row |= {"calibration error %": mean("calibration_error")}
+    row |= {f"{name} couplings %": mean(name) for name in ("uniform", "shuffled")}
+    return row | {"parameters": first.parameters, "MACs": first.macs}
+
+
+def _bits(runs: Sequence[Measured]) -> Any:
+    return np.stack([each.bits for each in runs])
+
+
+def _beside_control(forms: Forms, control: str) -> dict[str, Difference]:
+    pairs = {
+        kind: (runs, forms[kind, control])
+        for (kind, own), runs in forms.items()
+        if own == OWN and len(forms.get((kind, control), ())) == len(runs)
+    }
+    return {kind: paired_difference(_bits(a), _bits(b), len(pairs)) for kind, (a, b) in pairs.items()}
+
+
+def _beside_plain(forms: Forms) -> dict[str, Difference]:
+    plain = [runs for (kind, _), runs in forms.items() if kind in PLAIN]
+    if not plain:
+        return {}
+    best = max(plain, key=lambda runs: statistics.mean(each.accuracy for each in runs))
+    others = {
+        kind: runs
+        for (kind, control), runs in forms.items()
+        if control == OWN and kind not in PLAIN and len(runs) == len(best)
+    }
+    return {kind: paired_difference(_bits(runs), _bits(best), len(others)) for kind, runs in others.items()}
+
+
+def _points(kind: str, difference: Difference) -> dict[str, Any]:
+    numbers = {"difference %": difference.mean, "low %": difference.low, "high %": difference.high}
+    return {"network": kind, **{name: 100 * number for name, number in numbers.items()}, "clear": _clear(difference)}
+
+
+def _clear(difference: Difference) -> str:
+    return ("better" if difference.mean > 0 else "worse") if difference.is_clear else "no"
+
+
+def _sentence(title: str, apart: Mapping[str, Difference]) -> str:
+    named = {word: [kind for kind, d in apart.items() if _clear(d) == word] for word in ("better", "worse")}
+    parts = [f"{word} for {', '.join(kinds)}" for word, kinds in named.items() if kinds]
+    found = " and ".join(parts) or "different for none"
+    return f"{title[0].upper()}{title[1:]}: clearly {found} of {len(apart)}."
+
+
+def _draw(panels: Mapping[str, Mapping[str, Difference]], data: str, path: Path) -> None:
+    """A forest plot of each question: a dot and its interval for each network."""
+    if not panels:
+        return
+    kinds = sorted({kind for apart in panels.values() for kind in apart}, reverse=True)
+    figure = new_figure(3.2 * len(panels), 1.1 + 0.24 * len(kinds))
+    figure.suptitle(f"Accuracy on {data}, differences in points with 95 % intervals", fontsize=10)
+    for place, (axes, (title, apart)) in enumerate(
+        zip(np.atleast_1d(figure.subplots(1, len(panels), sharey=True)), panels.items(), strict=True)
+    ):
+        axes.axvline(0, color="0.5", linewidth=0.8)
+        for kind, d in apart.items():
+            colour = "0.5" if not d.is_clear else ("C0" if d.mean > 0 else "C3")
+            axes.errorbar(
+                100 * d.mean, kinds.index(kind), xerr=[[100 * (d.mean - d.low)], [100 * (d.high - d.mean)]], fmt="o",
+                color=colour, markersize=4, capsize=2,
+            )  # fmt: skip
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.grid(axis="x", alpha=0.3)
+        if place == 0:
+            axes.set_yticks(range(len(kinds)), kinds)
+    save_figure(figure, path)

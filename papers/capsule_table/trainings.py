@@ -1,0 +1,150 @@
+"""The trainings of the table, a row each in a CSV file: what is finished is not trained again."""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from mereo.files import write_atomically
+from mereo.training.config import TrainConfig
+from mereo.training.report import Report
+from mereo.training.trainer import train
+from papers.capsule_table.measured import Measured, measure
+from papers.capsule_table.protocol import EPOCHS, LINEAR, OWN, RATES, RISE, configuration, controls
+
+
+@dataclass(frozen=True)
+class Training:
+    """One finished training with its measurements.
+
+    Attributes:
+        kind, control: the network and its couplings.
+        rate, seed, epochs: of the training.
+        validation, test: accuracies on the images to choose by and on the test images, of the best epoch.
+        rise: by how much the former grew over the last quarter of the epochs.
+        parameters: of the network.
+        seconds: of the training.
+    """
+
+    kind: str
+    control: str
+    rate: float
+    seed: int
+    epochs: int
+    validation: float
+    test: float
+    rise: float
+    parameters: int
+    seconds: float
+
+    @classmethod
+    def read(cls, row: Mapping[str, str]) -> Self:
+        """From a row of the file."""
+        return cls(**{field.name: _PARSED[field.type](row[field.name]) for field in fields(cls)})
+
+    @property
+    def key(self) -> tuple[str, str, float, int, int]:
+        """What tells it from others."""
+        return self.kind, self.control, self.rate, self.seed, self.epochs
+
+
+_PARSED: Mapping[Any, Callable[[str], Any]] = {str: str, float: float, int: int}
+
+
+class Results:
+    """The files of one data set: trainings, and measurements of the networks of the table.
+
+    Args:
+        path: of the file of trainings; that of measurements stands beside it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.beside = path, path.with_name(f"{path.stem}_measured.csv")
+        self.trainings = {each.key: each for each in map(Training.read, _rows(path))}
+        self.measured = {each.key: each for each in map(Measured.read, _rows(self.beside))}
+
+    def add(self, training: Training) -> None:
+        """Keep a finished training."""
+        self.trainings[training.key] = training
+        _write(self.path, list(self.trainings.values()))
+
+    def add_measured(self, measured: Measured) -> None:
+        """Keep the measurements of a network."""
+        self.measured[measured.key] = measured
+        _write(self.beside, list(self.measured.values()))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
+def _write(path: Path, rows: Sequence[Any]) -> None:
+    columns = [field.name for field in fields(rows[0])]
+    lines = [",".join(columns), *(",".join(str(value) for value in asdict(row).values()) for row in rows)]
+    write_atomically(path, ("\n".join(lines) + "\n").encode())
+
+
+class Table:
+    """What is trained for one data set.
+
+    Args:
+        data: its name.
+        results: what is finished.
+        given: fields of every configuration: output, and data_root, limit and device where they are given.
+        say: called with lines of progress.
+        epochs, seeds: of the trainings.
+        images: test images to measure on; all when None.
+    """
+
+    def __init__(
+        self, data: str, results: Results, given: Mapping[str, Any], say: Callable[[str], None], *,
+        epochs: int | None = None, seeds: int, images: int | None = None,
+    ) -> None:  # fmt: skip
+        self.data, self.results, self.given, self.say = data, results, given, say
+        self.epochs, self.seeds, self.images = epochs or EPOCHS, seeds, images
+
+    def complete(self, kind: str) -> None:
+        """Train and measure one kind of network in all its forms."""
+        for control in controls(kind):
+            rate, epochs = self._chosen(kind, control)
+            for seed in range(self.seeds):
+                self._trained(kind, control, rate, seed, epochs)
+                self._measured(kind, control, rate, seed, epochs)
+
+    def _chosen(self, kind: str, control: str) -> tuple[float, int]:
+        """The rate and the number of epochs of a network, found with seed 0."""
+        tuned = control if control == LINEAR else OWN
+        tried = [self._trained(kind, tuned, rate, 0, self.epochs) for rate in RATES]
+        best = max(tried, key=lambda each: each.validation)
+        return best.rate, self.epochs * (2 if best.rise > RISE else 1)
+
+    def _trained(self, kind: str, control: str, rate: float, seed: int, epochs: int) -> Training:
+        known = self.results.trainings.get((kind, control, rate, seed, epochs))
+        if known is not None:
+            return known
+        self.say(f"{self.data}: {kind}, {control}, rate {rate:g}, seed {seed}, {epochs} epochs")
+        result = train(self._configuration(kind, control, rate, seed, epochs), Report(silent=True), pictures=False)
+        history = [row["val_accuracy"] for row in _rows_of(result.folder.history)]
+        earlier = max(history[: max(len(history) * 3 // 4, 1)])
+        training = Training(
+            kind, control, rate, seed, epochs, max(history), result.test_best.values["accuracy"],
+            max(history) - earlier, result.results["parameters"], result.results["seconds"],
+        )  # fmt: skip
+        self.results.add(training)
+        return training
+
+    def _measured(self, kind: str, control: str, rate: float, seed: int, epochs: int) -> None:
+        if (kind, control, seed) not in self.results.measured:
+            config = self._configuration(kind, control, rate, seed, epochs)
+            folder = Path(config.output) / str(config.name)
+            if not folder.exists():  # trained on another machine
+                train(config, Report(silent=True), pictures=False)
+            self.results.add_measured(measure(kind, control, seed, folder, self.data, self.given, self.images))
+
+    def _configuration(self, kind: str, control: str, rate: float, seed: int, epochs: int) -> TrainConfig:
+        return configuration(kind, control, self.data, rate, seed, epochs, self.given)
+
+
+def _rows_of(path: Path) -> list[dict[str, float]]:
+    return [{"val_accuracy": float(row["val_accuracy"])} for row in _rows(path)]

@@ -1,0 +1,89 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mereo.measure.couplings import replace_couplings
+from mereo.models import create_model, load, save_weights
+from papers.capsule_table.controls import register_controls
+from papers.capsule_table.differences import paired_difference
+from papers.capsule_table.protocol import CAPSULES, KINDS, LINEAR, OWN, PLAIN, RATES, UNIFORM, configuration, controls
+from papers.capsule_table.trainings import Results, Training
+
+SHAPE = {"num_classes": 10, "in_chans": 1, "img_size": 20}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _controls():
+    register_controls()
+
+
+def test_uniform_couplings_are_those_of_a_replacement(tmp_path):
+    images = torch.rand(2, 1, 20, 20)
+    own = create_model("rs_capsnet_small", **SHAPE).eval()
+    uniform = create_model("uniform:rs_capsnet_small", **SHAPE).eval()
+    uniform.load_state_dict(own.state_dict())
+    with torch.no_grad():
+        with replace_couplings(own, "uniform"):
+            wanted = own(images)
+        assert not torch.equal(wanted, own(images))
+        torch.testing.assert_close(uniform(images), wanted)
+        torch.testing.assert_close(uniform.capsules(images).activation, wanted)
+        save_weights(tmp_path / "uniform.safetensors", uniform)
+        torch.testing.assert_close(load(tmp_path / "uniform.safetensors")(images), wanted)
+
+
+@pytest.mark.parametrize("kind", ["rs_capsnet", "mspcaps", "self_routing_capsnet", "matrix_capsnet"])
+def test_a_linear_head_depends_on_no_coupling(kind):
+    model = create_model(f"linear:{CAPSULES[kind]}", **SHAPE).eval()
+    images = torch.rand(2, 1, 20, 20)
+    with torch.no_grad():
+        scores = model(images)
+        with replace_couplings(model, "shuffled"):
+            torch.testing.assert_close(model(images), scores, rtol=0, atol=0)
+    torch.nn.functional.cross_entropy(model(images), torch.tensor([1, 2])).backward()
+    for name, weight in model.named_parameters():
+        assert weight.requires_grad == (weight.grad is not None), name
+
+
+def test_a_linear_head_reads_the_capsules_of_all_scales():
+    model = create_model(f"linear:{CAPSULES['mspcaps']}", **SHAPE)
+    parts = model.encoder.patch_capsules(torch.rand(2, 1, 20, 20))
+    assert len(parts) == 3
+    assert model.num_features == sum(x[0].numel() for x in parts.values())
+
+
+def test_a_paired_difference_equals_its_equations():
+    generator = np.random.default_rng(0)
+    one, other = (generator.integers(0, 2, (3, 50)).astype(float) for _ in range(2))
+    apart = [[one[s][i] - other[s][i] for i in range(50)] for s in range(3)]
+    of_seeds = [sum(row) / 50 for row in apart]
+    of_images = [sum(apart[s][i] for s in range(3)) / 3 for i in range(50)]
+    middle = sum(of_seeds) / 3
+    a = sum((x - middle) ** 2 for x in of_seeds) / 2 / 3
+    b = sum((x - middle) ** 2 for x in of_images) / 49 / 50
+    found = paired_difference(one, other)
+    assert found.mean == pytest.approx(middle)
+    freedom = (a + b) ** 2 / (a**2 / 2 + b**2 / 49)
+    assert 1.9 < (found.high - found.low) / 2 / math.sqrt(a + b) < 4.31  # Student's t of 2 to infinite degrees
+    assert 2 < freedom < 51
+    assert paired_difference(one, other, comparisons=17).low < found.low
+    assert not paired_difference(one, one).is_clear
+
+
+def test_results_are_read_back(tmp_path):
+    results = Results(tmp_path / "mnist.csv")
+    training = Training("capsnet", OWN, 1e-3, 0, 8, 0.9, 0.875, 0.01, 12, 3.5)
+    results.add(training)
+    assert Results(tmp_path / "mnist.csv").trainings == {training.key: training}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_configuration_names_a_network(kind):
+    assert controls(kind) == ((OWN,) if kind in PLAIN else (OWN, UNIFORM, LINEAR))
+    for control in controls(kind):
+        config = configuration(kind, control, "digits", RATES[0], 0, 1, {})
+        config.check()
+        assert config.model_args is not None
+        assert "rotate" not in " ".join(config.augment)
