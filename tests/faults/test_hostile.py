@@ -14,7 +14,7 @@ SLICE = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_slice_of_the_hostile_tries(python):
     areas = [word for area in SLICE for word in ("--area", area)]
     done = subprocess.run(

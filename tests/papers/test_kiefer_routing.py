@@ -27,7 +27,7 @@ def settings(tmp_path, monkeypatch):
     return Settings(tmp_path / "kiefer_routing-digits", **plan, say=lines.append), lines
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tables_pictures_and_resuming(settings):
     settings, lines = replace(settings[0], variants=("middle_routed",), seeds=2), settings[1]
     found = EXPERIMENTS["kiefer_routing"].run(settings)

@@ -6,7 +6,7 @@ from papers.common.settings import Settings
 from papers.listing import EXPERIMENTS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_table(tmp_path) -> None:
     settings = Settings(tmp_path, data="digits", limit=128, epochs=1, device="cpu", say=lambda line: None)
     (rows,) = EXPERIMENTS["mixture_of_heads"].run(settings)["tables"].values()

@@ -8,6 +8,7 @@ from papers.unified_view.ring_processes import slowest
 from papers.unified_view.suite import processes
 
 
+@pytest.mark.long
 def test_mixture_of_heads() -> None:
     pytest.importorskip("timm")
     request = Request("moh", quick=True, seconds=1e-6, threads=(1,), memory=False, sizes=parse_sizes(["side=32"]))

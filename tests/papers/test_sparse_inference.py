@@ -34,7 +34,7 @@ def run(tmp_path, monkeypatch):
 SHORT = {"epochs": 1, "limit": 64, "batch_size": 32, "images": 4}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tables_and_pictures(run, tmp_path):
     found = run(**SHORT)
     capsules, accuracy = (found["tables"][f"{what} 4 test images"] for what in ("Class capsules of", "Accuracy on"))
@@ -58,7 +58,7 @@ def test_tables_and_pictures(run, tmp_path):
     assert sum("already finished" in line for line in run.lines) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_finished_runs_of_the_study_are_used(run, tmp_path):
     training = {name: value for name, value in SHORT.items() if name != "images"}
     configs = configurations(

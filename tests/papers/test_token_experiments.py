@@ -20,7 +20,7 @@ def test_the_transformer_accepts_fewer_patches() -> None:
     assert not torch.allclose(evit(model, 0.5)(images), model(images))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_dropped_patches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evit_experiment, "RATES", (0.5,))
     monkeypatch.setattr(evit_experiment, "ROUNDS", 1)

@@ -29,7 +29,7 @@ def reproduce(name: str, folder: Path) -> dict[str, object]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_top_down_attention_shares_parts_out(tmp_path: Path) -> None:
     found = reproduce("top_down", tmp_path)
     (rows,) = found["tables"].values()  # type: ignore[attr-defined]
@@ -41,7 +41,7 @@ def test_top_down_attention_shares_parts_out(tmp_path: Path) -> None:
     assert all((row["weighted %"] is None) == (found["both_named"] == 0) for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parents_of_parts_are_compared(tmp_path: Path) -> None:
     found = reproduce("generative_parts", tmp_path)
     accuracy, learned = found["tables"].values()  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def test_a_square_is_grey_and_nothing_else_changes() -> None:
     assert not GenerativeCapsNet(2, 3, 9, channels=2, types=1, child_dim=2).visible_parts(torch.ones(1, 9, 9) > 0).any()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_heads_are_compared_on_the_same_maps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = reproduce("capsule_head", tmp_path)
     (rows,) = found["tables"].values()  # type: ignore[attr-defined]

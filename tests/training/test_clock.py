@@ -58,7 +58,7 @@ STEPS = 3
     ("step", "minutes"),
     [
         (0.5, 0.5),
-        (0.02, 0.1),
+        (0.06, 0.1),
         (lambda number: 0.4 if number < 12 else 1.2, 0.5),  # other programs start
         (lambda number: 1.6 if number < 8 else 0.2, 0.5),  # and end
         (40.0, 0.5),  # a step takes longer than the time
@@ -66,7 +66,7 @@ STEPS = 3
 )
 def test_the_time_is_kept_and_the_rate_follows_it(step, minutes, passing, small_config, silent):
     passing.step, began = step, passing.now
-    passing.evaluation = 1e-5 if step == 0.02 else 0.002
+    passing.evaluation = 1e-5 if step == 0.06 else 0.002
     result = train(small_config(minutes=minutes, epochs=1000, lr=0.01), silent)
     taken = passing.now - began
     longest = step if isinstance(step, float) else 1.6

@@ -89,7 +89,7 @@ def test_a_recipe_keeps_its_settings_and_has_no_minutes(tmp_path):
         choose(tmp_path, GIVEN, "mspcaps_short")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_compares_without_any_setting_but_a_time(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["compare", SMALL, "--minutes", "0.002", "--limit", "64", "--device", "cpu"]

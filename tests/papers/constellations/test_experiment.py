@@ -31,7 +31,7 @@ def run(tmp_path, monkeypatch):
     return lambda **more: EXPERIMENTS["constellations"].run(Settings(tmp_path, say=lambda line: None, **more))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tables_and_pictures(run, tmp_path):
     found = run(images=16, epochs=4)
     tables = found["tables"]
