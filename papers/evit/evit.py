@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.inference.flops import count_flops
-from mereo.mechanisms.select import evit
+from mereo.surgery import evit
 from papers.common.deep_training import small_images, train_short
 from papers.common.settings import Settings
 from papers.evit.patch_transformer import PatchTransformer

@@ -3,7 +3,7 @@
 import torch
 
 from mereo.bench.suite import Contender, Mode, Setting, Suite, Workload
-from mereo.mechanisms.select import evit
+from mereo.surgery import evit
 from papers.common.deit import host, inputs, work
 
 

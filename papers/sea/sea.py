@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mereo.mechanisms.attention.hosted import HostedAttention, attention_layers, replace_attention
-from mereo.mechanisms.attention.sparse import set_top_k
 from mereo.mechanisms.attention.sparse.sea_estimate import KernelAttention
-from mereo.mechanisms.attention.sparse.sea_model import sea
+from mereo.surgery import sea, set_top_k
 from mereo.training.attention_matches import sea_matches
 from mereo.training.matching import Match
 from papers.common.replaced_attention import BATCH, EPOCHS, TOKENS, train_teacher

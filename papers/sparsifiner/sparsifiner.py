@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from mereo.core import record
-from mereo.mechanisms.attention.hosted import attention_layers, watchable
+from mereo.mechanisms.attention.hosted import attention_layers
 from mereo.mechanisms.attention.sparse import SparsifinerAttention, attention_cost, set_phase
-from mereo.mechanisms.attention.sparse.sparsifiner_model import sparsifiner
+from mereo.surgery import sparsifiner, watchable
 from mereo.training.attention_matches import sparsifiner_matches
 from papers.common.replaced_attention import BATCH, DIM, EPOCHS, HEADS, TOKENS, Teacher, train_teacher
 from papers.common.settings import Settings

@@ -31,15 +31,16 @@ if TYPE_CHECKING:
     from mereo.core.mechanism_checks import check_mechanism
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
-    from mereo.mechanisms.attention import neighborhood_attention, watchable
-    from mereo.mechanisms.attention.sparse.sea_model import sea
-    from mereo.mechanisms.attention.sparse.sparsifiner_model import sparsifiner
+    from mereo.mechanisms.attention import neighborhood_attention
     from mereo.mechanisms.scan import lightning_attention
-    from mereo.mechanisms.select import evit
     from mereo.mechanisms.slots import create_mechanism
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
+    from mereo.surgery.evit import evit
     from mereo.surgery.insert import insert, remove
     from mereo.surgery.moh import moh
+    from mereo.surgery.sea import sea
+    from mereo.surgery.sparsifiner import sparsifiner
+    from mereo.surgery.watchable import watchable
     from mereo.training.attention_matches import sea_matches, sparsifiner_matches
     from mereo.training.distil import Distilled, distil
     from mereo.training.matching import Match
@@ -61,7 +62,7 @@ _HOMES = {
     "create_model": "mereo.models",
     "distil": "mereo.training.distil",
     "evaluate": "mereo.api",
-    "evit": "mereo.mechanisms.select",
+    "evit": "mereo.surgery",
     "from_pretrained": "mereo.export",
     "get_mechanism": "mereo.catalogue",
     "insert": "mereo.surgery",
@@ -79,12 +80,12 @@ _HOMES = {
     "remove": "mereo.surgery",
     "save_pretrained": "mereo.export",
     "save_weights": "mereo.models",
-    "sea": "mereo.mechanisms.attention.sparse.sea_model",
+    "sea": "mereo.surgery",
     "sea_matches": "mereo.training.attention_matches",
-    "sparsifiner": "mereo.mechanisms.attention.sparse.sparsifiner_model",
+    "sparsifiner": "mereo.surgery",
     "sparsifiner_matches": "mereo.training.attention_matches",
     "train": "mereo.api",
-    "watchable": "mereo.mechanisms.attention",
+    "watchable": "mereo.surgery",
 }
 
 __all__ = [

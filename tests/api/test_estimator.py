@@ -88,9 +88,42 @@ def test_it_is_the_training_of_the_command_and_repeatable(digits):
     np.testing.assert_array_equal(first.predict_proba(images), second.predict_proba(images))
     restored = pickle.loads(pickle.dumps(first))
     np.testing.assert_array_equal(first.predict_proba(images), restored.predict_proba(images))
-    config = ImageClassifier(lr=0.5, optimizer="sgd", options={"clip_norm": 1})._config(4)
-    assert (config.lr, config.optimizer, config.clip_norm, config.seed) == (0.5, "sgd", 1.0, 4)
-    assert config.batch_size == mereo.training.config.TrainConfig().batch_size
+    given = ImageClassifier(lr=0.5, optimizer="sgd", options={"clip_norm": 1})._given(4)
+    assert (given["lr"], given["optimizer"], given["clip_norm"], given["seed"]) == (0.5, "sgd", 1.0, 4)
+    assert not {"model", "epochs", "batch_size"} & given.keys(), "these are chosen"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_same_images_give_the_same_settings_from_a_folder_from_arrays_and_here(tmp_path, monkeypatch, channels):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (90, 24, 20, channels), dtype=np.uint8)
+    labels = np.array(["left", "right", "none"] * 30)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        (tmp_path / label).mkdir(exist_ok=True)
+        Image.fromarray(image.squeeze()).save(tmp_path / label / f"{number}.png")
+    plans = []
+
+    def stopped(plan, *others, **named):
+        plans.append(plan)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mereo.api.training.run_plan", stopped)
+    monkeypatch.setattr("mereo.api.estimator.train", stopped)
+    here = ImageClassifier(epochs=3, image_shape=(24, 20, channels), validation_fraction=0.28)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*no test split")
+        for run in (
+            lambda: mereo.train(data=str(tmp_path), epochs=3, quiet=True),
+            lambda: mereo.train(data=(images, labels), epochs=3, quiet=True),
+            lambda: here.fit(images, labels),
+        ):
+            with pytest.raises(KeyboardInterrupt):
+                run()
+    names = {"data", "output", "seed", "validation_fraction", "tensorboard"}
+    folder, arrays, fitted = ({k: v for k, v in p.config.to_dict().items() if k not in names} for p in plans)
+    assert folder == arrays == fitted
+    assert folder["model"] == ("mspcaps_tiny", "resnet20")[channels == 3] and folder["augment"] == ["crop=4"]
+    assert [plan.info.splits["train"] for plan in plans] == [90, 90, 65]
 
 
 FOUR = np.arange(256.0).reshape(4, 8, 8)

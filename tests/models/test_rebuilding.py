@@ -15,11 +15,10 @@ import mereo
 from mereo.errors import UsageError
 from mereo.export.programs import open_program
 from mereo.export.writing import export_model
-from mereo.mechanisms.select import set_keep_rate
 from mereo.models import VisionModel
 from mereo.models.registry import families
 from mereo.models.weights import load_state
-from mereo.surgery import SURGERIES, linearise, watchable
+from mereo.surgery import SURGERIES, linearise, set_keep_rate, watchable
 
 Surgery = Callable[[nn.Module], nn.Module]
 DONE: dict[str, Surgery] = {

@@ -8,7 +8,7 @@ import torch
 
 from mereo.cli.main import main
 from mereo.core.kernels import library
-from mereo.mechanisms.select import evit
+from mereo.surgery import evit
 from papers.evit import evit as evit_experiment
 from papers.evit.patch_transformer import PatchTransformer
 from papers.neighborhood import neighborhood

@@ -11,14 +11,13 @@ from torch import Tensor
 from mereo.api.images import labelled
 from mereo.data import DatasetInfo, ImageSet, load_size
 from mereo.data.raw import ArraySplit, RawDataset, RawSplit, Request
-from mereo.data.registry import DEFAULT_AUGMENT
+from mereo.data.set_aside import with_test
 from mereo.data.split import hold_out
 from mereo.errors import UsageError, unknown
 from mereo.models import VisionModel
 
 NAME = "arrays"
 """The name of images in memory in configurations and results."""
-TEST_FRACTION = 0.2
 
 
 def class_numbers(labels: Sequence[Any], names: Sequence[str], network: str = "the network") -> Tensor:
@@ -68,14 +67,13 @@ def sorted_classes(labels: Sequence[Any]) -> list[Any]:
 def array_dataset(data: Any, validation_fraction: float | None = None, seed: int = 0) -> DatasetInfo:
     """A data set from images and labels in memory, as `make_plan` takes it.
 
-    A fifth of the images is set aside for testing, as of a folder without test images. Grey images, which are often of
-    text, are not mirrored or cut by default.
+    A fifth of the images is set aside for testing, the same as of a folder without test images.
 
     Args:
         data: (images, labels), see `labelled`.
         validation_fraction: hold out this fraction to choose the epoch and set nothing aside: those images, or
             where it is 0 all of them, stand for the test images. None to divide as for a folder.
-        seed: of the division.
+        seed: of the images that are held out.
     """
     images, labels = labelled(data)
     classes = sorted_classes(labels)
@@ -83,23 +81,19 @@ def array_dataset(data: Any, validation_fraction: float | None = None, seed: int
     if len(set(names)) < len(names):
         raise UsageError("labels have classes with the same name; give names or numbers, not both.")
     whole = ArraySplit(images, torch.tensor([names.index(str(label)) for label in labels]))
-    splits: dict[str, RawSplit] = {"train": whole, "test": whole}
-    fraction = TEST_FRACTION if validation_fraction is None else validation_fraction
-    if fraction:
-        kept, held = hold_out(whole.labels, fraction, seed)
-        if len(held):
-            splits = {"train": whole.take(kept), "test": whole.take(held)}
-            if validation_fraction is not None:
-                splits["validation"] = splits["test"]
-        elif validation_fraction is None:
-            raise UsageError("data has one image of each class; give more, so that a fifth can be set aside for tests.")
-    dataset = RawDataset(splits, names, images.shape[1])
-    counts = {name: len(split) for name, split in splits.items()}
+    stated: dict[str, RawSplit] = {"train": whole}
+    if validation_fraction is not None:
+        stated["test"] = whole
+        kept, held = hold_out(whole.labels, validation_fraction, seed)
+        if validation_fraction and len(held):
+            stated = {"train": whole.take(kept), "test": whole.take(held), "validation": whole.take(held)}
+    dataset = RawDataset(with_test(stated, NAME, warn=False), names, images.shape[1])
+    counts = {name: len(split) for name, split in stated.items()}
 
     def read(root: Path, download: bool) -> RawDataset:
         return dataset
 
     return DatasetInfo(
         NAME, f"images in memory, {len(names)} classes", "memory", len(names), images.shape[1],
-        (images.shape[2], images.shape[3]), counts, augment=DEFAULT_AUGMENT if images.shape[1] == 3 else (), read=read,
+        (images.shape[2], images.shape[3]), counts, read=read, opened=RawDataset(stated, names, images.shape[1]),
     )  # fmt: skip

@@ -19,8 +19,8 @@ from mereo.inference.calibration import confidences, ways_of
 from mereo.inference.temperature import calibration_of, probabilities
 from mereo.runtime.libraries import require
 from mereo.training.arguments import fit_all
+from mereo.training.automatic import choose
 from mereo.training.config import TrainConfig
-from mereo.training.plan import make_plan
 from mereo.training.report import Report
 from mereo.training.trainer import train
 
@@ -43,12 +43,13 @@ class ImageClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
     """A network that is fitted to images and labels in memory, with the interface of scikit-learn.
 
     It works in `cross_val_score`, `GridSearchCV` and pipelines, and `transform` gives features for another estimator.
-    Options that are None are chosen as in `mereo train`. Errors of X, y and parameters are those of scikit-learn.
+    Options that are None are chosen as in `mereo train`, by the same function; the number of epochs then follows from
+    the time of a step, so give `epochs` for fits that repeat exactly. Errors of X, y and parameters are those of
+    scikit-learn.
 
     Args:
-        model: name of the network.
-        epochs, batch_size, lr, weight_decay, optimizer, augment, img_size, model_args, weights, patience: options of
-            `mereo train`.
+        model, epochs, batch_size, lr, weight_decay, optimizer, augment, img_size, model_args, weights, patience:
+            options of `mereo train`.
         validation_fraction: of the images, held out in `fit` to choose the best epoch; 0 takes the last epoch.
         image_shape: (height, width) or (height, width, channels) of images that are given as flat rows; rows of a
             square number of values are square grey images by default.
@@ -84,7 +85,7 @@ class ImageClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
 
     def __init__(
         self,
-        model: str = "mspcaps_tiny",
+        model: str | None = None,
         *,
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -132,20 +133,22 @@ class ImageClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         self.value_range_ = self._chosen_range(rows)
-        config = self._config(self.random_state or 0)
-        config.check()
-        info = array_dataset((self._pixels(rows), numbers.tolist()), self.validation_fraction, config.seed)
+        given = self._given(self.random_state or 0)
+        info = array_dataset((self._pixels(rows), numbers.tolist()), self.validation_fraction, given["seed"])
         with tempfile.TemporaryDirectory(prefix="mereo-fit-") as folder:
-            plan = make_plan(config.replace(output=folder), info)
-            result = train(plan, Report(silent=not self.verbose), pictures=False)
+            report = Report(silent=not self.verbose)
+            chosen = choose(TrainConfig().replace(**given, output=folder), given, info)
+            for line in chosen.lines():
+                report.say(line)
+            result = train(chosen.plan(), report, pictures=False)
             history = list(csv.DictReader(Path(result.folder.history).read_text().splitlines()))
         self.history_ = [{name: float(value) for name, value in row.items() if value} for row in history]
         self.model_ = result.model
         self.model_.class_names = tuple(str(each) for each in self.classes_)
         return self
 
-    def _config(self, seed: Any) -> TrainConfig:
-        """The configuration of the training, with a seed or the RandomState to draw it from."""
+    def _given(self, seed: Any) -> dict[str, Any]:
+        """The options of the training that are given, with a seed or the RandomState to draw it from."""
         given = {name: getattr(self, name) for name in _OWN if getattr(self, name) is not None}
         fixed = dict.fromkeys(
             ("data", "output", "name", "resume", "dry_run", "find_lr", "seed", "limit", *_OWN, "validation_fraction"),
@@ -154,7 +157,7 @@ class ImageClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         hints, others = get_type_hints(TrainConfig), {"tensorboard": False, **(self.options or {})}
         options = fit_all(hints, "ImageClassifier", given, {}) | fit_all(hints, "ImageClassifier", others, fixed)
         number = int(seed.randint(2**31 - 1) if hasattr(seed, "randint") else seed)
-        return TrainConfig().replace(**options, data=NAME, seed=number, validation_fraction=0.0)
+        return {**options, "data": NAME, "seed": number, "validation_fraction": 0.0}
 
     def _chosen_range(self, values: Array) -> tuple[float, float]:
         if self.value_range is not None:

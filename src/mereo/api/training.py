@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 from mereo.api.arrays import NAME, array_dataset
 from mereo.api.display import html_table, png, read_picture
+from mereo.data import DatasetInfo
 from mereo.errors import UsageError, type_of
 from mereo.models import get_model_entry
 from mereo.models.registry import library_of
@@ -20,7 +21,7 @@ from mereo.training.arguments import check_values, fit_all
 from mereo.training.automatic import Automatic, choose, follow_task
 from mereo.training.callbacks import check_callbacks
 from mereo.training.config import FIELDS, TrainConfig
-from mereo.training.plan import Plan, make_plan
+from mereo.training.plan import Plan
 from mereo.training.rate_finder import draw_rates, find_rate
 from mereo.training.recipes import apply_recipe
 from mereo.training.report import Report
@@ -164,29 +165,23 @@ def train(
     named = {} if data is None else {"data": NAME if in_memory else str(data)}
     given = fit_all(get_type_hints(TrainConfig), "mereo.train", {**named, **options}, {})
     chosen = configuration(config, given)
-    if in_memory:
-        return _finished(_train_in_memory(chosen, data, report))
-    result = _train(chosen, given, from_file=config is not None, report=report)
+    if in_memory and chosen.resume:
+        raise UsageError("resume is True, and data is in memory; save the images into a folder for that.")
+    info = array_dataset(data) if in_memory else None
+    result = _train(chosen, given, info, from_file=config is not None, report=report)
     # None is returned for options that only print, which the type leaves out for the sake of all other calls.
     return result if result is None else _finished(result)  # type: ignore[return-value]
 
 
-def _train_in_memory(config: TrainConfig, data: Any, report: Report) -> RunResult:
-    for name in ("resume", "dry_run", "find_lr"):
-        if getattr(config, name):
-            raise UsageError(f"{name} is True, and data is in memory; save the images into a folder for that.")
-    plan = make_plan(config, array_dataset(data, seed=config.seed))
-    if not report.silent:
-        announce(plan)
-    return run_plan(plan, report)
-
-
-def _train(config: TrainConfig, given: Mapping[str, Any], *, from_file: bool, report: Report) -> RunResult | None:
+def _train(
+    config: TrainConfig, given: Mapping[str, Any], info: DatasetInfo | None, *, from_file: bool, report: Report
+) -> RunResult | None:
     """The result of a training with its announcements; None where only its cost or a rate was to be printed.
 
     Args:
         config: of the training.
         given: the options that were given, which are kept; the others are chosen from the data.
+        info: of data in memory.
         from_file: whether it comes from a file, which leaves nothing to be chosen.
         report: shows the progress.
     """
@@ -198,7 +193,7 @@ def _train(config: TrainConfig, given: Mapping[str, Any], *, from_file: bool, re
     if config.resume and first:
         check_resumable(folder)
     if config.dry_run or config.find_lr:
-        chosen = _automatic(config, given, from_file)
+        chosen = _automatic(config, given, info, from_file)
         for text in chosen.lines(timed=False):
             say(text)
         plan = chosen.plan()
@@ -212,7 +207,7 @@ def _train(config: TrainConfig, given: Mapping[str, Any], *, from_file: bool, re
     shown = first and not report.silent
     if config.resume and shown and (line := resumed(folder, config)) is not None:
         say(line)
-    chosen = _automatic(config, given, from_file)
+    chosen = _automatic(config, given, info, from_file)
     plan = chosen.plan()
     if shown:
         for text in chosen.lines():
@@ -221,14 +216,14 @@ def _train(config: TrainConfig, given: Mapping[str, Any], *, from_file: bool, re
     return run_plan(plan, report, began=began)
 
 
-def _automatic(config: TrainConfig, given: Collection[str], from_file: bool) -> Automatic:
+def _automatic(config: TrainConfig, given: Collection[str], info: DatasetInfo | None, from_file: bool) -> Automatic:
     """The configuration with its open settings chosen; a file, a recipe and the run to resume leave none open."""
     if from_file or config.recipe is not None or config.resume:
         if "minutes" not in given or config.resume:
-            return Automatic(config)
+            return Automatic(config, info)
         # With a time of its own only the number of epochs follows from it.
         given = {*given, *FIELDS} - ({"epochs"} - {*given})
-    return choose(config, given)
+    return choose(config, given, info)
 
 
 def _find_rate(plan: Plan) -> None:

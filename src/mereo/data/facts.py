@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from mereo.data.raw import Request
 from mereo.data.registry import DatasetInfo
 from mereo.data.stream import as_source
 
@@ -73,7 +75,7 @@ def kind_of_images(images: Sequence[npt.NDArray[np.uint8]]) -> str:
 
 
 def data_facts(info: DatasetInfo, images: int) -> DataFacts:
-    """The facts about a data set; a few images of a path are decoded.
+    """The facts about a data set; a few images of a path, or in memory, are looked at.
 
     Args:
         info: of the data.
@@ -96,7 +98,10 @@ def data_facts(info: DatasetInfo, images: int) -> DataFacts:
         facts = replace(facts, num_classes=len(names), classes=dict(zip(names, counts, strict=True)))
     source = as_source(split)
     if source is None:
-        return facts
+        places = torch.linspace(0, len(split) - 1, min(SAMPLE, len(split))).round().long()
+        sample = split.take(places).read(Request((SIDE, SIDE), info.in_chans)).images
+        kind = kind_of_images([*sample.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()])
+        return replace(facts, kind=kind, colour=kind == COLOUR)
     # Where neighbours are read together, the first ones: distant ones would read all of their neighbours too.
     last = min(SAMPLE, len(source)) - 1 if source.store.sequential else len(source) - 1
     sides, pixels, looked = list[int](), 0, list[npt.NDArray[np.uint8]]()

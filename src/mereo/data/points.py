@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from mereo.data.batch import Batch
 from mereo.data.images import BatchOptions, Images
 from mereo.data.load import Splits, Wanted
 from mereo.data.pointing import FORMS
-from mereo.errors import UsageError, check_choice, check_count
+from mereo.errors import UsageError, check_choice
 
 Answers = Callable[[Tensor], Sequence[Tensor]]
 """Points (batch, n, 2), equally many in each set -> the pointers of each, int64 (steps,), without the end."""
@@ -170,15 +169,3 @@ def load_sets(problem: str, answers: Answers, counts: Range, wanted: Wanted) -> 
         sizes["train"] = min(sizes["train"], wanted.limit)
     made = {split: make_sets(problem, answers, counts, number, sizes[split]) for number, split in enumerate(sizes)}
     return Splits(made["train"], made["validation"], made["test"], (), 2, 0)
-
-
-def in_range(
-    load: Callable[..., Splits], splits: Mapping[str, int], lowest: int, highest: int,
-    least: int, most: int, train: int,
-) -> dict[str, Any]:  # fmt: skip
-    """The changes of a data set's facts for other numbers of points and of training sets."""
-    check_count(1, train=train)
-    if not lowest <= least <= most <= highest:
-        raise UsageError(f"least is {least} and most is {most}; points of a set are from {lowest} to {highest}.")
-    counts = Range(least, most, {**splits, "train": train})
-    return {"load": partial(load, counts=counts), "splits": counts.splits}

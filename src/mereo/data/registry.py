@@ -46,7 +46,8 @@ class DatasetInfo:
             None for a data set without options.
         task_options: options of the task that say what the data is, where it is trained on; others may be given.
         layout: the files of each split and the class names of a folder, so that it need not be scanned again.
-        opened: the splits of a source whose images are read one by one, so that it need not be opened again.
+        opened: the splits of a source whose images are read one by one, so that it need not be opened again, or of
+            images in memory.
     """
 
     name: str

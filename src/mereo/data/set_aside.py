@@ -16,10 +16,15 @@ def test_fraction(splits: Mapping[str, object]) -> float:
     return 0.0 if "test" in splits else VALIDATED_FRACTION if "validation" in splits else TEST_FRACTION
 
 
-def with_test(splits: Mapping[str, RawSplit], data: object) -> dict[str, RawSplit]:
+def with_test(splits: Mapping[str, RawSplit], data: object, *, warn: bool = True) -> dict[str, RawSplit]:
     """The splits with a test split. A missing one is a stratified share of the training images.
 
     Validation images choose the epoch, so they serve for testing only where no training image can be spared.
+
+    Args:
+        splits: that the source has.
+        data: its name, for messages.
+        warn: of images that are set aside.
     """
     fraction = test_fraction(splits)
     if not fraction:
@@ -35,12 +40,13 @@ def with_test(splits: Mapping[str, RawSplit], data: object) -> dict[str, RawSpli
         )
     validated = "validation" in splits
     kind, chosen = ("training images", "; the validation split chooses the epoch") if validated else ("images", "")
-    warnings.warn(
-        f"{data} has no test split: {len(held):,} of its {len(train):,} {kind}, the same in every run, are set aside"
-        f" for testing{chosen}.",
-        UserWarning,
-        stacklevel=5,
-    )
+    if warn:
+        warnings.warn(
+            f"{data} has no test split: {len(held):,} of its {len(train):,} {kind}, the same in every run, are set"
+            f" aside for testing{chosen}.",
+            UserWarning,
+            stacklevel=5,
+        )
     return {**splits, "train": train.take(kept), "test": train.take(held)}
 
 

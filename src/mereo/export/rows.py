@@ -216,7 +216,7 @@ def _measure_inference(configs: Mapping[str, TrainConfig]) -> tuple[dict[str, fl
     device = choose_device(next(iter(configs.values())).device)
     models = {label: load(run_path(config), device) for label, config in configs.items()}
     runs: dict[str, Callable[[], object]] = {
-        label: partial(model, torch.rand(BATCH, *model.image_shape, device=device)) for label, model in models.items()
+        label: partial(model, model.example_inputs(BATCH)) for label, model in models.items()
     }
     with torch.inference_mode():
         rates = images_per_second(runs, BATCH, torch.cuda.synchronize if device.type == "cuda" else None)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from mereo.errors import UsageError
-from mereo.mechanisms.attention.sparse import SeaHosted, SparsifinerAttention, map_losses
+from mereo.mechanisms.attention.sparse import SparsifinerAttention, map_losses
+from mereo.surgery.sea import SeaHosted
 from mereo.training.matching import Match
 
 

@@ -95,6 +95,7 @@ class Automatic:
         facts: from which the settings were chosen; None where nothing was.
         reasons: of the settings that were chosen, by name.
         seconds: that the training is expected to take; None where not measured.
+        stated: names of the settings that its task states.
     """
 
     config: TrainConfig
@@ -102,6 +103,12 @@ class Automatic:
     facts: DataFacts | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
+    stated: Collection[str] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that were not given, by name."""
+        return {name: getattr(self.config, name) for name in (*self.stated, *self.reasons)}
 
     def plan(self) -> Plan:
         """The plan of the training."""
@@ -247,7 +254,8 @@ def choose(
     if info is None:
         info = dataset_info(config.data, config.data_root, inputs=module.input_kind, unseen=task.unseen_classes)
     facts = data_facts(info, training_images(config, info))
-    chooser = Chooser(config, {*given, *stated_by(task, given)}, facts)
+    stated = stated_by(task, given)
+    chooser = Chooser(config, {*given, *stated}, facts)
     if facts.colour and task.colour_model and not {"model", "model_args", "weights"} & {*given}:
         chooser.put("model", task.colour_model, "images in colour")
     # Before anything is measured, so that an invalid setting is reported at once.
@@ -286,7 +294,7 @@ def choose(
         chooser.put("augment", *facts.augmentation(min(side) if isinstance(side, tuple) else side))
     if facts.classes and max(facts.classes.values()) < 2 and not config.paper_protocol:
         chooser.put("validation_fraction", 0.0, "no class has two images")
-    return Automatic(chooser.config, info, facts, chooser.reasons, expected)
+    return Automatic(chooser.config, info, facts, chooser.reasons, expected, tuple(stated))
 
 
 def _can_take(plan: Plan) -> bool:

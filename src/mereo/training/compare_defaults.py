@@ -61,7 +61,7 @@ class CompareDefaults:
             if label not in networks:
                 taken = self._of_the_first()
                 defaults = self._choose(variant, taken)
-                chosen = {name: getattr(defaults.config, name) for name in defaults.reasons}
+                chosen = defaults.settings
                 if not networks:
                     lines = defaults.lines(timed=False)
                 elif chosen:

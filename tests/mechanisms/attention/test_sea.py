@@ -11,9 +11,10 @@ import mereo
 from mereo.core.kernels import library
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import MultiHeadAttention, SeaAttention
-from mereo.mechanisms.attention.sparse import map_losses, sea_mask, set_top_k
+from mereo.mechanisms.attention.sparse import map_losses, sea_mask
 from mereo.mechanisms.attention.sparse.sea_estimate import REDRAW, KernelAttention
 from mereo.mechanisms.attention.sparse.sea_mask import choose, column_of, listed, stretch, visible
+from mereo.surgery import set_top_k
 
 WAYS = ("dense", "lists", *(() if library.missing else ("compiled",)))
 

@@ -12,9 +12,16 @@ import mereo
 from mereo.errors import UsageError
 from mereo.inference.flops import count_flops
 from mereo.mechanisms.attention import MultiHeadAttention
-from mereo.mechanisms.select import evit, kept_patches, scheduled_keep_rate, set_keep_rate
-from mereo.mechanisms.select.evit import ReducingBlock, _Block, _Transformer, keep, order_of
+from mereo.mechanisms.select import ReducingBlock, kept_patches
+from mereo.mechanisms.select.evit import _Block, keep, order_of
 from mereo.models.registry import families
+from mereo.surgery import evit, scheduled_keep_rate, set_keep_rate
+
+
+class _Transformer(nn.Sequential):
+    """Blocks whose first token is the class token."""
+
+    num_prefix_tokens = 1
 
 
 def host(seed: int = 0) -> tuple[nn.Module, Tensor]:

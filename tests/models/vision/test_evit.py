@@ -8,9 +8,10 @@ import torch
 import mereo
 from mereo.errors import UsageError
 from mereo.inference.flops import count_flops
-from mereo.mechanisms.select import kept_patches, set_keep_rate
+from mereo.mechanisms.select import kept_patches
 from mereo.models.registry import outline
 from mereo.models.vision.evit import TINY, EViT
+from mereo.surgery import set_keep_rate
 
 
 def tiny(**changes: Any) -> EViT:

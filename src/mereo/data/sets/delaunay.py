@@ -1,20 +1,14 @@
 """Delaunay triangulations: points of the unit square, and the triangles whose circles hold no other point."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mereo.data.registry import register_dataset
+from mereo.data.point_problems import register_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from mereo.data.load import Splits, Wanted
-    from mereo.data.points import Range
-
-LEAST, MOST, HIGHEST = 5, 5, 20
-COUNTS = {"train": 20000, "validation": 1000, "test": 1000}
 AT_ONCE = 1000
 
 
@@ -25,31 +19,8 @@ def answers(points: "Tensor") -> "Sequence[Tensor]":
     return [each.flatten() for part in points.split(AT_ONCE) for each in delaunay_triangles(part)]
 
 
-def load(wanted: "Wanted", counts: "Range | None" = None) -> "Splits":
-    """Made in seconds; nothing is read from the root."""
-    from mereo.data.points import Range, load_sets
-
-    return load_sets("triangles", answers, counts or Range(LEAST, MOST, COUNTS), wanted)
-
-
-def configure(*, least: int = LEAST, most: int = MOST, train: int = COUNTS["train"]) -> Mapping[str, Any]:
-    """Options: least and most points of a set (5 and 5), and the number of training sets (20000)."""
-    from mereo.data.points import in_range
-
-    return in_range(load, COUNTS, 3, HIGHEST, least, most, train)
-
-
-register_dataset(
-    "delaunay",
-    summary="5 points and the triangles of their Delaunay triangulation; generated when needed",
-    source="Vinyals, Fortunato, Jaitly, arXiv:1506.03134; points are ours",
-    num_classes=0,
-    in_chans=2,
-    size=None,
-    splits=COUNTS,
-    load=load,
-    augment=(),
-    fields=("points", "lengths", "pointers"),
-    configure=configure,
-    task_options={"problem": "triangles"},
-)
+register_points(
+    "delaunay", "triangles", answers,
+    "5 points and the triangles of their Delaunay triangulation; generated when needed",
+    least=5, most=5, highest=20, train=20000,
+)  # fmt: skip

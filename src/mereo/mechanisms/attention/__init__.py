@@ -21,7 +21,6 @@ from mereo.mechanisms.attention.hosted import (
     HostedAttention,
     attention_layers,
     replace_attention,
-    watchable,
 )
 from mereo.mechanisms.attention.local import (
     BlockAttention,
@@ -101,5 +100,4 @@ __all__ = [
     "retrieve",
     "routing_attention",
     "top_down_attention",
-    "watchable",
 ]

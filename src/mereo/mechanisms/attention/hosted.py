@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling
 from mereo.core.kernels.attention import attend
-from mereo.core.surgery import surgery
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.dense import MultiHeadAttention
 
@@ -198,12 +197,3 @@ def replace_attention(
             return make(host)
         copy.set_submodule(name, make(host))
     return copy
-
-
-@surgery
-def watchable(model: nn.Module, layers: Sequence[int] | None = None) -> nn.Module:
-    """A copy of a model whose self-attention makes its couplings where `mereo.record` shows them.
-
-    It computes the same. A teacher of timm needs it where couplings are matched: those of a layer are its `coupling`.
-    """
-    return replace_attention(model, DenseHosted, layers)

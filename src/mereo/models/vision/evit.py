@@ -12,12 +12,12 @@ from torch import Tensor
 
 from mereo.core import Coupling
 from mereo.errors import UsageError
-from mereo.mechanisms.select.evit import reduce_blocks
 from mereo.models.base import grid_of_cells
 from mereo.models.checkpointing import checkpointed
 from mereo.models.layout import register_layout
 from mereo.models.registry import IMAGENET, register_model
 from mereo.models.vision_transformer import VisionTransformer, transformer_pairs
+from mereo.surgery.evit import reduce_blocks
 
 
 class EViT(VisionTransformer):
@@ -39,7 +39,7 @@ class EViT(VisionTransformer):
     Reads as: kept tokens `blocks.I.kept` int64 (batch, count) are the patches of that block's input that stay, by
         falling attention; `mereo.mechanisms.select.kept_patches` gives their places on the image.
 
-    `mereo.mechanisms.select.set_keep_rate` and `scheduled_keep_rate` change the rates during training from scratch.
+    `mereo.surgery.set_keep_rate` and `scheduled_keep_rate` change the rates during training from scratch.
 
     Reference: arXiv:2202.07800, section 3 and table 1.
     """

@@ -7,9 +7,12 @@ from mereo.mechanisms.attention.sparse.head_router import BALANCE_WEIGHT, HeadRo
 from mereo.mechanisms.attention.sparse.mixture_of_head import MoHAttention
 from mereo.mechanisms.attention.sparse.routing_attention import RoutingAttention, routing_attention
 from mereo.mechanisms.attention.sparse.sea import SeaAttention, map_losses
-from mereo.mechanisms.attention.sparse.sea_model import SeaHosted, set_top_k
-from mereo.mechanisms.attention.sparse.sparsifiner import SparsifinerAttention, attention_cost
-from mereo.mechanisms.attention.sparse.sparsifiner_model import keep_tokens, set_phase
+from mereo.mechanisms.attention.sparse.sparsifiner import (
+    SparsifinerAttention,
+    attention_cost,
+    keep_tokens,
+    set_phase,
+)
 
 __all__ = [
     "BALANCE_WEIGHT",
@@ -19,7 +22,6 @@ __all__ = [
     "MoHAttention",
     "RoutingAttention",
     "SeaAttention",
-    "SeaHosted",
     "SparsifinerAttention",
     "attention_cost",
     "combiner_attention",
@@ -27,6 +29,5 @@ __all__ = [
     "map_losses",
     "routing_attention",
     "set_phase",
-    "set_top_k",
     "start_clusters",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mereo.core.surgery import surgery
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.hosted import is_host, replace_attention
-from mereo.mechanisms.attention.sparse.sparsifiner import SparsifinerAttention, kept_keys
+from mereo.mechanisms.attention.sparse.sparsifiner import SparsifinerAttention
 
 
 def _count_tokens(model: nn.Module) -> int:
@@ -85,29 +85,3 @@ def sparsifiner(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return replace_attention(model, make, layers)
-
-
-def set_phase(model: nn.Module, phase: str) -> None:
-    """Put all Sparsifiner of a model in the phase "reconstruction" or "sparse": see `SparsifinerAttention`."""
-    layers = [module for module in model.modules() if isinstance(module, SparsifinerAttention)]
-    if not layers:
-        raise UsageError(f"model is a {type(model).__name__} without SparsifinerAttention; nothing has a phase.")
-    for layer in layers:
-        layer.set_phase(phase)
-
-
-def keep_tokens(couplings: Tensor, keep: float, token_mask: Tensor | None = None, prefix: int = 1) -> Tensor:
-    """Which patches later layers may keep: those that the class token attends to most, in the mean over heads.
-
-    Args:
-        keep: share of the patches that stay.
-        token_mask: of an earlier layer, of which only patches with True stay.
-
-    Shapes: couplings (batch, heads, tokens, tokens), token_mask bool (batch, patches) -> bool (batch, patches).
-    """
-    scores = couplings[:, :, 0, prefix:].mean(1)
-    if token_mask is not None:
-        scores = scores.masked_fill(~token_mask, -1.0)
-    best = scores.topk(kept_keys(scores.shape[1], keep), -1).indices
-    kept = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
-    return kept if token_mask is None else kept & token_mask

@@ -1,0 +1,17 @@
+"""Attention of a network, of mereo or timm, whose couplings are made where `mereo.record` shows them."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from mereo.core.surgery import surgery
+from mereo.mechanisms.attention.hosted import DenseHosted, replace_attention
+
+
+@surgery
+def watchable(model: nn.Module, layers: Sequence[int] | None = None) -> nn.Module:
+    """A copy of a model whose self-attention makes its couplings where `mereo.record` shows them.
+
+    It computes the same. A teacher of timm needs it where couplings are matched: those of a layer are its `coupling`.
+    """
+    return replace_attention(model, DenseHosted, layers)
