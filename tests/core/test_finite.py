@@ -10,8 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import mereo
 from mereo.core import Causal, Coupling, DenseVotes
 from mereo.core.distributed import distributed_attention
-from mereo.core.distributed.partial import merge
-from mereo.core.distributed.plan import empty_sums
+from mereo.core.distributed.partial import empty_sums, merge
 from mereo.core.kernels import exchange, gaussian_passes, routing
 from mereo.core.kernels.attention import METHODS, attend
 from mereo.core.kernels.gaussians import Floor
