@@ -18,8 +18,8 @@ from mereo.core.distributed import (
     shard_lengths,
     shard_positions,
 )
-from mereo.core.distributed.launch import run_processes
 from mereo.core.distributed.layout import LAYOUTS, pieces
+from papers.common.processes import run_processes
 from papers.common.settings import Settings
 
 PROCESSES = (2, 4)

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mereo.core.distributed import count_traffic, distributed_attention, shard_lengths
-from mereo.core.distributed.launch import run_processes
 from mereo.runtime.memory import give_back, largest_so_far, reset_mark, status
+from papers.common.processes import run_processes
 
 
 def _inputs(sizes: dict[str, int], tokens: int) -> list[Tensor]:

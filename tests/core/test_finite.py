@@ -10,9 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import mereo
 from mereo.core import Causal, Coupling, DenseVotes
 from mereo.core.distributed import distributed_attention
-from mereo.core.distributed.partial import merge
-from mereo.core.distributed.plan import empty_sums
-from mereo.core.kernels import circle, gaussian_passes, neighborhood, routing
+from mereo.core.distributed.partial import empty_sums, merge
+from mereo.core.kernels import exchange, gaussian_passes, routing
 from mereo.core.kernels.attention import METHODS, attend
 from mereo.core.kernels.gaussians import Floor
 from mereo.core.kernels.plain import Routing
@@ -40,7 +39,7 @@ def attention(computation: str, method: str) -> Callable[..., Tensor]:
 
 
 def executions() -> Iterator[tuple[str, str]]:
-    for computation, table in (("neighborhood", neighborhood.METHODS), ("clear", circle.METHODS), ("dense", METHODS)):
+    for computation, table in (("neighborhood", exchange.METHODS), ("clear", exchange.METHODS), ("dense", METHODS)):
         yield from ((computation, name) for name in table if name != "flex")
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from mereo.core.key_lists import KeyLists
+from mereo.core.topology import KeyLists
 
 
 def test_places_and_back() -> None:

@@ -106,5 +106,5 @@ def test_bad_input(grid, options, message) -> None:
 
 
 def test_another_number_of_tokens() -> None:
-    with pytest.raises(UsageError, match=r"5 receivers.*6 tokens"):
+    with pytest.raises(UsageError, match=r"5 receivers.*has 6 and 6"):
         Neighborhood((6,), 3).allowed(5, 6)

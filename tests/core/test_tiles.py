@@ -7,55 +7,43 @@ from torch import Tensor, nn
 import mereo
 from mereo.core import Coupling
 from mereo.core.kernels.attention import attend
-from mereo.core.tiles import (
-    LARGEST_DENSE,
-    Tiles,
-    from_grid,
-    from_windows,
-    grid_tiles,
-    to_grid,
-    to_windows,
-    window_tiles,
-)
-from mereo.core.windows import Windows as CapsuleWindows
+from mereo.core.topology import Blocks, Spread, Tiles, Topology
+from mereo.core.topology import Windows as CapsuleWindows
+from mereo.core.topology.base import LARGEST_DENSE
 from mereo.errors import UsageError
-
-CUTS = [(to_windows, from_windows, window_tiles), (to_grid, from_grid, grid_tiles)]
 
 
 def test_windows_and_grids_of_sixteen_cells() -> None:
     cells = torch.arange(16.0).view(1, 4, 4, 1)
-    windows = [set(row) for row in to_windows(cells, (2, 2)).squeeze(-1).tolist()]
-    grids = [set(row) for row in to_grid(cells, (2, 2)).squeeze(-1).tolist()]
+    windows = [set(row) for row in Blocks((4, 4), (2, 2)).cut(cells).squeeze(-1).tolist()]
+    grids = [set(row) for row in Spread((4, 4), (2, 2)).cut(cells).squeeze(-1).tolist()]
     assert windows == [{0, 1, 4, 5}, {2, 3, 6, 7}, {8, 9, 12, 13}, {10, 11, 14, 15}]
     assert grids == [{0, 2, 8, 10}, {1, 3, 9, 11}, {4, 6, 12, 14}, {5, 7, 13, 15}]
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=["windows", "grid"])
-def test_cutting_is_undone_and_numbered_alike(cut: tuple) -> None:  # type: ignore[type-arg]
-    to, back, tiles = cut
-    maps = torch.randn(2, 6, 8, 3)
-    cells = to(maps, (3, 2))
-    assert cells.shape == (2 * 8, 6, 3) and torch.equal(back(cells, (3, 2), 6, 8), maps)
-    picked = maps.flatten(1, 2)[:, tiles(6, 8, (3, 2)).receivers].flatten(0, 1)
-    assert torch.equal(picked, cells)
-    with pytest.raises(UsageError, match=r"\(2, 6, 8, 3\).*multiple of 4"):
-        to(maps, (4, 2))
+@pytest.mark.parametrize("size", [(3, 2), (4, 3)], ids=["dividing", "padded"])
+@pytest.mark.parametrize("kind", [Blocks, Spread])
+def test_cutting_is_undone_and_numbered_alike(kind: type[Blocks] | type[Spread], size: tuple[int, int]) -> None:
+    maps, topology = torch.randn(2, 6, 8, 3), kind((6, 8), size)
+    cells, numbers = topology.cut(maps), topology.tiles().receivers
+    assert torch.equal(topology.join(cells), maps)
+    picked = torch.where((numbers < 0).unsqueeze(-1), 0.0, maps.flatten(1, 2)[:, numbers])
+    assert torch.equal(picked.flatten(0, 1), cells)
 
 
 class Windows(nn.Module):
     """Attention inside windows without projections."""
 
-    def __init__(self, tiles: Tiles) -> None:
+    def __init__(self, topology: Topology) -> None:
         super().__init__()
-        self.coupling, self.tiles = Coupling("senders"), tiles
+        self.coupling, self.topology = Coupling("senders"), topology
 
     def forward(self, cells: Tensor) -> Tensor:
-        return attend(cells, cells, cells, self.coupling, tiles=self.tiles)
+        return attend(cells, cells, cells, self.coupling, tiles=self.topology)
 
 
 def test_couplings_are_recorded_and_changed_over_the_whole_image() -> None:
-    model = Windows(window_tiles(4, 6, (2, 3)))
+    model = Windows(Blocks((4, 6), (2, 3)))
     cells = torch.randn(2 * 4, 1, 6, 5)
     with mereo.record(model) as trace:
         out = model(cells)
@@ -65,7 +53,7 @@ def test_couplings_are_recorded_and_changed_over_the_whole_image() -> None:
     assert whole.shape == trace.scores("coupling")[0].shape == (2, 1, 24, 24)
     expected = torch.zeros(2, 24, 24)
     for image in range(2):
-        for tile, numbers in enumerate(model.tiles.receivers.tolist()):
+        for tile, numbers in enumerate(model.topology.tiles().receivers.tolist()):
             for i, r in enumerate(numbers):
                 for j, s in enumerate(numbers):
                     expected[image, r, s] = call.couplings[4 * image + tile, 0, i, j]
@@ -91,7 +79,7 @@ def test_couplings_are_recorded_and_changed_over_the_whole_image() -> None:
 
 
 def test_padding_is_placed_nowhere_and_stays() -> None:
-    tiles = window_tiles(3, 3, (2, 2))
+    tiles = Blocks((3, 3), (2, 2)).tiles()
     couplings = torch.rand(2 * 4, 1, 4, 4)
     whole = tiles.place(couplings)
     assert whole.shape == (2, 1, 9, 9) and whole[0, 0, 8].count_nonzero() == 1
@@ -120,12 +108,12 @@ def test_senders_may_differ_between_images_and_tiles_overlap() -> None:
 
 
 def test_large_maps_are_sparse_with_the_same_values() -> None:
-    tiles = grid_tiles(6, 4, (3, 2))
+    tiles = Spread((6, 4), (3, 2)).tiles()
     couplings = torch.rand(2 * 4, 2, 6, 6)
     dense, sparse = tiles.place(couplings), tiles.place(couplings, sparse=True)
     assert sparse.layout == torch.sparse_coo and torch.equal(sparse.to_dense(), dense)
     side = 96
-    many = window_tiles(side, side, (8, 8))
+    many = Blocks((side, side), (8, 8)).tiles()
     assert side**4 > LARGEST_DENSE
     placed = many.place(torch.ones(144, 1, 64, 64))
     assert placed.layout == torch.sparse_coo and placed.shape == (1, 1, side**2, side**2)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import mereo
 from attention_nets import LateTokenNet, TokenNet, WindowNet
-from mereo.core.tiles import window_tiles
+from mereo.core.topology import Blocks
 from mereo.explain import (
     attention_layers,
     attention_rollout,
@@ -133,7 +133,7 @@ def test_padding_of_windows_counts_for_nothing() -> None:
     observation = observe(model, images_of(model))
     (layer, *_) = attention_layers(observation)
     assert layer.call.couplings is not None
-    tiles = window_tiles(7, 5, (4, 4))
+    tiles = Blocks((7, 5), (4, 4)).tiles()
     padded = replace(layer, call=replace(layer.call, tiles=tiles), senders=layer.senders)
     assert tiles.count == 4 and padded.num_senders == 35
     pulled = padded.pull(torch.ones(2, 35, dtype=torch.float64))

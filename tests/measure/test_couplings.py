@@ -6,8 +6,7 @@ from torch import nn
 
 import mereo
 from mereo.core import Coupling, intervene, record
-from mereo.core.tiles import Tiles
-from mereo.core.topology import Causal
+from mereo.core.topology import Causal, Tiles
 from mereo.errors import UsageError
 from mereo.inference.answers import collect_answers
 from mereo.measure.couplings import (
@@ -102,7 +101,7 @@ TILES = {
 def test_tiles_are_replaced_inside_themselves(over, kind, sparse, monkeypatch):
     """Against a loop over the pairs of every tile: dense and sparse maps, exclusive and overlapping tiles."""
     if sparse:
-        monkeypatch.setattr("mereo.core.tiles.LARGEST_DENSE", 1)
+        monkeypatch.setattr("mereo.core.topology.base.LARGEST_DENSE", 1)
     tiles, batch = TILES[kind], 2
     real = (tiles.receivers >= 0).unsqueeze(-1) & (tiles.senders >= 0).unsqueeze(-2)
     mask = real.repeat(batch, 1, 1).unsqueeze(1)

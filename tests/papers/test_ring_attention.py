@@ -2,7 +2,7 @@
 
 import pytest
 
-from mereo.core.distributed.launch import run_processes
+from papers.common.processes import run_processes
 from papers.listing import EXPERIMENTS
 from papers.unified_view.ring_attention import balance, check
 from processes import needs_gloo

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, Grid
 from mereo.core.kernels.attention import attend
-from mereo.core.tiles import Tiles, from_grid, from_windows, grid_tiles, to_grid, to_windows, window_tiles
+from mereo.core.topology import Blocks, Spread
 from mereo.mechanisms.attention import MultiHeadAttention
 from mereo.mechanisms.gate import SqueezeExcite
 from mereo.models import VisionModel
@@ -52,15 +52,11 @@ class Local(nn.Module):
         self.spread, self.size = spread, (size, size)
         self.qkv, self.coupling = nn.Linear(16, 48), Coupling("senders")
 
-    def tiles(self, rows: int, columns: int) -> Tiles:
-        return (grid_tiles if self.spread else window_tiles)(rows, columns, self.size)
-
     def forward(self, cells: Tensor) -> Tensor:
-        rows, columns = cells.shape[1:3]
-        cut = (to_grid if self.spread else to_windows)(cells, self.size)
-        q, k, v = self.qkv(cut).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-        out = attend(q, k, v, self.coupling, tiles=self.tiles(rows, columns)).transpose(1, 2).flatten(2)
-        return cells + (from_grid if self.spread else from_windows)(out, self.size, rows, columns)
+        topology = (Spread if self.spread else Blocks)((cells.shape[1], cells.shape[2]), self.size)
+        q, k, v = self.qkv(topology.cut(cells)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        out = attend(q, k, v, self.coupling, tiles=topology).transpose(1, 2).flatten(2)
+        return cells + topology.join(out)
 
 
 class WindowNet(VisionModel):

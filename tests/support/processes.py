@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from mereo.core.distributed.launch import run_processes
+from papers.common.processes import run_processes
 
 needs_gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="gloo is not there")
 

@@ -20,9 +20,7 @@ from torch import Tensor
 from mereo.core.normalisers import NORMALISERS, top_k_softmax
 from mereo.core.observe import Call, Observable
 from mereo.core.squash import accumulation_type
-from mereo.core.tiles import Tiles
-from mereo.core.topology import Grid, Topology
-from mereo.core.windows import Windows
+from mereo.core.topology import Grid, Topology, Windows
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 
 Over = Literal["senders", "receivers"]
@@ -156,7 +154,7 @@ class Coupling(Observable):
         *,
         offset: Tensor | None = None,
         weight: Tensor | None = None,
-        tiles: Tiles | None = None,
+        tiles: Topology | None = None,
         across: Windows | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> Tensor:
@@ -164,9 +162,10 @@ class Coupling(Observable):
             mask = self.topology.restrict(mask, scores.shape[-2], scores.shape[-1], scores.device)
         if not self.observers:
             return self._couple(scores, mask, offset, weight, across)
-        counts = scores.shape[-2:] if tiles is None else (tiles.num_receivers, tiles.num_senders)
+        placed = None if tiles is None else tiles.tiles()
+        counts = scores.shape[-2:] if placed is None else placed.counts
         call = Call(
-            scores, self.over, mask=mask, offset=offset, weight=weight, topology=self.topology, tiles=tiles,
+            scores, self.over, mask=mask, offset=offset, weight=weight, topology=self.topology, tiles=placed,
             senders=_fitting(self.senders, counts[1]), receivers=_fitting(self.receivers, counts[0]),
             context=dict(context or {}),
         )  # fmt: skip

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from mereo.core.tiles import Tiles
-from mereo.core.topology import Grid, Topology
+from mereo.core.topology import Grid, Tiles, Topology
 from mereo.errors import check_choice
 
 SIGNALS = ("gates", "states", "kept tokens")

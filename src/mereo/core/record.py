@@ -29,7 +29,7 @@ class Trace(Mapping[str, Tensor]):
     `trace[name]` is the last value of the module: couplings (batch, heads, receivers, senders) as they acted, or a
     gate, a state, the kept tokens. `trace.steps(name)` has all values in order: an iterated routing has one per pass.
     Couplings inside tiles, such as windows, are placed over the whole image, where they have more than
-    `mereo.core.tiles.LARGEST_DENSE` entries as a sparse tensor; `trace.calls(name)` has them as they were computed.
+    `mereo.core.topology.base.LARGEST_DENSE` entries as a sparse tensor; `trace.calls(name)` has them as computed.
 
     Attributes:
         gradients: whether values stay part of the graph they were computed in.

@@ -17,8 +17,8 @@ from mereo.core.kernels.gaussian_passes import fitted
 from mereo.core.kernels.gaussians import Floor, fit_gaussians, log_density
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.squash import bounded
+from mereo.core.topology import Windows
 from mereo.core.votes import METHODS, MatrixVotes
-from mereo.core.windows import Windows
 from mereo.errors import UsageError, check_choice
 
 COMPETE = ("positions", "window")
@@ -85,7 +85,7 @@ class WindowVotes(MatrixVotes):
         """
         tiles = None
         if coupling.observers and self.windows is not None:
-            tiles = self.windows.tiles(self.sizes[2] // self.windows.offsets, self.sizes[1])
+            tiles = self.windows.of_types(self.sizes[2] // self.windows.offsets, self.sizes[1])
         return coupling(scores, offset=offset, weight=weight, tiles=tiles, across=self.across)
 
     def equal_scores(self) -> Tensor:
@@ -124,7 +124,7 @@ class WindowVotes(MatrixVotes):
             return super().select(samples, receivers)
         count = self.windows.count
         types = self.sizes[2] // self.windows.offsets
-        numbers = self.windows.tiles(types, self.sizes[1]).senders.to(samples.device)[receivers % count]
+        numbers = self.windows.of_types(types, self.sizes[1]).senders.to(samples.device)[receivers % count]
         votes = super().select(samples * count + receivers % count, receivers // count).squeeze(1)
         cells = types * self.windows.rows * self.windows.columns
         whole = votes.new_zeros(len(samples), cells + 1, votes.shape[-1])

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling
-from mereo.core.key_lists import KeyLists
 from mereo.core.squash import accumulation_type
+from mereo.core.topology import KeyLists
 from mereo.errors import check_heads
 from mereo.mechanisms.attention.sparse.head_router import HeadRouter
 

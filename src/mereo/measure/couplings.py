@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, intervene
 from mereo.core.observe import Call
-from mereo.core.tiles import Tiles
+from mereo.core.topology import Tiles
 from mereo.data import Images
 from mereo.errors import check_choice
 from mereo.inference.answers import Answers, collect_answers

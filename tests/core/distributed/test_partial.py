@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mereo.core.distributed import expected_traffic
-from mereo.core.distributed.partial import Kernel, merge
-from mereo.core.distributed.plan import empty_sums, head_groups
+from mereo.core.distributed.partial import Kernel, empty_sums, merge
+from mereo.core.distributed.ring import head_groups
 from mereo.errors import UsageError
 
 INFINITY = float("inf")

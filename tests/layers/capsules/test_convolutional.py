@@ -45,7 +45,7 @@ def some(in_types: int = 2, out_types: int = 3, **options: Any) -> tuple[ConvCap
 def test_votes_equal_loops(options: dict[str, Any]) -> None:
     layer, poses, _ = some(**options)
     made = layer.votes(poses)
-    tiles = made.windows.tiles(layer.in_types, layer.out_types)
+    tiles = made.windows.of_types(layer.in_types, layer.out_types)
     votes, count = made.dense().squeeze(1).unflatten(0, (2, -1)), made.windows.count
     for image in range(2):
         expected = loops.all_votes(layer, poses[image])

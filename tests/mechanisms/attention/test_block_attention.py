@@ -6,7 +6,7 @@ from torch import nn
 
 import mereo
 from mereo.core.relative_positions import RelativePositionNetwork
-from mereo.core.tiles import window_tiles
+from mereo.core.topology import Blocks
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import BlockAttention, GridAttention
 from tiled_attention import by_loops, perturbed
@@ -61,7 +61,7 @@ def test_couplings_lie_where_the_windows_are() -> None:
     plain = attention(maps)
     with mereo.record(attention) as trace:
         torch.testing.assert_close(attention(maps), plain)
-    couplings, tiles = trace["coupling"], window_tiles(4, 6, (2, 2))
+    couplings, tiles = trace["coupling"], Blocks((4, 6), (2, 2)).tiles()
     assert couplings.shape == (2, 2, 24, 24)
     torch.testing.assert_close(couplings.sum(-1), torch.ones(2, 2, 24))
     together = torch.zeros(24, 24, dtype=torch.bool)

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import mereo
 from mereo.core import Circle, Coupling
 from mereo.core.kernels import library
-from mereo.core.kernels.circle import METHODS
+from mereo.core.kernels.exchange import METHODS
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import ClearAttention, clear_attention
 from mereo.mechanisms.attention.local.clear import block_sums, length_scale, mean_weight
@@ -266,7 +266,7 @@ def test_dropout_and_other_normalisers() -> None:
 def test_parameters_and_names() -> None:
     module = ClearAttention(32, 4, grid=(4, 4), radius=2, down_factor=4)
     assert sum(p.numel() for p in module.parameters()) == 4 * 32**2 + 4 * 32 + 16
-    assert "radius=2" in repr(module) and set(METHODS) == {"compiled", "tiles", "flex", "dense"}
+    assert "radius=2" in repr(module) and set(METHODS) == {"compiled", "tiles", "gathered", "flex", "dense"}
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import mereo
+from mereo.core.topology import Halo
 from mereo.errors import UsageError
 from mereo.mechanisms.attention.local import HaloAttention
-from mereo.mechanisms.attention.local.halo import halo_tiles
 
 
 def slow(layer: HaloAttention, maps: Tensor) -> Tensor:
@@ -155,8 +155,8 @@ def test_couplings_are_placed_on_the_image() -> None:
     torch.testing.assert_close((couplings @ v.mT).mT.reshape(2, 4, 3, 2), out)
     # The first query sees its block of four cells and five around it.
     assert couplings[0, 0, 0].nonzero().flatten().tolist() == [0, 1, 2, 4, 5, 6, 8, 9, 10]
-    assert halo_tiles(5, 4, 2, 1, 2) is halo_tiles(5, 4, 2, 1, 2)
-    assert halo_tiles(5, 4, 2, 1, 2).senders[0].tolist()[:6] == [-1, -1, -1, -1, -1, 0]
+    assert Halo((5, 4), 2, 1, 2).tiles() is Halo((5, 4), 2, 1, 2).tiles()
+    assert Halo((5, 4), 2, 1, 2).tiles().senders[0].tolist()[:6] == [-1, -1, -1, -1, -1, 0]
 
 
 def test_a_cell_whose_couplings_are_removed_changes_nothing() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 import mereo
 from mereo.core import Coupling, Neighborhood
 from mereo.core.kernels import library
-from mereo.core.kernels.neighborhood import METHODS
+from mereo.core.kernels.exchange import METHODS
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import NeighborhoodAttention, neighborhood_attention
 
@@ -314,13 +314,12 @@ def test_parameters_and_forms() -> None:
     assert "window=(3, 3)" in repr(with_bias) and set(METHODS) == {"compiled", "tiles", "gathered", "flex", "dense"}
 
 
-def test_other_normalisers_are_gathered() -> None:
+@pytest.mark.parametrize("method", ["auto", "tiles", "gathered"])
+def test_other_normalisers(method: str) -> None:
     q, k, v = (torch.randn(1, 9, 1, 4) for _ in range(3))
     coupling = Coupling("senders", "sparsemax")
-    out = neighborhood_attention(q, k, v, 3, coupling=coupling)
+    out = neighborhood_attention(q, k, v, 3, coupling=coupling, method=method)
     torch.testing.assert_close(out, neighborhood_attention(q, k, v, 3, coupling=coupling, method="dense"))
-    with pytest.raises(UsageError, match=r"method is 'tiles'.*sparsemax"):
-        neighborhood_attention(q, k, v, 3, coupling=coupling, method="tiles")
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def test_parents_of_all_positions_compete_for_a_child(start: str) -> None:
 def test_a_convolution_equals_loops_over_windows() -> None:
     layer, poses, present = conv(steps=2)
     parents, windows = layer(poses, present), layer.windows(6, 5)
-    tiles, options = windows.tiles(2, 3), layer.routing.options
+    tiles, options = windows.of_types(2, 3), layer.routing.options
     votes = layer.votes(poses).dense().squeeze(1).unflatten(0, (2, -1))
     for image in range(2):
         active = [present[image].flatten()[tiles.senders[q]] for q in range(windows.count)]

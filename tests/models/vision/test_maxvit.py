@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import mereo
-from mereo.core.tiles import from_grid, from_windows, to_grid, to_windows
+from mereo.core.topology import Blocks, Spread
 from mereo.errors import UsageError
 from mereo.mechanisms.attention import BlockAttention
 from mereo.models.conversion import to_layout
@@ -140,7 +140,7 @@ def test_other_families_of_timm_are_refused() -> None:
 
 def test_windows_and_grid_of_sixteen_cells() -> None:
     maps = torch.arange(16.0).view(1, 4, 4, 1)
-    windows, grid = to_windows(maps, (2, 2)), to_grid(maps, (2, 2))
+    windows, grid = (kind((maps.shape[1], maps.shape[2]), (2, 2)).cut(maps) for kind in (Blocks, Spread))
     assert windows[..., 0].tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
     assert grid[..., 0].tolist() == [[0, 2, 8, 10], [1, 3, 9, 11], [4, 6, 12, 14], [5, 7, 13, 15]]
 
@@ -150,11 +150,12 @@ def test_windows_and_grid_of_sixteen_cells() -> None:
 )
 def test_partitions_are_undone_and_joined(rows: int, columns: int, window: tuple[int, int]) -> None:
     maps = torch.randn(2, rows, columns, 3)
-    cells = to_windows(maps, window)
-    assert torch.equal(from_windows(cells, window, rows, columns), maps)
-    assert torch.equal(from_grid(to_grid(maps, window), window, rows, columns), maps)
+    blocks, groups = Blocks((rows, columns), window), Spread((rows, columns), window)
+    cells = blocks.cut(maps)
+    assert torch.equal(blocks.join(cells), maps)
+    assert torch.equal(groups.join(groups.cut(maps)), maps)
     cut = cells.unflatten(0, (2, -1))
-    expected = to_grid(from_windows(cells, window, rows, columns), window).unflatten(0, (2, -1))
+    expected = groups.cut(maps).unflatten(0, (2, -1))
     assert torch.equal(windows_to_grid(cut, window, rows, columns), expected)
     with torch.no_grad():
         assert torch.equal(windows_to_grid(cut, window, rows, columns), expected)

@@ -4,54 +4,43 @@ Source: arXiv:2302.06218 for the setting; the modes are those of arXiv:2310.0188
 2309.14509 (trading heads for sequence) and 1909.08053 (heads).
 """
 
-import struct
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mereo.core.coupling import Coupling
-from mereo.core.distributed.gathered import Gather, Gathered
-from mereo.core.distributed.layout import LAYOUTS, shard_lengths, shard_positions
+from mereo.core.distributed.gathered import gathered
+from mereo.core.distributed.layout import LAYOUTS, shard_lengths
 from mereo.core.distributed.partial import Kernel
-from mereo.core.distributed.plan import Plan
-from mereo.core.distributed.ranks import Group, Ranks, agree, ranks_of
+from mereo.core.distributed.plan import Plan, Result
+from mereo.core.distributed.ranks import Group, agree, ranks_of
 from mereo.core.distributed.ring import Ring
-from mereo.core.distributed.trade import Trade
-from mereo.core.kernels.attention import attend
-from mereo.core.squash import accumulation_type
-from mereo.core.topology import Causal
+from mereo.core.distributed.trade import traded
 from mereo.errors import UsageError, check_choice, check_positive
 
-MODES = ("ring", "allgather", "alltoall", "heads")
-ALONE = Ranks(None, 0, 1)
-_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_SIZES = ("batch", "heads", "dim", "pose", "tokens of q", "tokens of k", "type", "mode", "layout")
-_WORDS: dict[str, dict[int, object]] = {
-    name: dict(enumerate(values)) for name, values in (("type", _TYPES), ("mode", MODES), ("layout", LAYOUTS))
+SCHEMES: dict[str, Callable[[Tensor, Tensor, Tensor, Plan], Result]] = {
+    "ring": Ring.apply,
+    "allgather": gathered,
+    "alltoall": traded,
+    "heads": lambda q, k, v, plan: plan.alone(q, k, v),
 }
+"""How tokens of several processes meet, by the name of the mode."""
+MODES = tuple(SCHEMES)
+_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """Everything about a call but its tensors."""
-
-    mode: str
-    causal: bool
-    layout: str
-    kernel: Kernel
-    coupling: Coupling | None
-    return_lse: bool
-
-    @property
-    def needs_couplings(self) -> bool:
-        """Whether the couplings themselves must be made."""
-        return self.coupling is not None and (self.coupling.watched or not self.coupling.is_plain_softmax)
-
-
-def _problem(q: Any, k: Any, v: Any, call: _Call, ranks: Ranks) -> str | None:
+def _problem(q: Any, k: Any, v: Any, plan: Plan) -> str | None:
     """The first invalid argument that this process can see, in words; None if there is none."""
+    try:
+        check_choice("mode", plan.mode, MODES)
+        check_choice("layout", plan.layout, LAYOUTS)
+        if plan.kernel.block is not None:
+            check_positive(block=plan.kernel.block)
+    except UsageError as error:
+        return str(error)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype not in _TYPES:
             shape = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -61,108 +50,43 @@ def _problem(q: Any, k: Any, v: Any, call: _Call, ranks: Ranks) -> str | None:
         return f"shapes are {shapes}; batch and heads must agree, dim of q and k, and tokens of k and v."
     if {k.dtype, v.dtype} != {q.dtype} or {k.device, v.device} != {q.device}:
         return f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; they must have one type and device."
-    if call.causal and q.shape[2] != k.shape[2]:
+    if plan.causal and q.shape[2] != k.shape[2]:
         return f"shapes are {shapes} with causal attention; a process must hold as many queries as keys."
-    if call.mode == "alltoall" and q.shape[1] % ranks.size:
-        return f"there are {q.shape[1]} heads for {ranks.size} processes; mode 'alltoall' needs a multiple of them."
-    coupling = call.coupling
+    if plan.mode == "alltoall" and q.shape[1] % plan.ranks.size:
+        return (
+            f"there are {q.shape[1]} heads for {plan.ranks.size} processes; mode 'alltoall' needs a multiple of them."
+        )
+    coupling = plan.coupling
     if coupling is not None and (coupling.over != "senders" or coupling.topology is not None):
         return f"coupling is {coupling}; it must be over the senders, without a topology (`causal` is an argument)."
-    if coupling is not None and coupling.training and coupling.dropout and ranks.size > 1:
+    if coupling is not None and coupling.training and coupling.dropout and plan.ranks.size > 1:
         return f"coupling has dropout {coupling.dropout}, which would depend on the number of processes; set it to 0."
     return None
 
 
-def _named(call: _Call) -> str | None:
-    """The first invalid one of the arguments that are names or numbers, in words; None if there is none."""
-    try:
-        check_choice("mode", call.mode, MODES)
-        check_choice("layout", call.layout, LAYOUTS)
-        if call.kernel.block is not None:
-            check_positive(block=call.kernel.block)
-    except UsageError as error:
-        return str(error)
-    return None
-
-
-def _compare(q: Any, k: Any, v: Any, call: _Call, ranks: Ranks) -> tuple[Plan, dict[str, list[int]]]:
-    """Compare the arguments over the processes; UsageError in all of them, or in none."""
-    problem = _named(call) or _problem(q, k, v, call, ranks)
-    facts = dict.fromkeys((*_SIZES, "gradients", "watched"), 0)
+def _agreed(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Plan:
+    """The plan with the sizes of all processes; UsageError in all of them, or in none."""
+    problem, facts = _problem(q, k, v, plan), {}
     if problem is None:
-        wants = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-        sizes = (q.shape[0], q.shape[1], q.shape[3], v.shape[3], q.shape[2], k.shape[2], _TYPES.index(q.dtype))
-        kinds = (MODES.index(call.mode), LAYOUTS.index(call.layout), int(wants), int(call.needs_couplings))
-        facts = dict(zip(facts, (*sizes, *kinds), strict=True))
-    scale = struct.unpack("<q", struct.pack("<d", call.kernel.scale))[0]  # compared bit by bit
-    facts |= {"causal": int(call.causal), "scale": scale}
-    free = ["watched", "gradients"] if call.mode == "heads" else ["watched", "tokens of q", "tokens of k"]
-    values = agree(ranks, facts, problem, free, _WORDS)
+        facts = {
+            "batch": q.shape[0], "heads": q.shape[1], "dim": q.shape[3], "pose": v.shape[3],
+            "tokens of q": q.shape[2], "tokens of k": k.shape[2], "type": str(q.dtype),
+            "mode": plan.mode, "layout": plan.layout, "causal": plan.causal, "scale": plan.kernel.scale,
+            "gradients": torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)),
+            "watched": plan.needs_couplings,
+        }  # fmt: skip
+    free = ["watched", "gradients"] if plan.mode == "heads" else ["watched", "tokens of q", "tokens of k"]
+    values = agree(plan.ranks, facts, problem, free)
     rows, columns = values["tokens of q"], values["tokens of k"]
     if sum(columns) == 0:
         raise UsageError("there are no keys in any process; a softmax needs one.")
-    shards = call.mode != "heads" and call.layout != "contiguous" and call.causal
-    if shards and rows != (needed := shard_lengths(sum(rows), len(rows), call.layout)):
+    shards = plan.mode != "heads" and plan.layout != "contiguous" and plan.causal
+    if shards and rows != (needed := shard_lengths(sum(rows), len(rows), plan.layout)):
         raise UsageError(
-            f"tokens of the processes are {rows} in the layout {call.layout!r}; {sum(rows)} tokens must lie there as"
+            f"tokens of the processes are {rows} in the layout {plan.layout!r}; {sum(rows)} tokens must lie there as"
             f" {needed}, which is what `shard` makes of them."
         )
-    return Plan(ranks, tuple(rows), tuple(columns), call.layout, call.causal, call.kernel), values
-
-
-def _alone(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> tuple[Tensor, Tensor | None]:
-    """Attention over tokens that this process has all of, in their order."""
-    if call.needs_couplings or (call.coupling is not None and call.coupling.dropout):
-        assert call.coupling is not None
-        positions = torch.arange(k.shape[2], device=q.device)
-        return _coupled(q, k, v, positions if call.causal else None, call)
-    if call.return_lse or call.kernel.block is not None:
-        plan = Plan(ALONE, (q.shape[2],), (k.shape[2],), "contiguous", call.causal, call.kernel)
-        out, lse = Ring.apply(q, k, v, plan)
-        return out, lse if call.return_lse else None
-    return attend(
-        q, k, v, Coupling("senders", topology=Causal() if call.causal else None), scale=call.kernel.scale
-    ), None
-
-
-def _coupled(q: Tensor, k: Tensor, v: Tensor, mine: Tensor | None, call: _Call) -> tuple[Tensor, Tensor | None]:
-    """Attention to the keys of all by the couplings themselves; `mine` are the positions of the queries if causal."""
-    coupling = Coupling("senders") if call.coupling is None else call.coupling
-    mask = None if mine is None else mine.unsqueeze(1) >= torch.arange(k.shape[2], device=q.device)
-    out = attend(q, k, v, coupling, mask=mask, scale=call.kernel.scale)
-    if not call.return_lse:
-        return out, None
-    scores = (q.to(accumulation_type(q)) * call.kernel.scale) @ k.to(accumulation_type(q)).transpose(-1, -2)
-    return out, (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).logsumexp(-1)
-
-
-def _gathered(q: Tensor, k: Tensor, v: Tensor, plan: Plan, call: _Call) -> tuple[Tensor, Tensor | None]:
-    k, v = (Gather.apply(x, plan.columns, plan.ranks) for x in (k, v))
-    mine = None
-    if call.causal:
-        if plan.order is None:
-            first = sum(plan.rows[: plan.ranks.rank])
-            mine = torch.arange(first, first + q.shape[2], device=q.device)
-        else:
-            order = plan.order.to(q.device)
-            k, v = k[:, :, order], v[:, :, order]
-            mine = shard_positions(sum(plan.rows), plan.ranks.size, plan.ranks.rank, plan.layout).to(q.device)
-    return _coupled(q, k, v, mine, call)
-
-
-def _traded(q: Tensor, k: Tensor, v: Tensor, plan: Plan, call: _Call) -> tuple[Tensor, Tensor | None]:
-    ranks = plan.ranks
-    q, k, v = (Trade.apply(x, n, ranks, False) for x, n in ((q, plan.rows), (k, plan.columns), (v, plan.columns)))
-    back = None
-    if call.causal and plan.order is not None:
-        order = plan.order.to(q.device)
-        back = order.argsort()
-        q, k, v = (x[:, :, order] for x in (q, k, v))
-    out, lse = _alone(q, k, v, call)
-    outputs = [out] if lse is None else [out, lse.unsqueeze(-1)]
-    outputs = [x if back is None else x[:, :, back] for x in outputs]
-    out, *rest = (Trade.apply(x, plan.rows, ranks, True) for x in outputs)
-    return out, rest[0].squeeze(-1) if rest else None
+    return replace(plan, rows=tuple(rows), columns=tuple(columns), watched=any(values["watched"]))
 
 
 def distributed_attention(
@@ -212,22 +136,15 @@ def distributed_attention(
 
     Reference: arXiv:2302.06218; `expected_traffic` has the elements that are sent.
     """
-    ranks = ranks_of(group)
     if scale is None:
         scale = q.shape[-1] ** -0.5 if isinstance(q, Tensor) and q.dim() and q.shape[-1] else 1.0
-    call = _Call(mode, causal, layout, Kernel(float(scale), block), coupling, return_lse)
-    if ranks.size == 1:
-        if (problem := _named(call) or _problem(q, k, v, call, ranks)) is not None:
-            raise UsageError(problem)
-        out, lse = _alone(q, k, v, call)
-        return out if lse is None else (out, lse)
-    plan, values = _compare(q, k, v, call, ranks)
-    if mode == "heads":
-        out, lse = _alone(q, k, v, call)
-    elif any(values["watched"]):
-        out, lse = _gathered(q, k, v, plan, call)
-    elif mode == "alltoall":
-        out, lse = _traded(q, k, v, plan, call)
+    plan = Plan(ranks_of(group), mode, layout, causal, Kernel(float(scale), block), coupling, return_lse)
+    if plan.ranks.size > 1:
+        plan = _agreed(q, k, v, plan)
+        scheme = gathered if plan.watched and mode != "heads" else SCHEMES[mode]
+    elif (problem := _problem(q, k, v, plan)) is not None:
+        raise UsageError(problem)
     else:
-        out, lse = (Gathered if mode == "allgather" else Ring).apply(q, k, v, plan)
+        scheme = SCHEMES["heads"]
+    out, lse = scheme(q, k, v, plan)
     return out if lse is None or not return_lse else (out, lse)

@@ -6,20 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mereo.core.distributed.plan import Plan, empty_sums
+from mereo.core.distributed.layout import shard_positions
+from mereo.core.distributed.plan import Parts, Plan, Result
 from mereo.core.distributed.ranks import Ranks
-
-
-def gather_tokens(x: Tensor, lengths: tuple[int, ...], ranks: Ranks) -> list[Tensor]:
-    """The tensors of all processes, which differ in axis 2 only: (batch, heads, tokens, dim) each."""
-    longest = max(lengths)
-    padded = pad(x, (0, 0, 0, longest - x.shape[2])) if x.shape[2] < longest else x
-    return [each[:, :, :count] for each, count in zip(ranks.gather(padded).unbind(0), lengths, strict=True)]
-
-
-def scatter_sum(parts: list[Tensor], own: Tensor, ranks: Ranks) -> Tensor:
-    """The transpose of gathering: one part for each process, and of what all have for this one, the sum."""
-    return torch.stack(ranks.exchange(parts, [own] * ranks.size, "scatter")).sum(0)
 
 
 class Gather(torch.autograd.Function):
@@ -28,41 +17,29 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, lengths: tuple[int, ...], ranks: Ranks) -> Tensor:
         ctx.lengths, ctx.ranks = lengths, ranks
-        return torch.cat(gather_tokens(x, lengths, ranks), 2)
+        everything = ranks.gather(pad(x, (0, 0, 0, max(lengths) - x.shape[2]))).unbind(0)
+        return torch.cat([each[:, :, :count] for each, count in zip(everything, lengths, strict=True)], 2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        parts = list(grads[0].split(ctx.lengths, 2))
-        return scatter_sum(parts, parts[ctx.ranks.rank], ctx.ranks), None, None
+        # The transpose: one part for each process, and the sum of the parts that all have for this one.
+        parts, ranks = grads[0].split(ctx.lengths, 2), ctx.ranks
+        return torch.stack(ranks.exchange(parts, [parts[ranks.rank]] * ranks.size, "scatter")).sum(0), None, None
 
 
-class Gathered(torch.autograd.Function):
-    """(q, k, v, plan) -> (out, lse) of this process's queries over the keys of all."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        out, lse = empty_sums(q, v)
-        keys, values = (gather_tokens(x, plan.columns, plan.ranks) for x in (k, v))
-        for sender, (key, value) in enumerate(zip(keys, values, strict=True)):
-            plan.attend(sender, q, key, value, out, lse)
-        out = out.to(q.dtype)
-        ctx.plan = plan
-        ctx.save_for_backward(q, out, lse, *keys, *values)
-        ctx.set_materialize_grads(False)
+def gathered(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Result:
+    """Mode "allgather", and every mode while couplings are watched."""
+    k, v = (Gather.apply(x, plan.columns, plan.ranks) for x in (k, v))
+    if not plan.watched:
+        out, lse = Parts.apply(q, k, v, plan)
         return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, out, lse, *gathered = ctx.saved_tensors
-        plan: Plan = ctx.plan
-        grad, grad_lse = grads
-        grad = torch.zeros_like(out) if grad is None else grad
-        dq = q.new_zeros(q.shape, dtype=lse.dtype)
-        sums = [torch.zeros_like(x, dtype=lse.dtype) for x in gathered]
-        size = plan.ranks.size
-        for sender in range(size):
-            into = (dq, sums[sender], sums[size + sender])
-            plan.gradients(sender, (grad, grad_lse, q, out, lse), gathered[sender], gathered[size + sender], into)
-        own = plan.ranks.rank
-        dk, dv = (scatter_sum(x, x[own], plan.ranks) for x in (sums[:size], sums[size:]))
-        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None
+    mine = None
+    if plan.causal:
+        if plan.order is None:
+            first = sum(plan.rows[: plan.ranks.rank])
+            mine = torch.arange(first, first + q.shape[2], device=q.device)
+        else:
+            order = plan.order.to(q.device)
+            k, v = k[:, :, order], v[:, :, order]
+            mine = shard_positions(sum(plan.rows), plan.ranks.size, plan.ranks.rank, plan.layout).to(q.device)
+    return plan.coupled(q, k, v, mine)

@@ -110,3 +110,9 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     out.mul_((old / divisor).unsqueeze(-1))
     out.addcmul_(part.to(out.dtype), (new / divisor).to(out.dtype).unsqueeze(-1))
     lse.copy_(top + total.log())
+
+
+def empty_sums(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """An output of zeros and a normaliser of no senders, in the type in which parts are added."""
+    wide = accumulation_type(q)
+    return q.new_zeros(*q.shape[:3], v.shape[3], dtype=wide), q.new_full(q.shape[:3], float("-inf"), dtype=wide)

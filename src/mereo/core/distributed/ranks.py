@@ -41,9 +41,9 @@ class Ranks:
         for request in self.start_shift(out, into):
             request.wait()
 
-    def gather(self, x: Tensor, kind: str = "gather") -> Tensor:
+    def gather(self, x: Tensor) -> Tensor:
         """Tensors of one shape of all processes: (...) -> (ranks, ...)."""
-        sent(kind, (self.size - 1) * x.numel())
+        sent("gather", (self.size - 1) * x.numel())
         out = x.new_empty(self.size * x.numel())
         dist.all_gather_into_tensor(out, x.reshape(-1), group=self.group)
         return out.view(self.size, *x.shape)
@@ -65,10 +65,14 @@ class Ranks:
         return x
 
 
+ALONE = Ranks(None, 0, 1)
+"""One process without a group."""
+
+
 def ranks_of(group: Group) -> Ranks:
     """This process in a group; without a group it is the only one."""
     if group is None:
-        return Ranks(None, 0, 1)
+        return ALONE
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
         raise UsageError(
             f"group is a {type(group).__name__}; give a process group that this process belongs to, such as"
@@ -77,49 +81,35 @@ def ranks_of(group: Group) -> Ranks:
     return Ranks(group, dist.get_rank(group), dist.get_world_size(group))
 
 
-def _header_device(group: Group) -> torch.device:
-    if "gloo" in str(dist.get_backend_config(group)):
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
 def agree(
-    ranks: Ranks,
-    facts: Mapping[str, int],
-    problem: str | None,
-    free: Sequence[str] = (),
-    words: Mapping[str, Mapping[int, object]] | None = None,
-) -> dict[str, list[int]]:
+    ranks: Ranks, facts: Mapping[str, object], problem: str | None, free: Sequence[str] = ()
+) -> dict[str, list[Any]]:
     """Compare arguments over all processes, so that all of them raise where one would fail or wait for ever.
 
     Args:
-        facts: name -> value, the same names in every process.
+        facts: name -> plain value, the same names in every process.
         problem: what is wrong with this process's own arguments; None if nothing is.
         free: names that may differ between processes.
-        words: for a name whose values number something, what each stands for in messages.
 
     Returns: name -> the values of all processes.
 
     Raises:
         UsageError: in every process, if one has a problem or a value differs.
     """
-    numbers = [int(problem is not None), *facts.values()]
+    table: list[Any] = [(problem is not None, facts)] * ranks.size
     if ranks.size > 1:
-        header = torch.tensor(numbers, dtype=torch.int64, device=_header_device(ranks.group))
-        table = ranks.gather(header, "agreement").tolist()
-    else:
-        table = [numbers]
+        sent("agreement", len(facts) * (ranks.size - 1))
+        dist.all_gather_object(table, table[0], ranks.group)
     if problem is not None:
         raise UsageError(problem)
-    wrong = [rank for rank, row in enumerate(table) if row[0]]
+    wrong = [rank for rank, (fails, _) in enumerate(table) if fails]
     if wrong:
         raise UsageError(f"process {wrong[0]} of {ranks.size} was given wrong arguments; its own error has the reason.")
-    values = {name: [row[1 + i] for row in table] for i, name in enumerate(facts)}
+    values = {name: [theirs[name] for _, theirs in table] for name in facts}
     for name, column in values.items():
         if name not in free and len(set(column)) > 1:
-            shown = [(words or {}).get(name, {}).get(value, value) for value in column]
             raise UsageError(
-                f"{name} differs between the processes of the group: {', '.join(map(str, shown))}; it must be the same"
+                f"{name} differs between the processes of the group: {', '.join(map(str, column))}; it must be the same"
                 " in all of them."
             )
     return values

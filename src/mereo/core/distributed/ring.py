@@ -3,12 +3,24 @@
 Source: arXiv:2310.01889; the backward pass lets the gradients travel with their keys and values.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mereo.core.distributed.plan import Plan, empty_sums, head_groups
+from mereo.core.distributed.partial import empty_sums
+from mereo.core.distributed.plan import Plan
+
+
+def head_groups(heads: int, bytes_per_head: int, least: int = 2**20, parts: int = 8) -> Iterator[slice]:
+    """Groups of heads that travel together: an eighth of them, but more where that is less than a MiB.
+
+    What travels is held several times. In small groups this adds little to what a process holds anyway.
+    """
+    together = max(1, heads // parts, -(-least // max(bytes_per_head, 1)))
+    for first in range(0, heads, together):
+        yield slice(first, min(first + together, heads))
 
 
 class _Buffers:
@@ -90,13 +102,7 @@ class Ring(torch.autograd.Function):
         groups, wide = _groups(plan, k, v), lse.dtype
         buffers = _Buffers(plan, k, v, groups, 3 if ranks.size > 1 else 2, wide)
         for heads in groups:
-            given = (
-                grad[:, heads],
-                None if grad_lse is None else grad_lse[:, heads],
-                q[:, heads],
-                out[:, heads],
-                lse[:, heads],
-            )
+            given = [None if x is None else x[:, heads] for x in (grad, grad_lse, q, out, lse)]
             # Numbers of buffers: the keys and values that are here, the sums of their gradients, and what comes.
             count, own, summed, free = heads.stop - heads.start, 0, 1, 2
             here, total = buffers.pack(own, k[:, heads], v[:, heads]), buffers.of(summed, ranks.rank, count, wide)

@@ -12,8 +12,7 @@ from mereo.core.coupling import Coupling
 from mereo.core.kernels.again import twice_differentiable
 from mereo.core.kernels.methods import execute
 from mereo.core.kernels.transforms import traced_for_onnx, transformed
-from mereo.core.tiles import Tiles
-from mereo.core.topology import Causal
+from mereo.core.topology import Causal, Topology
 from mereo.core.votes import SameVotes
 from mereo.errors import check_finite
 
@@ -32,7 +31,7 @@ class _Exchange:
     mask: Tensor | None
     bias: Tensor | None
     scale: float
-    tiles: Tiles | None
+    tiles: Topology | None
 
 
 def _plain(given: _Exchange) -> Tensor:
@@ -112,7 +111,7 @@ def attend(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
-    tiles: Tiles | None = None,
+    tiles: Topology | None = None,
     method: str = "auto",
 ) -> Tensor:
     """combine(couple(agree)): what each query becomes.
@@ -122,7 +121,7 @@ def attend(
         mask: bool, broadcastable to (batch, heads, receivers, senders), True = takes part.
         bias: added to the scores, broadcastable to (batch, heads, receivers, senders), such as one of positions.
         scale: factor of q k^T; 1 / sqrt(dim of the keys) by default.
-        tiles: of a mechanism whose batch axis is (batch * tiles): what each tile holds.
+        tiles: the topology of the whole image, for a mechanism whose batch axis is (batch * tiles).
         method: "auto", "sdpa" or "plain". Second derivatives of "sdpa" are those of "plain".
 
     Shapes: q (batch, heads, receivers, dim), k (batch, heads, senders, dim), v (batch, heads, senders, pose)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from mereo.core.coupling import Coupling
 from mereo.core.kernels.again import gradients_again
-from mereo.core.kernels.circle_tiles import tiled
 from mereo.core.kernels.library import at, entry
 from mereo.core.kernels.transforms import forward_mode
 from mereo.core.topology import Circle
+from mereo.core.topology.circle import ImageCircle
 
 _SIZES = (c_void_p, c_void_p, *[c_int64] * 5, c_float)
 _forward = entry("mereo_circle", *[c_void_p] * 5, *_SIZES)
@@ -142,12 +142,21 @@ def _rule(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     if grad is None:
         return (None,) * 6
     if torch.is_grad_enabled() or forward_mode():
-        circle = _circle(ctx.numbers, ctx.radius)
-        plain = gradients_again(
-            lambda q, k, v: tiled(q, k, v, circle, Coupling("senders"), ctx.scale), (q, k, v), [grad]
-        )
+        from mereo.core.kernels.exchange import Exchange, exchange
+
+        rest = (_circle(ctx.numbers, ctx.radius).of_image, Coupling("senders"), ctx.scale)
+        plain = gradients_again(lambda q, k, v: exchange(Exchange(q, k, v, *rest), "tiles")[0], (q, k, v), [grad])
         return *plain, None, None, None
     return *_backward(grad, out, lse, q, k, v, ctx.numbers, ctx.radius, ctx.scale), None, None, None
 
 
 attend_compiled.register_autograd(_rule, setup_context=_save)
+
+
+def run(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, topology: ImageCircle, scale: float, with_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The output of each image token, and log sum exp of its scores, without a gradient, where it is wanted."""
+    circle = topology.circle
+    out, lse = attend_compiled(q, k, v, numbers_of(circle), float(circle.radius), scale)
+    return out, lse if with_lse else None

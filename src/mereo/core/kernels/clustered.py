@@ -8,7 +8,7 @@ from torch import Tensor
 from mereo.core.coupling import Coupling
 from mereo.core.kernels.attention import attend
 from mereo.core.squash import accumulation_type
-from mereo.core.tiles import Tiles
+from mereo.core.topology import Tiles
 
 
 def distances(x: Tensor, centroids: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ Cost of a pass for N windows, S senders, R receivers and poses of A x C: about 2
 """
 
 import math
+from collections.abc import Callable
 from ctypes import c_float, c_int, c_int64, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +23,14 @@ from mereo.core.kernels.again import gradients_again
 from mereo.core.kernels.direct import direct, direct_operator
 from mereo.core.kernels.gaussians import EMPTY, LEAST_FIT, Floor, fit_gaussians, log_density
 from mereo.core.kernels.library import at, entry
+from mereo.core.kernels.methods import execute
 from mereo.core.kernels.transforms import steps_aside
 from mereo.core.modes import unconverted
 
 TILE_BYTES = 1 << 24
 """Bytes of the votes of windows that PyTorch computes together; more windows share one reading of the transforms."""
+
+Result = tuple[Tensor, Tensor, Tensor | None]
 
 _sizes = (*[c_int64] * 7, c_float, c_int)
 _fit = entry("mereo_gaussians", *[c_void_p] * 6, *_sizes)
@@ -48,25 +52,54 @@ def fitted(
     Shapes: poses (windows, senders, rows, inner), weight (receivers, senders, inner, columns), weights (windows,
         receivers, senders) -> mean, variance (windows, receivers, rows * columns), fit (windows, receivers, senders).
     """
-    if method == "auto":
-        if steps_aside() is not None or 0 in (*poses.shape, *weight.shape):
-            method = "stored"
-        else:
-            method = "compiled" if _compiled_cannot(poses, weight) is None else "streamed"
-    if method == "stored":
-        votes = torch.einsum("nsak,rskc->nrsac", poses, weight).flatten(3)
-        moments = fit_gaussians(votes, weights, floor)
-        return moments.mean, moments.variance, log_density(votes, moments) if with_fit else None
-    mean, variance, fit = direct(_pass, poses, weight, weights, floor.least, floor.clamps, with_fit, method)
+    mean, variance, fit = execute(METHODS, Fit(poses, weight, weights, floor, with_fit), method, always="stored")
     return mean, variance, fit if with_fit else None
 
 
-def _compiled_cannot(poses: Tensor, weight: Tensor) -> str | None:
-    if library.missing is not None:
-        return library.missing
-    if any(x.dtype != torch.float32 or x.device.type != "cpu" for x in (poses, weight)):
-        return f"it computes in float32 on a CPU, and poses are {poses.dtype} on {poses.device}"
-    return None
+class Fit(NamedTuple):
+    """One call: the arguments of `fitted`."""
+
+    poses: Tensor
+    weight: Tensor
+    weights: Tensor
+    floor: Floor
+    with_fit: bool
+
+
+def _stored(call: Fit) -> Result:
+    votes = torch.einsum("nsak,rskc->nrsac", call.poses, call.weight).flatten(3)
+    moments = fit_gaussians(votes, call.weights, call.floor)
+    return moments.mean, moments.variance, log_density(votes, moments) if call.with_fit else None
+
+
+def _without_votes(method: str) -> Callable[[Fit], Result]:
+    def run(call: Fit) -> Result:
+        options = (call.floor.least, call.floor.clamps, call.with_fit, method)
+        result: Result = direct(_pass, call.poses, call.weight, call.weights, *options)
+        return result
+
+    return run
+
+
+def _streamed_cannot(call: Fit) -> str | None:
+    if 0 in (*call.poses.shape, *call.weight.shape):
+        return f"poses are {tuple(call.poses.shape)} and weight is {tuple(call.weight.shape)}"
+    return steps_aside()
+
+
+def _compiled_cannot(call: Fit) -> str | None:
+    tensors = (call.poses, call.weight)
+    if library.missing is None and any(x.dtype != torch.float32 or x.device.type != "cpu" for x in tensors):
+        return f"it computes in float32 on a CPU, and poses are {call.poses.dtype} on {call.poses.device}"
+    return library.missing or _streamed_cannot(call)
+
+
+METHODS: dict[str, tuple[Callable[[Fit], Result], Callable[[Fit], str | None]]] = {
+    "compiled": (_without_votes("compiled"), _compiled_cannot),
+    "streamed": (_without_votes("streamed"), _streamed_cannot),
+    "stored": (_stored, lambda call: None),
+}
+"""Name -> (function, why it cannot run: None if it can), the preferred first."""
 
 
 def _lengths(poses: Tensor, weight: Tensor) -> tuple[int, ...]:

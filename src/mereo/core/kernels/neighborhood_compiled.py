@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mereo.core.coupling import Coupling
 from mereo.core.kernels.again import gradients_again
 from mereo.core.kernels.library import at, entry
 from mereo.core.kernels.transforms import forward_mode
@@ -118,10 +119,14 @@ def _rule(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, 
     if grad is None and grad_lse is None:
         return (None,) * 6
     if torch.is_grad_enabled() or forward_mode():
-        from mereo.core.kernels.neighborhood_tiles import tiled
+        from mereo.core.kernels.exchange import Exchange, exchange
 
-        def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-            return tiled(q, k, v, _topology(ctx.numbers), ctx.scale, bias=bias, with_lse=True)
+        def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            rest = (_topology(ctx.numbers), Coupling("senders"), ctx.scale, bias)
+            out, lse = exchange(Exchange(q, k, v, *rest, with_lse=True), "tiles")
+            assert lse is not None
+            return out.transpose(1, 2), lse.transpose(1, 2)
 
         return *gradients_again(plain, (q, k, v, bias), (grad, grad_lse)), None, None
     grad = torch.zeros_like(out) if grad is None else grad
@@ -130,3 +135,26 @@ def _rule(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, 
 
 
 attend_compiled.register_autograd(_rule, setup_context=_save)
+
+
+def run(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, topology: Neighborhood, scale: float, with_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The output of each query, and log sum exp of its scores where it is wanted.
+
+    Shapes: q, k, v (batch, heads, tokens, dim or pose), k and v with the senders behind the grid
+        -> (batch, heads, tokens, pose), (batch, heads, tokens).
+    """
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    tokens = topology.tokens
+    out, lse = attend_compiled(q, k[:, :tokens], v[:, :tokens], bias, numbers_of(topology), scale)
+    if topology.extra:
+        # Two softmaxes over different keys are joined by the sums of their weights.
+        more_k, more_v = k[:, tokens:].float(), v[:, tokens:].float()
+        scores = torch.einsum("bnhd,bmhd->bnhm", q.float() * scale, more_k)
+        top = torch.maximum(lse, scores.amax(-1)).detach()
+        ours, theirs = (lse - top).exp(), (scores - top.unsqueeze(-1)).exp()
+        total = ours + theirs.sum(-1)
+        joined = out.float() * ours.unsqueeze(-1) + torch.einsum("bnhm,bmhe->bnhe", theirs, more_v)
+        out, lse = (joined / total.unsqueeze(-1)).to(out.dtype), top + total.log()
+    return out.transpose(1, 2), lse.transpose(1, 2) if with_lse else None

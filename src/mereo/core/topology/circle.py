@@ -9,8 +9,15 @@ from math import ceil, isfinite, isqrt
 import torch
 from torch import Tensor
 
-from mereo.core.topology.base import Topology
+from mereo.core.kernels.kept import kept
+from mereo.core.topology.base import CPU, Tiles, Topology
+from mereo.core.topology.lines import PADDING
 from mereo.errors import UsageError
+
+TILE = 8
+"""Receivers of a tile along each side."""
+PADDED = 1.25
+"""Tiles are computed together while the largest has at most this many times the senders of the smallest."""
 
 
 @dataclass(frozen=True)
@@ -92,21 +99,87 @@ class Circle(Topology):
         """All pairs that exist; attention takes 4 dim FLOPs for each."""
         return self.text * (self.text + self.image) + self.image * (self.text + self.pooled) + self.image_pairs
 
-    def allowed(self, receivers: int, senders: int, device: torch.device | None = None) -> Tensor:
-        there = (self.text + self.image, self.text + self.image + self.pooled)
-        if (receivers, senders) != there:
-            raise UsageError(
-                f"there are {receivers} receivers and {senders} senders; an image of {self.grid} tokens with"
-                f" {self.text} text tokens has {there[0]} and {there[1]}."
-            )
-        allowed = torch.ones(receivers, senders, dtype=torch.bool, device=device)
-        allowed[: self.text, there[0] :] = False
-        allowed[self.text :, self.text : there[0]] = self.near(device)
-        return allowed
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.text + self.image, self.text + self.image + self.pooled
+
+    @property
+    def of_image(self) -> "ImageCircle":
+        """The same for the image tokens alone."""
+        return ImageCircle(self)
+
+    def sees(self, receiver: Tensor, sender: Tensor, counts: tuple[int, int]) -> Tensor:
+        of_image = self.of_image.sees(receiver - self.text, sender, counts)
+        return torch.where(receiver < self.text, sender < self.text + self.image, of_image)
 
     def near(self, device: torch.device | None = None) -> Tensor:
         """Image tokens nearer than the radius: bool (image, image)."""
-        y, x = (torch.arange(side, device=device) for side in self.grid)
-        down, across = (y[:, None] - y).square(), (x[:, None] - x).square()
-        apart = down[:, None, :, None] + across[None, :, None, :]
-        return (apart < self.radius**2).flatten(2).flatten(0, 1)
+        return self.of_image.allowed(device=device)[:, self.text : self.text + self.image]
+
+
+@dataclass(frozen=True)
+class ImageCircle(Topology):
+    """The senders of the image tokens of a circle: receivers are image tokens, senders [text | image | blocks]."""
+
+    circle: Circle
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.circle.image, self.circle.counts[1]
+
+    def sees(self, receiver: Tensor, sender: Tensor, counts: tuple[int, int]) -> Tensor:
+        columns, place = self.circle.grid[1], sender - self.circle.text
+        down = torch.div(receiver, columns, rounding_mode="floor") - torch.div(place, columns, rounding_mode="floor")
+        across = receiver % columns - place % columns
+        near = down * down + across * across < self.circle.radius**2
+        return (place < 0) | (place >= self.circle.image) | near
+
+    def make_tiles(self, counts: tuple[int, int], device: torch.device) -> Tiles:
+        """Squares of receivers, each with the union of their circles and the senders that all attend to."""
+        circle = self.circle
+        (rows, columns), reach = circle.grid, circle.reach
+        tall, wide = min(TILE, rows), min(TILE, columns)
+        corner = torch.cartesian_prod(
+            torch.arange(0, rows, tall, device=device), torch.arange(0, columns, wide, device=device)
+        ).unsqueeze(1)
+        square = torch.cartesian_prod(torch.arange(tall, device=device), torch.arange(wide, device=device))
+        offsets = [
+            (dy, dx)
+            for dy in range(-reach, tall + reach)
+            for width in (circle.widths[max(-dy, dy - tall + 1, 0)],)
+            for dx in range(-width, wide + width)
+        ]
+
+        def numbers(cells: Tensor, first: int) -> Tensor:
+            there = ((cells >= 0) & (cells < torch.tensor((rows, columns), device=device))).all(-1)
+            return torch.where(there, first + cells[..., 0] * columns + cells[..., 1], PADDING)
+
+        everyone = torch.arange(counts[1] - circle.image, device=device)
+        everyone = torch.where(everyone < circle.text, everyone, everyone + circle.image)
+        near = numbers(corner + torch.tensor(offsets, device=device), circle.text)
+        return Tiles(numbers(corner + square, 0), torch.cat((everyone.expand(len(near), -1), near), 1), *counts)
+
+    def groups(
+        self, receivers: int | None = None, senders: int | None = None, device: torch.device | None = None
+    ) -> tuple[Tiles, ...]:
+        self._sizes(receivers, senders)
+        return _groups(self, device or CPU)
+
+
+@kept(16)
+def _groups(topology: ImageCircle, device: torch.device) -> tuple[Tiles, ...]:
+    """Tiles with about the same number of senders together, without the places of their senders that are padding."""
+    whole = topology.tiles(device=device)
+    assert whole.pairs is not None
+    counts, order = (whole.senders >= 0).sum(1).sort()
+    groups, begin = [], 0
+    listed = counts.tolist()
+    for end in range(1, len(listed) + 1):
+        if end < len(listed) and listed[end] <= PADDED * listed[begin]:
+            continue
+        mine, most = order[begin:end], listed[end - 1]
+        senders, places = whole.senders[mine].sort(dim=1, descending=True)
+        pairs = whole.pairs[mine].gather(2, places[:, None, :most].expand(-1, whole.pairs.shape[1], -1))
+        groups.append(Tiles(whole.receivers[mine], senders[:, :most], *topology.counts, pairs=pairs))
+        begin = end
+    return tuple(groups)

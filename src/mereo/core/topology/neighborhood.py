@@ -3,20 +3,21 @@
 Source: arXiv:2403.04690; the stride is that of arXiv:2504.16922.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from mereo.core.topology.base import Topology
+from mereo.core.topology.base import Tiles
+from mereo.core.topology.lines import PADDING, Line, Product, product
 from mereo.errors import UsageError
 
 MOST_AXES = 3
-
+TILE = {1: 32, 2: 8, 3: 4}
+"""Queries of a tile along each axis, by the number of axes."""
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ def each_axis(argument: str, value: T | Sequence[T], axes: int) -> tuple[T, ...]
 
 
 @dataclass(frozen=True)
-class Line:
+class WindowLine(Line):
     """Neighbourhoods along one axis: the arguments of `Neighborhood` for it."""
 
     length: int
@@ -41,13 +42,18 @@ class Line:
     stride: int
     dilation: int
     causal: bool
+    tile: int = TILE[1]
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        return self.length, self.length
 
     def group(self, offset: int) -> int:
         """Number of positions with remainder `offset` by the dilation."""
         return (self.length - offset + self.dilation - 1) // self.dilation
 
     def together(self, queries: int) -> int:
-        """Most keys that so many queries in a row have together."""
+        """Largest number of keys that this number of neighbouring queries has together."""
         blocks = (queries - 1 + self.stride - 1) // self.stride
         return self.window + min(blocks * self.stride, queries - 1 + self.stride - 1)
 
@@ -64,18 +70,42 @@ class Line:
         first = torch.minimum(leader - self.window // 2, count - self.window).clamp(min=0)
         return first, first + self.window
 
+    def _window_at(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """As `window_of`, for positions of the axis."""
+        place = torch.div(at, self.dilation, rounding_mode="floor")
+        count = torch.div(self.length - at % self.dilation + self.dilation - 1, self.dilation, rounding_mode="floor")
+        return self.window_of(place, count)
+
+    def sees(self, receiver: Tensor, sender: Tensor) -> Tensor:
+        first, end = self._window_at(receiver)
+        place = torch.div(sender, self.dilation, rounding_mode="floor")
+        same = receiver % self.dilation == sender % self.dilation
+        return same & (place >= first) & (place < end)
+
     def keys(self, device: torch.device | None = None) -> Tensor:
         """Which positions each position attends to: int64 (length, window), -1 where a causal window is cut short."""
         at = torch.arange(self.length, device=device)
-        offset, place = at % self.dilation, torch.div(at, self.dilation, rounding_mode="floor")
-        count = torch.div(self.length - offset + self.dilation - 1, self.dilation, rounding_mode="floor")
-        first, end = self.window_of(place, count)
+        first, end = self._window_at(at)
         keys = first.unsqueeze(1) + torch.arange(self.window, device=device)
-        return torch.where(keys < end.unsqueeze(1), offset.unsqueeze(1) + self.dilation * keys, -1)
+        return torch.where(keys < end.unsqueeze(1), (at % self.dilation).unsqueeze(1) + self.dilation * keys, PADDING)
+
+    def tiles(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Queries in a row, group by group of the dilation, and the keys that they have together."""
+        counts = [self.group(g) for g in range(self.dilation)]
+        tile = min(self.tile, counts[0])
+        at = [(g, n, first) for g, n in enumerate(counts) for first in range(0, n, tile)]
+        group, count, begin = (torch.tensor(x, device=device).unsqueeze(1) for x in zip(*at, strict=True))
+        first = self.window_of(begin, count)[0]
+
+        def positions(places: Tensor) -> Tensor:
+            return torch.where(places < count, group + self.dilation * places, PADDING)
+
+        keys = first + torch.arange(min(self.together(tile), counts[0]), device=device)
+        return positions(begin + torch.arange(tile, device=device)), positions(keys)
 
 
 @dataclass(frozen=True)
-class Neighborhood(Topology):
+class Neighborhood(Product):
     """Each token attends to the window of tokens nearest to it along every axis of their grid.
 
     Positions i of an axis with the same remainder by the dilation d form a group of L_g positions, numbered p = i // d.
@@ -90,9 +120,10 @@ class Neighborhood(Topology):
     Args:
         grid: number of tokens along each of one to three axes; tokens are numbered row by row.
         window: tokens along each axis; at least 2, and at most length // dilation.
-        stride: so many positions of a group share one window; from 1 to the window.
+        stride: number of positions of a group that share one window; from 1 to the window.
         dilation: distance between the tokens of a window.
         causal: whether a token attends to none behind it, along each axis.
+        extra: number of senders behind the grid, such as registers or text, which every token attends to.
 
     Raises:
         UsageError: for a window, stride or dilation that the grid does not hold, with those that it does.
@@ -105,6 +136,7 @@ class Neighborhood(Topology):
     stride: int | tuple[int, ...] = 1
     dilation: int | tuple[int, ...] = 1
     causal: bool | tuple[bool, ...] = False
+    extra: int = 0
 
     def __post_init__(self) -> None:
         grid = tuple(self.grid)
@@ -135,9 +167,12 @@ class Neighborhood(Topology):
                 )
 
     @property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[WindowLine, ...]:
         """The neighbourhoods along each axis."""
-        return tuple(map(Line, self.grid, *map(tuple, (self.window, self.stride, self.dilation, self.causal))))  # type: ignore[arg-type]
+        tiles = (TILE[len(self.grid)],) * len(self.grid)
+        return tuple(
+            map(WindowLine, self.grid, *map(tuple, (self.window, self.stride, self.dilation, self.causal)), tiles)  # type: ignore[arg-type]
+        )
 
     @property
     def tokens(self) -> int:
@@ -149,26 +184,46 @@ class Neighborhood(Topology):
         """Number of tokens in a whole neighbourhood."""
         return prod(line.window for line in self.lines)
 
-    def groups(self) -> Iterator[tuple[int, ...]]:
-        """The remainders by the dilation, axis by axis: tokens of different groups never meet."""
-        return product(*(range(line.dilation) for line in self.lines))
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.tokens, self.tokens + self.extra
+
+    @property
+    def offsets(self) -> int:
+        """Number of relative positions: the product over the axes of 2 window - 1."""
+        return prod(2 * line.window - 1 for line in self.lines)
 
     def keys(self, device: torch.device | None = None) -> Tensor:
-        """Which tokens each token attends to: int64 (tokens, size), -1 where a causal window is cut short."""
+        """Which tokens of the grid each token attends to: int64 (tokens, size), -1 where a causal window is cut."""
         keys = torch.zeros(1, 1, dtype=torch.long, device=device)
         for line in self.lines:
-            along = line.keys(device)
-            both = keys[:, None, :, None] * line.length + along[None, :, None, :]
-            missing = (keys < 0)[:, None, :, None] | (along < 0)[None, :, None, :]
-            keys = both.masked_fill(missing, -1).flatten(2).flatten(0, 1)
+            keys = product(keys, line.keys(device), line.length)
         return keys
 
-    def allowed(self, receivers: int, senders: int, device: torch.device | None = None) -> Tensor:
-        if (receivers, senders) != (self.tokens, self.tokens):
-            raise UsageError(
-                f"there are {receivers} receivers and {senders} senders, and {self.tokens} tokens in the grid"
-                f" {self.grid}; a neighbourhood needs the tokens of its grid on both sides."
-            )
-        allowed = torch.zeros(receivers, senders + 1, dtype=torch.bool, device=device)
-        # Behind the last sender is where -1 points to.
-        return allowed.scatter_(1, self.keys(device) % (senders + 1), True)[:, :-1]
+    def sees(self, receiver: Tensor, sender: Tensor, counts: tuple[int, int]) -> Tensor:
+        near = super().sees(receiver, sender, counts)
+        return near if not self.extra else torch.where(sender < self.tokens, near, True)
+
+    def relative(self, receiver: Tensor, sender: Tensor) -> Tensor:
+        """Entry of each pair in a flat table of relative positions; that of senders behind the grid is `offsets`."""
+        entry, rest = torch.zeros_like(receiver + sender), self.tokens
+        for line in self.lines:
+            rest //= line.length
+            apart = sender // rest % line.length - receiver // rest % line.length
+            steps = torch.div(apart, line.dilation, rounding_mode="floor") + line.window - 1
+            entry = entry * (2 * line.window - 1) + steps.clamp(0, 2 * line.window - 2)
+        return torch.where(sender < self.tokens, entry, self.offsets)
+
+    def table(
+        self, receivers: int | None = None, senders: int | None = None, device: torch.device | None = None
+    ) -> Tensor:
+        self._sizes(receivers, senders)
+        return self._with_extra(self.keys(device))
+
+    def make_tiles(self, counts: tuple[int, int], device: torch.device) -> Tiles:
+        tiles = super().make_tiles(counts, device)
+        return Tiles(tiles.receivers, self._with_extra(tiles.senders), *counts)
+
+    def _with_extra(self, senders: Tensor) -> Tensor:
+        more = torch.arange(self.tokens, self.tokens + self.extra, device=senders.device)
+        return torch.cat((senders, more.expand(len(senders), -1)), 1) if self.extra else senders

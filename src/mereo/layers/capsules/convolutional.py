@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from mereo.core import Capsules
 from mereo.core.modes import unconverted
 from mereo.core.squash import accumulation_type, bounded
+from mereo.core.topology import Windows
 from mereo.core.window_votes import COMPETE, WindowVotes
-from mereo.core.windows import Windows
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.mechanisms.routing.vote_routing import make_vote_routing
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from mereo.core import Coupling, bounded, mechanism
 from mereo.core.shapes import same_padding
 from mereo.core.squash import accumulation_type
-from mereo.core.tiles import Tiles
+from mereo.core.topology import Tiles, Windows
 from mereo.core.window_votes import WindowVotes
-from mereo.core.windows import Windows
 from mereo.errors import UsageError, check_positive, check_probability
 
 

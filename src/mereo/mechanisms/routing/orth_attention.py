@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mereo.core import Coupling, GivenVotes, bounded, mechanism
 from mereo.core.householder import SMALLEST, HouseholderMatrix, reflect
 from mereo.core.squash import accumulation_type
-from mereo.core.tiles import Tiles
+from mereo.core.topology import Tiles
 from mereo.errors import UsageError, check_choice, check_positive
 
 MODES = ("simplified", "full")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.attention import attend
-from mereo.core.tiles import window_tiles
+from mereo.core.topology import Blocks
 from mereo.core.votes import SameVotes
 from mereo.errors import check_heads
 from mereo.mechanisms.routing.depthwise_attention import check_capsule_map
@@ -74,10 +74,7 @@ class SparseAxialRouting(nn.Module):
     def _along(self, coupling: Coupling, size: tuple[int, int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention along the last axis of places. Shapes: (batch, lines, places, heads, dim / heads) -> the same."""
         sides = (q.shape[1], q.shape[2])
-        tiles = None
-        if coupling.observers:
-            rows, columns = sides if size[0] == 1 else sides[::-1]
-            tiles = window_tiles(rows, columns, size)
+        tiles = Blocks(sides if size[0] == 1 else sides[::-1], size)
         q, k, v = (x.flatten(0, 1).transpose(1, 2) for x in (q, k, v))
         return attend(q, k, v, coupling, tiles=tiles).transpose(1, 2).unflatten(0, (-1, sides[0]))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mereo.core import lengths, squash
 from mereo.core.shapes import conv_out, image_size
-from mereo.core.windows import Windows
+from mereo.core.topology import Windows
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 from mereo.mechanisms.routing import OrthAttention
 from mereo.mechanisms.routing.orth_attention import MODES, NORMALISERS
@@ -95,7 +95,7 @@ class OrthConvCaps(nn.Module):
             mask = under.permute(0, 2, 3, 1).flatten(0, 2)
         tiles = None
         if self.attention.coupling.observers:
-            tiles = Windows(rows, columns, (1, 1)).tiles(in_types, out_types)
+            tiles = Windows(rows, columns, (1, 1)).of_types(in_types, out_types)
         sums = self.attention(votes, mask, tiles=tiles)
         sums = sums.unflatten(0, (-1, rows, columns)).permute(0, 3, 4, 1, 2)
         capsules: Tensor = self.activation(sums)

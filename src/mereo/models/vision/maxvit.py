@@ -19,7 +19,7 @@ from mereo.core.kernels.kept import kept
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, Window
 from mereo.core.shapes import image_size, same_padding
 from mereo.core.squash import bounded
-from mereo.core.tiles import from_grid, from_windows, grid_tiles, to_grid, to_windows, window_tiles
+from mereo.core.topology import Blocks, Spread
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 from mereo.layers import ChannelNorm, FeedForward, InvertedBottleneck, LayerScale, StochasticDepth, linear_rates
 from mereo.layers.norms import norm_factors
@@ -136,8 +136,8 @@ class Exchange(nn.Module):
 def _regrouping(rows: int, columns: int, window: Window) -> Tensor:
     """For each cell of the grid's groups, in order, its place among the cells of the windows."""
     places = torch.empty(rows * columns, dtype=torch.int64, device="cpu")
-    places[window_tiles(rows, columns, window).receivers.flatten()] = torch.arange(rows * columns, device="cpu")
-    return places[grid_tiles(rows, columns, window).receivers.flatten()]
+    places[Blocks((rows, columns), window).tiles().receivers.flatten()] = torch.arange(rows * columns, device="cpu")
+    return places[Spread((rows, columns), window).tiles().receivers.flatten()]
 
 
 def windows_to_grid(cells: Tensor, window: Window, rows: int, columns: int) -> Tensor:
@@ -145,8 +145,8 @@ def windows_to_grid(cells: Tensor, window: Window, rows: int, columns: int) -> T
     if (rows, columns) == window:
         return cells
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or cells.device.type != "cpu":
-        maps = from_windows(cells.flatten(0, 1), window, rows, columns)
-        return to_grid(maps, window).unflatten(0, (-1, cells.shape[1]))
+        maps = Blocks((rows, columns), window).join(cells.flatten(0, 1))
+        return Spread((rows, columns), window).cut(maps).unflatten(0, (-1, cells.shape[1]))
     order = _regrouping(rows, columns, window)
     return cells.flatten(1, 2).index_select(1, order).view(cells.shape)
 
@@ -167,9 +167,10 @@ class MaxViTBlock(nn.Module):
         maps = self.bottleneck(x).permute(0, 2, 3, 1)
         (rows, columns), window = maps.shape[1:3], self.grid.attention.window
         count = rows * columns // (window[0] * window[1])
-        cells = self.block(to_windows(maps, window).unflatten(0, (-1, count)), rows, columns)
+        blocks, groups = Blocks((rows, columns), window), Spread((rows, columns), window)
+        cells = self.block(blocks.cut(maps).unflatten(0, (-1, count)), rows, columns)
         cells = self.grid(windows_to_grid(cells, window, rows, columns), rows, columns)
-        return from_grid(cells.flatten(0, 1), window, rows, columns).permute(0, 3, 1, 2)
+        return groups.join(cells.flatten(0, 1)).permute(0, 3, 1, 2)
 
 
 class ParallelBlock(nn.Module):

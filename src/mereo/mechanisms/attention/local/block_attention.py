@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import mechanism
-from mereo.core.tiles import Tiles, from_windows, to_windows, window_tiles
+from mereo.core.topology import Blocks
 from mereo.mechanisms.attention.local.relative_attention import RelativeAttention
 
 
@@ -44,10 +44,4 @@ class BlockAttention(RelativeAttention):
     Reference: arXiv:2204.01697, section 3.2.
     """
 
-    def tiles(self, rows: int, columns: int) -> Tiles:
-        return window_tiles(rows, columns, self.window)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        rows, columns = maps.shape[1:3]
-        cells = to_windows(maps, self.window)
-        return from_windows(self.attend_inside(cells, self._watched_tiles(rows, columns)), self.window, rows, columns)
+    topology = Blocks

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mereo.core import Circle, Coupling, mechanism
 from mereo.core.kernels.attention import attend
-from mereo.core.kernels.circle import Exchange, exchange
+from mereo.core.kernels.exchange import Exchange, exchange
 from mereo.errors import UsageError, check_finite, check_heads, check_positive, check_probability
 
 
@@ -92,8 +92,8 @@ def clear_attention(
             image tokens attend to all of them. f divides both sides of the image.
         scale: factor of the scores; 1 / sqrt(dim) by default. See `length_scale`.
         coupling, text_coupling: make the couplings of image and text tokens; plain softmax by default.
-        method: how image tokens attend: "auto", "compiled" (C++, CPU), "tiles", "flex" (FlexAttention; on a CPU without
-            gradients), or "dense", the reference.
+        method: how image tokens attend: "auto", "compiled" (C++, CPU), "tiles", "gathered", "flex" (FlexAttention; on a
+            CPU without gradients), or "dense", the reference.
 
     Shapes:
         q, k (batch, heads, tokens, dim), v (batch, heads, tokens, pose), after norms and rotation of positions, tokens
@@ -111,7 +111,7 @@ def clear_attention(
     keys, values = k, v
     if down_weight is not None:
         keys, values = (torch.cat((x, block_sums(x[:, :, text_tokens:], circle.grid, down_weight)), 2) for x in (k, v))
-    image = exchange(Exchange(q[:, :, text_tokens:], keys, values, circle, coupling, scale), method)
+    image, _ = exchange(Exchange(q[:, :, text_tokens:], keys, values, circle.of_image, coupling, scale), method)
     if not text_tokens:
         return image
     text_coupling = Coupling("senders") if text_coupling is None else text_coupling

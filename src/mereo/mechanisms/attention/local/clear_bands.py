@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mereo.core import Circle, Coupling
-from mereo.core.kernels.circle import Exchange, exchange
+from mereo.core.kernels.exchange import Exchange, exchange
 from mereo.errors import UsageError
 
 
@@ -127,7 +127,7 @@ def clear_attention_bands(
     behind = here.image - before * columns - (q.shape[2] - text)
     queries = torch.nn.functional.pad(q[:, :, text:], (0, 0, before * columns, behind))
     keys, values = torch.cat((k[:, :, :text], keys), 2), torch.cat((v[:, :, :text], values), 2)
-    out = exchange(Exchange(queries, keys, values, here, Coupling("senders"), scale), method)
+    out, _ = exchange(Exchange(queries, keys, values, here.of_image, Coupling("senders"), scale), method)
     image = out[:, :, before * columns : out.shape[2] - behind]
     if not text:
         return image

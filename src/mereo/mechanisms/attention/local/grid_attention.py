@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import mechanism
-from mereo.core.tiles import Tiles, from_grid, grid_tiles, to_grid
+from mereo.core.topology import Spread
 from mereo.mechanisms.attention.local.relative_attention import RelativeAttention
 
 
@@ -44,10 +44,4 @@ class GridAttention(RelativeAttention):
     Reference: arXiv:2204.01697, section 3.2.
     """
 
-    def tiles(self, rows: int, columns: int) -> Tiles:
-        return grid_tiles(rows, columns, self.window)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        rows, columns = maps.shape[1:3]
-        cells = to_grid(maps, self.window)
-        return from_grid(self.attend_inside(cells, self._watched_tiles(rows, columns)), self.window, rows, columns)
+    topology = Spread

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.attention import attend
-from mereo.core.kernels.kept import kept
-from mereo.core.tiles import Tiles
+from mereo.core.topology import Halo
 from mereo.errors import UsageError, check_not_negative, check_positive
 
 
@@ -29,35 +28,18 @@ def _overlapping(cells: Tensor, axis: int, block: int, win: int) -> Tensor:
     return parts[0] if reach == 1 else torch.cat(parts, axis + 1)
 
 
-def _windows(cells: Tensor, block: int, halo: int, heads: int = 1, padding: int = 0) -> Tensor:
-    """Every block with its halo; cells beyond the image are `padding`.
+def _windows(cells: Tensor, block: int, halo: int, heads: int = 1) -> Tensor:
+    """Every block with its halo; cells beyond the image are zeros.
 
     Shapes: (batch, rows, columns, heads * dim) -> (batch * blocks, heads, win * win, dim).
     """
     after = -(-2 * halo // block) * block - halo
     below, right = (after + -side % block for side in cells.shape[1:3])
     win = block + 2 * halo
-    padded = F.pad(cells, (0, 0, halo, right, halo, below), value=padding).unflatten(3, (heads, -1))
+    padded = F.pad(cells, (0, 0, halo, right, halo, below)).unflatten(3, (heads, -1))
     bands = _overlapping(padded, 1, block, win).permute(0, 1, 4, 2, 3, 5)
     # (batch, down, heads, win, columns, dim) -> (batch, down, heads, win, across, win, dim)
     return _overlapping(bands, 4, block, win).permute(0, 1, 4, 2, 3, 5, 6).flatten(4, 5).flatten(0, 2)
-
-
-def _numbers(rows: int, columns: int, block: int, halo: int) -> Tensor:
-    cells = torch.arange(rows * columns).view(1, rows, columns, 1)
-    return _windows(cells, block, halo, padding=-1)[:, 0, :, 0]
-
-
-@kept()
-def halo_tiles(rows: int, columns: int, block: int, halo: int, step: int = 1) -> Tiles:
-    """The blocks of an image row by row, each with the cells that it attends to; cells beyond the image are -1.
-
-    Args:
-        rows, columns: of the map of keys; that of queries has every `step`-th of both.
-    """
-    queries = (-(-rows // step), -(-columns // step))
-    receivers = _numbers(*queries, block // step, 0)
-    return Tiles(receivers, _numbers(rows, columns, block, halo), queries[0] * queries[1], rows * columns)
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -181,8 +163,8 @@ class HaloAttention(nn.Module):
         if self.mask_padding:
             inside = torch.ones(maps.shape[0], rows, columns, 1, dtype=torch.bool, device=maps.device)
             mask = _windows(inside, self.block, self.halo).mT
-        tiles = halo_tiles(rows, columns, self.block, self.halo, self.step) if self.coupling.watched else None
-        out = attend(q, k, v, self.coupling, mask=mask, bias=bias, scale=scale, tiles=tiles)
+        topology = Halo((rows, columns), self.block, self.halo, self.step)
+        out = attend(q, k, v, self.coupling, mask=mask, bias=bias, scale=scale, tiles=topology)
         # (batch * blocks, heads, cells of a block, value_dim) -> (batch, channels, rows, columns)
         blocks = (-(-down // side), -(-across // side))
         out = out.transpose(1, 2).flatten(2).unflatten(0, (-1, *blocks)).unflatten(3, (side, side))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, Neighborhood, mechanism
 from mereo.core.initialise import start_linears
-from mereo.core.kernels.neighborhood import Exchange, exchange
+from mereo.core.kernels.exchange import Exchange, exchange
 from mereo.core.topology.neighborhood import each_axis
 from mereo.errors import UsageError, check_finite, check_heads, check_probability
 
@@ -97,25 +97,26 @@ def neighborhood_attention(
 
     Reference: arXiv:2403.04690; `Neighborhood` has the rule of the windows.
     """
-    grid = _check(q, k, v)
-    topology = Neighborhood(grid, _plain(window), _plain(stride), _plain(dilation), _plain(causal))
-    heads = q.shape[-2]
-    k, v = _grouped("k", k, heads), _grouped("v", v, heads)
-    extra = None
+    grid, heads = _check(q, k, v), q.shape[-2]
+    k, v = (_grouped(name, x, heads).flatten(1, -3) for name, x in (("k", k), ("v", v)))
+    more = 0
     if extra_kv is not None:
         extra = _extra(extra_kv, q, v)
+        more = extra[0].shape[1]
+        k, v = (torch.cat((x, y), 1) for x, y in zip((k, v), extra, strict=True))
+    topology = Neighborhood(grid, _plain(window), _plain(stride), _plain(dilation), _plain(causal), more)
     if bias is not None:
         needed = (heads, *(2 * line.window - 1 for line in topology.lines))
         if tuple(bias.shape) != needed:
             raise UsageError(f"bias is {tuple(bias.shape)}; it must be {needed}, (heads, 2 window - 1 for each axis).")
         bias = bias.flatten(1)
-    q, k, v = (x.flatten(1, -3) for x in (q, k, v))
     check_finite(scale=scale)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     coupling = Coupling("senders") if coupling is None else coupling
-    out, lse = exchange(Exchange(q, k, v, topology, coupling, scale, bias, extra, return_lse), method)
-    out = out.unflatten(1, grid)
-    return out if lse is None else (out, lse.unflatten(1, grid))
+    q, k, v = (x.transpose(1, 2) for x in (q.flatten(1, -3), k, v))
+    out, lse = exchange(Exchange(q, k, v, topology, coupling, scale, table=bias, with_lse=return_lse), method)
+    out = out.transpose(1, 2).unflatten(1, grid)
+    return out if lse is None else (out, lse.transpose(1, 2).unflatten(1, grid))
 
 
 T = TypeVar("T")

@@ -10,19 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
-from mereo.core.tiles import Tiles
+from mereo.core.topology import Tiles, Windows
 from mereo.core.votes import SameVotes
 from mereo.errors import UsageError, check_heads, check_positive, check_probability
-
-
-def outlook_tiles(rows: int, columns: int, kernel: int, padding: int, stride: int) -> Tiles:
-    """The windows of an image row by row: the cells of a window send to each other; those outside are padding."""
-    numbers = torch.full((rows + 2 * (padding + kernel), columns + 2 * (padding + kernel)), -1)
-    inside = numbers[padding : padding + rows, padding : padding + columns]
-    inside.copy_(torch.arange(rows * columns).view(rows, columns))
-    cells = numbers.unfold(0, kernel, stride).unfold(1, kernel, stride)
-    cells = cells[: -(-rows // stride), : -(-columns // stride)].reshape(-1, kernel * kernel)
-    return Tiles(cells, cells, rows * columns, rows * columns)
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -122,6 +112,13 @@ class OutlookAttention(nn.Module):
         windows = -(-side // self.stride)
         return max(side + self.padding, self.stride * (windows - 1) + self.kernel)
 
+    def _tiles(self, rows: int, columns: int) -> Tiles:
+        """The windows of an image row by row: the cells of a window send to each other; those outside are padding."""
+        below, right = (self._extent(side) - side - 2 * self.padding for side in (rows, columns))
+        kernel, stride, padding = ((size, size) for size in (self.kernel, self.stride, self.padding))
+        cells = Windows(rows, columns, kernel, stride, padding, (below, right)).cells()
+        return Tiles(cells, cells, rows * columns, rows * columns)
+
     def _gather(self, values: Tensor) -> Tensor:
         """Values of the cells of each window: (batch, rows, columns, dim) -> (batch * windows, heads, K^2, size)."""
         rows, columns = values.shape[1:3]
@@ -150,9 +147,7 @@ class OutlookAttention(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         rows, columns = maps.shape[1:3]
-        tiles = None
-        if self.coupling.watched:
-            tiles = outlook_tiles(rows, columns, self.kernel, self.padding, self.stride)
+        tiles = self._tiles(rows, columns) if self.coupling.watched else None
         couplings = self.coupling(self._scores(maps), tiles=tiles)
         sums = SameVotes(self._gather(self.value(maps))).combine(couplings)
         return self.proj_drop(self.proj(self._fold(sums, rows, columns)))

@@ -4,7 +4,6 @@ attention share.
 Source: Tu et al. 2022, arXiv:2204.01697, section 3.1 and eq. 1.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from mereo.core import Coupling
 from mereo.core.kernels.attention import attend
 from mereo.core.relative_positions import RelativePositions, Window
-from mereo.core.tiles import Tiles
+from mereo.core.topology import Blocks, Spread, Topology
 from mereo.errors import UsageError, check_positive
 
 
@@ -30,8 +29,11 @@ class RelativeAttention(nn.Module):
         positions: makes b from the number of heads and the window; None for the learned table.
         attn_drop, proj_drop: dropout of couplings and of the output.
 
-    Shapes: cells (windows, P * Q, dim) -> (windows, P * Q, out_dim).
+    Shapes: maps (batch, rows, columns, dim) -> (batch, rows, columns, out_dim), with rows a multiple of P and columns
+        one of Q.
     """
+
+    topology: type[Blocks] | type[Spread]
 
     def __init__(
         self,
@@ -59,30 +61,32 @@ class RelativeAttention(nn.Module):
         self.proj = nn.Linear(inner, out_dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    @abstractmethod
-    def tiles(self, rows: int, columns: int) -> Tiles:
-        """Which cells of an image of rows x columns each window holds."""
-
-    def attend_inside(self, cells: Tensor, tiles: Tiles | None = None) -> Tensor:
+    def attend_inside(self, cells: Tensor, topology: Topology | None = None) -> Tensor:
         """The attention inside windows that are cut already: (windows, P * Q, dim) -> (windows, P * Q, out_dim)."""
         heads = self.qkv(cells).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = attend(heads[0], heads[1], heads[2], self.coupling, bias=self.positions(), tiles=tiles)
+        mixed = attend(heads[0], heads[1], heads[2], self.coupling, bias=self.positions(), tiles=topology)
         if torch.compiler.is_exporting():
             # Which strides fused attention returns is not known to the program that is exported.
             mixed = mixed.clone(memory_format=torch.contiguous_format)
         out: Tensor = self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))
         return out
 
-    def _watched_tiles(self, rows: int, columns: int) -> Tiles | None:
-        # Only an observer needs the cells of the windows.
-        return self.tiles(rows, columns) if self.coupling.watched else None
+    def forward(self, maps: Tensor) -> Tensor:
+        rows, columns = maps.shape[1:3]
+        if rows % self.window[0] or columns % self.window[1]:
+            raise UsageError(
+                f"maps are {tuple(maps.shape)}; they must be (batch, rows, columns, channels) with rows a multiple of"
+                f" {self.window[0]} and columns one of {self.window[1]}."
+            )
+        topology = self.topology((rows, columns), self.window)
+        return topology.join(self.attend_inside(topology.cut(maps), topology))
 
     def windows(self, cells: Tensor, rows: int, columns: int) -> Tensor:
         """The attention of an image that is cut already.
 
         Shapes: cells (batch, windows, P * Q, dim) -> (batch, windows, P * Q, out_dim).
         """
-        out = self.attend_inside(cells.flatten(0, 1), self._watched_tiles(rows, columns))
+        out = self.attend_inside(cells.flatten(0, 1), self.topology((rows, columns), self.window))
         return out.unflatten(0, (-1, cells.shape[1]))
 
     def resize(self, window: Window) -> None:

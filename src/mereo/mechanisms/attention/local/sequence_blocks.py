@@ -4,12 +4,11 @@ Source: arXiv:2003.05997, section 3, and the code it extends: local attention of
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling
-from mereo.core.kernels.attention import attend
-from mereo.core.tiles import Tiles
+from mereo.core.kernels.exchange import Exchange, exchange
+from mereo.core.topology import SequenceBlocks
 from mereo.errors import check_positive
 
 
@@ -59,36 +58,7 @@ def attend_blocks(
     Shapes: q, k (batch, heads, tokens, dim), v (batch, heads, tokens, pose) -> (batch, heads, tokens, pose).
     """
     check_positive(block=block)
-    batch, tokens = q.shape[0], q.shape[2]
-    block = min(block, tokens)
-    blocks, behind = -(-tokens // block), 1 if causal else 2
-    extra = blocks * block - tokens
-    tiles_q = F.pad(q, (0, 0, 0, extra)).unflatten(2, (blocks, block))
-    around = (
-        F.pad(x, (0, 0, block, extra + (behind - 1) * block)).unfold(2, (1 + behind) * block, block) for x in (k, v)
-    )
-    tiles_k, tiles_v = (x.mT for x in around)
-    device = q.device
-    receivers = torch.arange(blocks * block, device=device).view(blocks, block)
-    senders = block * torch.arange(-1, blocks - 1, device=device).unsqueeze(1)
-    senders = senders + torch.arange((1 + behind) * block, device=device)
-    offsets = senders[0] - receivers[0].unsqueeze(1)
-    there = ((senders >= 0) & (senders < tokens)).unsqueeze(1)
-    if causal:
-        there = there & (offsets <= 0)
-    there = there.expand(blocks, block, -1).unsqueeze(1)
-    if mask is None:
-        allowed = there.repeat(batch, 1, 1, 1)
-    else:
-        seen = mask[:, senders.clamp(0, tokens - 1)].unsqueeze(2).unsqueeze(2)
-        allowed = (seen & there).flatten(0, 1)
-    tiles = None
-    if coupling.watched:
-        tiles = Tiles(
-            torch.where(receivers < tokens, receivers, -1),
-            torch.where((senders >= 0) & (senders < tokens), senders, -1), tokens, tokens,
-        )  # fmt: skip
-    bias = None if positions is None else positions(offsets).to(q.dtype)
-    tiled_q, tiled_k, tiled_v = (x.transpose(1, 2).flatten(0, 1) for x in (tiles_q, tiles_k, tiles_v))
-    out = attend(tiled_q, tiled_k, tiled_v, coupling, mask=allowed, bias=bias, tiles=tiles)
-    return out.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :tokens]
+    topology = SequenceBlocks(q.shape[2], min(block, q.shape[2]), causal)
+    bias = None if positions is None else lambda receiver, sender: positions(sender - receiver)
+    given = Exchange(q, k, v, topology, coupling, q.shape[-1] ** -0.5, bias=bias, mask=mask)
+    return exchange(given, "tiles")[0]

@@ -5,13 +5,12 @@ Cost: projections 4 N C^2 multiply-adds an image of N cells, scores and combinat
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.attention import attend
 from mereo.core.shapes import image_size
-from mereo.core.tiles import from_windows, to_windows, window_tiles
+from mereo.core.topology import Blocks
 from mereo.errors import check_heads, check_positive, check_probability
 
 
@@ -76,17 +75,12 @@ class WindowAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, maps: Tensor) -> Tensor:
-        rows, columns = maps.shape[1:3]
-        down, across = (-side % size for side, size in zip((rows, columns), self.window_size, strict=True))
-        if down or across:
-            maps = F.pad(maps, (0, 0, 0, across, 0, down))
-        windows = to_windows(maps, self.window_size).unflatten(1, self.window_size)
+        blocks = Blocks((maps.shape[1], maps.shape[2]), self.window_size)
+        windows = blocks.cut(maps).unflatten(1, self.window_size)
         parts = self.qkv(windows).flatten(1, 2).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        tiles = window_tiles(rows, columns, self.window_size) if self.coupling.watched else None
-        merged = attend(q, k, v, self.coupling, tiles=tiles).transpose(1, 2).reshape(windows.shape)
-        out = from_windows(self.proj(merged), self.window_size, rows + down, columns + across)
-        return self.proj_drop(out[:, :rows, :columns])
+        merged = attend(q, k, v, self.coupling, tiles=blocks).transpose(1, 2).reshape(windows.shape)
+        return self.proj_drop(blocks.join(self.proj(merged)))
 
     def extra_repr(self) -> str:
         return f"{self.proj.in_features}, num_heads={self.num_heads}, window_size={self.window_size}"

@@ -12,23 +12,13 @@ from torch import Tensor, nn
 from mereo.core import Coupling, mechanism
 from mereo.core.initialise import start_linears
 from mereo.core.kernels.attention import attend
-from mereo.core.kernels.kept import kept
-from mereo.core.tiles import Tiles, from_windows, to_windows
+from mereo.core.topology import Blocks, Tiles, regions
 from mereo.errors import UsageError, check_choice, check_finite, check_heads, check_positive
 
 METHODS = ("auto", "gather", "dense")
 PADS = ("masked", "legacy", "zeros")
 DENSE_FROM = 0.2
 """Share of the regions that a region reads from which a mask over all cells is faster than gathering."""
-
-
-@kept()
-def _cells(rows: int, columns: int, regions: int) -> Tensor:
-    """The number of each cell of each region, -1 for padding: int64 (regions^2, cells of a region)."""
-    down, across = -(-rows // regions), -(-columns // regions)
-    numbers = torch.full((1, regions * down, regions * across, 1), -1)
-    numbers[0, :rows, :columns, 0] = torch.arange(rows * columns).view(rows, columns)
-    return to_windows(numbers, (down, across)).squeeze(-1)
 
 
 def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -142,35 +132,31 @@ class BiLevelRoutingAttention(nn.Module):
                 f"BiLevelRoutingAttention: maps has {rows} rows and {columns} columns; give at least one of each."
             )
         side = (-(-rows // self.regions), -(-columns // self.regions))
+        blocks = Blocks((rows, columns), side, (self.regions, self.regions))
         missing = (0, 0, 0, side[1] * self.regions - columns, 0, side[0] * self.regions - rows)
-        padded = any(missing)
-        if padded and self.pad == "legacy":
+        real = None
+        if any(missing) and self.pad == "legacy":
             maps = F.pad(maps, missing)
+        elif any(missing):
+            real = blocks.tiles(device=maps.device).receivers >= 0
         qkv = self.qkv(maps)
         values = qkv[..., 2 * dim :].permute(0, 3, 1, 2)
-        if padded and self.pad != "legacy":
-            qkv = F.pad(qkv, missing)
-        cells = to_windows(qkv, side).unflatten(0, (batch, self.regions**2))
-        real = None
-        if padded and self.pad != "legacy":
-            real = _cells(rows, columns, self.regions).to(maps.device) >= 0
+        cells = blocks.cut(qkv).unflatten(0, (batch, self.regions**2))
         routes, shares = self.route(cells[..., :dim], cells[..., dim : 2 * dim], real)
         real = real if self.pad == "masked" else None
         exchange = self._over_all if self._dense() else self._over_gathered
-        tiles = self._tiles(routes, rows, columns) if self.coupling.watched else None
-        mixed = from_windows(exchange(cells, routes, shares, real, tiles), side, *qkv.shape[1:3])
-        if padded:
-            mixed = mixed[:, :rows, :columns]
+        tiles = self._tiles(routes, blocks) if self.coupling.watched else None
+        mixed = blocks.join(exchange(cells, routes, shares, real, tiles))
         enhanced = mixed + self.local(values).permute(0, 2, 3, 1)[:, :rows, :columns]
         out: Tensor = self.proj(enhanced)
         return (out, routes) if return_routes else out
 
-    def _tiles(self, routes: Tensor, rows: int, columns: int) -> Tiles:
+    def _tiles(self, routes: Tensor, blocks: Blocks) -> Tiles:
         """Which cells each region attends to in each image; all cells, region by region, in the dense form."""
-        cells, count = _cells(rows, columns, self.regions).to(routes.device), rows * columns
-        if self._dense():
-            return Tiles(cells.reshape(1, -1), cells.reshape(1, -1), count, count)
-        return Tiles(cells, cells[routes].flatten(2), count, count)
+        if not self._dense():
+            return regions(blocks, routes)
+        cells = blocks.tiles(device=routes.device).receivers.reshape(1, -1)
+        return Tiles(cells, cells, *blocks.counts)
 
     def _over_gathered(
         self, cells: Tensor, routes: Tensor, shares: Tensor, real: Tensor | None, tiles: Tiles | None

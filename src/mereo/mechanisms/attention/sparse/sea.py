@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from mereo.core import Coupling, mechanism
 from mereo.core.kernels.column_attention import cannot_run, column_attention
 from mereo.core.kernels.methods import cannot_run_here
-from mereo.core.key_lists import KeyLists
 from mereo.core.squash import accumulation_type
-from mereo.core.tiles import LARGEST_DENSE
+from mereo.core.topology import KeyLists
+from mereo.core.topology.base import LARGEST_DENSE
 from mereo.errors import UsageError, check_choice, check_finite, check_positive
 from mereo.mechanisms.attention.sparse import sea_mask
 from mereo.mechanisms.attention.sparse.sea_estimate import KernelAttention, MapDecoder, PositionValues

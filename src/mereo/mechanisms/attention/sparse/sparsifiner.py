@@ -17,7 +17,7 @@ from mereo.core.initialise import start_linears
 from mereo.core.kernels.attention import attend
 from mereo.core.kernels.column_attention import cannot_run, column_attention
 from mereo.core.kernels.methods import cannot_run_here
-from mereo.core.key_lists import KeyLists
+from mereo.core.topology import KeyLists
 from mereo.errors import (
     UsageError,
     check_choice,

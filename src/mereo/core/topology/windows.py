@@ -4,7 +4,6 @@ Children are numbered by type, row and column over the whole map, as `Grid` coun
 ordered by offset (row by row) and then by type, and a window that reaches beyond the map reads zeros there.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,17 +12,46 @@ from torch import Tensor
 
 from mereo.core.kernels.kept import kept
 from mereo.core.shapes import conv_out
-from mereo.core.tiles import Tiles
+from mereo.core.topology.base import CPU, Tiles
+from mereo.core.topology.lines import PADDING, Line, Product, inside, product
 from mereo.errors import UsageError
-
-CPU = torch.device("cpu")
-OUTSIDE = -1
-"""Number of a child that a window reads beyond the map."""
 
 
 @dataclass(frozen=True)
-class Windows:
-    """The windows of a convolution over a map of capsules.
+class ConvolutionLine(Line):
+    """Positions of a convolution along one axis, each of which reads a window of cells."""
+
+    length: int
+    positions: int
+    kernel: int
+    stride: int
+    padding: int
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        return self.positions, self.length
+
+    def sees(self, receiver: Tensor, sender: Tensor) -> Tensor:
+        offset = sender - receiver * self.stride + self.padding
+        return (offset >= 0) & (offset < self.kernel)
+
+    def tiles(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        position = torch.arange(self.positions, device=device).unsqueeze(1)
+        cells = position * self.stride - self.padding + torch.arange(self.kernel, device=device)
+        return position, inside(cells, self.length)
+
+    def covers(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The positions that read each cell, -1 for none, and the place of the cell in their windows."""
+        # The offset of cell y in position p is y + padding - p stride: one for each residue, from the smallest on.
+        cell = torch.arange(self.length, device=device).unsqueeze(1) + self.padding
+        offset = cell % self.stride + self.stride * torch.arange(-(-self.kernel // self.stride), device=device)
+        position = torch.div(cell - offset, self.stride, rounding_mode="floor")
+        return torch.where(offset < self.kernel, inside(position, self.positions), PADDING), offset
+
+
+@dataclass(frozen=True)
+class Windows(Product):
+    """The windows of a convolution over a map: each position attends to the cells that it reads.
 
     Args:
         rows, columns: of the map.
@@ -53,9 +81,9 @@ class Windows:
         return rows, columns
 
     @property
-    def axes(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """Cells, positions, kernel, stride and padding along each axis."""
-        return zip((self.rows, self.columns), self.sides, self.kernel, self.stride, self.padding, strict=True)
+    def lines(self) -> tuple[ConvolutionLine, ...]:
+        axes = zip((self.rows, self.columns), self.sides, self.kernel, self.stride, self.padding, strict=True)
+        return tuple(ConvolutionLine(*axis) for axis in axes)
 
     @property
     def count(self) -> int:
@@ -105,12 +133,12 @@ class Windows:
         """The windows that read each cell: int64 (cells, most windows), window * offsets + offset, -1 for none."""
         return _covers(self, device)
 
-    def tiles(self, in_types: int, out_types: int) -> Tiles:
-        """The same as tiles, for showing couplings over the whole maps of children and parents."""
+    def of_types(self, in_types: int, out_types: int) -> Tiles:
+        """Tiles of maps with several types of children and parents at each place, numbered by type, row and column."""
         cells, position = self.cells().unsqueeze(-1), torch.arange(self.count, device=CPU).unsqueeze(1)
         parents = torch.arange(out_types, device=CPU) * self.count + position
         children = torch.arange(in_types, device=CPU) * (self.rows * self.columns) + cells
-        children = torch.where(cells < 0, OUTSIDE, children).flatten(1)
+        children = torch.where(cells < 0, PADDING, children).flatten(1)
         return Tiles(parents, children, out_types * self.count, in_types * self.rows * self.columns)
 
     def over_windows(self, sums: Tensor) -> Tensor:
@@ -132,27 +160,13 @@ class Windows:
 
 @kept()
 def _cells(windows: Windows, device: torch.device) -> Tensor:
-    axes = []
-    for size, positions, kernel, stride, padding in windows.axes:
-        first = torch.arange(positions, device=device) * stride - padding
-        line = first.unsqueeze(1) + torch.arange(kernel, device=device)
-        axes.append(torch.where((line >= 0) & (line < size), line, OUTSIDE))
-    down, across = axes[0][:, None, :, None], axes[1][None, :, None, :]
-    cells = torch.where((down < 0) | (across < 0), OUTSIDE, down * windows.columns + across)
-    return cells.flatten(2).flatten(0, 1)
+    down, across = (line.tiles(device)[1] for line in windows.lines)
+    return product(down, across, windows.columns)
 
 
 @kept()
 def _covers(windows: Windows, device: torch.device) -> Tensor:
-    lines = []
-    for size, positions, kernel, stride, padding in windows.axes:
-        # The offset of cell y in position p is y + padding - p stride: one for each residue, from the smallest on.
-        cell = torch.arange(size, device=device).unsqueeze(1) + padding
-        offset = cell % stride + stride * torch.arange(-(-kernel // stride), device=device)
-        position = torch.div(cell - offset, stride, rounding_mode="floor")
-        there = (offset < kernel) & (position >= 0) & (position < positions)
-        lines.append((torch.where(there, position, OUTSIDE), offset))
-    (down, ky), (across, kx) = lines
+    (down, ky), (across, kx) = (line.covers(device) for line in windows.lines)
     down, ky, across, kx = down[:, None, :, None], ky[:, None, :, None], across[None, :, None, :], kx[None, :, None, :]
     entry = (down * windows.sides[1] + across) * windows.offsets + ky * windows.kernel[1] + kx
-    return torch.where((down < 0) | (across < 0), OUTSIDE, entry).flatten(2).flatten(0, 1)
+    return torch.where((down < 0) | (across < 0), PADDING, entry).flatten(2).flatten(0, 1)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mereo.core.tiles import LARGEST_DENSE, Tiles
+from mereo.core.topology.base import LARGEST_DENSE, Tiles
 
 
 class KeyLists(Tiles):
@@ -25,6 +25,13 @@ class KeyLists(Tiles):
     def exclusive(self) -> bool:
         """Every receiver is there once."""
         return True
+
+    def allowed(
+        self, receivers: int | None = None, senders: int | None = None, device: torch.device | None = None
+    ) -> Tensor:
+        self._sizes(receivers, senders)
+        there = self.place((self.senders >= 0).to(device or self.senders.device, torch.uint8), sparse=False)
+        return there > 0
 
     def place(self, couplings: Tensor, sparse: bool | None = None) -> Tensor:
         """Entries of lists over all senders; a sparse tensor where a dense one has more than LARGEST_DENSE entries.

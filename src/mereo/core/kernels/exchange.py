@@ -1,0 +1,215 @@
+"""Attention to the senders of a topology; a table of predicates chooses the execution.
+
+Cost: 2 N S (D + E) FLOPs a head for N receivers, S being what an execution reads for each: its own senders (compiled,
+gathered), the senders of its tile (tiles), all senders (dense). Tiles and gathered copy keys and values as often.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mereo.core.coupling import Coupling
+from mereo.core.kernels import circle_compiled, neighborhood_compiled
+from mereo.core.kernels.attention import attend
+from mereo.core.kernels.flex import flex, flex_cannot
+from mereo.core.kernels.methods import compiled_cannot, execute
+from mereo.core.squash import accumulation_type
+from mereo.core.topology import Tiles, Topology
+from mereo.core.topology.circle import ImageCircle
+from mereo.core.topology.neighborhood import Neighborhood
+
+Result = tuple[Tensor, Tensor | None]
+Bias = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One call.
+
+    Attributes:
+        q: (batch, heads, receivers, dim).
+        k, v: (batch, heads, senders, dim or pose).
+        topology: who attends to whom.
+        coupling: makes the couplings.
+        scale: factor of q k^T.
+        table: biases by relative position, (heads, positions), for a `Neighborhood`; or None.
+        bias: added to the scores, of the numbers of receivers and senders: int64 (...), (...) -> (heads, ...); or None.
+        mask: bool (batch, senders), True = takes part; or None.
+        with_lse: whether log sum exp of the scores is wanted, of a plain softmax without dropout.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    topology: Topology
+    coupling: Coupling
+    scale: float
+    table: Tensor | None = None
+    bias: Bias | None = None
+    mask: Tensor | None = None
+    with_lse: bool = False
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many receivers and senders there are."""
+        return self.q.shape[2], self.k.shape[2]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything that may need a gradient, but for what `bias` uses."""
+        return (self.q, self.k, self.v) if self.table is None else (self.q, self.k, self.v, self.table)
+
+    @property
+    def dropout(self) -> float:
+        """Probability with which a coupling is dropped in this call."""
+        return self.coupling.dropout if self.coupling.training else 0.0
+
+    def biases(self, receivers: Tensor, senders: Tensor) -> Tensor | None:
+        """The bias of pairs, (heads, ...), in the type of the scores."""
+        if self.table is not None:
+            assert isinstance(self.topology, Neighborhood)
+            # Behind the last relative position come the senders behind the grid, which have no bias.
+            return F.pad(self.table, (0, 1))[:, self.topology.relative(receivers, senders)].to(self.q.dtype)
+        return None if self.bias is None else self.bias(receivers, senders).to(self.q.dtype)
+
+
+def _dense(given: Exchange) -> Result:
+    """All scores, with a mask: the reference."""
+    mask = given.topology.allowed(*given.counts, given.q.device)
+    if given.mask is not None:
+        mask = mask & given.mask[:, None, None]
+    receivers, senders = (torch.arange(count, device=mask.device) for count in given.counts)
+    bias = given.biases(receivers.unsqueeze(1), senders)
+    out = attend(given.q, given.k, given.v, given.coupling, mask=mask, bias=bias, scale=given.scale)
+    return out, _lse(given.q, given.k, mask, bias, given.scale) if given.with_lse else None
+
+
+def _lse(q: Tensor, k: Tensor, mask: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """log sum exp of the scores of each receiver; products in half precision would overflow."""
+    wide = accumulation_type(q)
+    scores = q.to(wide) @ k.to(wide).mT * scale
+    scores = scores if bias is None else scores + bias
+    return scores.masked_fill(~mask, -torch.inf).logsumexp(-1)
+
+
+def _tiles(given: Exchange) -> Result:
+    # A compiler would unroll a loop over groups; an observer sees one call.
+    together = given.coupling.watched or not given.coupling.is_plain_softmax or torch.compiler.is_compiling()
+    whole = given.topology.tiles(*given.counts, given.q.device)
+    return inside(given, (whole,) if together else given.topology.groups(*given.counts, given.q.device))
+
+
+def _gathered(given: Exchange) -> Result:
+    """Every receiver is a tile of its own."""
+    table = given.topology.table(*given.counts, given.q.device)
+    receivers = torch.arange(len(table), device=table.device).unsqueeze(1)
+    return inside(given, (Tiles(receivers, table, *given.counts, pairs=(table >= 0).unsqueeze(1)),))
+
+
+def inside(given: Exchange, groups: tuple[Tiles, ...]) -> Result:
+    """Attention inside tiles: copies of the senders of each, with a mask; every receiver is in one tile."""
+    outputs, sums, places = [], [], []
+    for tiles in groups:
+        out, logs = _inside(given, tiles)
+        outputs.append(out)
+        sums.append(logs)
+        places.append(torch.where(tiles.receivers < 0, tiles.num_receivers, tiles.receivers).flatten())
+    place = torch.cat(places)
+    numbers = torch.arange(len(place), device=place.device)
+    order = numbers.new_zeros(groups[0].num_receivers + 1).scatter_(0, place, numbers)[:-1]
+    lse = torch.cat(sums, 2).index_select(2, order) if given.with_lse else None
+    return torch.cat(outputs, 2).index_select(2, order), lse
+
+
+def _inside(given: Exchange, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """One group of tiles: (batch, heads, tiles * receivers, pose), and log sum exp or an empty tensor."""
+    batch, heads = given.q.shape[:2]
+    receivers, senders = tiles.receivers.clamp(min=0), tiles.senders.clamp(min=0)
+    assert tiles.pairs is not None
+    # What padding becomes is left out in the end; a row without senders would be a special case of every softmax.
+    mask = tiles.pairs | (tiles.receivers < 0).unsqueeze(-1)
+    bias = given.biases(receivers.unsqueeze(-1), senders.unsqueeze(-2))
+    chosen = (senders, receivers, senders)
+    k, q, v = (
+        x.index_select(2, which.flatten()).unflatten(2, which.shape)
+        for x, which in zip((given.k, given.q, given.v), chosen, strict=True)
+    )
+    if given.mask is not None:
+        mask = mask & given.mask[:, senders].unsqueeze(2)  # (batch, tiles, r, s)
+
+    def split(x: Tensor) -> Tensor:
+        return x.unflatten(0, (batch, -1)).transpose(1, 2)
+
+    back: Callable[[Tensor], Tensor]
+    if given.coupling.watched or not given.coupling.is_plain_softmax:
+        # Tiles stand where images do, as couplings inside tiles are recorded.
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        mask = mask.expand(batch, -1, -1, -1).flatten(0, 1).unsqueeze(1)
+        bias = None if bias is None else bias.transpose(0, 1).repeat(batch, 1, 1, 1)
+        back = split
+    elif bias is None and given.mask is None:
+        # Tiles stand where heads do, so that one mask serves all images and heads.
+        q, k, v, mask = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask.unsqueeze(0)
+        back = lambda x: x.unflatten(0, (batch, heads))  # noqa: E731
+    else:
+        q, k, v = (x.flatten(1, 2) for x in (q, k, v))
+        mask = mask.view(-1, 1, *mask.shape[-3:]).expand(-1, heads, -1, -1, -1).flatten(1, 2)
+        bias = None if bias is None else bias.flatten(0, 1).unsqueeze(0)
+        back = lambda x: x.unflatten(1, (heads, -1))  # noqa: E731
+    out = attend(q, k, v, given.coupling, mask=mask, bias=bias, scale=given.scale, tiles=tiles)
+    lse = back(_lse(q, k, mask, bias, given.scale)).flatten(2, 3) if given.with_lse else out.new_empty(0)
+    return back(out).flatten(2, 3), lse
+
+
+def _compiled(given: Exchange) -> Result:
+    run = neighborhood_compiled.run if isinstance(given.topology, Neighborhood) else circle_compiled.run
+    return run(given.q, given.k, given.v, given.table, given.topology, given.scale, given.with_lse)  # type: ignore[arg-type]
+
+
+def _flex(given: Exchange) -> Result:
+    mask = given.topology.block_mask(*given.counts, given.q.device)
+    return flex(given.q, given.k, given.v, mask, given.scale), None
+
+
+def _softmax_cannot(given: Exchange) -> str | None:
+    if given.coupling.watched:
+        return "the couplings are observed"
+    if given.dropout:
+        return "there is dropout"
+    if given.bias is not None or given.mask is not None:
+        return "there is a bias or a mask"
+    return None if given.coupling.is_plain_softmax else f"it does not support {given.coupling}"
+
+
+def _compiled_cannot(given: Exchange) -> str | None:
+    if not isinstance(given.topology, Neighborhood | ImageCircle):
+        return f"there is none for {given.topology}"
+    return compiled_cannot(*given.tensors) or _softmax_cannot(given)
+
+
+def _flex_cannot(given: Exchange) -> str | None:
+    if given.table is not None or given.with_lse:
+        return "there is a bias of positions, or the log of the sums is wanted"
+    return flex_cannot(*given.tensors) or _softmax_cannot(given)
+
+
+METHODS: dict[str, tuple[Callable[[Exchange], Result], Callable[[Exchange], str | None]]] = {
+    "compiled": (_compiled, _compiled_cannot),
+    "tiles": (_tiles, lambda given: None),
+    "gathered": (_gathered, lambda given: None),
+    "flex": (_flex, _flex_cannot),
+    "dense": (_dense, lambda given: None),
+}
+"""Name -> (function, why it cannot run: None if it can), the preferred first."""
+
+
+def exchange(given: Exchange, method: str = "auto") -> Result:
+    """The output of each receiver, (batch, heads, receivers, pose), and log sum exp of its scores where it is wanted.
+
+    Args:
+        method: "auto", or a row of METHODS.
+    """
+    return execute(METHODS, given, method, always="tiles")
