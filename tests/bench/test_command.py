@@ -96,7 +96,7 @@ def test_an_interrupt_leaves_what_was_measured(call):
     assert "stopped in case" in err and "run.json" in err
     run = read_run(Path("run.json"))
     assert not run.finished and {m.case for m in run.measurements} == {"wide=4 threads=1"}
-    assert "wide=4" in out and Path("reports/tiny.png").exists()
+    assert "wide=4" in out and Path("reports/tiny.md").exists()
 
 
 @pytest.mark.parametrize(

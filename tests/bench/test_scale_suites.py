@@ -117,18 +117,3 @@ def test_sparsifiner():
     found = statuses(measured("sparsifiner", "batch=1", "tokens=17", "dim=24"), "forward")
     assert found.pop("dense") == "ok"
     assert set(found.values()) == {"unchecked"} and len(found) == 8
-
-
-@pytest.mark.skipif(library.missing is not None, reason=str(library.missing))
-def test_capsule_layers():
-    run = measured("capsule_layers", "batch=1", "types=2", "side=5")
-    ways = dict.fromkeys(("compiled", "streamed", "stored votes", "plain"), "ok")
-    expected = {**ways, "compiled, over positions": "unchecked"}
-    assert statuses(run, "forward") == statuses(run, "training") == expected
-
-
-@pytest.mark.parametrize("suite", ["variational_layers", "self_routing_layers", "inverted_layers"])
-def test_routing_layers(suite):
-    run = measured(suite, "batch=1", "types=2", "side=5")
-    expected = dict.fromkeys(("ours", "stored votes", "plain"), "ok")
-    assert statuses(run, "forward") == statuses(run, "training") == expected

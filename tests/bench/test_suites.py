@@ -83,17 +83,3 @@ def test_numbers_are_spread_over_four_decades():
 def test_a_contender_that_is_left_out_of_a_mode_does_not_spoil_the_picture():
     run = measured("bessel", "numbers=5,9", "dimension=3")
     assert draw(run, Path("lines.png")) and Path("lines.png").stat().st_size > 10_000
-
-
-def test_data():
-    run = measured("data", "batch=20", "side=16", "crop=12", "step=8")
-    loaders = statuses(run, "forward")
-    assert {"timm", "folder", "shards", "parquet", "memory", "folder, processes"} == set(loaders)
-    assert {status for name, status in loaders.items() if name != "parquet"} == {"ok"}
-    assert loaders["parquet"] == "ok" or run.find("threads=1", "forward", "parquet").note == "pyarrow is not installed"
-
-
-def test_data_without_timm(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm.data", None)
-    run = measured("data", "batch=20", "side=16", "crop=12", "step=8")
-    assert statuses(run, "forward")["timm"] == "left out" and statuses(run, "forward")["shards"] == "unchecked"

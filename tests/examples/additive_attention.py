@@ -19,7 +19,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "additive_attention",
     family="dense attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="identity",
     source="arXiv:1409.0473",
     promises=("normalised", "masks", "any sender order", "any receiver order", "any length"),

@@ -19,7 +19,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "band_attention",
     family="local attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="identity",
     source="arXiv:2004.05150",
     promises=("normalised", "any length"),

@@ -19,7 +19,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "external_memory",
     family="memory",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="identity",
     source="arXiv:2105.02358",
     promises=("normalised", "any sender order", "any receiver order"),

@@ -19,7 +19,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "mean_agreement",
     family="routing",
     over="receivers",
-    says="a vote per pair",
+    values="per pair",
     update="squash",
     source="arXiv:1710.09829",
     promises=("normalised", "any sender order", "any receiver order"),

@@ -19,7 +19,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "top_k_attention",
     family="sparse attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="identity",
     source="arXiv:1912.11637",
     promises=("normalised", "any sender order", "any receiver order", "any length"),

@@ -13,7 +13,6 @@ import mereo
 from mereo.app import Networks
 from mereo.cli.main import main
 from mereo.export.onnx_file import PIXELS
-from mereo.export.page.writing import page_settings
 from mereo.export.writing import export_model
 from mereo.inference.temperature import KEY, Calibration, calibration_of
 from mereo.models.pretrained import description_of, list_pretrained, pretrained_path
@@ -33,7 +32,7 @@ def shares_of(model: object, photo: Path) -> dict[str, float]:
     return prediction.values["probabilities"]
 
 
-def test_command_app_folder_and_page_agree(run: Path, photo: Path, tmp_path: Path, capsys) -> None:
+def test_command_and_app_agree(run: Path, photo: Path, tmp_path: Path, capsys) -> None:
     model = mereo.load(run)
     expected = shares_of(model, photo)
     assert sum(expected.values()) == pytest.approx(1)
@@ -42,11 +41,6 @@ def test_command_app_folder_and_page_agree(run: Path, photo: Path, tmp_path: Pat
     assert printed["probabilities"] == pytest.approx(expected, abs=1e-6)
     shown, _ = Networks([run], torch.device("cpu"), None, None).answer(str(run), str(photo), "picture")
     assert shown == pytest.approx(expected, abs=1e-5)
-    settings = page_settings(model)  # in the script: exp(score / temperature), divided by their sum
-    (scored,) = mereo.predict(model, [photo], top=100)
-    scores = torch.tensor([scored.values["scores"][name] for name in settings["classes"]]).double()
-    page = (scores / settings["temperature"]).softmax(0).tolist()
-    assert dict(zip(settings["classes"], page, strict=True)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_an_exported_folder_keeps_the_temperature_and_states_it(run: Path, photo: Path, tmp_path: Path) -> None:

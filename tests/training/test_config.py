@@ -1,5 +1,7 @@
 """The configuration: round trips, coercion from YAML, wrong values."""
 
+from pathlib import Path
+
 import pytest
 
 from mereo.api.training import configuration
@@ -161,3 +163,9 @@ def test_older_names_of_recipes(older, name):
 def test_an_unknown_recipe_suggests_the_nearest():
     with pytest.raises(UsageError, match="mspcaps_paper"):
         apply_recipe("mspcap_paper")
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    former = tmp_path / "config.yaml"
+    former.write_text(TrainConfig(epochs=3).to_yaml() + "find_lr: false\n")
+    assert TrainConfig.from_yaml(former) == TrainConfig(epochs=3)

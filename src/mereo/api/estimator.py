@@ -151,7 +151,7 @@ class ImageClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         """The options of the training that are given, with a seed or the RandomState to draw it from."""
         given = {name: getattr(self, name) for name in _OWN if getattr(self, name) is not None}
         fixed = dict.fromkeys(
-            ("data", "output", "name", "resume", "dry_run", "find_lr", "seed", "limit", *_OWN, "validation_fraction"),
+            ("data", "output", "name", "resume", "dry_run", "seed", "limit", *_OWN, "validation_fraction"),
             "it is an argument of ImageClassifier, or does not apply to images in memory",
         )
         hints, others = get_type_hints(TrainConfig), {"tensorboard": False, **(self.options or {})}

@@ -22,11 +22,10 @@ from mereo.training.automatic import Automatic, choose, follow_task
 from mereo.training.callbacks import check_callbacks
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.plan import Plan
-from mereo.training.rate_finder import draw_rates, find_rate
 from mereo.training.recipes import apply_recipe
 from mereo.training.report import Report
 from mereo.training.results import RunResult, summary_rows
-from mereo.training.run_folder import RunFolder, check_free, check_resumable, folder_to_resume, resumed, run_name
+from mereo.training.run_folder import RunFolder, check_free, check_resumable, folder_to_resume, resumed
 from mereo.training.show_estimate import announce, print_estimate
 from mereo.training.trackers import check_trackers
 from mereo.training.trainer import train as run_plan
@@ -149,7 +148,7 @@ def train(
             arrays or tensors, of which a fifth is set aside for testing.
         quiet: print nothing.
         options: those of the command, such as model, epochs, batch_size, lr, img_size, recipe, resume. With `dry_run`
-            or `find_lr` the figures are printed and None is returned.
+            the figures are printed and None is returned.
 
     run = mereo.train(data="photos", epochs=10)
     run.accuracy; run.model; run.folder.path
@@ -176,7 +175,7 @@ def train(
 def _train(
     config: TrainConfig, given: Mapping[str, Any], info: DatasetInfo | None, *, from_file: bool, report: Report
 ) -> RunResult | None:
-    """The result of a training with its announcements; None where only its cost or a rate was to be printed.
+    """The result of a training with its announcements; None where only its cost was to be printed.
 
     Args:
         config: of the training.
@@ -192,15 +191,11 @@ def _train(
     folder, first = folder_to_resume(config), os.environ.get("RANK", "0") == "0"
     if config.resume and first:
         check_resumable(folder)
-    if config.dry_run or config.find_lr:
+    if config.dry_run:
         chosen = _automatic(config, given, info, from_file)
         for text in chosen.lines(timed=False):
             say(text)
-        plan = chosen.plan()
-        if config.dry_run:
-            print_estimate(plan)
-        else:
-            _find_rate(plan)
+        print_estimate(chosen.plan())
         return None
     if first:
         check_free(config)
@@ -224,16 +219,6 @@ def _automatic(config: TrainConfig, given: Collection[str], info: DatasetInfo | 
         # With a time of its own only the number of epochs follows from it.
         given = {*given, *FIELDS} - ({"epochs"} - {*given})
     return choose(config, given, info)
-
-
-def _find_rate(plan: Plan) -> None:
-    """Print the result of `mereo train --find-lr`."""
-    sweep = find_rate(plan)
-    path = Path(plan.config.output) / f"{run_name(plan.config)}-rates.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draw_rates(sweep, path)
-    say(f"the loss was lowest at a rate of {sweep.lowest:.1e}, after {len(sweep.rates)} steps: {path}")
-    say(f"suggested: --lr {sweep.suggested:g}")
 
 
 def _finished(result: RunResult) -> Training:

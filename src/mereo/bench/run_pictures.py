@@ -1,11 +1,11 @@
-"""A run as a picture: bars of time and memory by contender, or lines along the sizes that were swept."""
+"""A run as a picture: time and memory of every contender along the sizes that were swept."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mereo.bench.results import Measurement, Run
-from mereo.bench.tables import MIB, heading, milliseconds, three_digits, versus
+from mereo.bench.tables import MIB, heading
 from mereo.pictures import grid_of_panels, plain_log, save_figure
 from mereo.runtime.text import gibibytes
 
@@ -17,8 +17,6 @@ ACROSS = 2
 """Panels next to each other: with more, their text is too small at the width of a page."""
 LEAST_WIDTH = 6.5
 """Least width of a picture in inches, for its title."""
-WIDE = 30
-"""Largest over smallest above which bars are logarithmic."""
 
 
 def _wall(m: Measurement) -> float | None:
@@ -59,40 +57,6 @@ def _style(run: Run, m: Measurement) -> dict[str, Any]:
     """Colour of a contender, and marker where all colours are used."""
     place = list(dict.fromkeys(each.contender for each in run.measurements)).index(m.contender)
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place // len(COLOURS) % len(MARKERS)]}
-
-
-def _bars(run: Run, panels: list[_Panel]) -> Any:
-    """A row for each contender below the name of its case; a black line is the least time."""
-    rows: list[tuple[str, str]] = []
-    for case in dict.fromkeys(m.case for m in run.measurements):
-        contenders = dict.fromkeys(m.contender for m in run.measurements if m.case == case)
-        rows += [(case, ""), *((case, contender) for contender in contenders)]
-    figure, (every,) = _grid(len(panels), 3.1, 0.25 * len(rows), sharey=True)
-    for axes, panel in zip(every, panels, strict=True):
-        values = [value for m in panel.measurements if (value := panel.quantity(m))]
-        for m in panel.measurements:
-            y, value = rows.index((m.case, m.contender)), panel.quantity(m)
-            text = m.memory_note if panel.quantity is _peak else m.status
-            if value is not None:
-                alpha = 0.4 if m.status == "WRONG" else 0.9
-                axes.barh(y, value, height=0.7, color=_style(run, m)["color"], alpha=alpha)
-                text = three_digits(value)
-            if panel.quantity is _wall and m.wall is not None:
-                reference = run.find(m.case, m.mode, m.reference)
-                text = f"{milliseconds(m.wall.median)}  {versus(m, reference) if m.contender != m.reference else ''}"
-                if m.bound:
-                    axes.plot([1e3 * m.bound] * 2, [y - 0.4, y + 0.4], color="black", linewidth=1.6)
-            axes.annotate(f"  {text}", (value or min(values), y), va="center", fontsize=7)
-        if max(values) > WIDE * min(values):
-            axes.set(xscale="log", xlim=(min(values) / 2, 12 * max(values)))
-        else:
-            axes.set_xlim(0, 1.5 * max(values))
-        axes.set_xlabel(panel.unit, fontsize=8)
-    every[0].set_yticks(range(len(rows)), [contender or case for case, contender in rows])
-    for label, (_, contender) in zip(every[0].get_yticklabels(), rows, strict=True):
-        label.set_fontweight("normal" if contender else "bold")
-    every[0].set_ylim(len(rows) - 0.4, -0.6)
-    return figure, every
 
 
 def _line(axes: Any, run: Run, panel: _Panel, size: str, line: list[Measurement], label: str) -> None:
@@ -147,21 +111,21 @@ def _lines(run: Run, panels: list[_Panel], swept: list[str]) -> Any:
 
 
 def draw(run: Run, path: Path) -> bool:
-    """Write the picture; False if nothing was measured."""
+    """Write the picture; False if nothing was measured, or at one size only."""
     panels = _panels(run)
-    if not panels:
-        return False
     sizes: dict[str, set[int]] = {}
     for m in run.measurements:
         if m.axis and isinstance(m.sizes[m.axis], int):
             sizes.setdefault(m.axis, set()).add(m.sizes[m.axis])
     swept = [axis for axis, values in sizes.items() if len(values) > 1]
-    figure, every = _lines(run, panels, swept) if swept else _bars(run, panels)
-    for axes, panel in zip(every, panels * max(len(swept), 1), strict=True):
+    if not panels or not swept:
+        return False
+    figure, every = _lines(run, panels, swept)
+    for axes, panel in zip(every, panels * len(swept), strict=True):
         axes.set_title(panel.title, fontsize=9, loc="left")
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="both" if swept else "x", alpha=0.25, linewidth=0.6)
+        axes.grid(alpha=0.25, linewidth=0.6)
         axes.set_axisbelow(True)
     title = f"mereo bench {run.suite}\n{heading(run)[0]}; torch {run.machine['torch']}"
     if any(m.bound and m.wall for m in run.measurements):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mereo.cli.comparison_options import BenchOptions
-from mereo.cli.list_cache import cached_list
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
 from mereo.errors import MereoError, UsageError
@@ -22,7 +21,7 @@ SECONDS, SECONDS_QUICK = 5.0, 0.5
 
 def list_suites() -> None:
     """One line per suite, and the names of those of the papers in a clone."""
-    print_table(("suite", "sizes", "what"), cached_list("suites", _suites, "mereo.bench"))
+    print_table(("suite", "sizes", "what"), _suites())
     if papers := find_papers():
         say(f"suites of the papers: {', '.join(sorted(papers.SUITES))}")
 

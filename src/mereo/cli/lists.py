@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mereo.cli.list_cache import cached_list
 from mereo.cli.options import ListOptions, MechanismsOptions
 from mereo.cli.parse import parse
 from mereo.cli.show import print_table
@@ -135,16 +134,6 @@ LISTS: dict[str, Callable[[], Rows]] = {
 }
 
 
-REGISTERS = {"models": "mereo.models", "mechanisms": "mereo.catalogue", "tasks": "mereo.tasks"}
-"""Modules that fill the registers of those lists whose making imports PyTorch."""
-
-
-def _rows(command: str) -> Rows:
-    if command not in REGISTERS:
-        return LISTS[command]()
-    return cached_list(command, LISTS[command], REGISTERS[command])
-
-
 def _called(row: dict[str, str]) -> list[str]:
     """The name of a row, and its aliases."""
     return [row["name"], *row.get("aliases", "").split(", ")]
@@ -164,7 +153,7 @@ def run(words: list[str], command: str) -> None:
     if from_library and ":" in options.pattern:
         rows = chosen = _of_library(options.pattern)
     else:
-        rows = _rows(command)
+        rows = LISTS[command]()
         chosen = matching(rows, options.pattern)
     if isinstance(options, MechanismsOptions) and options.interface is not None:
         chosen = [row for row in chosen if row["interface"] == options.interface]
@@ -179,17 +168,15 @@ def run(words: list[str], command: str) -> None:
     if command == "models" and named:
         name = named[0]
         say(f"\narguments of {name}, set by create_model(..., NAME=VALUE) or --model-args NAME=VALUE\n")
-        print_table(("argument", "default"), cached_list(f"models {name}", lambda: _arguments(name), "mereo.models"))
+        print_table(("argument", "default"), _arguments(name))
     if command == "tasks" and options.pattern in {row["name"] for row in chosen}:
         name = options.pattern
-        if known := cached_list(f"tasks {name}", lambda: _task_options(name), "mereo.tasks"):
+        if known := _task_options(name):
             say(f"\noptions of {name}, set by --task.NAME VALUE or under task_options: in a configuration\n")
             print_table(("option", "default", "description"), known)
     if command == "mechanisms" and options.pattern in {row["name"] for row in chosen}:
         say()
-        name = options.pattern
-        rows_of = cached_list(f"mechanisms {name}", lambda: _details(name), "mereo.catalogue")
-        print_table(("fact", "value"), rows_of)
+        print_table(("fact", "value"), _details(options.pattern))
 
 
 def _arguments(name: str) -> list[tuple[str, str]]:

@@ -219,8 +219,7 @@ class MechanismsOptions(ListOptions):
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Export a trained network as ONNX, as a PyTorch program, for timm, as a folder for the Hugging Face hub, or as a
-    page that runs in a browser.
+    """Export a trained network as ONNX, as a PyTorch program, for timm, or as a folder for the Hugging Face hub.
 
     Every file is loaded again and its outputs are compared with the network's, on random images and, if the data is
     available, on test images, before it replaces an older file. With bf16 or int8, accuracy and speed are measured
@@ -230,18 +229,15 @@ class ExportOptions:
       mereo export runs/mspcaps_tiny-digits --to hub --out my_network
       mereo export runs/mspcaps_tiny-digits --to onnx torch timm hub --out my_network
       mereo export runs/mspcaps_tiny-digits --to onnx --precision int8
-      mereo export runs/mspcaps_tiny-digits --form page --out my_page
       mereo export runs/mspcaps_tiny-digits --to onnx --preprocess
     """
 
     weights: tyro.conf.Positional[Path | None] = None
     """Weight file, run folder, bundled weights such as mspcaps_tiny.mnist, or a folder written by this command; by
     default the newest run."""
-    to: Annotated[tuple[Literal["onnx", "torch", "timm", "hub", "page"], ...], tyro.conf.arg(aliases=["--form"])] = (
-        "hub",
-    )
+    to: Annotated[tuple[Literal["onnx", "torch", "timm", "hub"], ...], tyro.conf.arg(aliases=["--form"])] = ("hub",)
     """Formats: onnx (model.onnx), torch (model.pt2), timm (config.json, model.safetensors), hub (the files of timm and
-    README.md), page (model.html, which runs in a browser without a server)."""
+    README.md)."""
     preprocess: bool = False
     """With --to onnx, write model.pixels.onnx as well, which includes the preprocessing: it takes uint8 pixels (batch,
     height, width, 3) in RGB of images of any size, turned by their EXIF tag, and gives the scores of mereo predict,

@@ -92,7 +92,7 @@ class Mechanism:
         example: builds a small instance (for a function: a model to apply it to) and its inputs.
         over: the axis along which its couplings are normalised: "senders", "receivers", "both" together, or "none".
         steps: how often it records in one forward pass.
-        says: what a sender contributes: "a vote per pair" or "the same to all".
+        values: what a sender contributes: a value "per pair" with each receiver, or one "shared" by all receivers.
         update: what makes a receiver out of the combined votes.
         records: what `mereo.record` shows: "couplings", "gates", "states", "kept tokens" or "nothing".
         also_records: further kinds that it shows.
@@ -115,7 +115,7 @@ class Mechanism:
     example: Callable[[], Example]
     over: str | Depends[str]
     steps: int | Depends[int]
-    says: str
+    values: str
     update: str
     records: str
     also_records: tuple[str, ...]
@@ -165,7 +165,7 @@ class Mechanism:
         couples = self.records == "couplings"
         return {
             "couplings sum over": str(self.over) if couples else "-",
-            "a sender contributes": self.says or "-",
+            "values of a sender": self.values or "-",
             "steps": str(self.steps) if self.records != "nothing" else "-",
             "update": self.update or "-",
             "records": ", ".join((self.records, *self.also_records)),
@@ -192,7 +192,7 @@ def mechanism(
     example: Callable[[], Example],
     over: str | Depends[str] = "none",
     steps: int | Depends[int] = 1,
-    says: str = "",
+    values: str = "",
     update: str = "",
     records: str = "couplings",
     also_records: Collection[str] = (),
@@ -240,7 +240,7 @@ def mechanism(
             example=example,
             over=over,
             steps=steps,
-            says=says,
+            values=values,
             update=update,
             records=records,
             also_records=tuple(also_records),

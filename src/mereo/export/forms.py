@@ -36,7 +36,6 @@ FORMS: dict[str, Form] = {
     "torch": Form((), "", 1e-5, ("fp32", "bf16", "int8")),
     "timm": Form(("timm",), "timm", 1e-5, ("fp32",)),
     "hub": Form((), "", 1e-5, ("fp32",)),
-    "page": Form(("onnx", "onnxscript", "onnxruntime"), "export", 1e-4, ("fp32",)),
 }
 
 
@@ -103,7 +102,7 @@ def output_files(forms: Sequence[str], precision: str, folder: Path) -> list[Pat
 
 def file_name(form: str, precision: str) -> str:
     """The path of a format in its folder."""
-    suffix = {"onnx": "onnx", "pixels": "pixels.onnx", "torch": "pt2", "page": "html"}.get(form)
+    suffix = {"onnx": "onnx", "pixels": "pixels.onnx", "torch": "pt2"}.get(form)
     if suffix is None:
         return WEIGHTS
     return f"model.{suffix}" if precision == "fp32" else f"model.{precision}.{suffix}"

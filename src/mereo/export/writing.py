@@ -16,8 +16,6 @@ from mereo.export.folder import CARD, CONFIG, WEIGHTS, known_record, load_folder
 from mereo.export.forms import BATCHES, FORMS, Exported, check_forms, file_name
 from mereo.export.images import AtHand, normalised, random_images, take
 from mereo.export.onnx_file import PIXELS, open_onnx, quantise_onnx, write_onnx, write_pixels
-from mereo.export.page.runtime import runtime_files
-from mereo.export.page.writing import check_page, open_page, write_page
 from mereo.export.preprocessing import check_pixels
 from mereo.export.programs import Scorer, lower, open_program, scorer, write_program
 from mereo.export.timm_own import save_for_timm
@@ -101,9 +99,6 @@ def export_model(
         raise UsageError("to is hub and timm, whose files of this network differ; give each a folder of its own.")
     if "pixels" in forms:
         check_pixels(model)
-    if "page" in forms:
-        check_page(model)
-        runtime_files(say)  # downloaded before any work
     known = known_record(model, record)
     notes = {
         **model.config, "pretrained_cfg": model.pretrained_cfg, "class_names": list(model.class_names),
@@ -173,9 +168,6 @@ def _write(
             quantise_onnx(path, path, images.training)
             limit = float("inf")  # its cost is measured on the test images
         score = open_onnx(path)
-    elif form == "page":
-        write_page(model, path, notes)
-        score = open_page(path)
     elif form == "pixels":
         write_pixels(model, path, notes)
         score = open_onnx(path, PIXELS)

@@ -214,9 +214,6 @@ class TrainConfig:
     dry_run: bool = False
     """Print parameters, FLOPs, memory and time per epoch, without training."""
 
-    find_lr: bool = False
-    """Try learning rates from 1e-6 to 1 in 100 steps, print one to train with and draw the loss over them."""
-
     def check(self) -> None:
         """UsageError for the first invalid field."""
         check_positive(**self._given(_POSITIVE))
@@ -289,9 +286,11 @@ class TrainConfig:
             raise UsageError(f"{path} is not YAML: {error}.") from error
         if not isinstance(content, dict):
             raise UsageError(f"{path} is not a configuration; it needs lines such as `model: mspcaps_tiny`.")
-        return cls().replace(**{str(k): v for k, v in content.items()})
+        return cls().replace(**{str(k): v for k, v in content.items() if k not in _FORMER})
 
 
+_FORMER = ("find_lr",)
+"""Fields of earlier versions, without effect on a training, which their files hold."""
 FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig)}
 _HINTS = get_type_hints(TrainConfig)
 

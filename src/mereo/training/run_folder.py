@@ -16,7 +16,7 @@ from mereo.training.run_lock import LockedError, RunLock, check_unlocked
 
 INCIDENTAL = {
     "device", "output", "name", "resume", "tensorboard", "track", "dry_run", "checkpoint_seconds", "data_root",
-    "sync_batchnorm", "stream", "find_lr", "minutes",
+    "sync_batchnorm", "stream", "minutes",
 }  # fmt: skip
 """Fields on which the results of a run in one process do not depend, so that they may differ when it is resumed."""
 _LISTED = 3

@@ -118,7 +118,7 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report, clock: Clock, *, pi
         for line in describe_trained(setup.model, setup.config.layer_decay, setup.config.lr):
             report.say(line)
         if trainer.main:
-            saved = setup.config.replace(resume=False, dry_run=False, find_lr=False)
+            saved = setup.config.replace(resume=False, dry_run=False)
             write_atomically(folder.config, saved.to_yaml().encode())
             keep_seen(folder, setup.splits, setup.crop)
             if write_set_aside(folder, setup.splits):

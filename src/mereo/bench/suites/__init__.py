@@ -4,23 +4,13 @@ from mereo.bench.cases import load_object
 from mereo.bench.suite import Suite
 from mereo.bench.suites.attention import ATTENTION
 from mereo.bench.suites.backbones import BACKBONES
-from mereo.bench.suites.capsule_layers import (
-    CAPSULE_LAYERS,
-    INVERTED_LAYERS,
-    SELF_ROUTING_LAYERS,
-    VARIATIONAL_LAYERS,
-)
 from mereo.bench.suites.choose import CHOOSE
-from mereo.bench.suites.data import DATA
 from mereo.bench.suites.networks import CAPSNET, CAPSNET_224, MODELS, MSPCAPS
 from mereo.bench.suites.routing import MEMORY, ROUTING, ROUTING_SCALING
 from mereo.errors import UsageError, unknown
 from mereo.runtime.clone import ELSEWHERE, find_papers
 
-_ALL = (
-    ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, DATA, MODELS, BACKBONES, CHOOSE,
-    CAPSULE_LAYERS, VARIATIONAL_LAYERS, SELF_ROUTING_LAYERS, INVERTED_LAYERS,
-)  # fmt: skip
+_ALL = (ROUTING, ROUTING_SCALING, MEMORY, CAPSNET, MSPCAPS, CAPSNET_224, ATTENTION, MODELS, BACKBONES, CHOOSE)
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 
 

@@ -20,7 +20,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "capsule_gate",
     family="gate",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="gate",
     source="doi:10.1038/s41598-020-68453-w",
     reconstruction="the equations were not available",

@@ -46,7 +46,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="gate",
     source="arXiv:2107.00782",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="gate",
     steps=2,
     records="gates",

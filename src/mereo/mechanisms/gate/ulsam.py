@@ -24,7 +24,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="gate",
     source="arXiv:2006.15102",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="gate",
     promises=("normalised",),
     lacks={"couplings only": "what attention weights is added to the features"},

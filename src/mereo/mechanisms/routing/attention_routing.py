@@ -32,7 +32,7 @@ def _glorot(weight: Tensor, fan_in: int, fan_out: int) -> None:
     family="routing",
     over="senders",
     steps=1,
-    says="a vote per pair",
+    values="per pair",
     update="linear layer",
     source="arXiv:1907.01750",
     promises=("normalised", "any receiver order"),

@@ -91,7 +91,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over="receivers",
     steps=depends("steps", 3),
-    says="a vote per pair",
+    values="per pair",
     update="squash, then a weight by rank",
     source="arXiv:1804.06094",
     also_records=("gates",),

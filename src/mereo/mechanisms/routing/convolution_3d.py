@@ -24,7 +24,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over="receivers",
     steps=depends("steps", 3),
-    says="a vote per pair",
+    values="per pair",
     update="squash",
     source="arXiv:1904.09546",
     promises=("normalised", "any sender order", "any receiver order", "any length"),

@@ -32,7 +32,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over=depends("over", "senders"),
     steps=1,
-    says="a vote per pair",
+    values="per pair",
     update="squash",
     source="arXiv:2508.16922",
     promises=("normalised", "any receiver order"),

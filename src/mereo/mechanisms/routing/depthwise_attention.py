@@ -27,7 +27,7 @@ def check_capsule_map(capsules: Tensor, dim: int) -> None:
     family="routing",
     over="senders",
     steps=1,
-    says="the same to all",
+    values="shared",
     update="linear layer",
     source="arXiv:2411.01564",
     promises=("normalised",),

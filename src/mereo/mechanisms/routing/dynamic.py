@@ -63,7 +63,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over="receivers",
     steps=depends("steps", 3),
-    says="a vote per pair",
+    values="per pair",
     update="squash",
     source="arXiv:1710.09829",
     promises=("normalised", "masks", "any sender order", "any receiver order"),

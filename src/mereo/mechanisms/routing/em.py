@@ -198,7 +198,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over="receivers",
     steps=depends("steps", 3),
-    says="a vote per pair",
+    values="per pair",
     update="mean and variance of the votes",
     source="https://openreview.net/forum?id=HJWLfGWRb",
     promises=("normalised", "masks", "any sender order", "any receiver order"),

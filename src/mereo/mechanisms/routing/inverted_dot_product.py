@@ -102,7 +102,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over="receivers",
     steps=depends("steps", 2),
-    says="a vote per pair",
+    values="per pair",
     update="layer norm",
     source="arXiv:2002.04764",
     promises=("normalised", "masks", "any sender order", "any receiver order"),

@@ -24,7 +24,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over="senders",
     steps=1,
-    says="the same to all",
+    values="shared",
     update="weighted sum",
     source="doi:10.1109/ACCESS.2020.2992655",
     reconstruction="only title and abstract were available",

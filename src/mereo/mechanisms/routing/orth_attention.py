@@ -26,7 +26,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "orth_attention",
     family="routing",
     over="senders",
-    says="a vote per pair",
+    values="per pair",
     update="orthogonal transform",
     source="arXiv:2403.13351",
     promises=("normalised", "masks", "any sender order", "any receiver order"),

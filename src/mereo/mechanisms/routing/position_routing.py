@@ -23,7 +23,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over="none",
     steps=1,
-    says="the same to all",
+    values="shared",
     update="sigmoid, GELU",
     source="arXiv:2411.01564",
     promises=("any receiver order",),

@@ -23,7 +23,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over="receivers",
     steps=1,
-    says="a vote per pair",
+    values="per pair",
     update="exponential squash",
     source="arXiv:2101.12491",
     promises=("normalised", "any sender order", "any receiver order"),

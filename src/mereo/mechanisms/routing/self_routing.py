@@ -79,7 +79,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over="receivers",
     steps=1,
-    says="a vote per pair",
+    values="per pair",
     update="mean of the votes",
     source="https://github.com/coder3000/SR-CapsNet",
     promises=("normalised", "masks", "any sender order", "any receiver order"),

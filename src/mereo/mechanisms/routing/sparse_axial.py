@@ -25,7 +25,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over="senders",
     steps=3,
-    says="the same to all",
+    values="shared",
     update="linear layer",
     source="arXiv:2411.01564",
     reconstruction="the paper has no equations for it, and its code does not run it",

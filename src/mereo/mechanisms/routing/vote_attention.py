@@ -41,7 +41,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="routing",
     over="senders",
     steps=2,
-    says="a vote per pair",
+    values="per pair",
     update="squash",
     source="https://air.uniud.it/handle/11390/1221110",
     reconstruction="only the abstract was available",

@@ -32,7 +32,7 @@ def _offsets(table: Tensor, length: int) -> Tensor:
     "bottleneck",
     family="dense attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="identity",
     source="arXiv:2101.11605",
     promises=("normalised",),

@@ -25,7 +25,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "channel_group",
     family="dense attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2204.03645",
     promises=("normalised",),

@@ -23,7 +23,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="dense attention",
     over="senders",
     steps=1,
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2103.17239",
     promises=("normalised", "masks", "any length"),

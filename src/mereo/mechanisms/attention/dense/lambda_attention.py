@@ -25,7 +25,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="dense attention",
     over="senders",
     steps=1,
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2102.08602",
     promises=("normalised", "any length"),

@@ -37,7 +37,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="dense attention",
     over=depends("over", "senders"),
     steps=1,
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:1706.03762",
     promises=("normalised", "masks", "any sender order", "any receiver order", "any length"),

@@ -24,7 +24,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "pointer",
     family="dense attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="the couplings themselves",
     source="arXiv:1506.03134",
     promises=("normalised", "masks", "any length", "any sender order", "any receiver order"),

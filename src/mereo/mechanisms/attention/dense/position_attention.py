@@ -22,7 +22,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="dense attention",
     over="senders",
     steps=1,
-    says="the same to all",
+    values="shared",
     update="residual",
     source="arXiv:1809.02983",
     promises=("normalised", "any sender order", "any receiver order", "any length"),

@@ -23,7 +23,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "sharded",
     family="dense attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2302.06218",
     promises=("normalised", "any sender order", "any receiver order", "any length"),

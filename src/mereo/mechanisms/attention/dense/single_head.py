@@ -31,7 +31,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="dense attention",
     over="senders",
     steps=1,
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2401.16456",
     promises=("normalised", "any sender order", "any receiver order", "any length"),

@@ -58,7 +58,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="dense attention",
     over="senders",
     steps=1,
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2003.02436",
     promises=("masks", "any sender order", "any receiver order", "any length"),

@@ -114,7 +114,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="dense attention",
     over="senders",
     steps=depends("iterations", 3),
-    says="a vote per pair",
+    values="per pair",
     update="identity",
     source="arXiv:2209.02567",
     promises=("normalised", "masks", "any sender order", "any receiver order"),

@@ -128,7 +128,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="local attention",
     over="senders",
     steps=2,
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2412.16112",
     promises=("normalised",),

@@ -20,7 +20,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "grid_attention",
     family="local attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2204.01697",
     promises=("normalised",),

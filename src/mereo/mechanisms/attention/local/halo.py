@@ -50,7 +50,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "halo",
     family="local attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="identity",
     source="arXiv:2103.12731",
     promises=("normalised",),

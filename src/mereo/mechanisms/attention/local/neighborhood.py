@@ -146,7 +146,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "neighborhood",
     family="local attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2403.04690",
     promises=("normalised", "any length"),

@@ -23,7 +23,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "outlook",
     family="local attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2106.13112",
     promises=("normalised",),

@@ -22,7 +22,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "window",
     family="local attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2204.03645",
     promises=("normalised",),

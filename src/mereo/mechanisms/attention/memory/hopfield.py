@@ -23,7 +23,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="memory",
     over="senders",
     steps=depends("steps", 1),
-    says="the same to all",
+    values="shared",
     update="identity",
     source="arXiv:2008.02217",
     promises=("normalised", "masks", "any sender order", "any receiver order", "any length"),

@@ -29,7 +29,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "bi_level_routing",
     family="sparse attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2303.08810",
     promises=("normalised",),

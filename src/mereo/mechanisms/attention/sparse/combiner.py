@@ -103,7 +103,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "combiner",
     family="sparse attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2107.05768",
     promises=("normalised", "causal", "any length"),

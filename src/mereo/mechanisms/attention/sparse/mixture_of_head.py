@@ -22,7 +22,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "mixture_of_head",
     family="sparse attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2410.11842",
     also_records=("gates",),

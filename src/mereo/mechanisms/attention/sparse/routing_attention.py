@@ -121,7 +121,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     family="sparse attention",
     over="senders",
     steps=2,
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2003.05997",
     promises=("masks", "causal", "streaming", "any length"),

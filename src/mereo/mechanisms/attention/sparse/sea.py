@@ -70,7 +70,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "sea",
     family="sparse attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2310.01777",
     promises=("any length",),  # a query may keep no key of a head, and then its couplings sum to zero

@@ -161,7 +161,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     "sparsifiner",
     family="sparse attention",
     over="senders",
-    says="the same to all",
+    values="shared",
     update="linear",
     source="arXiv:2303.13755",
     promises=("normalised",),
