@@ -202,6 +202,17 @@ def test_heads_of_a_later_block(family: str) -> None:
         mereo.convert(model)
 
 
+def test_another_network_of_the_same_class_is_named() -> None:
+    with pytest.raises(UsageError, match="botnet26t_256 do not fit"):
+        mereo.convert(timm.create_model("botnet26t_256"))
+    changed: Any = vit()
+    changed.__class__ = type(
+        "VisionTransformer", (type(changed),), {"forward": lambda self, x: self.forward_features(x)}
+    )
+    with pytest.raises(UsageError, match="no counterparts"):
+        mereo.convert(changed)
+
+
 def test_dropout_before_the_classifier_of_a_vit() -> None:
     model: Any = vit()
     model.head_drop.p = 0.375
