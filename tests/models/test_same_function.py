@@ -13,6 +13,8 @@ from torch.nn.utils import parametrizations, prune
 
 import mereo
 from mereo.errors import UsageError
+from mereo.models.layout import LAYOUTS
+from mereo.models.same_function import _vary
 
 timm = pytest.importorskip("timm")
 
@@ -54,39 +56,77 @@ MADE: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-class Doubling(nn.Linear):
-    """A linear layer of a user."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
+def shvit(**changes: Any) -> nn.Module:
+    small = {"embed_dim": (16, 24, 32), "depth": (1, 1, 2), "partial_dim": (4, 5, 7), "qk_dim": (3, 3, 3)}
+    return timm.create_model("shvit_s1", **{**small, "num_classes": 4, **changes})  # type: ignore[no-any-return]
 
 
-def _heads(model: Any) -> None:
-    attention = model.blocks[2].attn
-    attention.num_heads, attention.head_dim, attention.scale = 2, 6, 6**-0.5
+def maxvit(**changes: Any) -> nn.Module:
+    small = {"img_size": 64, "embed_dim": (32, 64), "depths": (1, 1), "block_type": ("M",) * 2, "stem_width": 8}
+    return timm.create_model("maxvit_tiny_tf_224", **{**small, "num_classes": 4, **changes})  # type: ignore[no-any-return]
 
 
-def _own_linear(model: Any) -> None:
-    model.blocks[1].attn.proj = Doubling(12, 12)
+def halonet(**changes: Any) -> nn.Module:
+    return timm.create_model("halonet26t", **{"img_size": 64, "num_classes": 4, **changes})  # type: ignore[no-any-return]
 
 
-def _sparse(model: Any) -> None:
-    model.head.weight = nn.Parameter(model.head.weight.detach().to_sparse())
-
-
-def _half_of_it(model: Any) -> None:
-    model.head.half()
+FAMILIES: dict[str, Callable[..., nn.Module]] = {
+    "VisionTransformer": vit, "Cait": cait, "DaVit": davit, "VOLO": volo, "SHViT": shvit, "MaxxVit": maxvit,
+    "ByobNet": halonet,
+}  # fmt: skip
 
 
 class Adapted(nn.Module):
-    """A linear layer with an addition of rank one, as of LoRA."""
+    """A linear layer or convolution with an addition, as of LoRA."""
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base: nn.Module) -> None:
         super().__init__()
-        self.base, self.down, self.up = base, nn.Linear(base.in_features, 1), nn.Linear(1, base.out_features)
+        self.base, self.gain = base, nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.up(self.down(x))
+        return self.base(x) * self.gain  # type: ignore[no-any-return]
+
+
+def _last(model: Any, *kinds: type[nn.Module]) -> tuple[str, Any]:
+    """The last layer of some kinds before the classifier."""
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, kinds) and "head" not in name]
+    return found[-1]
+
+
+def _layer(model: Any) -> tuple[str, Any]:
+    return _last(model, nn.Linear, nn.Conv2d)
+
+
+def _activation(model: Any) -> None:
+    model.set_submodule(_last(model, nn.GELU, nn.SiLU, nn.ReLU, timm.layers.GELUTanh)[0], nn.Hardswish())
+
+
+def _eps(model: Any) -> None:
+    _last(model, nn.LayerNorm, nn.BatchNorm2d, nn.GroupNorm)[1].eps = 1e-2
+
+
+def _heads(model: Any) -> None:
+    attention = [m for m in model.modules() if hasattr(m, "num_heads") and any(m.children())][-1]
+    width = attention.num_heads * attention.head_dim if hasattr(attention, "head_dim") else None
+    attention.num_heads = 1
+    if width is not None:
+        attention.head_dim, attention.scale = width, width**-0.5
+
+
+def _own_class(model: Any) -> None:
+    layer = _layer(model)[1]
+    kind: Any = type(layer)
+    layer.__class__ = type("Doubling", (kind,), {"forward": lambda self, x: 2 * kind.forward(self, x)})
+
+
+def _wrapped(model: Any) -> None:
+    name, layer = _layer(model)
+    model.set_submodule(name, nn.Sequential(layer))
+
+
+def _one_more(model: Any) -> None:
+    name, activation = _last(model, nn.GELU, nn.SiLU, nn.ReLU, timm.layers.GELUTanh)
+    model.set_submodule(name, nn.Sequential(activation, nn.Tanh()))
 
 
 def _quantised(model: Any) -> None:
@@ -95,31 +135,37 @@ def _quantised(model: Any) -> None:
         torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, inplace=True)
 
 
-LATER: dict[str, Callable[[Any], Any]] = {
-    "heads of a later block": _heads,
-    "eps of a later block": lambda model: setattr(model.blocks[2].norm2, "eps", 1e-3),
-    "activation of a later block": lambda model: setattr(model.blocks[2].mlp, "act", nn.SiLU()),
-    "dropout before the classifier": lambda model: setattr(model.head_drop, "p", 0.375),
-    "a class of a user": _own_linear,
-    "a hook": lambda model: model.blocks[0].register_forward_hook(lambda module, inputs, output: 2 * output),
-    "a forward of its own": lambda model: setattr(model.blocks[0], "forward", lambda x, attn_mask=None: x),
-    "pruned": lambda model: prune.l1_unstructured(model.head, "weight", 0.5),
-    "parametrised": lambda model: parametrizations.weight_norm(model.head),
+def _sparse(model: Any) -> None:
+    layer = _layer(model)[1]
+    layer.weight = nn.Parameter(layer.weight.detach().flatten(1).to_sparse())
+
+
+def _without_norms(model: Any) -> None:
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+            model.set_submodule(name, nn.Identity())
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "activation": _activation,
+    "eps": _eps,
+    "a class of a user": _own_class,
+    "adapted": lambda model: model.set_submodule(_layer(model)[0], Adapted(_layer(model)[1])),
+    "a layer within another": _wrapped,
+    "one more activation": _one_more,
+    "a hook": lambda model: _layer(model)[1].register_forward_hook(lambda module, inputs, output: 2 * output),
+    "a hook before": lambda model: _layer(model)[1].register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],)),
+    "a forward of its own": lambda model: setattr(_layer(model)[1], "forward", lambda x: x),
+    "pruned": lambda model: prune.l1_unstructured(_layer(model)[1], "weight", 0.5),
+    "parametrised": lambda model: parametrizations.weight_norm(_layer(model)[1]),
     "meta": lambda model: model.to("meta"),
     "sparse": _sparse,
-    "types": _half_of_it,
-    "adapted": lambda model: setattr(model.blocks[1].attn, "proj", Adapted(model.blocks[1].attn.proj)),
+    "types": lambda model: _layer(model)[1].half(),
     "quantised": _quantised,
-    "a block exchanged": lambda model: model.blocks.__setitem__(1, nn.Sequential(model.blocks[1])),
-    "an inner layer compiled": lambda model: setattr(model, "head", torch.compile(model.head)),
+    "without norms": _without_norms,
+    "an inner layer compiled": lambda model: model.set_submodule(_layer(model)[0], torch.compile(_layer(model)[1])),
 }
-
-
-PLACES = {
-    "dropout before the classifier": "0.375", "pruned": "head", "parametrised": "head", "meta": "meta",
-    "sparse": "head.weight", "types": "float16", "an inner layer compiled": "head",
-}  # fmt: skip
-"""What the message names, where it is no block."""
+"""Changes after which a network is not what its library makes."""
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -128,13 +174,50 @@ def test_arguments_that_ours_does_not_have(name: str) -> None:
         mereo.convert(MADE[name]())
 
 
-@pytest.mark.parametrize("name", LATER)
-def test_networks_that_were_changed_after_they_were_made(name: str) -> None:
-    model = vit()
-    LATER[name](model)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_networks_that_were_changed_after_they_were_made(family: str, change: str) -> None:
+    model = FAMILIES[family]()
+    CHANGES[change](model)
     with pytest.raises(UsageError) as caught:
         mereo.convert(model)
-    assert "\n" not in str(caught.value) and (where := PLACES.get(name, "blocks.")) in str(caught.value), where
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_of_timm_is_tried_and_converts(family: str) -> None:
+    assert {name for layout in LAYOUTS for name in layout.classes} == {*FAMILIES, "VisionTransformerDistilled"}
+    model = FAMILIES[family]().eval()
+    ours: Any = mereo.convert(torch.compile(model))
+    _vary(model)
+    images = torch.randn(1, *ours.image_shape).double()
+    torch.testing.assert_close(mereo.convert(model).double()(images), model.double()(images))
+
+
+@pytest.mark.parametrize("family", ["VisionTransformer", "Cait", "DaVit", "VOLO", "MaxxVit"])
+def test_heads_of_a_later_block(family: str) -> None:
+    model = FAMILIES[family]()
+    _heads(model)
+    with pytest.raises(UsageError):
+        mereo.convert(model)
+
+
+def test_another_network_of_the_same_class_is_named() -> None:
+    with pytest.raises(UsageError, match="botnet26t_256 do not fit"):
+        mereo.convert(timm.create_model("botnet26t_256"))
+    changed: Any = vit()
+    changed.__class__ = type(
+        "VisionTransformer", (type(changed),), {"forward": lambda self, x: self.forward_features(x)}
+    )
+    with pytest.raises(UsageError, match="no counterparts"):
+        mereo.convert(changed)
+
+
+def test_dropout_before_the_classifier_of_a_vit() -> None:
+    model: Any = vit()
+    model.head_drop.p = 0.375
+    with pytest.raises(UsageError, match=r"0\.375"):
+        mereo.convert(model)
 
 
 def test_the_first_layer_that_differs_is_named() -> None:

@@ -94,7 +94,7 @@ class PoseTree(nn.Module):
 
     Deviates: children without a parent are normal around the identity; the paper's own numbers could not be checked.
 
-    Reference: arXiv:2004.03553.
+    Reference: arXiv:2004.03553. There is no public code; bound and gradients equal loops over all sets of parents.
     """
 
     def __init__(self, children: int, parents: int, *, prior_std: float = 1.0, none_std: float = 3.0) -> None:

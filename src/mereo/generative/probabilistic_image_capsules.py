@@ -99,7 +99,7 @@ class ProbabilisticImageCapsules(nn.Module):
     Deviates: the belief about parents is read from that about leaves by `SetEncoder`, weighted by presence; q(u_i = 1)
         is one number wherever some parent is present. The paper's own choices could not be checked.
 
-    Reference: arXiv:2004.03553.
+    Reference: arXiv:2004.03553. There is no public code; bound and gradients equal loops over leaves and parents.
     """
 
     def __init__(

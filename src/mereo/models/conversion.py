@@ -165,7 +165,8 @@ def _from_live(
         check_tensors(source)
     made = partial(_filled, name, arguments, layout)
     outlined = outline(name, **arguments)
-    from_layout(outlined, source.state_dict(), layout, f"the weights of this {type(source).__name__} do not fit")
+    known_as = (getattr(source, "pretrained_cfg", None) or {}).get("architecture") or f"this {type(source).__name__}"
+    from_layout(outlined, source.state_dict(), layout, f"the weights of {known_as} do not fit")
     matches = _names(outlined, layout)
     if check:
         check_same_training(outlined, source, matches)

@@ -121,7 +121,7 @@ def check_same_function(
         twin = deepcopy(theirs).cpu().float().eval()
         _vary(twin)
         state = {name: tensor.clone() for name, tensor in twin.state_dict().items()}
-        expected, there = _run(twin.to(kind), images.to(kind), {b: b for _, b in owners(matches)})
+        expected, there = _run(twin.to(kind), images.to(kind), {b: b for _, b in owners(matches) if b})
     except FAILURES as error:
         raise UsageError(
             f"source cannot be converted: this {what} does not run on an image of {tuple(image_shape)}"
@@ -137,7 +137,10 @@ def check_same_function(
     differing = (
         f" first after {name}, {type_of(modules[name])}"
         for name, (count, norm) in here.items()
-        if name in there and there[name][0] == count and abs(norm - there[name][1]) > 10 * TOLERANCE[kind] * norm
+        if name
+        and name in there
+        and there[name][0] == count
+        and abs(norm - there[name][1]) > 10 * TOLERANCE[kind] * norm
     )
     how = f"by {apart:.2g} of the largest" if shapes[0] == shapes[1] else f"in shape, {shapes[1]} and {shapes[0]}"
     raise UsageError(

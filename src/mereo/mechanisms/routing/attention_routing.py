@@ -124,7 +124,7 @@ class AttentionRouting(nn.Module):
         return votes.unflatten(1, (senders, receivers, dim))
 
     def votes(self, maps: Tensor) -> WindowVotes:
-        """The votes of every child in every window, as they arrive behind A; the bias of a type is spread over them.
+        """The votes of every child in every window, after A was applied; the bias of a type is spread over them.
 
         Shapes: poses (batch * windows, children of a window, 1, sender_dim + 1), the last entry for the bias.
         """

@@ -51,7 +51,7 @@ def routing_scores(couplings: Tensor, types: int, kind: str = "types") -> Tensor
     """How much each parent was coupled to.
 
     types:     q_j = sum over positions p of max over types t of c_j,(t, p)
-    official:  the same on children that are taken for (position, type), as the authors' code does
+    official:  the same with children read in the order (position, type), as the authors' code does
 
     Shapes: couplings (batch, parents, types * positions), children ordered by type, then position -> (batch, parents).
     """
@@ -72,7 +72,7 @@ def ranks(scores: Tensor) -> Tensor:
 
 
 def rank_weights(places: Tensor, count: int, winners: int = 0) -> Tensor:
-    """exp(-12 rank / (count - 1)), 0 where that is below 0.01; or, with `winners`, 1 for so many and 0 for the others.
+    """exp(-12 rank / (count - 1)), 0 where that is below 0.01; with `winners`, 1 for that many ranks, else 0.
 
     Shapes: int64 (...) -> float32 (...).
     """
@@ -113,7 +113,7 @@ class CompetingCapsules(nn.Module):
         mask: "weighted-routing" (the equation above), "routing" (1 for the parent with the largest unboosted q),
             "norm" (1 for the longest parent), "label" (1 for the parent of the label: supervised), or "none" (all 1).
         score: "types", or "official", see `routing_scores`.
-        winners: of "weighted-routing": so many parents have weight 1 and the others 0; 0 is the weight by rank.
+        winners: of "weighted-routing": number of parents of weight 1, the others have 0; 0 for weights by rank.
 
     Shapes: children (batch, senders, sender_dim), labels int64 (batch,) -> (batch, receivers, receiver_dim).
 

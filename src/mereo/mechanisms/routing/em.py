@@ -28,7 +28,7 @@ class Cluster(NamedTuple):
 
     Attributes:
         mean, variance (batch, receivers, pose).
-        log_activation (batch, receivers): log of how present a parent is.
+        log_activation (batch, receivers): logarithm of the activation of a parent.
     """
 
     mean: Tensor
@@ -41,9 +41,9 @@ class EMOptions(NamedTuple):
 
     Attributes:
         steps: how often parents are fitted, at least 1. Gradients flow through all of them.
-        inverse_temperature: final value of that of the activations.
+        inverse_temperature: of the activations, at the last step.
         schedule: "rising", inverse_temperature (1 - 0.95^t) at step t, as the authors gave it; or "constant".
-        variance_floor: added to every variance: a parent with one child has none of its own.
+        variance_floor: added to every variance, because the vote of a single child has none.
         floor: "added" or "clamped", where it is the least variance and larger ones stay as they are.
         renormalise: divide each child's shares by their sum, so that its activation no longer matters, as some public
             code does.
@@ -89,7 +89,7 @@ def inverse_temperatures(steps: int, last: float) -> list[float]:
 def log_activations(
     variance: Tensor, total: Tensor, beta_use: Tensor, beta_activation: Tensor, inverse_temperature: float
 ) -> Tensor:
-    """log a_r of each parent, which its tightness earns.
+    """log a_r of each parent, which is higher the closer its votes are to each other.
 
     cost_r = S_r sum_h (beta_use_r + log(var_rh) / 2),   a_r = sigmoid(inverse_temperature (beta_activation_r - cost_r))
 
@@ -109,7 +109,7 @@ def fit_clusters(
     inverse_temperature: float,
     variance_floor: float,
 ) -> Cluster:
-    """The M step: the Gaussian of each parent, `fit_gaussians`, and the activation that its tightness earns.
+    """The M step: the Gaussian of each parent, `fit_gaussians`, and its activation, `log_activations`.
 
     Shapes: votes (batch, receivers, senders, pose), weights (batch, receivers, senders), betas (receivers,).
     """

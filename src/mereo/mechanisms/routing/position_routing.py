@@ -55,6 +55,7 @@ class PositionRouting(nn.Module):
 
     Reads as: couplings[b, d, r, 0] is what receiver r starts from in its number d, and couplings[b, d, r, 1 + p] the
         factor of number d of position p, before sigmoid and GELU. They depend on the image by the units that are on.
+        They follow from the weights of both layers; what a forward hook on a layer changes is not in them.
 
     Deviates: running statistics in evaluation, unless `batch_stats`; every receiver reads all numbers, unless
         `public_view`.
@@ -106,10 +107,11 @@ class PositionRouting(nn.Module):
 
     def forward(self, children: Tensor) -> Tensor:
         x = self.normalised(children)
+        sums = self._viewed(self.second(self.first(x).relu()).unsqueeze(3)).squeeze(3)
         if self.coupling.watched:
-            sums = (self.coupling(self.scores(x)) * self._children(x)).sum(3)
-        else:
-            sums = self._viewed(self.second(self.first(x).relu()).unsqueeze(3)).squeeze(3)
+            factors = self.scores(x)
+            # The layers are called in any case, so that hooks on them act; an intervention adds what it changes.
+            sums = sums + ((self.coupling(factors) - factors) * self._children(x)).sum(3)
         return F.gelu(sums.sigmoid()).transpose(1, 2)
 
     def extra_repr(self) -> str:

@@ -30,7 +30,7 @@ class BayesOptions(NamedTuple):
     Attributes:
         steps: how often parents are fitted, at least 1. Gradients flow through all of them.
         concentration: of the Dirichlet prior of the mixing weights.
-        mean, strength: of the Gaussian prior of the means, and how many votes it counts as.
+        mean, strength: of the Gaussian prior of the means; its strength is the number of votes that it counts as.
         scale: the Wishart prior of the precisions is `scale` times the identity, and has D + 1 degrees of freedom.
         covariance: "diagonal" or "full".
         start: the first shares of a child: "types", 1 / receivers in every window (the authors' code), or "parents",

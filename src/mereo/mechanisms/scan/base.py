@@ -1,6 +1,7 @@
 """The base of linear attention: tokens become queries, keys and values, and a scan with a decaying state mixes them.
 
-A subclass writes what differs: how tokens are read, how fast the state decays, what becomes of the outputs.
+A subclass defines how tokens are read (`read`), how fast the state decays (`slopes`) and what becomes of the outputs
+(`write`).
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +32,7 @@ class LinearScan(nn.Module, ABC):
     """Linear attention with decay: out_t = q_t^T S_t,  S_t = exp(-slope) S_(t-1) + k_t v_t^T for each head.
 
     Args:
-        block: tokens between two recorded states, and of a block where nothing compiled runs.
+        block: tokens between two recorded states; also the size of blocks where the compiled form cannot run.
 
     Shapes: tokens (batch, tokens, dim) -> (batch, tokens, dim); recorded states, those before each block: (batch,
         heads, blocks, dim, pose).
@@ -52,7 +53,7 @@ class LinearScan(nn.Module, ABC):
 
     @abstractmethod
     def slopes(self) -> list[float]:
-        """Of each head, minus the log of what stays of the state after a token."""
+        """For each head, minus the logarithm of the factor by which a token lets the state decay."""
 
     @abstractmethod
     def write(self, out: Tensor, tokens: Tensor) -> Tensor:

@@ -94,7 +94,8 @@ class ARCapsNet(CapsuleClassifier):
     Deviates: sides need not be divisible by 4; running statistics of batch norms move by 0.1, where the framework of
         the authors has 0.01.
 
-    Reference: arXiv:1907.01750.
+    Reference: arXiv:1907.01750. The network equals loops written from the paper and the authors' code, and has the
+        number of parameters that this prints; it runs on TensorFlow 1 only and was not run.
     """
 
     first_conv = "stages.0.0"

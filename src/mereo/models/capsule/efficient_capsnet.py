@@ -55,7 +55,8 @@ class EfficientCapsNet(CapsuleClassifier):
     Deviates: the depthwise filter always covers the whole last map; the official MultiMNIST network strides a 5x5
         filter over a 6x6 map, which reads the same 5x5 numbers, so there `primary_kernel` is 5.
 
-    Reference: arXiv:2101.12491
+    Reference: arXiv:2101.12491. The network and both decoders equal loops written from the authors' code, which was not
+        run; their published weights for smallNORB fit every tensor.
     """
 
     first_conv = "stem.0"

@@ -65,7 +65,8 @@ class MSCapsNet(CapsuleClassifier):
         authors' code has CIFAR-10 only: the kernel of 28x28 images follows from the grid of 6x6, and the rate of the
         dropout is not stated. Neither is confirmed. Their code has no decoder.
 
-    Reference: Xiang, Zhang, Tang, Zou, Xu 2018 (IEEE Signal Processing Letters).
+    Reference: Xiang, Zhang, Tang, Zou, Xu 2018 (IEEE Signal Processing Letters). The network equals 30 separate stacks
+        and loops over the routing, both written from the authors' code, which runs on MXNet only and was not run.
     """
 
     first_conv = "conv"

@@ -53,7 +53,7 @@ class RSCapsNet(CapsuleClassifier):
 
     Deviates: all sizes are ours, see the module; whether the paper squashes before the combination is not confirmed.
 
-    Reference: RS-CapsNet, IEEE Access 2020.
+    Reference: RS-CapsNet, IEEE Access 2020. There is no public code; the network equals loops over the equations above.
     """
 
     first_conv = "stages.0.0.0"

@@ -54,7 +54,8 @@ class SparseCapsNet(VisionModel):
 
     Deviates: the linear classifier is ours; the authors fit a support vector machine to the features.
 
-    Reference: arXiv:1804.06094.
+    Reference: arXiv:1804.06094. The competition equals loops, and its mask of labels makes the network CapsNet, with
+        the same loss and gradients; the authors' code runs on TensorFlow 1 only and was not run.
     """
 
     first_conv = "conv"

@@ -62,8 +62,8 @@ class NAT(VisionModel):
     scores = head(mean over cells of norm(last map))
 
     Args:
-        num_classes, in_chans, img_size: of the task; images of any size are taken whose smallest map has two cells
-            down and across.
+        num_classes, in_chans, img_size: of the task; images may have any size with a smallest map of at least two
+            cells down and across.
         embed_dim: channels of the first stage, which double from stage to stage.
         depths: blocks of each stage.
         num_heads: of each stage.

@@ -1,8 +1,8 @@
 """Class attention: one class token, the only query, gathers what it needs from itself and the patches.
 
 Source: Touvron et al. 2021, arXiv:2103.17239, section 3, equations 5 and 6.
-Cost: with one query no key and no value has to be made: 2 H N D multiplications an image (N patches, H heads of D
-channels together) and 2 D D for the projections of the query, instead of 2 N D D.
+Cost: there is one query, so that keys and values are never computed. An image takes 2 H N D multiplications (N patches,
+H heads, D channels of all heads together) and 2 D^2 for the query; keys and values of all tokens would take 2 N D^2.
 """
 
 import torch
@@ -39,7 +39,7 @@ class ClassAttention(nn.Module):
 
     out = W_o [softmax(q k^T / sqrt(d)) v, ...] + b_o
 
-    Since there is one query, the matrices are applied to it and to what it gathers, not to the tokens:
+    The matrices of keys and values are applied to the query and to the weighted sum of tokens, not to every token:
 
     q k_n = (W_k^T q) u_n + q b_k,    sum_n p_n v_n = W_v (sum_n p_n u_n) + b_v sum_n p_n
 
@@ -96,7 +96,7 @@ class ClassAttention(nn.Module):
         """The update of the class token, which attends to itself and to `gain * patches + shift`.
 
         Several layers that normalise the same patches, each with a gain and a shift of its own, share the normalised
-        patches: the gain multiplies what the layer makes of its query and of what it gathers.
+        patches: the gain multiplies the transformed query and the weighted sum of patches.
 
         Shapes: token (batch, 1, dim), patches (batch, patches, dim), gain and shift (dim,), or neither
             -> (batch, 1, dim).

@@ -66,7 +66,7 @@ def top_down_attention(
         iterations: at least 1.
         beta: multiplies the scores, above 0; 1 / sqrt(d) when None. The paper's equation has 1.
         accumulate: add the scores up over the iterations, as routing by agreement does.
-        mask: bool, True = the parent is there. Without any the children stay as they were.
+        mask: bool, True = the parent is there. Where no parent is there, children keep their values.
 
     Shapes: children (..., m, d), parents (..., n, e), transforms (m, n, d, e), mask (..., n)
         -> children (..., m, d), couplings (..., m, n).

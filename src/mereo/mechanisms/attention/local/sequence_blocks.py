@@ -1,4 +1,4 @@
-"""Attention inside blocks of a sequence: each block sees itself and its neighbours, as local heads need it.
+"""Attention inside blocks of a sequence: a token attends to its own block and to the neighbouring blocks.
 
 Source: arXiv:2003.05997, section 3, and the code it extends: local attention of Parmar et al. 2018, arXiv:1802.05751.
 """
@@ -47,7 +47,7 @@ def attend_blocks(
     positions: SequencePositions | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Each token attends to its block and the one before; where it is not causal, to the one behind as well.
+    """Each token attends to its block and the one before; unless the attention is causal, also to the next one.
 
     Args:
         block: tokens of a block; the last one may be shorter.

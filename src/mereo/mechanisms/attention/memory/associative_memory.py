@@ -46,9 +46,9 @@ def retrieve(
         values: the patterns P that are returned for them; the memory itself by default.
         similarity: a name of `mereo.core.similarity.SIMILARITIES`.
         separation: a name of `SEPARATIONS`, or a function (scores, mask) -> weights such as `power(3)` or a `Coupling`.
-        beta: multiplies the similarity, so that it is not comparable between similarities; at least 0.
+        beta: multiplies the similarity, so each similarity needs a beta of its own; at least 0.
         steps: how often; above 1 the values need the size of the memory's patterns, for the output is the next query.
-        mask: bool, True = takes part; a pattern that does not weighs 0.
+        mask: bool, True = takes part; the weight of other patterns is 0.
         activation: "identity", or "sign" for bipolar patterns.
 
     Shapes:
@@ -56,7 +56,7 @@ def retrieve(
         mask (batch, patterns) or (batch, queries, patterns) -> out (batch, queries, v), weights
         (batch, queries, patterns). More axes may stand between batch and the last two.
 
-    Reads as: weights[b, q, n] is how far stored pattern n is what query q means, at the last step.
+    Reads as: weights[b, q, n] is the share of stored pattern n in the output for query q, at the last step.
 
     Deviates: the authors' code optionally divides scores and weights by their sums, which turns signs where the sum is
         negative; here a separation declares that it divides, and it divides only non-negative weights.

@@ -19,12 +19,12 @@ class HopfieldLookup(nn.Module):
     Args:
         dim, num_heads: see `HopfieldAttention`.
         num_patterns: how many patterns are stored.
-        own_values: learn what is returned for a pattern, as well as the pattern.
+        own_values: learn the values that are returned, separately from the patterns.
         beta, steps, norm, normaliser, attn_drop, proj_drop: see `HopfieldAttention`.
 
     Shapes: tokens (batch, tokens, dim) -> (batch, tokens, dim).
 
-    Reads as: couplings[b, h, r, n] is how far stored pattern n is what token r means.
+    Reads as: couplings[b, h, r, n] is the share of stored pattern n in the output of token r.
 
     Deviates: patterns and values start normal with deviation 0.02, as the states of `HopfieldPooling`.
 

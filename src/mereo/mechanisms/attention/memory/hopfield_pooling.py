@@ -1,4 +1,4 @@
-"""Hopfield pooling: learned states retrieve from a set of tokens, as many as there are states.
+"""Hopfield pooling: learned states retrieve from any number of tokens, so that the output has a fixed number of them.
 
 Source: Ramsauer et al. 2020, arXiv:2008.02217, and the authors' layers.
 Cost: of multi-head attention with `num_queries` receivers.
@@ -18,7 +18,7 @@ class HopfieldPooling(nn.Module):
 
     Args:
         dim, num_heads: see `HopfieldAttention`.
-        num_queries: how many states, and tokens of the output.
+        num_queries: number of learned states, which is the number of output tokens.
         beta, steps, norm, normaliser, attn_drop, proj_drop: see `HopfieldAttention`.
 
     Shapes: tokens (batch, tokens, dim), mask (batch, tokens) -> (batch, num_queries, dim).

@@ -1,4 +1,4 @@
-"""How the scores of an associative memory are sharpened into weights: the second of its three choices.
+"""How the scores of an associative memory become weights.
 
 A separation is a function (scores (..., queries, patterns), mask or None) -> weights of the shape of scores; a masked
 pattern weighs exactly 0. Every `Coupling` over the senders is one. Here are those that no coupling computes:
@@ -56,7 +56,7 @@ def _competing(function: Callable[[Tensor], Tensor]) -> Separation:
 
 
 def power(k: float, *, rectify: bool = True, normalise: bool = True) -> Separation:
-    """w = s^k, of the part of s above zero with `rectify`, divided by its sum with `normalise`."""
+    """w = s^k; with `rectify` w = max(s, 0)^k, and with `normalise` w is divided by its sum."""
     check_positive(k=k)
     if not rectify and k != int(k):
         raise UsageError(f"k is {k} with rectify=False; a power of signed scores must be whole.")

@@ -142,7 +142,8 @@ class CombinerAttention(nn.Module):
         1e-6. "axial_mixture" is the mean of two attentions, where the released code has one softmax over the items of
         both, in which a token may be counted twice.
 
-    Reference: arXiv:2107.05768. Weights normal of 0.02.
+    Reference: arXiv:2107.05768. Weights normal of 0.02. Every plan equals loops over the paper's regions; the released
+        code was read, and not run.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from mereo.mechanisms.attention.sparse.head_router import check_routed_heads
 
 @dataclass(frozen=True)
 class HeadSchedule:
-    """Heads of the parts of a network, each of which has layers that are alike.
+    """Numbers of heads in each part of a network; the layers of a part are alike.
 
     Attributes:
         layers: layers of each part.

@@ -36,7 +36,7 @@ class Mix(nn.Module, ABC):
 
     @abstractmethod
     def matrix(self, tokens: Tensor) -> Tensor:
-        """The mixing matrix itself, for looking at.
+        """The mixing matrix itself, to inspect or draw it.
 
         Shapes: tokens (batch, tokens, dim) -> (tokens, tokens), (batch, heads, tokens, tokens), or one for each
             channel, (dim, tokens, tokens).

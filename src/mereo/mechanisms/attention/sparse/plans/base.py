@@ -71,7 +71,7 @@ class Joint:
         return scores.masked_fill(~there, torch.finfo(scores.dtype).min).softmax(-1) @ values
 
     def pooled(self, x: Tensor, there: Tensor | None) -> Tensor:
-        """One vector for all of x (..., members, dim) that is there (..., members): (..., dim); 0 where nothing is."""
+        """One vector for the members that exist: x (..., members, dim), mask (..., members) -> (..., dim), or 0."""
         if there is None:
             return x.mean(-2) if self.pool == "mean" else x.amax(-2)
         there = there.unsqueeze(-1)
@@ -127,5 +127,5 @@ def real(tokens: int, rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 def side(size: int | None, tokens: int) -> int:
-    """A size that is given, at most the number of tokens; else the square root of it, at which the cost is least."""
+    """The given size, at most the number of tokens; else the square root of that number, where the cost is least."""
     return min(size, tokens) if size is not None else max(1, round(tokens**0.5))

@@ -1,7 +1,7 @@
-"""Combiner over a binary tree: for each level, the sibling of the block that a token is in is a region.
+"""Combiner over a binary tree: on each level, the block beside the one that holds a token is a region.
 
 Source: arXiv:2107.05768, section 4.2.
-Cost: N (1 + log2 N) scores a head for N tokens, and as many for the summaries.
+Cost: N (1 + log2 N) scores a head for N tokens, and the same number for the summaries.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def _readers(x: Tensor, level: int, causal: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class LogSparse(Plan):
-    """A token attends to itself, and to the tokens before it by regions of 2^t, the binary digits of its number.
+    """A token attends to itself, and to those before it in regions of 2^t tokens, one for each 1 in its binary number.
 
     Token 6 has the regions 0..3 and 4..5, token 7 also 6. Where it is not causal, the tokens behind are cut in the same
     way, from the end of the sequence rounded up to a power of two: all regions are blocks of one binary tree.
