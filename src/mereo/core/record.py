@@ -79,7 +79,7 @@ class Trace(Mapping[str, Tensor]):
     def calls(self, name: str) -> list[Call]:
         """Every evaluation of coupling `name`, with its scores, its number, topology and places: see `Call`."""
         if name not in self._calls:
-            raise unknown("coupling", name, self._calls)
+            raise unknown("coupling", name, self._calls) if self._calls else self._absent(name)
         return self._calls[name]
 
     def scores(self, name: str) -> list[Tensor]:
