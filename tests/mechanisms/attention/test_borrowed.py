@@ -86,6 +86,16 @@ def test_interventions_act_on_layers_of_other_libraries_and_what_is_recorded_act
         assert not torch.allclose(before, after) and torch.equal(model(images()), before)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_of_timm_leave_pairs_out(causal: bool) -> None:
+    model, seen = vit(), torch.ones(5, 5, dtype=torch.bool).tril()
+    given = {"is_causal": True} if causal else {"attn_mask": seen}
+    expected = model(images(), **given)
+    with mereo.record(model) as trace:
+        assert torch.allclose(model(images(), **given), expected, atol=1e-12)
+    assert not trace["blocks.1.attn.coupling"][..., ~seen].any()
+
+
 def test_encoder_layers_are_seen_in_evaluation_with_padding() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)

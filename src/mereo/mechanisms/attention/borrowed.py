@@ -4,6 +4,7 @@ While a layer is observed it computes the same by a function that makes its coup
 as before. `mereo.record` and `mereo.intervene` are imported from here, so that they know of these layers.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mereo.core import Coupling, intervene, record
+from mereo.core.kernels.attention import attend
 from mereo.core.observe import BORROWERS, Observer
-from mereo.mechanisms.attention.hosted import DenseHosted, attention_drop, computes_attention, is_host
+from mereo.mechanisms.attention.hosted import attention_drop, computes_attention, is_host, merge_heads, split_heads
 
 __all__ = ["BorrowedCoupling", "intervene", "record"]
 
@@ -79,6 +81,12 @@ def _is_theirs(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("mereo.") and "forward" not in vars(module)
 
 
+def _takes_tokens_only(module: nn.Module) -> bool:
+    """Whether a layer takes tokens and masks, and not positions as well."""
+    _, *others = inspect.signature(module.forward).parameters
+    return set(others) <= {"attn_mask", "is_causal"}
+
+
 def borrow(module: nn.Module) -> BorrowedCoupling | None:
     """The coupling of an attention layer of timm's, PyTorch's, or the same form; None for any other module."""
     if _KEY in vars(module):
@@ -88,7 +96,7 @@ def borrow(module: nn.Module) -> BorrowedCoupling | None:
         usual = module.bias_k is None and not module.add_zero_attn
         usual = usual and type(module).forward is nn.MultiheadAttention.forward and _is_theirs(module)
         return BorrowedCoupling(module, _Multihead(module), module.dropout) if usual else None
-    if is_host(module) and _is_theirs(module) and computes_attention(module):
+    if is_host(module) and _is_theirs(module) and _takes_tokens_only(module) and computes_attention(module):
         return BorrowedCoupling(module, _Hosted(module), attention_drop(module))
     return None
 
@@ -97,17 +105,21 @@ BORROWERS.append(borrow)
 
 
 class _Hosted:
-    """Attention as timm writes it, with the coupling of another."""
+    """Attention as timm writes it, with a coupling."""
 
     def __init__(self, host: nn.Module) -> None:
-        self.layer = DenseHosted(host)
+        self.host = host
 
     def __call__(
         self, coupling: Coupling, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        self.layer.coupling = coupling
-        out: Tensor = self.layer(x, attn_mask, is_causal)
-        return out
+        tokens = x.flatten(1, -2)
+        allowed, bias = (attn_mask, None) if attn_mask is None or attn_mask.dtype == torch.bool else (None, attn_mask)
+        if is_causal:
+            count = tokens.shape[1]
+            allowed = torch.ones(count, count, dtype=torch.bool, device=x.device).tril()
+        mixed = attend(*split_heads(self.host, tokens), coupling, mask=allowed, bias=bias)
+        return merge_heads(self.host, tokens, mixed.transpose(1, 2).flatten(2)).unflatten(1, x.shape[1:-1])
 
 
 class _Multihead:
