@@ -162,7 +162,7 @@ def explain(
         raise UsageError("target is given, and classes or out too; files and classes are of scores. Leave them out.")
     if folder is None and only:
         raise UsageError(f"only is {tuple(only)}, which chooses files to write; give out, a folder for them.")
-    trained = trained_network(model, device)
+    trained = trained_network(model, device, images=images)
     network = trained.model
     with as_files(images) as files, reading(*files.paths):
         written = {} if folder is None else write(trained, files.paths, folder, only, keep=keep, strict=strict)

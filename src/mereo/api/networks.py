@@ -1,14 +1,17 @@
 """The trained network of a call: of a run, a file or a bundled checkpoint, or a network that is in memory."""
 
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from mereo.errors import UsageError, type_of
 from mereo.escape import cut
 from mereo.inference.footprint import check_runs
 from mereo.models import FeatureMaps, Network, VisionModel, load
+from mereo.models.plain.own import as_vision_model, has_preprocessing
 from mereo.models.pretrained import list_pretrained
 from mereo.runtime.device import choose_device
 from mereo.training.arguments import fit
@@ -86,15 +89,16 @@ def _check_reads(model: Network, path: Path, kinds: tuple[str, ...]) -> None:
         raise UsageError(f"weights are {str(path)!r}, {reads}; this command is for {' and '.join(kinds)}.")
 
 
-def trained_network(model: Any, device: str = "auto", *, points: bool = False) -> Trained:
+def trained_network(model: Any, device: str = "auto", *, points: bool = False, images: Any = None) -> Trained:
     """A network for images, and where its weights are from.
 
     Args:
-        model: a run folder, a weight file or the name of bundled weights; a network; what `mereo.train` or
-            `load_weights` returned; a fitted `mereo.ImageClassifier`; or None for the newest run, else the bundled
-            digits.
+        model: a run folder, a weight file or the name of bundled weights; a network, of mereo, timm, torchvision or
+            your own; what `mereo.train` or `load_weights` returned; a fitted `mereo.ImageClassifier`; or None for the
+            newest run, else the bundled digits.
         device: to run on; with "auto" a network stays where it is.
         points: a network that reads points is as welcome.
+        images: what the network is used on; the size of tensors and arrays is that of a network that states none.
     """
     source: Path | None = None
     if isinstance(model, Trained):
@@ -108,11 +112,11 @@ def trained_network(model: Any, device: str = "auto", *, points: bool = False) -
         _check_reads(trained.model, trained.source, ("images", "points"))
         return trained
     model = getattr(model, "_orig_mod", model)
+    if isinstance(model, nn.Module) and not isinstance(model, Network | FeatureMaps):
+        model = _given(model, images)
     of_points = points and isinstance(model, Network) and model.input_kind == "points"
     if not (isinstance(model, VisionModel) or of_points):
-        raise UsageError(
-            f"model is {_what(model)}; give a run folder, a weight file, or a network of mereo for images."
-        )
+        raise UsageError(f"model is {_what(model)}; give a run folder, a weight file, or a network for images.")
     if device != "auto":
         model = model.to(choose_device(device))
     name = str(model.config["model"]) if hasattr(model, "config") else type(model).__name__
@@ -124,6 +128,22 @@ def _what(model: Any) -> str:
         return "a backbone without a classifier (features_only=True)"
     if isinstance(model, Network):
         return f"{type_of(model)}, which reads {model.input_kind}; call it itself"
-    if isinstance(model, nn.Module):
-        return f"{type_of(model)}, which is not mereo's (timm's are mereo.create_model('timm:NAME'))"
     return type_of(model)
+
+
+def _given(network: nn.Module, images: Any) -> VisionModel:
+    """A network of timm, torchvision or the user's own under mereo's protocol."""
+    size = None
+    if isinstance(images, Tensor) and images.dim() in (3, 4):
+        size = (images.shape[-2], images.shape[-1])
+    elif isinstance(images, np.ndarray) and images.ndim == 4:
+        size = images.shape[1:3]
+    model = as_vision_model(network, size)
+    if not has_preprocessing(network):
+        warnings.warn(
+            f"{type(network).__name__} states no mean and std of its images, so they are given as values in [0, 1]; if"
+            " it was trained on others, set its pretrained_cfg = {'mean': (...), 'std': (...)}.",
+            UserWarning,
+            stacklevel=5,
+        )
+    return model

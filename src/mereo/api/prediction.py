@@ -199,7 +199,7 @@ def predict(
     predictions[0].scores       # of the three best classes, highest first
     """
     check_positive(top=top, batch_size=batch_size)
-    trained = trained_network(model, device, points=True)
+    trained = trained_network(model, device, points=True, images=images)
     if trained.model.input_kind == "points":
         if unused := [name for name, given in {"tta": tta, "five_crop": five_crop}.items() if given]:
             raise UsageError(f"{unused[0]} is set, and {trained.source} reads points; leave it out.")

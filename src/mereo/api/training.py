@@ -7,11 +7,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, get_type_hints
 
+from torch import nn
+
 from mereo.api.arrays import NAME, array_dataset
 from mereo.api.display import html_table, png, read_picture
 from mereo.data import DatasetInfo
 from mereo.errors import UsageError, type_of
-from mereo.models import get_model_entry
+from mereo.models import Network, get_model_entry
+from mereo.models.plain.own import register_own
 from mereo.models.registry import library_of
 from mereo.models.weights import read_metadata
 from mereo.runtime.printing import say
@@ -131,6 +134,18 @@ def _check_network_arguments(options: dict[str, Any]) -> None:
                 )
 
 
+def _own_options(network: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a network given in place of a name stands for: its name, and the only size that it takes."""
+    if isinstance(network, Network):
+        raise UsageError(
+            f"model is {type_of(network)} of mereo; give its name, and its weights as weights=: mereo.train(model="
+            f"{getattr(network, 'config', {}).get('model', 'NAME')!r}, ...)."
+        )
+    entry = register_own(network)
+    one_size = entry.module.fixed_input_size or entry.size[0] != entry.size[1]  # type: ignore[attr-defined]
+    return {"model": entry.name, **({"img_size": entry.size} if one_size and "img_size" not in options else {})}
+
+
 def train(
     config: TrainConfig | Plan | str | Path | None = None,
     report: Report | None = None,
@@ -147,8 +162,9 @@ def train(
         data: a data set, a folder of images or another source that the command takes; or a pair (images, labels) of
             arrays or tensors, of which a fifth is set aside for testing.
         quiet: print nothing.
-        options: those of the command, such as model, epochs, batch_size, lr, img_size, recipe, resume. With `dry_run`
-            the figures are printed and None is returned.
+        options: those of the command, such as model, epochs, batch_size, lr, img_size, recipe, resume. `model` may also
+            be a network of timm, torchvision or your own: a copy of it is trained from the weights that it has, and is
+            then `run.model.network`. With `dry_run` the figures are printed and None is returned.
 
     run = mereo.train(data="photos", epochs=10)
     run.accuracy; run.model; run.folder.path
@@ -159,6 +175,9 @@ def train(
         if options or data is not None:
             raise UsageError("config is a plan, in which every option is fixed; leave the other arguments out.")
         return _finished(run_plan(config, report))
+    given_network = options.get("model")
+    if isinstance(given_network, nn.Module):
+        options = {**options, **_own_options(given_network, options)}
     _check_network_arguments(options)
     in_memory = data is not None and not isinstance(data, str | Path)
     named = {} if data is None else {"data": NAME if in_memory else str(data)}

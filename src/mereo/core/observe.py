@@ -1,6 +1,6 @@
 """Values to record and change in a running model: couplings, and signals such as gates, states and kept tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -69,6 +69,14 @@ class Observable(nn.Module):
         super().__init__()
         self.observers: list[Observer] = []
 
+    def watch(self, observer: Observer) -> None:
+        """Add an observer."""
+        self.observers.append(observer)
+
+    def unwatch(self, observer: Observer) -> None:
+        """Take an observer away."""
+        self.observers.remove(observer)
+
     @property
     def watched(self) -> bool:
         """Whether an observer needs the values, so that they must be computed."""
@@ -77,6 +85,27 @@ class Observable(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # The end of the block takes observers from the original alone, so a copy would keep them for ever.
         return {**self.__dict__, "observers": []}
+
+
+BORROWERS: list[Callable[[nn.Module], Observable | None]] = []
+"""Functions from a module of another library to a coupling of which it makes use while that is observed, or None."""
+
+
+def borrowed(module: nn.Module) -> Observable | None:
+    """The coupling of a module of another library, or None for one that is not known to make any."""
+    return next((found for borrow in BORROWERS if (found := borrow(module)) is not None), None)
+
+
+def observables(model: nn.Module) -> dict[str, Observable]:
+    """Everything in a model that can be observed, by name; of attention of other libraries its name and ".coupling"."""
+    model = getattr(model, "_orig_mod", model)
+    there: dict[str, Observable] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Observable):
+            there[name] = module
+        elif (found := borrowed(module)) is not None:
+            there[f"{name}.coupling".lstrip(".")] = found
+    return there
 
 
 class Signal(Observable):

@@ -16,11 +16,17 @@ from torch import Tensor, nn
 
 from mereo.core.coupling import Coupling
 from mereo.core.kernels.transforms import transformed
-from mereo.core.observe import Call, Observable, Observer
-from mereo.errors import UsageError, type_of, unknown
+from mereo.core.observe import Call, Observable, Observer, observables
+from mereo.core.replacements import OF_SIGNALS, WORDS, replacement
+from mereo.errors import UsageError, check_choice, type_of, unknown
 
 Change = Callable[..., Tensor]
 """(couplings) or (couplings, call) -> couplings."""
+AXES = "(batch, heads, receivers, senders)"
+NONE_THERE = (
+    "it has none that can be recorded or changed: convolutions make none, and of other libraries"
+    " only attention of timm and torch.nn.MultiheadAttention is known. mereo.explain needs none"
+)
 
 
 class Trace(Mapping[str, Tensor]):
@@ -33,11 +39,12 @@ class Trace(Mapping[str, Tensor]):
 
     Attributes:
         gradients: whether values stay part of the graph they were computed in.
+        nothing: whether the model has nothing that can be recorded.
         kinds: the kind of each name: "couplings", "gates", "states" or "kept tokens".
     """
 
-    def __init__(self, gradients: bool = False) -> None:
-        self.gradients = gradients
+    def __init__(self, gradients: bool = False, nothing: bool = False) -> None:
+        self.gradients, self.nothing = gradients, nothing
         self.kinds: dict[str, str] = {}
         self._values: dict[str, list[Tensor]] = {}
         self._calls: dict[str, list[Call]] = {}
@@ -56,8 +63,14 @@ class Trace(Mapping[str, Tensor]):
     def steps(self, name: str) -> list[Tensor]:
         """Every value of module `name`."""
         if name not in self._values:
-            raise unknown("coupling or signal", name, self._values)
+            raise self._absent(name)
         return [self._placed(name, number) for number in range(len(self._values[name]))]
+
+    def _absent(self, name: str) -> UsageError:
+        if self._values:
+            return unknown("coupling or signal", name, self._values)
+        why = NONE_THERE if self.nothing else "the model did not run inside the block of mereo.record"
+        return UsageError(f"{name!r} is no coupling or signal of the model; {why}.")
 
     def _placed(self, name: str, number: int) -> Tensor:
         value = self._values[name][number]
@@ -66,7 +79,7 @@ class Trace(Mapping[str, Tensor]):
     def calls(self, name: str) -> list[Call]:
         """Every evaluation of coupling `name`, with its scores, its number, topology and places: see `Call`."""
         if name not in self._calls:
-            raise unknown("coupling", name, self._calls)
+            raise unknown("coupling", name, self._calls) if self._calls else self._absent(name)
         return self._calls[name]
 
     def scores(self, name: str) -> list[Tensor]:
@@ -76,7 +89,7 @@ class Trace(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:
             # A mapping must raise KeyError, or `in` and `get` would not work.
-            raise KeyError(str(unknown("coupling or signal", name, self._values)))
+            raise KeyError(str(self._absent(name)))
         return self._placed(name, -1)
 
     def __iter__(self) -> Iterator[str]:
@@ -86,6 +99,8 @@ class Trace(Mapping[str, Tensor]):
         return len(self._values)
 
     def __repr__(self) -> str:
+        if self.nothing:
+            return f"Trace() without couplings and signals; {NONE_THERE}."
         rows = (f"{name}: {len(values)} x {tuple(values[-1].shape)}" for name, values in self._values.items())
         return f"Trace({'; '.join(rows)})"
 
@@ -174,8 +189,9 @@ class _Changer(_Watcher):
             now, needed = getattr(changed, fact), getattr(before, fact)
             if now != needed:
                 now, needed = (tuple(x) if fact == "shape" else x for x in (now, needed))
+                named = f"shape {AXES}" if fact == "shape" and what in ("scores", "couplings") else fact
                 raise UsageError(
-                    f"the function for the {what} of {self.name!r} returned the {fact} {now}; it must be {needed}."
+                    f"the function for the {what} of {self.name!r} returned the {named} {now}; it must be {needed}."
                 )
         if changed.is_floating_point() and not transformed():
             # Scores of minus infinity are a way to mask.
@@ -206,16 +222,11 @@ class _Changer(_Watcher):
         return value if self.change is None else self._checked(self.change(value), value, kind)
 
 
-def _observables(model: nn.Module) -> dict[str, Observable]:
-    model = getattr(model, "_orig_mod", model)
-    return {name: m for name, m in model.named_modules() if isinstance(m, Observable)}
-
-
 @contextmanager
 def _watching(watched: Mapping[str, tuple[Observable, Observer]]) -> Iterator[None]:
     """Observers on their modules, and everything eager, while the block runs."""
     for module, observer in watched.values():
-        module.observers.append(observer)
+        module.watch(observer)
         # Recorders come last, whichever block was opened first: what is recorded is what acts.
         module.observers.sort(key=lambda each: isinstance(each, _Recorder))
     try:
@@ -223,17 +234,14 @@ def _watching(watched: Mapping[str, tuple[Observable, Observer]]) -> Iterator[No
             yield
     finally:
         for module, observer in watched.values():
-            module.observers.remove(observer)
+            module.unwatch(observer)
 
 
 def _not_there(model: nn.Module, name: str, there: Collection[str], kind: str = "coupling or signal") -> UsageError:
     """The error for a name that is none of the couplings and signals of a model."""
     if there:
         return unknown(kind, name, there)
-    return UsageError(
-        f"{name!r} is no {kind}: {type(model).__name__} has none that can be recorded or changed; attention of other"
-        " libraries has after mereo.watchable, and `mereo.explain` needs none."
-    )
+    return UsageError(f"{name!r} is no {kind} of {type(model).__name__}; {NONE_THERE}.")
 
 
 @contextmanager
@@ -249,7 +257,8 @@ def record(model: nn.Module, names: Collection[str] | None = None, *, gradients:
     trace["routing.coupling"]            # what acted last: (batch, heads, receivers, senders)
     trace.calls("routing.coupling")      # every pass, with scores, mask, topology and places
     """
-    trace, there = Trace(gradients), _observables(model)
+    there = observables(model)
+    trace = Trace(gradients, nothing=not there)
     for name in [] if names is None else names:
         if name not in there:
             raise _not_there(model, name, there)
@@ -258,10 +267,19 @@ def record(model: nn.Module, names: Collection[str] | None = None, *, gradients:
         yield trace
 
 
+def _change(name: str, given: Change | str, module: Observable) -> Change:
+    """A change as a function."""
+    if not isinstance(given, str):
+        return given
+    words = WORDS if isinstance(module, Coupling) else tuple(OF_SIGNALS)
+    check_choice(f"the change of {name!r}", given, words)
+    return replacement(name, given) if isinstance(module, Coupling) else OF_SIGNALS[given]
+
+
 @contextmanager
 def intervene(
     model: nn.Module,
-    changes: Mapping[str, Change] | None = None,
+    changes: Mapping[str, Change | str] | None = None,
     *,
     scores: Mapping[str, Change] | None = None,
     context: Mapping[str, Any] | None = None,
@@ -269,8 +287,10 @@ def intervene(
     """Change couplings, signals or scores inside the block.
 
     Args:
-        changes: a function couplings -> couplings for each name of a `Trace`; of a signal, value -> value. The
-            result is what acts: with `torch.zeros_like` no sender has any influence.
+        changes: for each name of a `Trace` a function couplings -> couplings, of a signal value -> value, whose result
+            is what acts; or a word. Of couplings: "uniform", the mean along the normalised axis; "identity", all from
+            the sender of the same number; "shuffled" senders; "strongest", all to the largest; "zero". Of signals:
+            "zero" and "one".
         scores: a function scores -> scores for each name, applied before they are normalised.
         context: passed to the functions, together with that of the mechanism.
 
@@ -283,25 +303,26 @@ def intervene(
     recorded; where that map would be sparse, or a receiver is in several tiles, as (batch * tiles, heads, receivers of
     a tile, senders of a tile), and `call.tiles` states which these are.
 
-    with mereo.intervene(model, {"head.coupling": torch.zeros_like}):
+    with mereo.intervene(model, {"head.coupling": "uniform"}):
         model(images)
     """
-    there, changes, scores = _observables(model), changes or {}, scores or {}
-    for name in changes:
+    there, given, scores = observables(model), changes or {}, scores or {}
+    for name in given:
         if name not in there:
             raise _not_there(model, name, there)
+    functions = {name: _change(name, change, there[name]) for name, change in given.items()}
     couplings = [name for name, module in there.items() if isinstance(module, Coupling)]
     for name in scores:
         if name not in couplings:
             raise _not_there(model, name, couplings, "coupling")
-    for name, change in (*changes.items(), *scores.items()):
+    for name, change in (*functions.items(), *scores.items()):
         if not callable(change):
-            raise UsageError(f"the change of {name!r} is {type_of(change)}; give a function of a tensor.")
+            raise UsageError(f"the change of {name!r} is {type_of(change)}; give a word or a function of a tensor.")
     count = [0]
     observers: dict[str, tuple[Observable, Observer]] = {
-        name: (module, _Changer(name, scores.get(name), changes.get(name), context or {}, count))
+        name: (module, _Changer(name, scores.get(name), functions.get(name), context or {}, count))
         for name, module in there.items()
-        if name in changes or name in scores
+        if name in functions or name in scores
     }
     with _watching(observers):
         yield

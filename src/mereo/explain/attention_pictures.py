@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mereo.core import Coupling, Grid, Signal
+from mereo.core.observe import observables
 from mereo.explain.attention_layers import AttentionLayer, attention_layers, cells_of
 from mereo.explain.captions import ROLLOUT
 from mereo.explain.observation import Observation, observe
@@ -35,7 +36,7 @@ class HasSpectrum(Protocol):
 
 def why_no_attention(model: VisionModel) -> str | None:
     """Why there is no picture of attention; None if there may be one."""
-    modules = list(model.modules())
+    modules = [*model.modules(), *observables(model).values()]
     routed = {id(getattr(m, "coupling", None)) for m in modules if hasattr(m, "votes")}
     if any(isinstance(m, Coupling) and m.over == "senders" and id(m) not in routed for m in modules):
         return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, Grid, Trace, record
+from mereo.core.observe import observables
 from mereo.errors import UsageError
 from mereo.explain.target import Target, resolve_target
 from mereo.inference.evaluate import normalise
@@ -150,7 +151,7 @@ def observe(model: VisionModel, images: Tensor, *, target: Target | None = None)
     try:
         with ExitStack() as stack, torch.no_grad():
             trace = stack.enter_context(record(model))
-            for name, module in model.named_modules():
+            for name, module in observables(model).items():
                 if isinstance(module, Coupling):
                     stack.callback(_owner(model, name).register_forward_hook(keep(name)).remove)
             prepared = normalised(model, inputs)

@@ -4,19 +4,16 @@ Uniform attention as a baseline: Wiegreffe and Pinter 2019, arXiv:1908.04626; sh
 arXiv:1902.10186.
 """
 
-import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mereo.core import Coupling, intervene
-from mereo.core.observe import Call
-from mereo.core.topology import Tiles
+from mereo.core.replacements import seeded, shuffled
 from mereo.data import Images
 from mereo.errors import check_choice
 from mereo.inference.answers import Answers, collect_answers
@@ -51,89 +48,8 @@ def replace_couplings(model: nn.Module, by: str, seed: int = 0) -> AbstractConte
     check_choice("by", by, WAYS)
     names = [name for name, module in model.named_modules() if isinstance(module, Coupling)]
     if by == "uniform":
-        return intervene(model, dict.fromkeys(names, uniform))
-    return intervene(model, {name: partial(shuffled, _generator(seed, name)) for name in names})
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-
-
-def _taking_part(call: Call) -> tuple[Tensor | None, bool]:
-    """The mask of pairs, bool (broadcastable to the couplings that `intervene` passes), or None if all pairs take part;
-    and whether the couplings are inside tiles."""
-    made, tiles = call.couplings, call.tiles
-    assert made is not None
-    if tiles is None:
-        return call.mask, False
-    ones = torch.ones_like(made) if call.mask is None else call.mask.expand_as(made).to(made.dtype)
-    if tiles.exclusive and (whole := tiles.place(ones)).layout == torch.strided:
-        return whole > 0, False
-    return _unpadded(tiles, made) & (ones > 0), True
-
-
-def _numbers(tiles: Tiles, numbers: Tensor, made: Tensor) -> Tensor:
-    """Numbers of receivers or senders for each tile of each image: (batch * tiles, 1 or heads, numbers of a tile)."""
-    batch, numbers = made.shape[0] // tiles.count, numbers.to(made.device)
-    if numbers.dim() < 4:
-        numbers = numbers.reshape(-1, 1, *numbers.shape[-2:])  # (batch or 1, 1, tiles, n)
-    return numbers.expand(batch, -1, -1, -1).transpose(1, 2).flatten(0, 1)
-
-
-def _unpadded(tiles: Tiles, made: Tensor) -> Tensor:
-    receivers, senders = (_numbers(tiles, each, made) >= 0 for each in (tiles.receivers, tiles.senders))
-    return receivers.unsqueeze(-1) & senders.unsqueeze(-2)
-
-
-def uniform(couplings: Tensor, call: Call) -> Tensor:
-    """The mean of the couplings along the axis that is normalised, over the pairs that take part."""
-    part, tiled = _taking_part(call)
-    axes = {"receivers": (-2,), "both": (-2, -1)}.get(call.over, (-1,))
-    wide = couplings.float() if couplings.dtype in (torch.float16, torch.bfloat16) else couplings
-    if part is None:
-        return wide.mean(axes, keepdim=True).expand_as(wide).to(couplings.dtype)
-    part = part.expand_as(wide)
-    if tiled and axes == (-2,):
-        mean = _mean_of_senders(wide, part, call)
-    else:
-        mean = (wide * part).sum(axes, keepdim=True) / part.sum(axes, keepdim=True).clamp(min=1)
-    return torch.where(part, mean, wide).to(couplings.dtype)
-
-
-def _mean_of_senders(couplings: Tensor, part: Tensor, call: Call) -> Tensor:
-    """The mean of what each sender gives to the receivers of all its tiles: (batch * tiles, heads, 1, senders)."""
-    tiles = call.tiles
-    assert tiles is not None
-    numbers = _numbers(tiles, tiles.senders, couplings).remainder(tiles.num_senders + 1)  # padding comes last
-
-    def by_image(x: Tensor) -> Tensor:
-        """(batch * tiles, heads, s) -> (batch, heads, tiles * s)."""
-        return x.unflatten(0, (-1, tiles.count)).transpose(1, 2).flatten(2)
-
-    places = by_image(numbers.expand(-1, couplings.shape[1], -1))
-    sums, counts = (
-        x.new_zeros(*places.shape[:2], tiles.num_senders + 1).scatter_add(2, places, by_image(x)).gather(2, places)
-        for x in ((couplings * part).sum(-2), part.sum(-2).to(couplings.dtype))
-    )
-    mean = (sums / counts.clamp(min=1)).unflatten(2, (tiles.count, -1))
-    return mean.transpose(1, 2).flatten(0, 1).unsqueeze(-2)
-
-
-def shuffled(generator: torch.Generator, couplings: Tensor, call: Call) -> Tensor:
-    """The couplings with their senders permuted, among those that take part."""
-    part, _ = _taking_part(call)
-    batch, senders = couplings.shape[0], couplings.shape[-1]
-    keys = torch.rand(batch, 1, 1, senders, generator=generator).to(couplings.device)
-    if part is None:
-        return couplings.gather(-1, keys.argsort(-1).expand_as(couplings))
-    there, numbers = part.expand(*part.shape[:-1], senders), torch.arange(senders, device=couplings.device)
-    # Those that take part come first: once in their order, once in a random one.
-    before = torch.where(there, numbers, senders + numbers).argsort(-1)
-    after = torch.where(there, keys, 2 + numbers).argsort(-1)
-    changed = torch.empty_like(couplings).scatter_(
-        -1, after.expand_as(couplings), couplings.gather(-1, before.expand_as(couplings))
-    )
-    return torch.where(there, changed, couplings)
+        return intervene(model, dict.fromkeys(names, by))
+    return intervene(model, {name: partial(shuffled, seeded(f"{seed} {name}")) for name in names})
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ def changes(model: nn.Module, expected: nn.Module, state: Mapping[str, Tensor] |
             continue
         if "forward" in vars(ours):
             faults.append(f"forward of {where} was replaced")
-        faults += [f"{where} has the hook {hook}, which may change its output" for hook in _own_hooks(ours)]
+        hooks = set(_own_hooks(ours)) - set(_own_hooks(other))
+        faults += [f"{where} has the hook {hook}, which may change its output" for hook in sorted(hooks)]
         before, now = _settings(other), _settings(ours)
         faults += [
             f"{key} of {where} is {cut(repr(now[key]), 60)}, not {cut(repr(before[key]), 60)}"

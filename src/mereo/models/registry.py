@@ -25,6 +25,8 @@ IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224,
 MODELS: dict[str, ModelEntry] = {}
 ALIASES: dict[str, str] = {}
 """Other names of models, with the names in `MODELS`."""
+OWN = "own"
+"""Stands before the colon in the names of networks that were given in Python."""
 LIBRARIES: dict[str, Callable[[str], ModelEntry]] = {}
 """Other libraries, whose networks are named "library:network", with what makes their entries."""
 
@@ -110,14 +112,16 @@ def get_model_entry(name: str) -> ModelEntry:
     if name not in MODELS:
         if (elsewhere := _in_a_library(name)) is not None:
             raise UsageError(f"unknown model {name!r}; did you mean {elsewhere!r}?")
-        others = " or ".join(f"{library}:NAME" for library in LIBRARIES)
+        others = " or ".join(f"{library}:NAME" for library in LIBRARIES if library != OWN)
         raise UsageError(f"{unknown('model', name, MODELS)} A network of another library is {others}.")
     return MODELS[name]
 
 
 def _in_a_library(name: str) -> str | None:
     """The full name of a network that only another library has."""
-    for entry in LIBRARIES.values():
+    for library, entry in LIBRARIES.items():
+        if library == OWN:
+            continue
         try:
             return entry(name).name
         except UsageError:

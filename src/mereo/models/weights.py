@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
+from mereo.core.shapes import image_size
 from mereo.errors import MereoError, UsageError
 from mereo.escape import cut, listed
 from mereo.files import open_regular, write_atomically
 from mereo.models.base import VisionModel
-from mereo.models.metadata import FORMAT, check_description, describe
+from mereo.models.metadata import FORMAT, Description, check_description, describe
 from mereo.models.pretrained import check_same_surgery, list_pretrained, pretrained_path, shape_faults
 from mereo.models.rebuilding import check_dense, checked, outline_of, rebuild
+from mereo.models.registry import OWN, library_of
 
 LONGEST_HEADER = 2**24
 """Bytes of names, shapes and metadata; a network of 20,000 tensors and as many class names has a tenth of it."""
@@ -209,17 +211,34 @@ def _at_hand(folder: Path) -> str:
     return f"there are {f'{listed}; and ' if runs else ''}{', '.join(list_pretrained())} in the package"
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> VisionModel:
+def _give(network: nn.Module, description: Description) -> None:
+    """Let the name in a file stand for a network."""
+    from mereo.models.plain.own import register_own  # which imports networks, and they this module
+
+    name = str(description.config["model"])
+    if library_of(name) != OWN:
+        raise UsageError(f"network is given, and the weights are of {name}, which is made by its name; leave it out.")
+    register_own(network, image_size(description.config["args"]["img_size"]), name.partition(":")[2])
+
+
+def load(path: str | Path, device: str | torch.device = "cpu", *, network: nn.Module | None = None) -> VisionModel:
     """A trained model from a file of weights, the folder of a run, an exported folder, or the package, in eval mode.
 
     `path` may also be one of `list_models(pretrained=True)`, such as "mspcaps_tiny.mnist", unless a file has that name.
 
     `model.class_names` are the names of its scores, `model.pretrained_cfg` its preprocessing, `model.metadata` all that
     was saved with the weights.
+
+    Args:
+        path: of the weights.
+        device: to load to.
+        network: the module that was trained, or one like it, for weights of a network that was given to `mereo.train`.
     """
     path = weights_file(path)
     with _opened(path) as (file, metadata):
         description = describe(path, metadata)
+        if network is not None:
+            _give(network, description)
         # A small file may state a network of any size: its outline takes no memory.
         try:
             stated = outline_of(description.config)

@@ -1,4 +1,5 @@
-"""Mechanisms put into a network that exists: after its stages, at the ends of its residual branches, or anywhere.
+"""Mechanisms put into a network that exists: after its stages, at the ends of its residual branches, anywhere, or in
+place of its attention.
 
 Source: the place at the end of a residual branch is that of squeeze and excite, arXiv:1709.01507, figure 3; the gain
 that starts at zero is that of ReZero, arXiv:2003.04887.
@@ -19,8 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from mereo.core.catalogue import get_mechanism
 from mereo.core.modes import gradients_kept, modes_kept
 from mereo.core.operations import forward_operations
+from mereo.core.shapes import image_size
 from mereo.core.surgery import SURGERIES, note_surgery
 from mereo.errors import UsageError
+from mereo.mechanisms.attention.dense import MultiHeadAttention
+from mereo.mechanisms.attention.hosted import is_host
 from mereo.mechanisms.slots import Place, fill_slot
 
 _HELD_AS = "inserted"
@@ -58,6 +62,30 @@ class Inserted(nn.Module):
         return x + self.gain * (added - x if self.is_gate else added)
 
 
+class Replaced(nn.Module):
+    """A mechanism in the place of a layer of self-attention, which takes what the layer was given.
+
+    Args:
+        mechanism: see `mereo.create_mechanism`.
+        gives_tuple: whether the layer returns its couplings as well, as `torch.nn.MultiheadAttention` does.
+
+    Shapes: (batch, tokens, dim) or (batch, dim, height, width) -> the same.
+    """
+
+    def __init__(self, mechanism: nn.Module, gives_tuple: bool) -> None:
+        super().__init__()
+        self.mechanism, self.gives_tuple = mechanism, gives_tuple
+
+    def forward(self, x: Tensor, *others: Any, need_weights: bool = True, **switches: Any) -> Any:
+        # Keys and values are the queries; masks and the like must be off.
+        if given := [each for each in others if each is not None and each is not x and each is not False]:
+            raise UsageError(f"the layer was replaced and is given {type(given[0]).__name__} besides its tokens.")
+        if names := [name for name, value in switches.items() if value is not None and value is not False]:
+            raise UsageError(f"{names[0]} is given to a layer that was replaced, which takes its tokens only.")
+        out = self.mechanism(x)
+        return (out, None) if self.gives_tuple else out
+
+
 class _Run:
     """The forward hook: what a module returns, or the first part of it, through the mechanisms behind it.
 
@@ -83,15 +111,17 @@ class Insertion:
         places: names of the modules that it was put behind.
         parameters: of the network, before and after.
         multiply_adds: of one image, before and after.
+        replaced: whether it is in their place instead.
     """
 
     mechanism: str
     places: tuple[str, ...]
     parameters: tuple[int, int]
     multiply_adds: tuple[int, int]
+    replaced: bool = False
 
     def __str__(self) -> str:
-        rows = [f"{self.mechanism} after {', '.join(self.places)}"]
+        rows = [f"{self.mechanism} {'in place of' if self.replaced else 'after'} {', '.join(self.places)}"]
         for what, (before, after) in (("parameters", self.parameters), ("multiply-adds", self.multiply_adds)):
             rows.append(f"{what}: {before:,} -> {after:,} (+{100 * (after - before) / max(before, 1):.2f} %)")
         return "\n".join(rows)
@@ -100,14 +130,22 @@ class Insertion:
 # --- what a network computes, and where -----------------------------------------------------------------------------
 
 
+def stated_shape(model: nn.Module) -> tuple[int, tuple[int, int] | None]:
+    """Channels of the images of a network, and their height and width where it states them."""
+    listed = getattr(model, "image_shape", None) or (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    channels = first.in_channels if first is not None else listed[0] if listed else 3
+    # timm's configurations keep the published size where a network was made for another one.
+    own = getattr(getattr(model, "patch_embed", None), "img_size", None) or getattr(model, "image_size", None)
+    size = own or (listed[1:] if listed else None)
+    return int(channels), None if size is None else image_size(tuple(size) if isinstance(size, list) else size)
+
+
 def _image_shape(model: nn.Module, img_size: int | tuple[int, int] | None) -> tuple[int, int, int]:
     """(channels, height, width) of the images of a network."""
-    stated = getattr(model, "image_shape", None) or (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    channels = stated[0] if stated else first.in_channels if first is not None else 3
-    side = img_size or (stated[1:] if stated else getattr(model, "image_size", None)) or _SIDE
-    height, width = (side, side) if isinstance(side, int) else side
-    return int(channels), int(height), int(width)
+    channels, stated = stated_shape(model)
+    height, width = image_size(img_size) if img_size else stated or (_SIDE, _SIDE)
+    return channels, height, width
 
 
 @dataclass
@@ -189,8 +227,14 @@ def _blocks(model: nn.Module, seen: _Outputs) -> list[str]:
     return [own[0] if own else name for name, own in zip(blocks, ends, strict=True)]
 
 
+def _attention(model: nn.Module, seen: _Outputs) -> list[str]:
+    """Layers of self-attention."""
+    kinds = (nn.MultiheadAttention, MultiHeadAttention, Replaced)
+    return [name for name, each in model.named_modules() if name and (is_host(each) or isinstance(each, kinds))]
+
+
 def _places(model: nn.Module, where: str | Sequence[str], seen: _Outputs) -> list[str]:
-    rules = {"stages": _stages, "blocks": _blocks}
+    rules = {"stages": _stages, "blocks": _blocks, "attention": _attention}
     if isinstance(where, str) and where in rules:
         names = rules[where](model, seen)
     else:
@@ -203,7 +247,7 @@ def _places(model: nn.Module, where: str | Sequence[str], seen: _Outputs) -> lis
         known = [name for name in seen.shapes if name.count(".") < 2][:12]
         raise UsageError(
             f"where is {where!r}, which names no part of {type(model).__name__} that makes maps or tokens; give"
-            f" 'stages', 'blocks' or names such as {', '.join(known)}."
+            f" 'stages', 'blocks', 'attention' or names such as {', '.join(known)}."
         )
     return fitting
 
@@ -218,20 +262,25 @@ def _patches(model: nn.Module, tokens: int) -> tuple[tuple[int, int] | None, int
 
 
 def _made(
-    name: str, model: nn.Module, place: str, shape: tuple[int, ...], start: float, arguments: Mapping[str, Any]
+    name: str, model: nn.Module, place: str, shape: tuple[int, ...], start: float | None, arguments: Mapping[str, Any]
 ) -> nn.Module:
-    """The mechanism behind a place whose output has a shape."""
+    """The mechanism behind a place whose output has a shape; in its place where `start` is None."""
     heads = arguments.get("heads")
     rest = {key: value for key, value in arguments.items() if key != "heads"}
-    is_gate = get_mechanism(name).family == "gate"
+    is_gate, old = get_mechanism(name).family == "gate", model.get_submodule(place)
+    host = old if start is None and is_host(old) else None
     if len(shape) == 3:
         size, prefix = _patches(model, shape[1])
-        made = fill_slot(name, "tokens", Place(shape[2], heads, size, shape[1], prefix), rest)
+        made = fill_slot(name, "tokens", Place(shape[2], heads, size, shape[1], prefix, host), rest)
+        if start is None:
+            return Replaced(made, isinstance(old, nn.MultiheadAttention))
         return Inserted(made, shape[2], "tokens", is_gate, start)
-    norms = [each for each in model.get_submodule(place).modules() if isinstance(each, nn.LayerNorm)]
+    norms = [each for each in old.modules() if isinstance(each, nn.LayerNorm)]
     if shape[1] != shape[3] and any(norm.normalized_shape == shape[3:] for norm in norms):
         raise UsageError(f"where names {place}, whose maps are {shape} with the channels last; name another place.")
-    made = fill_slot(name, "maps", Place(shape[1], heads, (shape[2], shape[3])), rest)
+    made = fill_slot(name, "maps", Place(shape[1], heads, (shape[2], shape[3]), host=host), rest)
+    if start is None:
+        return Replaced(made, gives_tuple=False)
     return Inserted(made, shape[1], "maps", is_gate, start)
 
 
@@ -241,6 +290,7 @@ def insert(
     where: str | Sequence[str] = "stages",
     *,
     start: float = 0.0,
+    replace: bool = False,
     img_size: int | tuple[int, int] | None = None,
     **arguments: Any,
 ) -> Insertion:
@@ -255,9 +305,11 @@ def insert(
             is compiled again; `DistributedDataParallel` is put around it afterwards.
         name: of a mechanism with the interface "maps" or "tokens", see `mereo.list_mechanisms(interface=...)`.
         where: "stages" for behind each stage (of a transformer each block), "blocks" for the end of each residual
-            branch before the addition (of a transformer the attention; of an unknown block its end), or names or
-            shell-style patterns of modules.
+            branch before the addition (of a transformer the attention; of an unknown block its end), "attention" for
+            each layer of self-attention, or names or shell-style patterns of modules.
         start: of the gains; 1 uses a gate as it is.
+        replace: put it in place of each of these instead, which must give maps or tokens of the shape that they take.
+            What was there is not kept; the mechanism keeps its weights where it is made for that, such as MoH.
         img_size: of the image on which shapes are found out; by default what the network states, or 224.
         arguments: of the mechanism's constructor, beside those that the place fills in; `heads` sets its heads.
 
@@ -274,22 +326,31 @@ def insert(
     `torch.export` include the mechanism. `mereo.remove(model)` undoes it.
     """
     model = _unwrapped(model)
+    if replace and start:
+        raise UsageError(f"start is {start} with replace; there is no gain in front of what stands in a layer's place.")
     given = {"name": name, "where": where if isinstance(where, str) else list(where), "start": start, **arguments}
+    if replace:
+        given["replace"] = True
     channels, height, width = _image_shape(model, img_size)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     images = torch.zeros(1, channels, height, width, device=like.device, dtype=like.dtype)
     seen = _Outputs.of(model, images)
     places = _places(model, where, seen)
     before = _cost(model, images)
-    made = {place: _made(name, model, place, seen.shapes[place], start, arguments) for place in places}
+    begin = None if replace else start
+    made = {place: _made(name, model, place, seen.shapes[place], begin, arguments) for place in places}
     _forget_compiled()
     for place, module in made.items():
-        _attach(model, place, module.to(like.device, like.dtype))
+        module.to(like.device, like.dtype)
+        if replace:
+            model.set_submodule(place, module.train(model.get_submodule(place).training))
+        else:
+            _attach(model, place, module)
     if img_size is not None:
         given["img_size"] = img_size
     note_surgery(model, "insert", given)
     after = _cost(model, images)
-    return Insertion(name, tuple(places), (before[0], after[0]), (before[1], after[1]))
+    return Insertion(name, tuple(places), (before[0], after[0]), (before[1], after[1]), replace)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -344,6 +405,8 @@ def _attach(model: nn.Module, place: str, module: nn.Module) -> None:
 def remove(model: nn.Module) -> nn.Module:
     """Take everything out of a network that `mereo.insert` put into it, in place; it computes what it did before.
 
+    What `replace` put in place of a layer stays, because the layer is not kept.
+
     Args:
         model: the network; one without insertions stays as it is.
 
@@ -360,7 +423,7 @@ def remove(model: nn.Module) -> nn.Module:
             delattr(module, _HELD_AS)
     config = getattr(model, "config", None)
     if isinstance(config, dict) and "surgery" in config:
-        rest = [entry for entry in config["surgery"] if entry["name"] != "insert"]
+        rest = [e for e in config["surgery"] if e["name"] != "insert" or e["args"].get("replace")]
         kept = {key: value for key, value in config.items() if key != "surgery"}
         model.config = kept | ({"surgery": rest} if rest else {})  # type: ignore[assignment]
     return whole

@@ -5,6 +5,7 @@ that settle among stored patterns.
 """
 
 from mereo.core.distributed import distributed_attention
+from mereo.mechanisms.attention.borrowed import BorrowedCoupling
 from mereo.mechanisms.attention.dense import (
     ChannelGroupAttention,
     ClassAttention,
@@ -63,6 +64,7 @@ __all__ = [
     "AssociativeMemory",
     "BiLevelRoutingAttention",
     "BlockAttention",
+    "BorrowedCoupling",
     "ChannelGroupAttention",
     "ClassAttention",
     "ClearAttention",

@@ -48,7 +48,7 @@ def plain_entry(library: str, network: str) -> PlainEntry:
         {
             "__module__": PlainNetwork.__module__, "__doc__": PlainNetwork.__doc__,
             "library_name": library, "network_name": network, "first_conv": f"network.{first}",
-            "usual_rate": _usual_rate(outline), "fixed_input_size": facts.fixed,
+            "usual_rate": usual_rate(outline), "fixed_input_size": facts.fixed,
             "classifier": parts[0], "classifier_parts": parts,
         },
     )  # fmt: skip
@@ -62,7 +62,7 @@ def plain_entry(library: str, network: str) -> PlainEntry:
     )  # fmt: skip
 
 
-def _usual_rate(network: nn.Module) -> float:
+def usual_rate(network: nn.Module) -> float:
     """Twice the usual rate for a network that normalises by statistics of the batch only, as convolutional ones do."""
     modules = list(network.modules())
     of_batch = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)

@@ -51,11 +51,11 @@ class PlainNetwork(VisionModel):
         if self.library().splits:
             self._last = last_linear(self.network)
             self.num_features = self.network.get_submodule(self._last).in_features
-            _put(self.network, self._last, nn.Identity())
+            put(self.network, self._last, nn.Identity())
             self.head = self.make_classifier() if num_classes else nn.Identity()
         else:
             self.num_features = self.network.num_features
-            self.feature_info = _stages(self.network)
+            self.feature_info = stages(self.network)
 
     @classmethod
     def library(cls) -> Library:
@@ -199,12 +199,13 @@ def last_linear(network: nn.Module) -> str:
     return [name for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
 
 
-def _put(network: nn.Module, name: str, module: nn.Module) -> None:
+def put(network: nn.Module, name: str, module: nn.Module) -> None:
+    """Replace a module by its name."""
     parent, _, last = name.rpartition(".")
     setattr(network.get_submodule(parent), last, module)
 
 
-def _stages(network: nn.Module) -> list[dict[str, Any]]:
+def stages(network: nn.Module) -> list[dict[str, Any]]:
     """`feature_info` of a network of timm's, with names of modules as seen from outside."""
     stated: Any = getattr(network, "feature_info", None) or []
     stages = stated.info if hasattr(stated, "info") else stated

@@ -1,0 +1,270 @@
+"""Networks that were made elsewhere, of timm, torchvision or the user's own code, in place of a name.
+
+Each is a row of the catalogue named "own:CLASS" as long as the network exists, so that plans, run folders and files of
+weights treat it like any other.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, ClassVar
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from mereo.core.modes import modes_kept
+from mereo.core.shapes import image_size
+from mereo.errors import UsageError, first_line
+from mereo.escape import cut
+from mereo.models.plain.entry import PlainEntry, usual_rate
+from mereo.models.plain.network import PlainNetwork, put, stages
+from mereo.models.registry import IMAGENET, OWN, outline
+from mereo.surgery.insert import stated_shape
+
+SIDE = 224
+"""Height and width of images for a network that states none."""
+_REMEDY = "set its pretrained_cfg, such as {'input_size': (3, 64, 64), 'mean': (0.5,) * 3, 'std': (0.25,) * 3}"
+
+
+def copy_of(network: nn.Module) -> nn.Module:
+    """A copy; where tensors are made on the meta device, one without values there."""
+    memo: dict[int, Any] = {}
+    if torch.empty(0).is_meta:
+        for tensor in (*network.parameters(), *network.buffers()):
+            empty = torch.empty_like(tensor, device="meta")
+            memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return deepcopy(network, memo)
+
+
+class OwnNetwork(PlainNetwork):
+    """Classify images with a copy of a network that was given.
+
+    A subclass for each network is made by `register_own`.
+
+    Args:
+        num_classes: another number than the network has renews its last layer.
+        in_chans, img_size: of the images, as the network takes them.
+
+    Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes).
+
+    Attributes:
+        network: the network.
+        original: the network that is copied, while it exists.
+    """
+
+    library_name = "own"
+    channels_last = False
+    original: ClassVar[ref[nn.Module]]
+    made_for: ClassVar[tuple[int, int, int]]
+    outputs: ClassVar[int]
+
+    def __init__(self, num_classes: int = 0, in_chans: int = 3, img_size: int | tuple[int, int] = SIDE) -> None:
+        super(PlainNetwork, self).__init__()
+        original, channels, size = self.original(), self.made_for[0], image_size(img_size)
+        if original is None:
+            raise _gone(self.network_name)
+        if in_chans != channels:
+            raise UsageError(f"in_chans is {in_chans}, and the {self.network_name} that was given takes {channels}.")
+        if self.fixed_input_size and size != self.made_for[1:]:
+            height, width = self.made_for[1:]
+            raise UsageError(
+                f"img_size is {size[0]}x{size[1]}, and the {self.network_name} that was given takes images of {height}x"
+                f"{width} (height, width); give img_size=({height}, {width})."
+            )
+        self.image_shape, self.num_classes = (channels, *size), self.outputs
+        self.network, self.feature_info = copy_of(original).train(), stages(original)
+        self.num_features = _width(self.get_classifier())
+        if num_classes != self.outputs:
+            self.num_classes = num_classes
+            self._renew_classifier()
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.check_images(images)
+        outputs = self.network(images)
+        scores: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+        return scores
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """What enters the classifier."""
+        entered: list[Tensor] = []
+        classifier = self.get_classifier()
+        handle = classifier.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+        try:
+            self(images)
+        finally:
+            handle.remove()
+        return entered[-1]
+
+    def forward_head(self, features: Any, pre_logits: bool = False) -> Tensor:
+        out: Tensor = features.flatten(1) if pre_logits else self.get_classifier()(features)
+        return out
+
+    def _renew_classifier(self) -> None:
+        name, old = self.classifier.removeprefix("network."), self.get_classifier()
+        if hasattr(self.network, "reset_classifier"):
+            self.network.reset_classifier(self.num_classes)
+        elif isinstance(old, nn.Linear) and old.out_features == self.outputs and self.num_classes:
+            like = {"bias": old.bias is not None, "device": old.weight.device, "dtype": old.weight.dtype}
+            put(self.network, name, nn.Linear(old.in_features, self.num_classes, **like))
+        else:
+            raise UsageError(
+                f"num_classes is {self.num_classes}, and the {self.network_name} that was given has {self.outputs} by a"
+                f" {type(old).__name__} {name!r}; give a network with {self.num_classes}."
+            )
+
+    @classmethod
+    def published_loader(cls, weights: str) -> Any:
+        raise UsageError(f"weights is {weights!r}, and model is a network with weights of its own; leave it out.")
+
+
+def _gone(name: str) -> UsageError:
+    return UsageError(
+        f"the network is {OWN}:{name}, which was given in Python and is not there; give it again: mereo.load(path,"
+        " network=...)."
+    )
+
+
+def _width(classifier: nn.Module) -> int:
+    """Features that enter a classifier."""
+    named = ("in_features", "in_channels", "num_features")
+    return int(next((getattr(classifier, name) for name in named if hasattr(classifier, name)), 0))
+
+
+def _classifier(network: nn.Module, outputs: int) -> str:
+    """The name of the last layer with one output for each class; the last layer with weights where there is none."""
+    stated: Any = getattr(network, "pretrained_cfg", None)
+    if isinstance(stated, Mapping) and isinstance(stated.get("classifier"), str):
+        return str(stated["classifier"])
+    layers = {
+        name: each for name, each in network.named_modules() if next(each.parameters(recurse=False), None) is not None
+    }
+    sizes = ("out_features", "out_channels")
+    fitting = [name for name, each in layers.items() if outputs in (getattr(each, size, None) for size in sizes)]
+    return (fitting or list(layers))[-1]
+
+
+def _stated(network: nn.Module) -> dict[str, Any]:
+    """What a network states about its images, under timm's names."""
+    stated: Any = getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None) or {}
+    if hasattr(stated, "to_dict"):
+        stated = stated.to_dict()
+    if stated or not type(network).__module__.startswith("torchvision."):
+        return dict(stated)
+    return {**IMAGENET, "interpolation": "bilinear", "crop_pct": 0.875}
+
+
+def _outputs(network: nn.Module, shape: tuple[int, int, int]) -> Any:
+    """What a network gives for one image without values."""
+    with torch.device("meta"), torch.no_grad():
+        outputs = copy_of(network).eval()(torch.empty(1, *shape))
+    return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+def _count_outputs(network: nn.Module, shape: tuple[int, int, int]) -> int:
+    """The number of scores; UsageError for a network that gives something else, or does not run."""
+    name = type(network).__name__
+    try:
+        try:
+            outputs = _outputs(network, shape)
+        except (NotImplementedError, RuntimeError):  # what needs values cannot run without them
+            like = next(network.parameters())
+            with modes_kept(network), torch.no_grad():
+                outputs = network.eval()(torch.zeros(1, *shape, device=like.device, dtype=like.dtype))
+    except Exception as error:
+        raise UsageError(
+            f"model is a {name}, which does not run on images (batch, channels, height, width) of {(1, *shape)}"
+            f" ({type(error).__name__}: {cut(first_line(error), 200)}); {_REMEDY}."
+        ) from error
+    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2:
+        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise UsageError(f"model is a {name}, which gives {found}; it must give scores (batch, classes).")
+    return outputs.shape[1]
+
+
+def _takes_one_size(network: nn.Module, shape: tuple[int, int, int]) -> bool:
+    try:
+        _outputs(network, (shape[0], 2 * shape[1], 2 * shape[2]))
+    except Exception:
+        return True
+    return False
+
+
+OWN_ENTRIES: dict[str, PlainEntry] = {}
+
+
+def own_entry(name: str) -> PlainEntry:
+    """The row of a network that was given; UsageError where it no longer exists."""
+    entry = OWN_ENTRIES.get(name)
+    if entry is None or entry.module.original() is None:  # type: ignore[attr-defined]
+        raise _gone(name)
+    return entry
+
+
+def _free_name(network: nn.Module) -> str:
+    kind, number = type(network).__name__, 1
+    while True:
+        name = kind if number == 1 else f"{kind}-{number}"
+        entry = OWN_ENTRIES.get(name)
+        if entry is None or entry.module.original() in (None, network):  # type: ignore[attr-defined]
+            return name
+        number += 1
+
+
+def register_own(network: nn.Module, size: tuple[int, int] | None = None, name: str | None = None) -> PlainEntry:
+    """The row of the catalogue of a network that was given.
+
+    Args:
+        network: gives scores (batch, classes) for images (batch, channels, height, width).
+        size: height and width of the images, unless the network states them.
+        name: in the catalogue; the name of the class by default.
+    """
+    if next(network.parameters(), None) is None:
+        raise UsageError(f"model is a {type(network).__name__} without parameters; give a network.")
+    stated, name = _stated(network), name or _free_name(network)
+    channels, own_size = stated_shape(network)
+    shape = (channels, *(own_size or size or (SIDE, SIDE)))
+    outputs = _count_outputs(network, shape)
+    classifier = f"network.{_classifier(network, outputs)}"
+    first = next((each for each, module in network.named_modules() if isinstance(module, nn.Conv2d)), "")
+    module = type(
+        f"Own{type(network).__name__}",
+        (OwnNetwork,),
+        {
+            "__module__": OwnNetwork.__module__, "__doc__": OwnNetwork.__doc__, "network_name": name,
+            "original": ref(network), "made_for": shape, "outputs": outputs, "first_conv": f"network.{first}",
+            "usual_rate": usual_rate(network), "fixed_input_size": _takes_one_size(network, shape),
+            "classifier": classifier, "classifier_parts": (classifier,),
+        },
+    )  # fmt: skip
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    sides = shape[1] if shape[1] == shape[2] else shape[1:]
+    arguments = {"num_classes": outputs, "in_chans": shape[0], "img_size": sides}
+    mean, std = (tuple(stated.get(key) or (value,) * shape[0]) for key, value in (("mean", 0.0), ("std", 1.0)))
+    OWN_ENTRIES[name] = PlainEntry(
+        f"{OWN}:{name}", module, f"A {type(network).__name__} that was given in Python.", arguments, "", parameters,
+        f"{OWN}:{name}", mean=mean, std=std, interpolation=stated.get("interpolation") or "bilinear",
+        crop_pct=stated.get("crop_pct") or 1.0, tiny={}, size=shape[1:],
+    )  # fmt: skip
+    return OWN_ENTRIES[name]
+
+
+def has_preprocessing(network: nn.Module) -> bool:
+    """Whether the mean and standard deviation of the images of a network are known."""
+    return bool(_stated(network).get("mean"))
+
+
+def as_vision_model(network: nn.Module, size: tuple[int, int] | None = None) -> OwnNetwork:
+    """A network that was given, under the protocol of `VisionModel`: itself, not a copy.
+
+    Args:
+        network, size: see `register_own`.
+    """
+    entry = register_own(network, size)
+    model = outline(entry.name)
+    assert isinstance(model, OwnNetwork)
+    model.network = network
+    model.training = network.training
+    names: Any = getattr(network, "class_names", ())
+    model.class_names = tuple(map(str, names)) if len(names) == model.num_classes else ()
+    return model
