@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
     from mereo.mechanisms.attention import neighborhood_attention
-    from mereo.mechanisms.scan import lightning_attention
+    from mereo.mechanisms.scan import lightning_attention, prefix_attention
     from mereo.mechanisms.slots import create_mechanism
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
     from mereo.surgery.evit import evit
@@ -75,6 +75,7 @@ _HOMES = {
     "moh": "mereo.surgery",
     "neighborhood_attention": "mereo.mechanisms.attention",
     "predict": "mereo.api",
+    "prefix_attention": "mereo.mechanisms.scan",
     "push_to_hub": "mereo.export",
     "record": "mereo.mechanisms.attention.borrowed",
     "remove": "mereo.surgery",
@@ -117,6 +118,7 @@ __all__ = [
     "moh",
     "neighborhood_attention",
     "predict",
+    "prefix_attention",
     "push_to_hub",
     "record",
     "remove",

@@ -1,5 +1,6 @@
 """Networks that read sequences of tokens, one file each with its presets."""
 
+import mereo.models.sequence.aaren
 import mereo.models.sequence.combiner
 import mereo.models.sequence.routing_transformer
 import mereo.models.sequence.tnl  # noqa: F401
