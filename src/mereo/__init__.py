@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mereo.surgery.insert import insert, remove
     from mereo.surgery.moh import moh
     from mereo.surgery.sea import sea
+    from mereo.surgery.sigma_reparam import fold, sigma_reparam
     from mereo.surgery.sparsifiner import sparsifiner
     from mereo.surgery.watchable import watchable
     from mereo.training.attention_matches import sea_matches, sparsifiner_matches
@@ -63,6 +64,7 @@ _HOMES = {
     "distil": "mereo.training.distil",
     "evaluate": "mereo.api",
     "evit": "mereo.surgery",
+    "fold": "mereo.surgery",
     "from_pretrained": "mereo.export",
     "get_mechanism": "mereo.catalogue",
     "insert": "mereo.surgery",
@@ -83,6 +85,7 @@ _HOMES = {
     "save_weights": "mereo.models",
     "sea": "mereo.surgery",
     "sea_matches": "mereo.training.attention_matches",
+    "sigma_reparam": "mereo.surgery",
     "sparsifiner": "mereo.surgery",
     "sparsifiner_matches": "mereo.training.attention_matches",
     "train": "mereo.api",
@@ -106,6 +109,7 @@ __all__ = [
     "evaluate",
     "evit",
     "explain",
+    "fold",
     "from_pretrained",
     "get_mechanism",
     "insert",
@@ -126,6 +130,7 @@ __all__ = [
     "save_weights",
     "sea",
     "sea_matches",
+    "sigma_reparam",
     "sparsifiner",
     "sparsifiner_matches",
     "train",

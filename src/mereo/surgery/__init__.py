@@ -15,5 +15,8 @@ from mereo.surgery.linearise import linearise as linearise
 from mereo.surgery.moh import moh as moh
 from mereo.surgery.sea import sea as sea
 from mereo.surgery.sea import set_top_k as set_top_k
+from mereo.surgery.sigma_reparam import fold as fold
+from mereo.surgery.sigma_reparam import remove_norms as remove_norms
+from mereo.surgery.sigma_reparam import sigma_reparam as sigma_reparam
 from mereo.surgery.sparsifiner import sparsifiner as sparsifiner
 from mereo.surgery.watchable import watchable as watchable

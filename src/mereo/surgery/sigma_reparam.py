@@ -1,0 +1,216 @@
+"""Sigma-reparametrisation: every linear layer and convolution has a learned spectral norm, so that attention keeps its
+entropy.
+
+Source: arXiv:2303.06296.
+Cost: two products of a weight with a vector for each layer and step; none after `fold`.
+"""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from mereo.core import mechanism
+from mereo.core.squash import accumulation_type
+from mereo.core.surgery import surgery
+from mereo.errors import UsageError, check_choice, check_positive
+
+GAMMAS = ("sigma", "one")
+NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+DEVIATION = 0.02
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """(out, ...) -> (out, the rest), in float32 or wider."""
+    return weight.flatten(1).to(accumulation_type(weight))
+
+
+class SpectralScale(nn.Module):
+    """A weight whose spectral norm is a learned number.
+
+    W' = gamma / sigma W,   v = |W u|,   u = |W^T v|,   sigma = v^T W u        (|x|: x divided by its length)
+
+    u and v are constants to the gradient. A step in training keeps u; one in evaluation starts from it and does not.
+
+    Args:
+        weight: the weight; all axes but the first are one.
+        gamma: "sigma", so that W' = W at first, or "one".
+
+    Shapes: (out, ...) -> the same.
+
+    Reference: arXiv:2303.06296, section 3.1; u starts as the singular vector of the largest singular value.
+    """
+
+    u: Tensor
+
+    def __init__(self, weight: Tensor, gamma: str = "sigma") -> None:
+        super().__init__()
+        matrix = _matrix(weight.detach())
+        if matrix.is_meta or not bool(matrix.isfinite().all()):
+            u, sigma = torch.ones_like(matrix[0]), torch.ones_like(matrix[0, 0])
+        else:
+            _, values, right = torch.linalg.svd(matrix, full_matrices=False)
+            u, sigma = right[0].contiguous(), values[0]
+        self.register_buffer("u", u)
+        self.gamma = nn.Parameter((sigma if gamma == "sigma" else torch.ones_like(sigma)).clone())
+
+    def step(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of the power iteration: v and the new u."""
+        v = F.normalize(matrix @ self.u.to(matrix.dtype), dim=0)
+        return v, F.normalize(v @ matrix, dim=0)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        with torch.autocast(weight.device.type, enabled=False):
+            matrix = _matrix(weight)
+            with torch.no_grad():
+                v, u = self.step(matrix)
+                if self.training:
+                    self.u.copy_(u)
+            sigma = v @ matrix @ u
+            factor = self.gamma.to(matrix.dtype) / torch.where(sigma == 0, 1, sigma)
+            return (weight * factor).to(weight.dtype)
+
+
+def _kinds(model: nn.Module) -> list[tuple[str, nn.Linear | nn.Conv2d]]:
+    """Linear layers and convolutions whose weight may be changed, with their names."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv2d) and not parametrize.is_parametrized(module, "weight"):
+            if isinstance(module, nn.Conv2d) and module.groups > 1:
+                continue
+            found.append((name, module))
+    return found
+
+
+def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)), (torch.randn(2, 6),)
+
+
+@mechanism(
+    "sigma_reparam",
+    family="technique",
+    source="arXiv:2303.06296",
+    records="nothing",
+    example=_example,
+)
+@surgery
+def sigma_reparam(
+    model: nn.Module,
+    *,
+    keep_weights: bool = True,
+    gamma: str = "sigma",
+    linear_gain: float = 1.0,
+    conv_gain: float = 1.0,
+    norms: bool = True,
+) -> nn.Module:
+    """A copy of a network whose linear layers and convolutions have the spectral norm gamma, a learned number each.
+
+    W' = gamma / sigma(W) W
+
+    By default the copy computes the same as the model; `mereo.fold` makes a plain network of it again. Grouped
+    convolutions, embeddings and norms stay as they are. A layer that makes queries, keys and values together has one
+    norm for all three.
+
+    Args:
+        model: of mereo, timm, torchvision or your own. It is not changed.
+        keep_weights: False starts anew: weights normal of 0.02 times the gain, cut off at two deviations.
+        gamma: at the start, "sigma" for the spectral norm of the weight, or "one", as the paper trains from scratch.
+        linear_gain, conv_gain: of the weights of linear layers and of convolutions that start anew.
+        norms: False also takes away all layer, group and batch norms, see `remove_norms`.
+
+    Shapes: those of `model`.
+
+    Deviates: a weight of zeros stays zero, where the formula divides by zero.
+
+    Reference: arXiv:2303.06296, section 3.1. The released code starts anew with gamma "sigma".
+    """
+    check_choice("gamma", gamma, GAMMAS)
+    check_positive(linear_gain=linear_gain, conv_gain=conv_gain)
+    copy = deepcopy(model)
+    layers = _kinds(copy)
+    if not layers:
+        raise UsageError(f"{type(model).__name__} has no linear layer or convolution that could be changed.")
+    for _, layer in layers:
+        if not keep_weights:
+            deviation = DEVIATION * (linear_gain if isinstance(layer, nn.Linear) else conv_gain)
+            nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        scale = SpectralScale(layer.weight, gamma).train(layer.training)
+        parametrize.register_parametrization(layer, "weight", scale.to(layer.weight.device), unsafe=True)
+    if not norms:
+        _without_norms(copy)
+    return copy
+
+
+def _without_norms(model: nn.Module) -> None:
+    for name, module in list(model.named_modules()):
+        if name and isinstance(module, NORMS):
+            model.set_submodule(name, nn.Identity())
+
+
+@surgery
+def remove_norms(model: nn.Module) -> nn.Module:
+    """A copy of a network with the identity in place of every layer, group, instance and batch norm of PyTorch.
+
+    Args:
+        model: it is not changed.
+
+    Reference: arXiv:2303.06296, section 4.
+    """
+    copy = deepcopy(model)
+    _without_norms(copy)
+    return copy
+
+
+def _scales(layer: nn.Module) -> bool:
+    """Whether a layer has a weight of `sigma_reparam` and nothing else that is reparametrised."""
+    weights: Any = layer.parametrizations
+    return list(weights) == ["weight"] and [type(each) for each in weights["weight"]] == [SpectralScale]
+
+
+def _make_plain(layer: nn.Module, steps: int) -> None:
+    """Give a layer back its class and a weight of its own.
+
+    PyTorch's remove_parametrizations changes the class, which a network shares with its copies.
+    """
+    weights: Any = layer.parametrizations["weight"]  # type: ignore[index]
+    scale = weights[0].eval()
+    for _ in range(steps):
+        scale.u.copy_(scale.step(_matrix(weights.original))[1])
+    weight = nn.Parameter(scale(weights.original).detach(), weights.original.requires_grad)
+    layer.__class__ = type(layer).__bases__[0]
+    del layer.parametrizations
+    layer._parameters = {"weight": weight, **layer._parameters}
+
+
+@torch.no_grad()
+def fold(model: nn.Module, steps: int = 20) -> nn.Module:
+    """The inverse of `sigma_reparam`: a copy with plain layers, whose weights are gamma / sigma W.
+
+    Args:
+        model: it is not changed.
+        steps: of the power iteration that come before, because sigma is one step old after a training.
+
+    Raises:
+        UsageError: for a network without such layers.
+    """
+    check_positive(steps=steps)
+    copy = deepcopy(model)
+    layers = [module for module in copy.modules() if parametrize.is_parametrized(module, "weight") and _scales(module)]
+    if not layers:
+        raise UsageError(f"{type(model).__name__} has no layer of sigma_reparam; there is nothing to fold.")
+    for layer in layers:
+        _make_plain(layer, steps)
+    config = getattr(copy, "config", None)
+    if isinstance(config, dict):
+        left = []
+        for each in config.get("surgery", []):
+            if each["name"] != "sigma_reparam":
+                left.append(each)
+            elif not each["args"]["norms"]:  # they stay away
+                left.append({"name": "remove_norms", "args": {}})
+        rest = {key: value for key, value in config.items() if key != "surgery"}
+        copy.config = {**rest, "surgery": left} if left else rest  # type: ignore[assignment]
+    return copy
