@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mereo.core.mechanism_checks import check_mechanism
     from mereo.errors import MereoError, UsageError
     from mereo.export import from_pretrained, push_to_hub, save_pretrained
-    from mereo.mechanisms.attention import neighborhood_attention
+    from mereo.mechanisms.attention import neighborhood_attention, tensor_attention
     from mereo.mechanisms.scan import lightning_attention, prefix_attention
     from mereo.mechanisms.slots import create_mechanism
     from mereo.models import convert, create_model, is_model, list_models, load, save_weights
@@ -88,6 +88,7 @@ _HOMES = {
     "sigma_reparam": "mereo.surgery",
     "sparsifiner": "mereo.surgery",
     "sparsifiner_matches": "mereo.training.attention_matches",
+    "tensor_attention": "mereo.mechanisms.attention",
     "train": "mereo.api",
     "watchable": "mereo.surgery",
 }
@@ -133,6 +134,7 @@ __all__ = [
     "sigma_reparam",
     "sparsifiner",
     "sparsifiner_matches",
+    "tensor_attention",
     "train",
     "watchable",
 ]

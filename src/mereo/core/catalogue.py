@@ -24,6 +24,7 @@ FAMILIES: dict[str, str] = {
     "local attention": "mechanisms.attention.local",
     "sparse attention": "mechanisms.attention.sparse",
     "memory": "mechanisms.attention.memory",
+    "higher-order attention": "mechanisms.attention.higher_order",
     "scan": "mechanisms.scan",
     "gate": "mechanisms.gate",
     "mixer": "mechanisms.mixer",

@@ -17,6 +17,7 @@ from mereo.mechanisms.attention.dense import (
     TopDownAttention,
     top_down_attention,
 )
+from mereo.mechanisms.attention.higher_order import TensorAttention, polynomial_error, tensor_attention
 from mereo.mechanisms.attention.hosted import (
     DenseHosted,
     HostedAttention,
@@ -88,6 +89,7 @@ __all__ = [
     "SingleHeadAttention",
     "SparsifinerAttention",
     "TalkingHeadAttention",
+    "TensorAttention",
     "TopDownAttention",
     "WindowAttention",
     "associative_memory",
@@ -98,8 +100,10 @@ __all__ = [
     "distributed_attention",
     "energy",
     "neighborhood_attention",
+    "polynomial_error",
     "replace_attention",
     "retrieve",
     "routing_attention",
+    "tensor_attention",
     "top_down_attention",
 ]

@@ -1,0 +1,250 @@
+"""Attention whose senders are pairs, or tuples, of tokens: three ways to compute it.
+
+    S_i(jk) = scale sum_c q_ic k1_jc k2_kc,   out_ic = sum_jk softmax_jk(S_i) v1_jc v2_kc              arXiv:2310.04064
+
+Keys of several sets are one set of products (Khatri-Rao), row j m2 + k for the pair (j, k), and values alike.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mereo.core.coupling import Coupling
+from mereo.core.kernels.again import gradients_again
+from mereo.core.kernels.methods import execute
+from mereo.core.kernels.transforms import steps_aside
+from mereo.core.squash import accumulation_type
+
+BLOCK = 16
+"""Senders of the first set that are computed together."""
+
+
+def products(sets: Sequence[Tensor]) -> Tensor:
+    """All products of one row of each set, column by column, the last set the fastest.
+
+    Shapes: (..., m1, d), (..., m2, d), ... -> (..., m1 m2 ..., d).
+    """
+    whole = sets[0]
+    for each in sets[1:]:
+        whole = (whole.unsqueeze(-2) * each.unsqueeze(-3)).flatten(-3, -2)
+    return whole
+
+
+@dataclass(frozen=True)
+class Triples:
+    """One call.
+
+    Attributes:
+        q: (batch, heads, receivers, dim).
+        keys, values: of two sets or more: (batch, heads, senders, dim) and (batch, heads, senders, pose) each.
+        masks: bool, broadcastable to (batch, heads, receivers, senders), one a set or None: a tuple takes part where
+            each of its senders does.
+        coupling: makes the couplings.
+        scale: factor of the scores.
+        degree: of the polynomial.
+    """
+
+    q: Tensor
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    masks: tuple[Tensor | None, ...]
+    coupling: Coupling
+    scale: float
+    degree: int
+
+    @property
+    def together(self) -> Tensor | None:
+        """The mask of tuples, broadcastable to (batch, heads, receivers, tuples), or None."""
+        whole: Tensor | None = None
+        for mask, keys in zip(self.masks, self.keys, strict=True):
+            each = torch.ones(1, dtype=torch.bool, device=keys.device) if mask is None else mask
+            each = each.expand(*each.shape[:-1], keys.shape[-2])
+            whole = each if whole is None else (whole.unsqueeze(-1) & each.unsqueeze(-2)).flatten(-2)
+        return None if all(mask is None for mask in self.masks) else whole
+
+    @property
+    def as_pairs(self) -> "Triples":
+        """The same with all sets but the first as one."""
+        rest = None if all(mask is None for mask in self.masks[1:]) else self._rest.together
+        keys, values = products(self.keys[1:]), products(self.values[1:])
+        return Triples(
+            self.q, (self.keys[0], keys), (self.values[0], values), (self.masks[0], rest), self.coupling, self.scale,
+            self.degree,
+        )  # fmt: skip
+
+    @property
+    def _rest(self) -> "Triples":
+        sets = self.keys[1:], self.values[1:], self.masks[1:]
+        return Triples(self.q, *sets, self.coupling, self.scale, self.degree)
+
+
+def exact(given: Triples) -> Tensor:
+    """All scores: the definition, and the way that makes couplings."""
+    keys, values = products(given.keys), products(given.values)
+    scores = (given.q * given.scale) @ keys.transpose(-1, -2)
+    return given.coupling(scores, given.together) @ values
+
+
+def _block(q: Tensor, k1: Tensor, k2: Tensor, mask1: Tensor | None, mask2: Tensor | None) -> Tensor:
+    """Scores of a block of the first set: (..., receivers, block, m2), -inf where a pair takes no part."""
+    scores = (q.unsqueeze(-2) * k1.unsqueeze(-3)) @ k2.transpose(-1, -2).unsqueeze(-3)
+    for mask, axis in ((mask1, -1), (mask2, -2)):
+        if mask is not None:
+            scores = scores.masked_fill(~mask.unsqueeze(axis), -torch.inf)
+    return scores
+
+
+class _Streamed(torch.autograd.Function):
+    """Softmax over pairs by blocks of the first set; the backward pass computes the blocks again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k1: Tensor, k2: Tensor, v1: Tensor, v2: Tensor, mask1: Tensor | None,
+        mask2: Tensor | None, scale: float,
+    ) -> Tensor:  # fmt: skip
+        wide = accumulation_type(q)
+        Q, K1, K2, V1, V2 = (x.to(wide) for x in (q * scale, k1, k2, v1, v2))
+        least = torch.finfo(wide).min
+        top = Q.new_full(Q.shape[:-1], least)
+        total, out = torch.zeros_like(top), Q.new_zeros(*Q.shape[:-1], V1.shape[-1])
+        for first in range(0, K1.shape[-2], BLOCK):
+            some = slice(first, first + BLOCK)
+            m1 = None if mask1 is None else mask1.expand(*mask1.shape[:-1], K1.shape[-2])[..., some]
+            scores = _block(Q, K1[..., some, :], K2, m1, mask2)
+            higher = torch.maximum(top, scores.amax((-1, -2)))
+            weights, kept = (scores - higher[..., None, None]).exp(), (top - higher).exp()
+            total = total * kept + weights.sum((-1, -2))
+            added = (weights @ V2.unsqueeze(-3) * V1[..., some, :].unsqueeze(-3)).sum(-2)
+            out, top = out * kept.unsqueeze(-1) + added, higher
+        out = out / total.clamp(min=torch.finfo(wide).tiny).unsqueeze(-1)
+        ctx.save_for_backward(q, k1, k2, v1, v2, mask1, mask2, out, top + total.clamp(min=1e-30).log())
+        ctx.scale = scale
+        return out.to(v1.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k1, k2, v1, v2, mask1, mask2, out, lse = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def plain(*tensors: Tensor) -> Tensor:
+                Q, K1, K2, V1, V2 = tensors
+                call = Triples(Q, (K1, K2), (V1, V2), (mask1, mask2), Coupling("senders"), ctx.scale, 0)
+                return exact(call)
+
+            return *gradients_again(plain, (q, k1, k2, v1, v2), grads), None, None, None
+        wide = out.dtype
+        Q, K1, K2, V1, V2, G = (x.to(wide) for x in (q * ctx.scale, k1, k2, v1, v2, grads[0]))
+        dq, dk1, dk2, dv1, dv2 = (torch.zeros_like(x) for x in (Q, K1, K2, V1, V2))
+        delta = (G * out).sum(-1)
+        for first in range(0, K1.shape[-2], BLOCK):
+            some = slice(first, first + BLOCK)
+            k, v = K1[..., some, :], V1[..., some, :]
+            m1 = None if mask1 is None else mask1.expand(*mask1.shape[:-1], K1.shape[-2])[..., some]
+            weights = (_block(Q, k, K2, m1, mask2) - lse[..., None, None]).exp()
+            gv = G.unsqueeze(-2) * v.unsqueeze(-3)  # (..., receivers, block, pose)
+            ds = weights * (gv @ V2.transpose(-1, -2).unsqueeze(-3) - delta[..., None, None])
+            read, mixed = ds @ K2.unsqueeze(-3), weights @ V2.unsqueeze(-3)
+            dq += (read * k.unsqueeze(-3)).sum(-2)
+            dk1[..., some, :] = (read * Q.unsqueeze(-2)).sum(-3)
+            dv1[..., some, :] = (mixed * G.unsqueeze(-2)).sum(-3)
+            qk = (Q.unsqueeze(-2) * k.unsqueeze(-3)).flatten(-3, -2)
+            dk2 += ds.flatten(-3, -2).transpose(-1, -2) @ qk
+            dv2 += weights.flatten(-3, -2).transpose(-1, -2) @ gv.flatten(-3, -2)
+        found = (dq * ctx.scale, dk1, dk2, dv1, dv2)
+        return *(g.to(x.dtype) for g, x in zip(found, (q, k1, k2, v1, v2), strict=True)), None, None, None
+
+
+def streamed(given: Triples) -> Tensor:
+    """By blocks of the first set: never all scores at once, in neither pass."""
+    pairs = given.as_pairs
+    out: Tensor = _Streamed.apply(pairs.q, *pairs.keys, *pairs.values, *pairs.masks, pairs.scale)
+    return out
+
+
+def monomials(x: Tensor, degree: int) -> Tensor:
+    """prod_c x_c^alpha_c for every alpha of at most that degree, in order of their degrees; 1 for alpha = 0.
+
+    Shapes: (..., dim) -> (..., C(dim + degree, degree)).
+    """
+    dim = x.shape[-1]
+    levels, last = [torch.ones_like(x[..., :1])], list(combinations_with_replacement(range(dim), 0))
+    for level in range(1, degree + 1):
+        alphas = list(combinations_with_replacement(range(dim), level))
+        place = {alpha: number for number, alpha in enumerate(last)}
+        parents = torch.tensor([place[alpha[:-1]] for alpha in alphas], device=x.device)
+        ends = torch.tensor([alpha[-1] for alpha in alphas], device=x.device)
+        levels.append(levels[-1][..., parents] * x[..., ends])
+        last = alphas
+    return torch.cat(levels, -1)
+
+
+def _coefficients(dim: int, degree: int, scale: float) -> list[float]:
+    """scale^|alpha| / prod_c alpha_c!, in the order of `monomials`."""
+    found = []
+    for level in range(degree + 1):
+        for alpha in combinations_with_replacement(range(dim), level):
+            counts = [alpha.count(c) for c in set(alpha)]
+            found.append(abs(scale) ** level / math.prod(map(math.factorial, counts)))
+    return found
+
+
+def polynomial(given: Triples) -> Tensor:
+    """exp replaced by its Taylor polynomial, which factors exactly: linear in the number of tokens."""
+    q, *keys = (x.to(accumulation_type(x)) for x in (given.q, *given.keys))
+    values = [x.to(q.dtype) for x in given.values]
+    share = 1 / (len(keys) + 1)
+    factors = torch.tensor(
+        [each**share for each in _coefficients(q.shape[-1], given.degree, given.scale)], dtype=q.dtype, device=q.device
+    )
+    U = monomials(q if given.scale >= 0 else -q, given.degree) * factors
+    numerator: Tensor | None = None
+    denominator: Tensor | None = None
+    for key, value, mask in zip(keys, values, given.masks, strict=True):
+        W = (monomials(key, given.degree) * factors).transpose(-1, -2)
+        if mask is not None:
+            W = W * mask.squeeze(-2).unsqueeze(-2)
+        read, total = W @ value, W.sum(-1)
+        numerator = read if numerator is None else numerator * read
+        denominator = total if denominator is None else denominator * total
+    assert numerator is not None and denominator is not None
+    below = (U @ denominator.unsqueeze(-1)).clamp(min=torch.finfo(q.dtype).tiny)
+    return ((U @ numerator) / below).to(given.q.dtype)
+
+
+def _plain_cannot(given: Triples) -> str | None:
+    if given.coupling.watched:
+        return "the couplings are observed"
+    if given.coupling.training and given.coupling.dropout:
+        return "there is dropout"
+    return None if given.coupling.is_plain_softmax else f"it does not support {given.coupling}"
+
+
+def _streamed_cannot(given: Triples) -> str | None:
+    if torch.compiler.is_compiling():
+        return "it has a backward pass of its own, which is not compiled"
+    return steps_aside() or _plain_cannot(given)
+
+
+def _polynomial_cannot(given: Triples) -> str | None:
+    for mask in given.masks:
+        if mask is not None and (mask.dim() < 2 or mask.shape[-2] != 1):
+            return "a mask differs between receivers"
+    return _plain_cannot(given)
+
+
+METHODS: dict[str, tuple[Callable[[Triples], Tensor], Callable[[Triples], str | None]]] = {
+    "streamed": (streamed, _streamed_cannot),
+    "exact": (exact, lambda given: None),
+    "polynomial": (polynomial, _polynomial_cannot),
+}
+"""Name -> (function, why it cannot run: None if it can), the preferred first."""
+
+
+def attend_tuples(given: Triples, method: str = "auto") -> Tensor:
+    """The output of each receiver: (batch, heads, receivers, pose)."""
+    return execute(METHODS, given, method, always="exact")
