@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import mereo
 import mereo.catalogue
 from mereo.core.catalogue import MECHANISMS
+from mereo.models.network import Network
 from mereo.models.registry import families
 
 
@@ -54,6 +55,8 @@ def check_layers_are_called(module: nn.Module, *inputs: Any) -> None:
             continue
         module.set_submodule(where, Adapted(layer))
         scaled = module(*inputs)
+        if isinstance(module, Network):
+            torch.testing.assert_close(module.fuse()(*inputs), scaled, rtol=1e-3, atol=1e-5, msg=where)
         module.set_submodule(where, layer)
         before = copy.deepcopy(layer.state_dict())
         for parameter in layer.parameters():
