@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import mereo
 import mereo.catalogue
 from mereo.core.catalogue import MECHANISMS
+from mereo.layers import LayerScale
 from mereo.models.network import Network
 from mereo.models.registry import families
 
@@ -36,7 +37,7 @@ class Adapted(nn.Module):
 
     def __init__(self, base: Any) -> None:
         super().__init__()
-        self.base, self.gain = base, nn.Parameter(torch.tensor(1.5))
+        self.base, self.factor = base, nn.Parameter(torch.tensor(1.5))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -45,13 +46,13 @@ class Adapted(nn.Module):
             return getattr(super().__getattr__("base"), name)
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self.gain * self.base(*inputs)
+        return self.factor * self.base(*inputs)
 
 
 def check_layers_are_called(module: nn.Module, *inputs: Any) -> None:
     """Each layer scaled from outside does what its scaled weights do: none is bypassed by use of its weights alone."""
     for where, layer in list(module.named_modules()):
-        if type(layer) not in (nn.Linear, nn.Conv2d):
+        if type(layer) not in (nn.Linear, nn.Conv2d, nn.LayerNorm, nn.BatchNorm2d, LayerScale):
             continue
         module.set_submodule(where, Adapted(layer))
         scaled = module(*inputs)
@@ -73,7 +74,7 @@ def test_layers_of_other_classes_are_called(name: str) -> None:
     check_layers_are_called(module.eval(), *inputs)
 
 
-@pytest.mark.parametrize("family", ["maxvit", "cait", "davit", "volo"])
+@pytest.mark.parametrize("family", ["maxvit", "cait", "davit", "volo", "nat", "inverted_dot_product_capsnet"])
 @torch.no_grad()
 def test_layers_of_other_classes_are_called_in_networks(family: str) -> None:
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, Grid
 from mereo.core.initialise import start_linears
+from mereo.core.modes import must_be_called
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive
 from mereo.layers import FeedForward, Residual, resize_positions
@@ -51,8 +52,10 @@ class _ClassBlock(nn.Module):
         attention, norm = self.attention, self.attention.norm
         gain: Tensor | None = None
         shift: Tensor | None = None
-        if isinstance(norm, nn.LayerNorm):
+        if isinstance(norm, nn.LayerNorm) and not must_be_called(norm):
             gain, shift = norm.weight, norm.bias
+        elif not isinstance(norm, nn.Identity):
+            patches = norm(patches)  # what is normalised already stays as it is
         elif attention.shift is not None:
             shift = attention.shift.expand(token.shape[-1])
         update = attention.branch.gather(attention.prepare(token), patches, gain, shift)  # type: ignore[operator]
