@@ -1,13 +1,18 @@
 """`python -m papers check [PAPER ...]`: run the claims that take less than five minutes again; print what differs.
 
-A claim is checked where its page, `papers/PAPER/claims.md`, has a comment with columns of the results:
+A page, `papers/PAPER/claims.md`, states below each block of commands what is checked, in a comment, or why nothing is:
 
     <!-- check: test % within 2; KL within 0.05 -->        above a table: each of its cells in these columns
     <!-- check: error of outputs at most 1e-15 -->         every row of the results
+    <!-- not checked: takes two hours -->
 
-The results are those of the last commands above the comment: of one `mereo reproduce`, or of several `mereo evaluate`
-in lines below each other, whose columns are "weights" and "test %". A row of the table is the row of the results with
-the same first cell; of several with the same, the first, the second and so on.
+The results are the tables of one `mereo reproduce`, or those of several `mereo evaluate` in lines below each other,
+whose columns are "weights" and "test %". A row of the page is the row of the results with the same first cell; of
+several with the same, the first, the second and so on. Where a page uses other words than the results, it names both:
+
+    loss a step = loss within 0.1                    a column of the page, and of the results
+    deep = 24 > loss and test % within 0.1 and 3     two numbers in each cell, of the table with "24" in its title
+    row norm first = pre_norm                        a row of the page, and of the results
 """
 
 import json
@@ -18,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +33,36 @@ from mereo.cli.parse import parse
 from mereo.errors import MereoError, UsageError, first_line, unknown
 from mereo.runtime.printing import say
 from papers.listing import NAMES
-from papers.reproduce import given_options, run_experiment
+from papers.reproduce import given_options, results_of
 
 FOLDER = Path(__file__).parent
-_COMMAND = re.compile(r" {4}mereo ((reproduce|evaluate) .+)")
-_CHECK = re.compile(r"<!-- check: (.+) -->")
-_LIMIT = re.compile(r"(.+) (within|at most) (\S+)")
+_COMMENT = re.compile(r"<!-- (check|not checked):\s+(.+?)\s+-->", re.DOTALL)
+_LIMIT = re.compile(
+    r"(?:(?P<page>.+?) = )?(?:(?P<table>.+?) > )?(?P<columns>.+?) (?P<way>within|at most) (?P<limits>.+)"
+)
+_ROW = re.compile(r"row (?P<page>.+) = (?P<results>.+)")
+_NUMBER = re.compile(r"-?(?:\d[\d,]*)?\.?\d+(?:e-?\d+)?")
 
 Tables = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How far numbers may be from those of the page.
+
+    Attributes:
+        page: the column of the page.
+        table: what the title of the table of the results contains; None for the first table with the columns.
+        columns: of the results, one for each number in a cell.
+        way: "within" or "at most".
+        limits: tolerances or bounds, one for each column.
+    """
+
+    page: str
+    table: str | None
+    columns: tuple[str, ...]
+    way: str
+    limits: tuple[float, ...]
 
 
 @dataclass
@@ -43,85 +70,139 @@ class Claim:
     """Figures of a page.
 
     Attributes:
-        commands: words after `mereo`.
-        limits: column -> ("within", tolerance) or ("at most", bound).
+        commands: lines of a block of the page.
+        reason: why it is not checked; empty where it is.
+        limits: of the columns.
+        renamed: rows of the page -> of the results, where they differ.
         columns, rows: of the table of the page; empty where every row of the results is checked.
     """
 
     commands: list[str]
-    limits: dict[str, tuple[str, float]]
+    reason: str = ""
+    limits: list[Limit] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
     columns: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
 
 
+def _read_limit(part: str, page: Path) -> Limit:
+    found = _LIMIT.fullmatch(part)
+    columns = tuple(found["columns"].split(" and ")) if found else ()
+    try:
+        limits = tuple(map(float, found["limits"].split(" and "))) if found else ()
+    except ValueError:
+        limits = ()
+    limits = limits * len(columns) if len(limits) == 1 else limits
+    if not found or len(limits) != len(columns):
+        raise ValueError(f"{page}: a check is {part!r}; write COLUMN within NUMBER, see papers/checks.py")
+    return Limit(found["page"] or found["columns"], found["table"], columns, found["way"], limits)
+
+
+def _blocks(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """The lines of a page in runs of one kind: "command", "table" or "text"."""
+    kinds = {"    ": "command", "|": "table"}
+
+    def kind(line: str) -> str:
+        return next((kind for start, kind in kinds.items() if line.startswith(start)), "text")
+
+    for name, lines in groupby(page.read_text(encoding="utf-8").splitlines(), kind):
+        yield name, list(lines)
+
+
 def read_claims(page: Path) -> Iterator[Claim]:
-    """The checked claims of a page, in order."""
-    commands, claim = list[str](), None
-    for before, line in pairwise(["", *page.read_text(encoding="utf-8").splitlines()]):
-        if found := _COMMAND.fullmatch(line):
-            commands = [*commands, found[1]] if _COMMAND.fullmatch(before) else [found[1]]
-        elif found := _CHECK.fullmatch(line):
-            parts = [_LIMIT.fullmatch(part.strip()) for part in found[1].split(";")]
-            claim = Claim(commands, {part[1]: (part[2], float(part[3])) for part in parts if part})
-            if not commands or None in parts:
-                raise ValueError(f"{page}: {line} has no command above it, or is not written COLUMN within NUMBER")
-            if any(way == "at most" for way, _ in claim.limits.values()):
+    """The claims of a page below commands, in order, checked or not."""
+    commands, open_claims = list[str](), list[Claim]()
+    for kind, lines in _blocks(page):
+        if kind == "command":
+            commands = re.sub(r"\\\n *", "", "\n".join(line.strip() for line in lines)).splitlines()
+        elif kind == "table":
+            for claim in open_claims:
+                cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+                claim.columns, claim.rows = cells[0], cells[2:]
                 yield claim
-                claim = None
-        elif claim is not None and line.startswith("|"):
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if not claim.columns:
-                claim.columns = cells
-            elif not set(line) <= set("|- "):
-                claim.rows.append(cells)
-        elif claim is not None and claim.rows:
-            yield claim
-            claim = None
-    if claim is not None:
-        yield claim
+            open_claims = []
+        for found in _COMMENT.finditer("\n".join(lines)):
+            if not commands:
+                raise ValueError(f"{page}: {found[0]} has no command above it")
+            text = " ".join(found[2].split())
+            if found[1] == "not checked":
+                yield Claim(commands, text)
+                continue
+            claim = Claim(commands)
+            for part in text.split("; "):
+                if row := _ROW.fullmatch(part):
+                    claim.renamed[row["page"]] = row["results"]
+                else:
+                    claim.limits.append(_read_limit(part, page))
+            if any(limit.way == "at most" for limit in claim.limits):
+                yield claim
+            else:
+                open_claims.append(claim)
+    if open_claims:
+        raise ValueError(f"{page}: a check has no table below it")
 
 
 def _shown(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def find_table(limit: Limit, tables: Tables) -> Sequence[Mapping[str, Any]] | None:
+    """The table of the results with the columns of a limit."""
+    exact = [title for title in tables if title == limit.table]
+    titles = exact or [title for title in tables if limit.table is None or limit.table in title]
+    return next((tables[t] for t in titles if tables[t] and {*limit.columns} <= tables[t][0].keys()), None)
+
+
+def _compare(claim: Claim, limit: Limit, found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What differs in a column of the page, a line each."""
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for row in found:
+        by_name.setdefault(_shown(next(iter(row.values()))), []).append(row)
+    for cells in claim.rows:
+        name, said = claim.renamed.get(cells[0], cells[0]), cells[claim.columns.index(limit.page)]
+        if not by_name.get(name):
+            yield f"the results have no row {name!r}, or fewer of them than the page"
+            continue
+        row, numbers = by_name[name].pop(0), [float(n.replace(",", "")) for n in _NUMBER.findall(said)]
+        if said in ("", "-"):
+            continue
+        if len(numbers) != len(limit.columns):
+            yield f"{cells[0]}: {limit.page} is {said!r} on the page; give {len(limit.columns)} numbers"
+            continue
+        for column, number, tolerance in zip(limit.columns, numbers, limit.limits, strict=True):
+            value = float("nan") if row[column] is None else float(row[column])
+            if not abs(value - number) <= tolerance:
+                yield f"{cells[0]}: {column} is {value:g}, on the page {number:g} (within {tolerance:g})"
+
+
 def differences(claim: Claim, tables: Tables) -> list[str]:
     """What of a claim the results do not confirm, a line each."""
     lines = []
-    for column, (way, limit) in claim.limits.items():
-        found = next((rows for rows in tables.values() if rows and column in rows[0]), None)
+    for limit in claim.limits:
+        found = find_table(limit, tables)
         if found is None:
-            lines.append(f"the results have no column {column!r}")
-            continue
-        if way == "at most":
-            over = [row for row in found if not float(row[column]) <= limit]
-            lines += [f"{_shown(next(iter(row.values())))}: {column} is {row[column]}, over {limit:g}" for row in over]
-            continue
-        by_name: dict[str, list[Mapping[str, Any]]] = {}
-        for row in found:
-            by_name.setdefault(_shown(next(iter(row.values()))), []).append(row)
-        for cells in claim.rows:
-            said = cells[claim.columns.index(column)].replace(",", "")
-            if not by_name.get(cells[0]):
-                lines.append(f"the results have no row {cells[0]!r}, or not so many")
-                continue
-            row = by_name[cells[0]].pop(0)
-            if said and not abs(float(row[column]) - float(said)) <= limit:
-                lines.append(f"{cells[0]}: {column} is {row[column]:g}, on the page {said} (within {limit:g})")
+            where = "" if limit.table is None else f" in a table {limit.table!r}"
+            lines.append(f"the results have no column {', '.join(map(repr, limit.columns))}{where}")
+        elif limit.way == "within":
+            lines += _compare(claim, limit, found)
+        else:
+            for column, bound in zip(limit.columns, limit.limits, strict=True):
+                over = [row for row in found if not float(row[column]) <= bound]
+                lines += [
+                    f"{_shown(next(iter(row.values())))}: {column} is {row[column]}, over {bound:g}" for row in over
+                ]
     return list(dict.fromkeys(lines))
 
 
 def _results(command: str, output: Path) -> Tables:
-    verb, *words = command.split()
+    _, verb, *words = command.split()
     if verb == "evaluate":
         with redirect_stdout(StringIO()) as printed:
             evaluate.run([*words, "--json", "--out", str(output / "evaluation")], verb)
         models = json.loads(printed.getvalue())["models"]
         return {"": [{"weights": f"`{name}`", "test %": 100 * each["accuracy"]} for name, each in models.items()]}
     options = parse(ReproduceOptions, words, verb)
-    name = str(options.study).replace("-", "_")
-    tables: Tables = run_experiment(name, given_options(options), output)["tables"]
-    return tables
+    return results_of(str(options.study).replace("-", "_"), given_options(options), output)
 
 
 def check(names: Sequence[str]) -> int:
@@ -133,7 +214,10 @@ def check(names: Sequence[str]) -> int:
     for name in names or NAMES:
         results: dict[str, Tables] = {}
         for claim in read_claims(FOLDER / name / "claims.md"):
-            shown, began = f"{name}: mereo {'; '.join(claim.commands)}", time.monotonic()
+            shown, began = f"{name}: {'; '.join(claim.commands)}", time.process_time()
+            if claim.reason:
+                say(f"{shown}: not checked: {claim.reason}")
+                continue
             tables: dict[str, list[Mapping[str, Any]]] = {}
             try:
                 for command in claim.commands:
@@ -149,7 +233,7 @@ def check(names: Sequence[str]) -> int:
             lines = differences(claim, tables)
             failed = failed or bool(lines)
             verdict = "as on the page" if not lines else "differs"
-            say(f"{shown}: {verdict} ({time.monotonic() - began:.0f} s)")
+            say(f"{shown}: {verdict} ({time.process_time() - began:.0f} s of a processor)")
             for line in lines:
                 say(f"    {line}")
     return int(failed)

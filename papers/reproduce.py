@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,16 @@ def run_experiment(name: str, given: Mapping[str, Any], output: Path) -> dict[st
     data = given.get("data", experiment.data)
     folder = output / (name if data is None else f"{name}-{Path(data).name}")
     return experiment.run(Settings(folder, **{**given, "data": data}, say=say))
+
+
+def results_of(name: str, given: Mapping[str, Any], output: Path) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """The tables of an experiment, or the rows of a study."""
+    if name in EXPERIMENTS:
+        tables: Mapping[str, Sequence[Mapping[str, Any]]] = run_experiment(name, given, output)["tables"]
+        return tables
+    if name not in STUDIES:
+        raise unknown("study or experiment", name, STUDIES.keys() | EXPERIMENTS.keys())
+    return {STUDIES[name].question: _run_study(name, given, str(output))}
 
 
 def _run_study(name: str, given: Mapping[str, Any], output: str) -> list[dict[str, Any]]:

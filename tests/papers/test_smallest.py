@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from papers.checks import read_claims
+from papers.checks import find_table, read_claims
 from papers.common.paper import SMALLEST
 from papers.common.settings import Settings
-from papers.listing import EXPERIMENTS, NAMES, PAPERS
+from papers.listing import EXPERIMENTS, NAMES, PAPERS, STUDIES
+from papers.reproduce import results_of
 
 ROOT = Path(__file__).parents[2] / "papers"
 
@@ -49,12 +50,27 @@ def test_the_smallest_form(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     for picture in results.get("pictures", ()):
         with Image.open(tmp_path / picture) as image:
             assert min(image.size) > 100 and len(image.convert("L").getcolors() or ()) > 5
-    # The columns that `python -m papers check` compares are columns of the results.
-    columns = {column for rows in results["tables"].values() for column in rows[0]}
+    # What `python -m papers check` compares is in the results.
     for paper in NAMES:
         for claim in read_claims(ROOT / paper / "claims.md"):
-            if claim.commands[0].split()[1].replace("-", "_") == name:
-                assert claim.limits.keys() <= columns
+            if claim.commands[0].split()[2].replace("-", "_") == name:
+                assert all(find_table(limit, results["tables"]) for limit in claim.limits if limit.table is None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_smallest_form_of_a_study(name: str, tmp_path: Path) -> None:
+    variant = list(STUDIES[name].variants)[-1]
+    given = {key: SMALLEST[key] for key in ("data", "epochs", "limit", "batch_size")}
+    given |= {"warmup_epochs": 0.0, "device": "cpu", "variants": (variant,)}
+    (rows,) = results_of(name, given, tmp_path).values()
+    assert [row["variant"] for row in rows] == [variant] and 0 <= rows[0]["last"] <= 100
+
+
+def test_every_module_with_a_run_is_an_experiment() -> None:
+    modules = {experiment.module for experiment in EXPERIMENTS.values()}
+    files = [path for path in ROOT.glob("*/*.py") if "\ndef run(settings: Settings)" in path.read_text()]
+    assert {".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in files} == modules
 
 
 def test_every_folder_is_a_paper_with_a_page() -> None:

@@ -268,8 +268,8 @@ def copies(random: Random) -> Try:
         variants = [{}, *(entry.variants or {}).values()]
         model: Any = mereo.create_model(entry.name, **{**(entry.tiny or {}), **drawn.choice(variants)}).eval()
         images = model.example_inputs(2)
-        if drawn.random() < 0.3:  # of the parts of a network; mechanisms may use the weights of their layers directly
-            drawn.choice(list(model.children())).register_forward_hook(_louder)
+        if drawn.random() < 0.5:
+            drawn.choice(list(model.modules())).register_forward_hook(_louder)
         with mereo.record(model) as trace:
             expected = model(images)
         ways: list[Callable[[Any], Any]] = [

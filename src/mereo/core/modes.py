@@ -1,4 +1,4 @@
-"""Modes for a block: training, gradients and autocast; and whether a module has hooks."""
+"""Modes for a block: training, gradients and autocast; and whether a module must be called, for hooks or its class."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,6 +22,14 @@ def _kept(owners: Iterable[object], name: str) -> Iterator[None]:
 def hooked(module: nn.Module) -> bool:
     """Whether a module has forward hooks, so that it must be called, on what it stands for."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def must_be_called(*layers: nn.Module) -> bool:
+    """Whether a layer has hooks or is of a class of its own, such as an adapter's, so that its weights are not all."""
+    return any(
+        hooked(layer) or "forward" in vars(layer) or not type(layer).__module__.startswith(("torch.nn.", "mereo."))
+        for layer in layers
+    )
 
 
 def modes_kept(*models: nn.Module) -> AbstractContextManager[None]:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core.kernels.transforms import steps_aside
+from mereo.core.modes import must_be_called
 from mereo.core.shapes import same_padding
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_choice, check_positive
@@ -132,12 +133,17 @@ class InvertedBottleneck(nn.Module):
 
     def _branch(self, x: Tensor) -> Tensor:
         border = self._borders(*x.shape[2:])
-        if self.training:
+        layers = self.norm, self.widen, self.wide_norm, self.depthwise, self.mixed_norm
+        called = self.constant is None and must_be_called(*layers)
+        if self.training or called:
             cells = self.norm(x).permute(0, 2, 3, 1)
             wide = self.activation(self.wide_norm(self.widen(cells).permute(0, 3, 1, 2)))
-            even = len(set(border)) == 1
+            even = len(set(border)) == 1 and not called
             padded, left = (wide, border[0]) if even else (F.pad(wide, border), 0)
-            mixed = F.conv2d(padded, self.depthwise.weight, None, self.stride, left, 1, self.depthwise.groups)
+            if called:
+                mixed = self.depthwise(padded)
+            else:
+                mixed = F.conv2d(padded, self.depthwise.weight, None, self.stride, left, 1, self.depthwise.groups)
             mixed = self.activation(self.mixed_norm(mixed))
         else:
             weight, bias, depthwise, shift = self.folded() if self.constant is None else self.constant

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from mereo.core.modes import must_be_called
 from mereo.errors import UsageError, check_choice
 from mereo.layers.layer_scale import LayerScale
 from mereo.layers.stochastic_depth import StochasticDepth
@@ -76,7 +77,7 @@ class Residual(nn.Module):
         if self.scale is None:
             return x + update
         # One pass over the tokens in place of two.
-        same = update.dtype == x.dtype
+        same = update.dtype == x.dtype and not must_be_called(self.scale)
         x = torch.addcmul(x, self.scale.gain, update) if same else x + self.scale(update)
         return x if self.shift_after is None else x + self.shift_after
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from mereo.core.modes import hooked
+from mereo.core.modes import hooked, must_be_called
 
 Model = TypeVar("Model", bound=nn.Module)
 _FOLDED = "_is_folded"
@@ -29,7 +29,7 @@ def _fold_norms(sequence: nn.Sequential) -> None:
     """Fold every batch normalisation directly after a convolution of a sequence into it."""
     for place in range(len(sequence) - 1):
         convolution, norm = sequence[place], sequence[place + 1]
-        if hooked(convolution) or hooked(norm):
+        if must_be_called(convolution, norm):
             continue
         if type(norm) is nn.BatchNorm2d and norm.running_mean is not None and isinstance(convolution, nn.Conv2d):
             sequence[place] = fuse_conv_bn_eval(convolution, norm)
@@ -41,8 +41,10 @@ def _fold(module: nn.Module) -> nn.Module:
         setattr(module, name, _fold(child))
     if isinstance(module, nn.Sequential):
         _fold_norms(module)
-    # What a hook reads or changes is not computed by the form for inference.
-    if not isinstance(module, Foldable) or _FOLDED in module.__dict__ or any(map(hooked, module.modules())):
+    # The form for inference computes nothing that a hook reads or changes, nor what an adapter adds.
+    inside = (each for child in module.children() for each in child.modules())
+    called = hooked(module) or must_be_called(*inside)
+    if not isinstance(module, Foldable) or _FOLDED in module.__dict__ or called:
         return module
     ready = module.for_inference()
     ready.__dict__[_FOLDED] = True
@@ -56,8 +58,8 @@ def folded(model: Model) -> Model:
 
     Every batch normalisation directly after a convolution in a sequence is folded into it, modules that have a form
     for inference (see `Foldable`) take it, and the copy is in channels-last memory if the network declares that to be
-    faster. Modules with forward hooks, and those that hold them, stay as they are. Its weights no longer match the
-    architecture, so it cannot be saved; keep the model itself for that.
+    faster. Modules with forward hooks or layers of other libraries, and those that hold them, stay as they are. Its
+    weights no longer match the architecture, so it cannot be saved; keep the model itself for that.
 
     Args:
         model: as trained; it stays as it is.

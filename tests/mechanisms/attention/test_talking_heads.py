@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import mereo.mechanisms.attention.dense.talking_heads as room
 from mereo.core import intervene, record
@@ -81,8 +81,11 @@ def test_inference_in_blocks_is_the_same(block: int, monkeypatch: pytest.MonkeyP
 
 def test_worked_numbers_of_the_mixing() -> None:
     scores = torch.tensor([[[[1.0, 0], [0, 1]], [[0, 2], [1, 0]]]], dtype=torch.float64)
-    before = torch.tensor([[1, 0.5], [0, 1]], dtype=torch.float64)
-    mixed = mix_heads(scores, before, torch.zeros(2, dtype=torch.float64))
+    before = nn.Linear(2, 2).double()
+    with torch.no_grad():
+        before.weight.copy_(torch.tensor([[1, 0.5], [0, 1]]))
+        before.bias.zero_()
+    mixed = mix_heads(before, scores)
     torch.testing.assert_close(mixed[0, 0], torch.tensor([[1, 1], [0.5, 1]], dtype=torch.float64))
     coupling = MixedCoupling(2).double()
     with torch.no_grad():

@@ -131,7 +131,8 @@ def test_a_class_layer_is_that_of_the_equations() -> None:
     expected = token + part.scale.gain * part.branch(part.norm(torch.cat((token, patches), 1)))
     expected = expected + after.scale.gain * after.branch(after.norm(expected))
     normalised = nn.functional.layer_norm(patches, (12,), eps=1e-6)
-    torch.testing.assert_close(block(token, normalised), expected)
+    torch.testing.assert_close(block(token, normalised, True), expected)
+    torch.testing.assert_close(block(token, patches, False), expected)
 
 
 def test_scalars_are_gains_that_are_equal() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, Signal, mechanism
+from mereo.core.modes import must_be_called
 from mereo.errors import UsageError, check_choice
 from mereo.mechanisms.gate.published import Names
 from mereo.mechanisms.gate.strips import gated
@@ -133,9 +134,12 @@ class PolarizedSelfAttention(nn.Module):
 
     def _of_channels(self, cells: Tensor) -> Tensor:
         """Gates of the channels: features (batch, C, P) -> (batch, C)."""
-        scores = self.channel_query.weight @ cells
-        if self.channel_query.bias is not None:
-            scores = scores + self.channel_query.bias
+        if must_be_called(self.channel_query):
+            scores = self.channel_query(cells.mT).mT
+        else:
+            scores = self.channel_query.weight @ cells
+            if self.channel_query.bias is not None:
+                scores = scores + self.channel_query.bias
         shares = self.coupling(scores.unsqueeze(1)).squeeze(1)
         # Shares sum to one, so that the values of the mean are the mean of the values.
         pooled = (cells @ shares.mT).squeeze(2)
@@ -146,15 +150,16 @@ class PolarizedSelfAttention(nn.Module):
         """Gates of the positions of scale * features: (batch, C, P), (batch, C) -> (batch, 1, P)."""
         mean = cells.mean(2)
         query = self.spatial_query(mean if scale is None else mean * scale)
-        if self.spatial_softmax == "values":
-            values = self.spatial_value((cells if scale is None else cells * scale.unsqueeze(2)).mT).mT
-            return (query.unsqueeze(1) @ values.softmax(2)).sigmoid()
         if self.spatial_softmax == "channels":
             query = query.softmax(1)
-        row = query @ self.spatial_value.weight
-        scores = (row if scale is None else row * scale).unsqueeze(1) @ cells
-        if self.spatial_value.bias is not None:
-            scores = scores + (query @ self.spatial_value.bias)[:, None, None]
+        if self.spatial_softmax == "values" or must_be_called(self.spatial_value):
+            values = self.spatial_value((cells if scale is None else cells * scale.unsqueeze(2)).mT).mT
+            scores = query.unsqueeze(1) @ (values.softmax(2) if self.spatial_softmax == "values" else values)
+        else:
+            row = query @ self.spatial_value.weight
+            scores = (row if scale is None else row * scale).unsqueeze(1) @ cells
+            if self.spatial_value.bias is not None:
+                scores = scores + (query @ self.spatial_value.bias)[:, None, None]
         return (scores.softmax(2) if self.spatial_softmax == "scores" else scores).sigmoid()
 
     def forward(self, features: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Coupling, bounded, depends, mechanism, settle
-from mereo.core.modes import unconverted
+from mereo.core.modes import must_be_called, unconverted
 from mereo.core.squash import accumulation_type
 from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError, check_choice, check_positive, check_probability, check_steps
@@ -45,6 +45,8 @@ def update_parents(
         scores = votes.equal_scores() if parents is None else votes.agree(parents.unsqueeze(1)) * pose**-0.5
         sums = votes.combine(votes.couple(coupling, scores))
     sums = F.dropout(bounded(sums.squeeze(1)), dropout, norm.training)
+    if must_be_called(norm):
+        return norm(sums)
     weight, bias = norm.weight.to(sums.dtype), norm.bias.to(sums.dtype)
     return F.layer_norm(sums, (pose,), weight, bias, norm.eps)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mereo.core import bounded, mechanism
 from mereo.core.kernels.linear_scan import BLOCK, Scan, linear_scan
 from mereo.core.kernels.transforms import transformed
+from mereo.core.modes import must_be_called
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_choice, check_positive
 from mereo.mechanisms.scan.base import LinearScan
@@ -214,16 +215,18 @@ class LightningAttention(LinearScan):
     def read(self, tokens: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
         inner, weight = self.proj.in_features, self.qkvu.weight
         # The activation sees dense rows; heads are views of them.
-        parts = (
-            self.activation(F.linear(tokens, weight[:inner])),
-            self.activation(F.linear(tokens, weight[inner : 2 * inner])),
-            F.linear(tokens, weight[2 * inner : 3 * inner]),
-        )
+        if must_be_called(self.qkvu):
+            q, k, v, _ = self.qkvu(tokens).split(inner, -1)
+        else:
+            q, k, v = (F.linear(tokens, weight[part * inner : (part + 1) * inner]) for part in range(3))
+        parts = self.activation(q), self.activation(k), v
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in parts)
         return (q, k, v) if self.positions is None else (self.positions(q, position), self.positions(k, position), v)
 
     def write(self, out: Tensor, tokens: Tensor) -> Tensor:
-        gate = F.linear(tokens, self.qkvu.weight[3 * self.proj.in_features :])
+        inner = 3 * self.proj.in_features
+        called = must_be_called(self.qkvu)
+        gate = self.qkvu(tokens)[..., inner:] if called else F.linear(tokens, self.qkvu.weight[inner:])
         return self.proj(simple_rms_norm(out.transpose(1, 2).flatten(2)) * gate)
 
     def forward(self, tokens: Tensor) -> Tensor:

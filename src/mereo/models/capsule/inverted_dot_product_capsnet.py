@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Capsules, Grid, bounded
+from mereo.core.modes import must_be_called
 from mereo.core.shapes import conv_out, image_size
 from mereo.core.window_votes import WindowVotes
 from mereo.errors import UsageError, check_choice, check_positive, check_steps
@@ -201,8 +202,12 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
 
     def _primary(self, features: Tensor) -> Tensor:
         maps = bounded(self.primary(features)).unflatten(1, (self.types, self.capsule_dim))
-        weight, bias = self.norm.weight.to(maps.dtype), self.norm.bias.to(maps.dtype)
-        normed = F.layer_norm(maps.movedim(2, -1), (self.capsule_dim,), weight, bias, self.norm.eps)
+        maps = maps.movedim(2, -1)
+        if must_be_called(self.norm):
+            normed: Tensor = self.norm(maps)
+        else:
+            weight, bias = self.norm.weight.to(maps.dtype), self.norm.bias.to(maps.dtype)
+            normed = F.layer_norm(maps, (self.capsule_dim,), weight, bias, self.norm.eps)
         return normed.movedim(-1, 2)
 
     def neck(self, maps: list[Tensor]) -> Features:

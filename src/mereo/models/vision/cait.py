@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, Grid
 from mereo.core.initialise import start_linears
+from mereo.core.modes import must_be_called
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError, check_positive
 from mereo.layers import FeedForward, Residual, resize_positions
@@ -46,16 +47,14 @@ class _ClassBlock(nn.Module):
         self.attention = Residual(ClassAttention(dim, heads), dim, "proj", **residual)
         self.feed_forward = Residual(FeedForward(dim, hidden), dim, "second", **residual)
 
-    def forward(self, token: Tensor, patches: Tensor) -> Tensor:
-        """Patches are normalised already, without the gain and the shift of this block's norm, where it has one."""
-        attention, norm = self.attention, self.attention.norm
-        gain: Tensor | None = None
-        shift: Tensor | None = None
-        if isinstance(norm, nn.LayerNorm):
-            gain, shift = norm.weight, norm.bias
-        elif attention.shift is not None:
-            shift = attention.shift.expand(token.shape[-1])
-        update = attention.branch.gather(attention.prepare(token), patches, gain, shift)  # type: ignore[operator]
+    def forward(self, token: Tensor, patches: Tensor, normalised: bool) -> Tensor:
+        """`normalised`: whether patches are normalised already, without the gain and the shift of this block's norm."""
+        attention = self.attention
+        if normalised:
+            scaled = patches, attention.norm.weight, attention.norm.bias
+        else:
+            scaled = attention.prepare(patches), None, None
+        update = attention.branch.gather(attention.prepare(token), *scaled)  # type: ignore[operator]
         summary: Tensor = self.feed_forward(attention.add(token, update))
         return summary
 
@@ -192,10 +191,13 @@ class CaiT(VisionModel):
     def summarise(self, patches: Tensor) -> Tensor:
         """The class token after its layers, not normalised: (batch, patches, dim) -> (batch, 1, dim)."""
         token = self.class_token.expand(patches.shape[0], -1, -1)
-        if self.normalises_patches:
+        # All blocks share the patches, which are normalised once unless a norm must be called.
+        norms = [block.attention.norm for block in self.class_blocks]
+        normalised = self.normalises_patches and not must_be_called(*norms)
+        if normalised:
             patches = F.layer_norm(patches, patches.shape[-1:], eps=EPS)
         for block in self.class_blocks:
-            token = block(token, patches)
+            token = block(token, patches, normalised)
         return token
 
     def neck(self, maps: list[Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mereo.core.initialise import start_off_zero
 from mereo.core.kernels.kept import kept
+from mereo.core.modes import must_be_called
 from mereo.core.relative_positions import RelativePositionNetwork, RelativePositions, Window
 from mereo.core.shapes import image_size, same_padding
 from mereo.core.squash import bounded
@@ -79,7 +80,7 @@ class Stem(nn.Module):
         if self.padding == "same":
             borders = same_padding(images.shape[3], 3, 2), same_padding(images.shape[2], 3, 2)
         padded = F.pad(images, (*borders[0], *borders[1]))
-        if self.training or not isinstance(self.norm, nn.BatchNorm2d):
+        if self.training or not isinstance(self.norm, nn.BatchNorm2d) or must_be_called(self.first, self.norm):
             halved = self.activation(self.norm(self.first(padded)))
         else:
             factor, shift = norm_factors(self.norm)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
-from mereo.core.modes import autocasts
+from mereo.core.modes import autocasts, must_be_called
 from mereo.core.votes import SameVotes
 from mereo.errors import UsageError, check_choice, check_positive, check_probability
 
@@ -97,7 +97,7 @@ class ChannelGroupAttention(nn.Module):
 
     def _uses_gram(self, tokens: Tensor) -> bool:
         wide = tokens.dtype in (torch.float32, torch.float64) and not autocasts(tokens)
-        if not wide or self.method == "plain":
+        if not wide or self.method == "plain" or must_be_called(self.qkv, self.proj):
             return False
         return self.method == "gram" or tokens.shape[1] >= 4 * tokens.shape[2]
 

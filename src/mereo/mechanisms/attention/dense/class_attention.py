@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
 from mereo.core.initialise import start_linears
+from mereo.core.modes import must_be_called
 from mereo.errors import check_heads, check_probability
 from mereo.mechanisms.attention.dense.multi_head import four_axes
 
@@ -104,11 +105,18 @@ class ClassAttention(nn.Module):
         heads = (self.num_heads, -1)
         query = self.query(token).unflatten(-1, heads).squeeze(1)
         query = query * query.shape[-1] ** -0.5
+        if must_be_called(self.key, self.value):
+            patches = patches if gain is None else patches * gain
+            tokens = torch.cat((token, patches if shift is None else patches + shift), 1)
+            keys, given = (layer(tokens).unflatten(-1, heads) for layer in (self.key, self.value))
+            scores = torch.einsum("bhd,bnhd->bhn", query, keys).unsqueeze(2)
+            values = torch.einsum("bhn,bnhd->bhd", self.coupling(scores, four_axes(mask)).squeeze(2), given)
+            return self._projected(values)
         wanted = torch.einsum("bhd,hdc->bhc", query, self.key.weight.unflatten(0, heads))
-        scores = wanted @ token.mT, (wanted if gain is None else wanted * gain) @ patches.mT
+        pair = wanted @ token.mT, (wanted if gain is None else wanted * gain) @ patches.mT
         if shift is not None:
-            scores = scores[0], scores[1] + wanted @ shift.unsqueeze(1)
-        joined = torch.cat(scores, -1)
+            pair = pair[0], pair[1] + wanted @ shift.unsqueeze(1)
+        joined = torch.cat(pair, -1)
         if self.key.bias is not None:
             joined = joined + (query * self.key.bias.unflatten(0, heads)).sum(-1, keepdim=True)
         couplings = self.coupling(joined.unsqueeze(2), four_axes(mask)).squeeze(2)
@@ -123,6 +131,9 @@ class ClassAttention(nn.Module):
         if self.value.bias is not None:
             # Couplings that were dropped or changed do not sum to one.
             values = values + couplings.sum(-1, keepdim=True) * self.value.bias.unflatten(0, heads)
+        return self._projected(values)
+
+    def _projected(self, values: Tensor) -> Tensor:
         update: Tensor = self.proj_drop(self.proj(values.flatten(1).unsqueeze(1)))
         return update
 

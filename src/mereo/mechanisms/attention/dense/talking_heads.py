@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mereo.core import Coupling, mechanism
 from mereo.core.initialise import start_linears
 from mereo.core.kernels.transforms import transformed
+from mereo.core.modes import must_be_called
 from mereo.errors import check_heads, check_probability
 from mereo.mechanisms.attention.dense.multi_head import four_axes
 
@@ -18,13 +19,16 @@ BLOCK = 2**18
 """Entries of the maps that inference works on at a time (1 MiB in float32), so that they stay in the cache."""
 
 
-def mix_heads(maps: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """mixed_g = sum_i weight_gi maps_i + bias_g, for each pair of receiver and sender.
+def mix_heads(layer: nn.Linear, maps: Tensor, scale: float = 1.0) -> Tensor:
+    """mixed_g = scale sum_i W_gi maps_i + b_g, for each pair of receiver and sender.
 
-    Shapes: maps (batch, heads, receivers, senders), weight (heads, heads), bias (heads,) -> as maps.
+    Shapes: maps (batch, heads, receivers, senders) -> the same.
     """
+    if must_be_called(layer):
+        return layer((scale * maps).movedim(1, -1)).movedim(-1, 1)
     batch, heads = maps.shape[:2]
-    return torch.baddbmm(bias.view(1, heads, 1), weight.expand(batch, heads, heads), maps.flatten(2)).view_as(maps)
+    weight = (layer.weight if scale == 1 else scale * layer.weight).expand(batch, heads, heads)
+    return torch.baddbmm(layer.bias.view(1, heads, 1), weight, maps.flatten(2)).view_as(maps)
 
 
 class MixedCoupling(Coupling):
@@ -45,7 +49,7 @@ class MixedCoupling(Coupling):
 
     def normalise(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores -> mixed couplings, 0 where the mask is False; without dropout."""
-        mixed = mix_heads(super().normalise(scores, mask), self.mix.weight, self.mix.bias)
+        mixed = mix_heads(self.mix, super().normalise(scores, mask))
         return mixed if mask is None else mixed.masked_fill(~mask, 0)
 
 
@@ -125,13 +129,14 @@ class TalkingHeadAttention(nn.Module):
         """Whether nobody needs the couplings of the whole batch: inference on a CPU."""
         coupling = self.coupling
         needed = coupling.watched or mask is not None or coupling.topology is not None or torch.is_grad_enabled()
+        needed = needed or must_be_called(self.premix, coupling.mix)
         drops = coupling.training and coupling.dropout > 0
         traced = torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or transformed()
         return not (needed or drops or traced) and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
 
     def _exchange(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """The output of each head: q, k, v (batch, heads, tokens, d) -> (batch, tokens, heads, d)."""
-        scores = mix_heads(q @ k.mT, self.scale * self.premix.weight, self.premix.bias)
+        scores = mix_heads(self.premix, q @ k.mT, self.scale)
         return (self.coupling(scores, mask) @ v).transpose(1, 2)
 
     def _exchange_in_blocks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Coupling, mechanism
+from mereo.core.modes import must_be_called
 from mereo.core.topology import Tiles, Windows
 from mereo.core.votes import SameVotes
 from mereo.errors import UsageError, check_heads, check_positive, check_probability
@@ -86,7 +87,10 @@ class OutlookAttention(nn.Module):
         """(batch * windows, heads, K^2, K^2): those of a window from the mean of the cells of its stride."""
         maps = self._means(maps)
         scale = (self.value.out_features // self.num_heads) ** -0.5
-        scores = F.linear(maps, self.weights.weight * scale, self.weights.bias * scale)
+        if must_be_called(self.weights):
+            scores = self.weights(maps) * scale
+        else:
+            scores = F.linear(maps, self.weights.weight * scale, self.weights.bias * scale)
         return scores.reshape(-1, self.num_heads, self.kernel**2, self.kernel**2)
 
     def _means(self, maps: Tensor) -> Tensor:
