@@ -6,7 +6,8 @@
 
     <!-- end -->
 
-The names are `measured` (`measured_lines.py`), `figures` (`fill_figures.py`) and `compare` (`comparison_page.py`).
+The names are `measured` (`measured_lines.py`), `figures` (`fill_figures.py`), `compare` (`comparison_page.py`) and
+`exchange` (`exchange_table.py`).
 """
 
 import re

@@ -87,12 +87,12 @@ def _dense(given: Exchange) -> Result:
     return out, _lse(given.q, given.k, mask, bias, given.scale) if given.with_lse else None
 
 
-def _lse(q: Tensor, k: Tensor, mask: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _lse(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
     """log sum exp of the scores of each receiver; products in half precision would overflow."""
     wide = accumulation_type(q)
     scores = q.to(wide) @ k.to(wide).mT * scale
     scores = scores if bias is None else scores + bias
-    return scores.masked_fill(~mask, -torch.inf).logsumexp(-1)
+    return (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).logsumexp(-1)
 
 
 def _tiles(given: Exchange) -> Result:
@@ -120,48 +120,49 @@ def inside(given: Exchange, groups: tuple[Tiles, ...]) -> Result:
     place = torch.cat(places)
     numbers = torch.arange(len(place), device=place.device)
     order = numbers.new_zeros(groups[0].num_receivers + 1).scatter_(0, place, numbers)[:-1]
-    lse = torch.cat(sums, 2).index_select(2, order) if given.with_lse else None
-    return torch.cat(outputs, 2).index_select(2, order), lse
+
+    def ordered(parts: list[Tensor]) -> Tensor:
+        whole = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        return whole.index_select(1, order).transpose(1, 2)
+
+    return ordered(outputs), ordered(sums) if given.with_lse else None
 
 
 def _inside(given: Exchange, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """One group of tiles: (batch, heads, tiles * receivers, pose), and log sum exp or an empty tensor."""
-    batch, heads = given.q.shape[:2]
+    """One group of tiles: (batch, tiles * receivers, heads, pose), and log sum exp or an empty tensor.
+
+    Tiles stand where images do, as couplings inside tiles are recorded: (batch * tiles, heads, ...).
+    """
+    batch, count = given.q.shape[0], tiles.count
     receivers, senders = tiles.receivers.clamp(min=0), tiles.senders.clamp(min=0)
     assert tiles.pairs is not None
-    # What padding becomes is left out in the end; a row without senders would be a special case of every softmax.
-    mask = tiles.pairs | (tiles.receivers < 0).unsqueeze(-1)
+    # What padding becomes is left out in the end; a receiver without senders would be a special case of every softmax.
+    pairs = (tiles.pairs | (tiles.receivers < 0).unsqueeze(-1)).unsqueeze(1)
     bias = given.biases(receivers.unsqueeze(-1), senders.unsqueeze(-2))
-    chosen = (senders, receivers, senders)
-    k, q, v = (
-        x.index_select(2, which.flatten()).unflatten(2, which.shape)
-        for x, which in zip((given.k, given.q, given.v), chosen, strict=True)
-    )
-    if given.mask is not None:
-        mask = mask & given.mask[:, senders].unsqueeze(2)  # (batch, tiles, r, s)
-
-    def split(x: Tensor) -> Tensor:
-        return x.unflatten(0, (batch, -1)).transpose(1, 2)
-
-    back: Callable[[Tensor], Tensor]
-    if given.coupling.watched or not given.coupling.is_plain_softmax:
-        # Tiles stand where images do, as couplings inside tiles are recorded.
-        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-        mask = mask.expand(batch, -1, -1, -1).flatten(0, 1).unsqueeze(1)
-        bias = None if bias is None else bias.transpose(0, 1).repeat(batch, 1, 1, 1)
-        back = split
-    elif bias is None and given.mask is None:
-        # Tiles stand where heads do, so that one mask serves all images and heads.
-        q, k, v, mask = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask.unsqueeze(0)
-        back = lambda x: x.unflatten(0, (batch, heads))  # noqa: E731
+    bias = None if bias is None else bias.transpose(0, 1)
+    mask: Tensor | None = None
+    plain = given.coupling.is_plain_softmax and not given.coupling.watched
+    if plain and given.topology.complete and given.mask is None:
+        # A mask would be searched for receivers without senders.
+        added = given.q.new_zeros(()) if bias is None else bias
+        bias = torch.where(pairs, added, torch.finfo(added.dtype).min)
     else:
-        q, k, v = (x.flatten(1, 2) for x in (q, k, v))
-        mask = mask.view(-1, 1, *mask.shape[-3:]).expand(-1, heads, -1, -1, -1).flatten(1, 2)
-        bias = None if bias is None else bias.flatten(0, 1).unsqueeze(0)
-        back = lambda x: x.unflatten(1, (heads, -1))  # noqa: E731
+        mask = pairs.expand(batch, -1, -1, -1, -1)
+        mask = mask if given.mask is None else mask & given.mask[:, senders][:, :, None, None]
+        mask = mask.flatten(0, 1)
+    bias = None if bias is None else bias.repeat(batch, 1, 1, 1)
+
+    def pick(x: Tensor, which: Tensor) -> Tensor:
+        # Heads of a token lie side by side in memory, and are copied together.
+        picked = x.transpose(1, 2).index_select(1, which.flatten()).unflatten(1, which.shape)
+        return picked.flatten(0, 1).transpose(1, 2)
+
+    def back(x: Tensor) -> Tensor:
+        return x.transpose(1, 2).unflatten(0, (batch, count)).flatten(1, 2)
+
+    q, k, v = pick(given.q, receivers), pick(given.k, senders), pick(given.v, senders)
     out = attend(q, k, v, given.coupling, mask=mask, bias=bias, scale=given.scale, tiles=tiles)
-    lse = back(_lse(q, k, mask, bias, given.scale)).flatten(2, 3) if given.with_lse else out.new_empty(0)
-    return back(out).flatten(2, 3), lse
+    return back(out), back(_lse(q, k, mask, bias, given.scale)) if given.with_lse else out.new_empty(0)
 
 
 def _compiled(given: Exchange) -> Result:

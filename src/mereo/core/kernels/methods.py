@@ -44,9 +44,11 @@ def execute(
         method: "auto", or a name of the table.
         always: the method that runs wherever there is one, for messages.
     """
+    if method == "auto":  # on the way of every call, so without a look at the names
+        for run, cannot in methods.values():
+            if cannot(call) is None:
+                return run(call)
     check_choice("method", method, ["auto", *methods])
-    if method == "auto":
-        return next(run for run, cannot in methods.values() if cannot(call) is None)(call)
     run, cannot = methods[method]
     if (reason := cannot(call)) is not None:
         raise cannot_run_here(method, reason, always)

@@ -27,6 +27,9 @@ class Topology(ABC):
     knows them (`counts`).
     """
 
+    complete = True
+    """Whether every receiver has a sender."""
+
     @abstractmethod
     def sees(self, receiver: Tensor, sender: Tensor, counts: tuple[int, int]) -> Tensor:
         """Whether each receiver can attend to each sender: bool, broadcast from int64 numbers of both."""
@@ -115,6 +118,8 @@ class Tiles(Topology):
     num_receivers: int
     num_senders: int
     pairs: Tensor | None = None
+
+    complete = False
 
     @property
     def counts(self) -> tuple[int, int]:

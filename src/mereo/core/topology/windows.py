@@ -66,6 +66,8 @@ class Windows(Product):
     padding: tuple[int, int] = (0, 0)
     extra: tuple[int, int] = (0, 0)
 
+    complete = False
+
     def __post_init__(self) -> None:
         if min(self.sides) < 1:
             raise UsageError(

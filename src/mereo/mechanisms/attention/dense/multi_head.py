@@ -120,9 +120,10 @@ class MultiHeadAttention(nn.Module):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Split into heads, exchange, merge, project: (batch, tokens or senders, dim) each -> (batch, tokens, dim)."""
-        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
-        merged = self.exchange(q, k, v, four_axes(mask)).transpose(1, 2).flatten(2)
-        return self.proj_drop(self.proj(merged))
+        heads, size = self.num_heads, q.shape[2] // self.num_heads
+        q, k, v = (x.reshape(x.shape[0], x.shape[1], heads, size).transpose(1, 2) for x in (q, k, v))
+        merged: Tensor = self.proj(self.exchange(q, k, v, four_axes(mask)).transpose(1, 2).flatten(2))
+        return self.proj_drop(merged) if self.proj_drop.p else merged
 
     def forward(self, tokens: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         context = tokens if context is None else context
