@@ -108,8 +108,7 @@ def trained_network(model: Any, device: str = "auto", *, points: bool = False) -
         _check_reads(trained.model, trained.source, ("images", "points"))
         return trained
     model = getattr(model, "_orig_mod", model)
-    of_points = points and isinstance(model, Network) and model.input_kind == "points"
-    if not (isinstance(model, VisionModel) or of_points):
+    if getattr(model, "input_kind", None) not in ("images", *(("points",) if points else ())):
         raise UsageError(
             f"model is {_what(model)}; give a run folder, a weight file, or a network of mereo for images."
         )

@@ -12,7 +12,7 @@ from mereo.escape import fenced, for_markdown, for_terminal
 from mereo.inference.flops import forward_flops
 from mereo.inference.predict import task_of
 from mereo.inference.temperature import describe_calibration
-from mereo.models import CapsuleClassifier, VisionModel, get_model_entry
+from mereo.models import VisionModel, get_model_entry
 from mereo.runtime.text import duration, percent
 
 NOT_MEASURED = "These weights came without the results of a run; no measurements are available."
@@ -37,7 +37,7 @@ def front_matter(model: VisionModel, record: Mapping[str, Any], name: str) -> di
         **({"pipeline_tag": kind} if classifies else {}),
         "tags": [
             kind,
-            *(["capsule-network"] if isinstance(model, CapsuleClassifier) else []),
+            *(["capsule-network"] if model.has_capsules else []),
             "mereo",
             *(["timm"] if model.registered_with_timm else []),
         ],
@@ -197,7 +197,7 @@ def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
     call = f"outputs = model({model.input_kind})"
     if task_of(model).scores_classes:
         call = "scores = model(images)          # (batch, classes)"
-    if isinstance(model, CapsuleClassifier):
+    if model.has_capsules:
         call += "\ncapsules = model.capsules(images)"
     parts = [
         f"---\n{matter}---\n",
