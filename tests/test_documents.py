@@ -134,6 +134,14 @@ def test_the_examples_of_contributing_are_the_tested_files(file, block):
         assert piece.strip() and piece in text, piece
 
 
+def test_the_script_of_contributing_holds_all_checks(python):
+    section = CONTRIBUTING.partition("### A script of your own")[2]
+    (script,) = re.findall(r"```\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    done = subprocess.run([python, "-"], input=script, capture_output=True, text=True, check=True)
+    assert re.search(r"mean_gate: \d+ checks hold, 0 fail\n", done.stdout), done.stdout
+    assert "after layer1, layer2, layer3, layer4" in done.stdout
+
+
 def test_contributing_shows_examples_and_names_files_that_exist():
     assert len(SHOWN) == CONTRIBUTING.count("```python")
     named = [

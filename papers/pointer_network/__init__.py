@@ -22,4 +22,5 @@ PAPER = Paper(
             },
         ),
     },
+    suites={"pointers": "papers.pointer_network.suite:POINTERS"},
 )

@@ -17,11 +17,11 @@ from mereo.training.config import TrainConfig
 from mereo.training.trainer import train
 from papers.common.settings import Settings
 
-DIMS = {"hull": 64, "tour": 64, "triangles": 64}
-SPREAD, RATE, BATCH = 0.3, 5e-3, 64
+DIMS, SPREADS = {"hull": 64, "tour": 128, "triangles": 64}, {"hull": 0.3, "tour": 0.2, "triangles": 0.3}
+RATES, BATCH = {"hull": 5e-3, "tour": 3e-3, "triangles": 5e-3}, 64
 HULL_POINTS, FARTHER = (5, 6, 7, 8, 9, 10), (15, 20)
 TOUR_POINTS, TOURS_FARTHER, MOST_EXACT = (5, 10, 15, 20), (25, 30), 16
-SETS, EPOCHS = {"hull": 20000, "tour": 8000, "triangles": 20000}, {"hull": 5, "tour": 16, "triangles": 5}
+SETS, EPOCHS = {"hull": 20000, "tour": 60000, "triangles": 20000}, {"hull": 5, "tour": 7, "triangles": 5}
 TESTED, BEAM, SEED = 500, 4, 100
 PARTS = ("hull", "tour", "triangles")
 KINDS = {"pointer": "Ptr-Net", "blend": "LSTM + attention", "none": "LSTM"}
@@ -42,13 +42,13 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def _trained(settings: Settings, problem: str, data: str, attention: str, most: int) -> Any:
     """A network that was trained by the trainer."""
-    arguments = {"dim": DIMS[problem], "embed": True, "spread": SPREAD, "attention": attention, "most": most}
+    arguments = {"dim": DIMS[problem], "embed": True, "spread": SPREADS[problem], "attention": attention, "most": most}
     if problem == "triangles":
         arguments["steps_per_point"] = 4
     config = TrainConfig(
         model="pointer_network", task="pointers", data=data, epochs=settings.epochs or EPOCHS[problem],
         model_args={**arguments, "context": 5},
-        batch_size=settings.batch_size or BATCH, lr=RATE, clip_norm=2.0, device=settings.device or "cpu",
+        batch_size=settings.batch_size or BATCH, lr=RATES[problem], clip_norm=2.0, device=settings.device or "cpu",
         limit=settings.limit, tensorboard=False, output=str(settings.folder / "runs"), name=f"{problem}-{attention}",
         resume=True,
     )  # fmt: skip

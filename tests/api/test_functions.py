@@ -254,6 +254,21 @@ def test_training_on_arrays(photo):
     assert mereo.evaluate(trained, data=(images, labels), quiet=True).title == "arrays, 40 test images"
 
 
+@pytest.mark.slow
+def test_training_on_arrays_with_masks():
+    images = np.random.default_rng(0).integers(0, 200, (30, 8, 8, 3), dtype=np.uint8)
+    masks = (images[..., 0] > 100).astype(np.int64) + 2 * (images[..., 1] > 150)
+    masks[:, 0] = 255
+    small = {"epochs": 1, "batch_size": 8, "tensorboard": False, "model_args": {"widths": (4, 4)}, "img_size": 8}
+    trained = mereo.train(data=(images, masks), task="segmentation", quiet=True, **small)
+    assert trained.model.num_classes == 4 and trained.results["test_best"]["count"] == 6
+    for wrong in (masks[:29], masks.astype(float), masks - 1):
+        with pytest.raises(mereo.UsageError, match=r"masks are .* \(30, 8, 8\)"):
+            mereo.train(data=(images, wrong), task="segmentation", quiet=True, **small)
+    with pytest.raises(mereo.UsageError, match="needs labels"):
+        mereo.train(data=(images, masks), quiet=True)
+
+
 WRONG = {
     "an unknown option": (lambda run, x: mereo.train(epoch=3), "did you mean 'epochs'"),
     "the name of a folder in the first place": (lambda run, x: mereo.train("photos"), "data='photos'"),

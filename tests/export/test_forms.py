@@ -14,6 +14,7 @@ from mereo.errors import MereoError, UsageError
 from mereo.export import FORMS, export_model, writing
 from mereo.export.images import find_images, read_images
 from mereo.export.record import read_record
+from mereo.models import get_model_entry
 from mereo.training.run_lock import RunLock
 
 silent = {"say": lambda line: None}
@@ -32,6 +33,23 @@ def test_every_form_is_written_and_equal(make, tmp_path, name):
     files = {"README.md", "config.json", "model.onnx", "model.pixels.onnx", "model.pt2", "model.safetensors"}
     assert {p.name for p in tmp_path.iterdir()} == files
     assert {p.name for p in tmp_path.iterdir() if p.stat().st_mode & 0o077 != 0o044} == set()
+
+
+@pytest.mark.parametrize("name", ["pointer_network", "tnl_tiny"])
+def test_networks_of_points_and_of_tokens_are_written_as_programs_and_folders(tmp_path, name):
+    arguments = get_model_entry(name).tiny
+    model = mereo.create_model(name, **arguments).eval()
+    found = export_model(model, ["torch", "hub"], tmp_path, **silent)
+    assert [each.form for each in found] == ["torch", "hub"] and all(each.difference <= 1e-5 for each in found)
+    inputs = model.example_inputs(2)
+    with torch.no_grad():
+        torch.testing.assert_close(mereo.from_pretrained(tmp_path)(inputs), model(inputs))
+    assert f"reads {model.input_kind}" in (tmp_path / "README.md").read_text()
+    for forms, precision in ((["onnx"], "fp32"), (["torch"], "bf16")):
+        with pytest.raises(UsageError, match=f"reads {model.input_kind}; give --to torch hub"):
+            export_model(model, forms, tmp_path, precision=precision, **silent)
+    with pytest.raises(UsageError, match=f"data is 'digits'.*reads {model.input_kind}"):
+        find_images(model, "digits", None, None)
 
 
 def test_onnx_runs_without_torch_and_has_metadata(make, tmp_path, python):

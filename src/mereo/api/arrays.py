@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.api.images import labelled
+from mereo.api.images import labelled, masked
 from mereo.data import DatasetInfo, ImageSet, load_size
+from mereo.data.decode import VOID
 from mereo.data.raw import ArraySplit, RawDataset, RawSplit, Request
 from mereo.data.set_aside import with_test
 from mereo.data.split import hold_out
@@ -65,22 +66,26 @@ def sorted_classes(labels: Sequence[Any]) -> list[Any]:
 
 
 def array_dataset(data: Any, validation_fraction: float | None = None, seed: int = 0) -> DatasetInfo:
-    """A data set from images and labels in memory, as `make_plan` takes it.
+    """A data set from images and labels, or images and masks, in memory, as `make_plan` takes it.
 
     A fifth of the images is set aside for testing, the same as of a folder without test images.
 
     Args:
-        data: (images, labels), see `labelled`.
+        data: (images, labels), see `labelled`, or (images, masks), see `masked`.
         validation_fraction: hold out this fraction to choose the epoch and set nothing aside: those images, or
             where it is 0 all of them, stand for the test images. None to divide as for a folder.
         seed: of the images that are held out.
     """
-    images, labels = labelled(data)
-    classes = sorted_classes(labels)
-    names = tuple(str(each) for each in classes)
-    if len(set(names)) < len(names):
-        raise UsageError("labels have classes with the same name; give names or numbers, not both.")
-    whole = ArraySplit(images, torch.tensor([names.index(str(label)) for label in labels]))
+    if (pair := masked(data)) is not None:
+        images, masks = pair
+        names = tuple(map(str, range(int(masks.masked_fill(masks == VOID, 0).max()) + 1)))
+        whole = ArraySplit(images, torch.zeros(len(images), dtype=torch.int64), fields={"masks": masks})
+    else:
+        images, labels = labelled(data)
+        names = tuple(str(each) for each in sorted_classes(labels))
+        if len(set(names)) < len(names):
+            raise UsageError("labels have classes with the same name; give names or numbers, not both.")
+        whole = ArraySplit(images, torch.tensor([names.index(str(label)) for label in labels]))
     stated: dict[str, RawSplit] = {"train": whole}
     if validation_fraction is not None:
         stated["test"] = whole
@@ -95,5 +100,6 @@ def array_dataset(data: Any, validation_fraction: float | None = None, seed: int
 
     return DatasetInfo(
         NAME, f"images in memory, {len(names)} classes", "memory", len(names), images.shape[1],
-        (images.shape[2], images.shape[3]), counts, read=read, opened=RawDataset(stated, names, images.shape[1]),
+        (images.shape[2], images.shape[3]), counts, fields=("images", "labels" if pair is None else "masks"),
+        read=read, opened=RawDataset(stated, names, images.shape[1]),
     )  # fmt: skip

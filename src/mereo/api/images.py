@@ -159,14 +159,15 @@ def picture_arrays(images: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     return [np.asarray(to_mode(image, mode) if is_picture(image) else image) for image in images]
 
 
-def labelled(data: Any) -> tuple[Tensor, list[Any]]:
-    """Images and labels of a pair, as uint8 (n, channels, height, width) and a list of labels.
-
-    Pictures of several sizes are refused: a folder of files is the form for those.
-    """
+def pair_of(data: Any) -> tuple[Any, Any]:
+    """Images, and their labels or masks, as they are given; UsageError for anything else than a pair."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise UsageError(f"data is {type_of(data)}; give the name of a data set, a path, or a pair (images, labels).")
-    images, labels = data
+    return data[0], data[1]
+
+
+def stored_images(images: Any) -> Tensor:
+    """Images of one size as uint8 (n, channels, height, width); a folder of files is the form for other ones."""
     if not isinstance(images, np.ndarray | Tensor):
         listed = list(_each(images))
         pictures = [each for each in listed if not isinstance(each, str | Path)]
@@ -177,7 +178,13 @@ def labelled(data: Any) -> tuple[Tensor, list[Any]]:
             )
         pixels = np.stack(picture_arrays(pictures))
         images = pixels if pixels.ndim == 4 else pixels[..., None]
-    stacked = stack_of(images)[..., :3]
+    return torch.from_numpy(np.ascontiguousarray(stack_of(images)[..., :3].transpose(0, 3, 1, 2)))
+
+
+def labelled(data: Any) -> tuple[Tensor, list[Any]]:
+    """Images and labels of a pair, as uint8 (n, channels, height, width) and a list of labels."""
+    images, labels = pair_of(data)
+    stacked = stored_images(images)
     if isinstance(labels, str | Mapping) or not isinstance(labels, Iterable):
         raise UsageError(f"labels is {type_of(labels)}; give a list or an array with one label for each image.")
     names = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
@@ -185,4 +192,22 @@ def labelled(data: Any) -> tuple[Tensor, list[Any]]:
         raise UsageError("labels has several values for an image; give one class each, such as labels.argmax(1).")
     if len(names) != len(stacked):
         raise UsageError(f"data has {len(stacked):,} images and {len(names):,} labels; give one label for each image.")
-    return torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))), names
+    return stacked, names
+
+
+def masked(data: Any) -> tuple[Tensor, Tensor] | None:
+    """Images and masks of a pair, as uint8 (n, channels, height, width) and (n, height, width); None for labels.
+
+    Masks hold the numbers of the classes from 0 on, and 255 where a pixel has none.
+    """
+    images, masks = pair_of(data)
+    if not isinstance(masks, np.ndarray | Tensor) or masks.ndim != 3:
+        return None
+    stacked, values = stored_images(images), np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
+    expected = (len(stacked), *stacked.shape[2:])
+    if values.shape != expected or values.dtype.kind not in "iu" or not 0 <= values.min() <= values.max() <= 255:
+        raise UsageError(
+            f"masks are {values.dtype} {values.shape}; they must be whole numbers from 0 to 254, or 255 for none, of"
+            f" shape {expected}."
+        )
+    return stacked, torch.from_numpy(values.astype(np.uint8))

@@ -114,8 +114,7 @@ def trained_network(model: Any, device: str = "auto", *, points: bool = False, i
     model = getattr(model, "_orig_mod", model)
     if isinstance(model, nn.Module) and not isinstance(model, Network | FeatureMaps):
         model = _given(model, images)
-    of_points = points and isinstance(model, Network) and model.input_kind == "points"
-    if not (isinstance(model, VisionModel) or of_points):
+    if getattr(model, "input_kind", None) not in ("images", *(("points",) if points else ())):
         raise UsageError(f"model is {_what(model)}; give a run folder, a weight file, or a network for images.")
     if device != "auto":
         model = model.to(choose_device(device))

@@ -27,7 +27,7 @@ def _open(weights: Path | None) -> tuple["VisionModel", Path]:
         return from_pretrained(weights), weights
     from mereo.api.networks import load_weights
 
-    return load_weights(weights, "cpu")
+    return load_weights(weights, "cpu", images=False)
 
 
 def _say(line: str) -> None:
@@ -66,7 +66,7 @@ def run(words: list[str], command: str) -> None:
             f"precision is {options.precision}, which needs test images to measure its accuracy: {reason}; give --data."
         )
     if images is None:
-        _say(f"{reason}; comparing on random images only")
+        _say(f"{reason}; comparing on random inputs only")
     check_outputs("out", output_files(forms, options.precision, options.out), [weights_file(source)])
     exported = export_model(
         model, forms, options.out, precision=options.precision, record=read_record(source), images=images, say=_say

@@ -167,7 +167,10 @@ def check_order(entry: Mechanism, axes: Mapping[str, int]) -> None:
     moved = take(entry, module, inputs, axes, order)
     changed = any(not torch.equal(x, y) for x, y in zip(inputs, moved, strict=True))
     assert changed or any(not torch.equal(state[name], p) for name, p in module.named_parameters())
-    close(module(*moved), expected)
+    try:
+        close(module(*moved), expected)
+    except AssertionError as error:
+        raise AssertionError(f"the output depends on the order along {dict(axes)}") from error
 
 
 # Every module.
@@ -581,12 +584,12 @@ def forget_kept_tensors() -> None:
 @check(lambda entry: True)
 def docstrings_state_source_shapes_and_cost(entry: Mechanism) -> None:
     own, about = inspect.getdoc(entry.target), inspect.getdoc(sys.modules[entry.target.__module__])
-    assert own is not None and about is not None
+    assert own is not None and about is not None, "the class and its module need docstrings"
     first, second, *_ = [*own.splitlines(), ""]
     assert first.endswith(".") and ". " not in first and not second, "one sentence, then an empty line"
-    assert "Shapes:" in own
-    assert re.search(r"^Source:", about, re.MULTILINE) and "Cost:" in about
-    assert str(entry.source) in about
+    assert "Shapes:" in own, "the docstring of the class lacks Shapes:"
+    stated = re.search(r"^Source:", about, re.MULTILINE) and "Cost:" in about and str(entry.source) in about
+    assert stated, f"the docstring of the module lacks Source: {entry.source}, or Cost:"
 
 
 # For users, on a mechanism of their own.

@@ -1,6 +1,7 @@
 """An explanation as data: scores, maps of couplings, contributions of votes, occlusion, and the reconstruction."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from mereo.explain.places import on_grid, spread
 from mereo.explain.rollout import AttentionMap, attention_rollout, class_attention
 from mereo.explain.target import Target, resolve_target, value_of
 from mereo.explain.wording import kind_of
-from mereo.models import CapsuleClassifier, VisionModel
+from mereo.models import VisionModel
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,9 @@ def explain(model: VisionModel, images: Tensor, *, target: Target | None = None)
         cells = on_grid(values, grid, average=False)
         placed.append(ContributionMap(cells, spread(cells, grid, *observation.model.image_shape[1:]), grid))
     rebuilt = None
-    network = observation.model
+    network: Any = observation.model
     capsules = None if classes is None else observation.capsules
-    if isinstance(network, CapsuleClassifier) and network.decoder is not None and capsules is not None:
+    if capsules is not None and network.decoder is not None:
         with torch.no_grad():
             rebuilt = network.reconstruct(capsules, classes)
     hidden, maps = None, {} if classes is None else coupling_maps(observation, classes)

@@ -13,7 +13,7 @@ from mereo.core.observe import observables
 from mereo.errors import UsageError
 from mereo.explain.target import Target, resolve_target
 from mereo.inference.evaluate import normalise
-from mereo.models import CapsuleClassifier, VisionModel
+from mereo.models import VisionModel
 
 
 @runtime_checkable
@@ -107,7 +107,7 @@ def _owner(model: VisionModel, name: str) -> nn.Module:
 def ready(model: VisionModel, images: Tensor) -> tuple[VisionModel, Tensor]:
     """The model, unwrapped, and images in [0, 1] on its device and of its type; UsageError for invalid ones."""
     model = getattr(model, "_orig_mod", model)
-    if not isinstance(model, VisionModel):
+    if getattr(model, "input_kind", None) != "images":
         raise UsageError(f"model is {type(model).__name__}; it must be a VisionModel, as create_model makes.")
     if model.headless:
         raise UsageError("num_classes is 0: there are no scores to explain; call reset_classifier first.")
@@ -155,7 +155,7 @@ def observe(model: VisionModel, images: Tensor, *, target: Target | None = None)
                 if isinstance(module, Coupling):
                     stack.callback(_owner(model, name).register_forward_hook(keep(name)).remove)
             prepared = normalised(model, inputs)
-            capsules = model.capsules(prepared) if isinstance(model, CapsuleClassifier) else None
+            capsules = model.capsules(prepared)
             scores = model(prepared) if capsules is None else capsules.activation
     finally:
         model.train(was_training)

@@ -11,7 +11,7 @@ from mereo.explain.observation import Observation
 from mereo.explain.target import chosen_classes
 from mereo.inference.mode import evaluating
 from mereo.layers.capsules import mask_poses
-from mereo.models import CapsuleClassifier, VisionModel
+from mereo.models import VisionModel
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def why_no_sweep(model: VisionModel) -> str | None:
     """Why the poses of a model cannot be swept; None if they can."""
     if getattr(model, "decoder", None) is None:
         return f"{type(model).__name__} has no decoder"
-    return None if isinstance(model, CapsuleClassifier) else f"{type(model).__name__} has no class capsules"
+    return None if model.has_capsules else f"{type(model).__name__} has no class capsules"
 
 
 def pose_sweeps(

@@ -12,7 +12,7 @@ from mereo.escape import fenced, for_markdown, for_terminal
 from mereo.inference.flops import forward_flops
 from mereo.inference.predict import task_of
 from mereo.inference.temperature import describe_calibration
-from mereo.models import CapsuleClassifier, VisionModel, get_model_entry
+from mereo.models import VisionModel, get_model_entry
 from mereo.runtime.text import duration, percent
 
 NOT_MEASURED = "These weights came without the results of a run; no measurements are available."
@@ -35,7 +35,12 @@ def front_matter(model: VisionModel, record: Mapping[str, Any], name: str) -> di
         "library_name": "mereo",
         **({"license": for_terminal(model.pretrained_cfg["license"])} if model.pretrained_cfg.get("license") else {}),
         **({"pipeline_tag": kind} if classifies else {}),
-        "tags": [kind, *(["capsule-network"] if isinstance(model, CapsuleClassifier) else []), "mereo", "timm"],
+        "tags": [
+            kind,
+            *(["capsule-network"] if model.has_capsules else []),
+            "mereo",
+            *(["timm"] if model.registered_with_timm else []),
+        ],
     }
     if "results" in record and "data" in record:
         data = for_terminal(str(record["data"]).rstrip("/").rpartition("/")[2])
@@ -84,12 +89,13 @@ def _measured(model: VisionModel, record: Mapping[str, Any]) -> list[tuple[str, 
             rows.append(("test accuracy", f"{percent(test['accuracy'])} (95 % interval {low} to {high})"))
         else:
             rows.append((f"test {task.chooses[0]}", task.show(test[task.chooses[0]])))
-        rows.append(("test images", f"{test['count']:,}"))
+        rows.append((f"test {task.unit}", f"{test['count']:,}"))
         if "mean_hits" in test:
             rows.append(("objects hit", f"{percent(test['mean_hits'])} of all"))
         rows.append(("weights", chosen(results)))
     rows.append(("parameters", f"{sum(p.numel() for p in model.parameters()):,}"))
-    rows.append(("FLOPs of one image", f"{forward_flops(model):,} (a multiply-add is two)"))
+    one = "image" if model.input_kind == "images" else "input"
+    rows.append((f"FLOPs of one {one}", f"{forward_flops(model):,} (a multiply-add is two)"))
     if "data" in record:
         name = str(record["data"])
         info = find_dataset(name) if is_dataset(name) else None
@@ -97,10 +103,9 @@ def _measured(model: VisionModel, record: Mapping[str, Any]) -> list[tuple[str, 
     if "seed" in record:
         rows.append(("seed", str(record["seed"])))
     if results:
-        trained = (
-            f"{results['train_images']:,} images, {duration(results['seconds'])} on {for_markdown(results['device'])}"
-        )
-        rows.append(("training", f"{trained}, torch {for_markdown(results['torch'])}"))
+        trained = f"{results['train_images']:,} {task.unit}, {duration(results['seconds'])}"
+        made = f"{for_markdown(results['device'])}, torch {for_markdown(results['torch'])}"
+        rows.append(("training", f"{trained} on {made}"))
     return rows
 
 
@@ -130,7 +135,10 @@ _COLOURS = {1: ("L", "grey (`L`)"), 3: ("RGB", "RGB")}
 
 
 def preprocessing(model: VisionModel) -> str:
-    """The preprocessing of an image file, as in `mereo predict`, in words and as code."""
+    """The preprocessing of an image file, as in `mereo predict`, in words and as code; of other inputs, their shape."""
+    if model.input_kind != "images":
+        shape = " x ".join(map(str, model.input_shape))
+        return f"The network reads {model.input_kind}, of which one input is {shape}. {_scores(model)}"
     channels, height, width = model.image_shape
     cfg = model.pretrained_cfg
     mean, std = list(cfg["mean"]), list(cfg["std"])
@@ -186,8 +194,10 @@ def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
         if model.class_names
         else f"{model.num_classes} {'classes' if task_of(model).scores_classes else 'outputs'} without names"
     )
-    call = "scores = model(images)          # (batch, classes)"
-    if isinstance(model, CapsuleClassifier):
+    call = f"outputs = model({model.input_kind})"
+    if task_of(model).scores_classes:
+        call = "scores = model(images)          # (batch, classes)"
+    if model.has_capsules:
         call += "\ncapsules = model.capsules(images)"
     parts = [
         f"---\n{matter}---\n",
@@ -212,8 +222,7 @@ def model_card(model: VisionModel, record: Mapping[str, Any], name: str) -> str:
         )
         + "\n",
         *(with_timm if model.registered_with_timm else []),
-        "## Labels\n",
-        f"{labels}\n",
+        *(["## Labels\n", f"{labels}\n"] if model.num_classes else []),
         "## Preprocessing\n",
         f"{preprocessing(model)}\n",
         *([] if calibrated is None else ["## Probabilities\n", f"{calibrated}\n"]),

@@ -27,16 +27,15 @@ EXPLAINED = (
     " couplings; and the expected calibration error."
 )
 COLUMNS = (
-    "network", "test {metric}", "spread", "seeds", "parameters", "MACs", "training images/s", "inference images/s",
+    "network", "test {metric}", "spread", "seeds", "parameters", "MACs", "training {unit}/s", "inference {unit}/s",
     "training memory",
 )  # fmt: skip
 
 
 def columns(rows: Sequence[Row]) -> tuple[str, ...]:
     """The headings of the table; the second names the metric of the task."""
-    return tuple(
-        name.format(metric=f"{rows[0].metric}, %" if rows[0].scale == 100 else rows[0].metric) for name in COLUMNS
-    )
+    metric = f"{rows[0].metric}, %" if rows[0].scale == 100 else rows[0].metric
+    return tuple(name.format(metric=metric, unit=rows[0].unit) for name in COLUMNS)
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -71,10 +70,9 @@ def notes(rows: Sequence[Row], protocol: str) -> list[str]:
     which = " or ".join("the best on validation" if c == "validation" else "those of the last epoch" for c in chosen)
     return [
         f"Protocol: {protocol}.",
-        f"{rows[0].metric.capitalize()} on {rows[0].test_images:,} test images, mean over the seeds, with the weights"
-        f" that were {which};"
-        " spread is the standard deviation of the seeds.",
-        f"MACs of one image forward. Training memory is {memory}. Training speed is that of the runs,"
+        f"{rows[0].metric.capitalize()} on {rows[0].test_images:,} test {rows[0].unit}, mean over the seeds, with the"
+        f" weights that were {which}; spread is the standard deviation of the seeds.",
+        f"MACs of one input forward. Training memory is {memory}. Training speed is that of the runs,"
         " which ran at different times; inference was timed in turn on batches of 64, and is the median.",
     ]
 

@@ -46,12 +46,12 @@ class _Panel(NamedTuple):
 def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
     """One panel per quantity, one bar per network, dots for the seeds."""
     rows = ranked(rows)
-    metric = rows[0].metric + (" in %" if rows[0].scale == 100 else "")
+    metric, unit = rows[0].metric + (" in %" if rows[0].scale == 100 else ""), rows[0].unit
     quantities: list[tuple[str, list[float], Callable[[float], str]]] = [
         ("parameters", [row.parameters for row in rows], count),
-        ("multiply-adds (MACs) of one image", [row.macs for row in rows], count),
-        ("inference, images/s", [row.rate for row in rows], rounded),
-        ("training, images/s", [row.train_rate for row in rows], rounded),
+        ("multiply-adds (MACs) of one input", [row.macs for row in rows], count),
+        (f"inference, {unit}/s", [row.rate for row in rows], rounded),
+        (f"training, {unit}/s", [row.train_rate for row in rows], rounded),
         ("training memory in MiB", [row.memory / 2**20 for row in rows], "{:,.0f}".format),
     ]
     panels = [_Panel(f"test {metric}, mean and seeds", [], [])]

@@ -45,10 +45,12 @@ def take(model: VisionModel, images: Images, count: int) -> Tensor:
     return normalised(batch.images, model)
 
 
-def random_images(model: VisionModel, count: int) -> Tensor:
-    """Images of noise, the same each time, as a network takes them."""
-    images = torch.rand(count, *model.image_shape, generator=torch.Generator().manual_seed(0))
-    return normalised(images, model)
+def random_inputs(model: VisionModel, count: int) -> Tensor:
+    """Inputs of noise, the same each time, as a network takes them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        inputs = model.example_inputs(count)
+    return normalised(inputs, model) if model.input_kind == "images" else inputs
 
 
 def read_images(model: VisionModel, data: str, root: str | None, limit: int | None) -> AtHand:
@@ -73,11 +75,15 @@ def find_images(
     model: VisionModel, data: str | None, root: str | None, limit: int | None, of_run: str | None = None
 ) -> tuple[AtHand | None, str]:
     """The images of the data set given, which must be there, or of the network's own, which may be; or why there are
-    none.
+    none, as for a network that reads something else.
 
     The data stated in a weight file is used only if it is the name of a data set: a path would let the file choose
     which folders of this machine are read. The path that the configuration of a run names is used, `of_run`.
     """
+    if model.input_kind != "images":
+        if data is not None:
+            raise UsageError(f"data is {data!r}, and the network reads {model.input_kind}; leave it out.")
+        return None, f"the network reads {model.input_kind}"
     if data is not None:
         return read_images(model, data, root, limit), ""
     own = model.metadata.get("data")

@@ -1,6 +1,7 @@
 """A network as a program of torch.export (.pt2), in float32, bfloat16 or with integer weights.
 
-A program takes normalised float32 images (batch, channels, height, width) of any batch size and returns float32 scores.
+A program takes a batch of any size, such as normalised float32 images (batch, channels, height, width), and returns
+what the network does.
 """
 
 import copy
@@ -18,10 +19,10 @@ from mereo.files import write_atomically
 from mereo.models import VisionModel
 
 Scorer = Callable[[Tensor], Tensor]
-"""Normalised images (batch, channels, height, width) -> scores (batch, classes), both float32 on the CPU."""
+"""Inputs, such as normalised images (batch, channels, height, width), to outputs, such as scores (batch, classes)."""
 
 EXAMPLES = 3
-"""Images of the batch that a form is traced with: more than one, so that its size stays free."""
+"""Inputs of the batch that a form is traced with: more than one, so that its size stays free."""
 LEAST = 64
 """Entries below which a parameter stays as it is: there is nothing to save."""
 
@@ -65,12 +66,15 @@ def lower(model: VisionModel, precision: str) -> nn.Module:
     return twin.eval()
 
 
-def write_program(model: nn.Module, image_shape: tuple[int, ...], path: Path, notes: Mapping[str, Any]) -> None:
-    """Trace a network with a free batch size and write the program; `notes` are stored in it as mereo.json."""
-    images = torch.rand(EXAMPLES, *image_shape)
+def write_program(model: nn.Module, inputs: Tensor, path: Path, notes: Mapping[str, Any]) -> None:
+    """Trace a network with a free batch size and write the program; `notes` are stored in it as mereo.json.
+
+    Args:
+        inputs: an example, with at least `EXAMPLES` entries.
+    """
     # The format accepts weights only in the ordinary layout, and warns about others.
     model = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
-    program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    program = torch.export.export(model, (inputs[:EXAMPLES],), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={"mereo.json": json.dumps(notes)})
     write_atomically(path, content.getvalue())

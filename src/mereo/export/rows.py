@@ -79,6 +79,11 @@ class Row:
         return get_task(self.task).chooses[0]
 
     @property
+    def unit(self) -> str:
+        """What the entries of the data are called."""
+        return get_task(self.task).unit
+
+    @property
     def value(self) -> float:
         """The mean of the seeds."""
         return statistics.mean(self.values)

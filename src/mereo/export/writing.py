@@ -14,7 +14,7 @@ from torch import Tensor
 from mereo.errors import MereoError, UsageError
 from mereo.export.folder import CARD, CONFIG, WEIGHTS, known_record, load_folder, save_pretrained
 from mereo.export.forms import BATCHES, FORMS, Exported, check_forms, file_name
-from mereo.export.images import AtHand, normalised, random_images, take
+from mereo.export.images import AtHand, normalised, random_inputs, take
 from mereo.export.onnx_file import PIXELS, open_onnx, quantise_onnx, write_onnx, write_pixels
 from mereo.export.preprocessing import check_pixels
 from mereo.export.programs import Scorer, lower, open_program, scorer, write_program
@@ -31,6 +31,8 @@ COARSE = 8 * 2**-8
 
 UNCHECKED = ".unchecked-"
 """Start of the name of a folder of files that are not checked yet."""
+OF_ANY_INPUTS = ("torch", "hub")
+"""Forms of networks that read something else than images."""
 CHECKED_SIZES = ((1, 3), (48, 48), (61, 90), (350, 200))
 """Heights and widths of the images with which a file that takes pixels is compared."""
 
@@ -56,6 +58,19 @@ def differ(score: Scorer, reference: Scorer, images: Sequence[Tensor], what: str
                     raise MereoError(f"{what} gives scores of shape {tuple(scores.shape)}, some of them not finite.")
                 largest = max(largest, (scores - expected).abs().max().item())
     return largest
+
+
+def check_inputs(model: VisionModel, forms: Sequence[str], precision: str) -> None:
+    """UsageError for a form, or an arithmetic, that only networks of images have."""
+    if model.input_kind == "images":
+        return
+    others = [form for form in forms if form not in OF_ANY_INPUTS]
+    if others or precision != "fp32":
+        value = f"to is {others[0]!r}" if others else f"precision is {precision!r}"
+        raise UsageError(
+            f"{value}, which is for networks of images, and this one reads {model.input_kind}; give"
+            f" --to {' '.join(OF_ANY_INPUTS)}, and no precision."
+        )
 
 
 def pixels_differ(score: Scorer, model: VisionModel) -> float:
@@ -93,6 +108,7 @@ def export_model(
     """
     forms = tuple(dict.fromkeys(forms))
     check_forms(forms, precision)
+    check_inputs(model, forms, precision)
     if "onnx" in forms and precision == "int8" and images is None:
         raise UsageError("precision is int8, and ONNX takes the ranges of activations from training images; give data.")
     if "timm" in forms and model.as_timm_network() is not None and "hub" in forms:
@@ -104,7 +120,7 @@ def export_model(
         **model.config, "pretrained_cfg": model.pretrained_cfg, "class_names": list(model.class_names),
         "precision": precision, **known,
     }  # fmt: skip
-    shown = [random_images(model, 2 * max(BATCHES))]
+    shown = [random_inputs(model, 2 * max(BATCHES))]
     if images is not None:
         shown.append(take(model, images.test, 2 * max(BATCHES)))
     try:
@@ -158,7 +174,7 @@ def _write(
     limit, reference = FORMS[form].limit, own
     if form == "torch":
         lowered = lower(model, precision)
-        write_program(lowered, model.image_shape, path, notes)
+        write_program(lowered, shown[0], path, notes)
         score, reference = open_program(path), scorer(lowered)
         if precision == "bf16":
             limit = COARSE

@@ -20,7 +20,7 @@ from mereo.inference.clean import Array, LabelIssues, is_available, label_issues
 from mereo.inference.metrics import chance_accuracy, class_scores, confusion_matrix, wilson_interval
 from mereo.inference.predict import Aside, answer_files, class_names
 from mereo.inference.temperature import calibration_of, fit_temperature, probabilities
-from mereo.inference.views import MeanOverViews
+from mereo.inference.views import views_of
 from mereo.models import VisionModel
 
 UNKNOWN = -1
@@ -267,5 +267,5 @@ def answer_folder(
         same=same_pictures(np.concatenate(hashes)) if hashes else [],
         aside=aside,
         channels=2 if model.image_shape[0] == 2 else 3,
-        views=model.count if isinstance(model, MeanOverViews) else 1,
+        views=1 if (views := views_of(model)) is None else views.count,
     )

@@ -22,7 +22,7 @@ from mereo.errors import MereoError, UsageError
 from mereo.inference.evaluate import prepare_batch
 from mereo.inference.mode import evaluating
 from mereo.inference.temperature import calibration_of, probabilities
-from mereo.inference.views import MeanOverViews
+from mereo.inference.views import views_of
 from mereo.models import VisionModel
 from mereo.tasks import Classification, Task, get_task
 from mereo.tasks.base import task_for
@@ -280,7 +280,7 @@ def answer_files(
     device = next(model.parameters()).device
     # A copy with folded weights pays for itself after some images.
     many = len(paths) > FEW
-    ready = model.fuse() if many else model
+    ready, views = model.fuse() if many else model, views_of(model)
     with nullcontext() if many else evaluating(model):
         for start in range(0, len(paths), batch_size):
             part = paths[start : start + batch_size]
@@ -294,7 +294,7 @@ def answer_files(
             output = tree_map_only(Tensor, lambda x: x.float() if x.is_floating_point() else x, output)
             if not all(bool(x.isfinite().all()) for x in tree_leaves(output) if isinstance(x, Tensor)):
                 raise MereoError("the outputs of the network are not finite; its weights are damaged.")
-            shown = model.unchanged(images) if isinstance(model, MeanOverViews) else images
+            shown = images if views is None else views.unchanged(images)
             yield Answered([part[place] for place in good], shown, output, aside)
 
 

@@ -178,6 +178,12 @@ def _over_crops(model: VisionModel) -> MeanOverViews:
     return MeanOverViews(model, five_crops((height, width)), 5, cut, size)
 
 
+def views_of(model: VisionModel) -> MeanOverViews | None:
+    """The mean over views that `mean_over_views` made; None for a network as it is."""
+    return model if isinstance(model, MeanOverViews) else None
+
+
 def words_of(model: VisionModel) -> str:
     """What to add to the title of a measurement: ", mean over 9 views"; nothing for a network without views."""
-    return f", mean over {model.count} views" if isinstance(model, MeanOverViews) else ""
+    views = views_of(model)
+    return "" if views is None else f", mean over {views.count} views"

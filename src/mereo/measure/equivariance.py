@@ -25,7 +25,7 @@ from mereo.errors import check_positive
 from mereo.inference.answers import check_one_label
 from mereo.inference.evaluate import normalise
 from mereo.inference.mode import evaluating
-from mereo.models import CapsuleClassifier
+from mereo.models import VisionModel
 
 FOLDS = 5
 FEWEST = 2 * FOLDS
@@ -149,7 +149,7 @@ def why_no_fit(moved: Sequence[PoseChange], labels: Tensor) -> str | None:
 
 
 def true_poses(
-    model: CapsuleClassifier,
+    model: VisionModel,
     split: Images,
     change: Callable[[Tensor], Tensor] | None = None,
     *,
@@ -168,7 +168,9 @@ def true_poses(
         for indices in torch.arange(len(split)).split(batch_size):
             batch = split.batch(indices, crop=(crop[0], crop[1]), device=parameter.device)
             images = batch.images if change is None else change(batch.images)
-            pose = model.capsules(normalise(images, cfg["mean"], cfg["std"]).to(parameter.dtype)).pose
+            capsules = model.capsules(normalise(images, cfg["mean"], cfg["std"]).to(parameter.dtype))
+            assert capsules is not None
+            pose = capsules.pose
             poses.append(pose[torch.arange(len(pose), device=pose.device), batch.labels].float().cpu())
             labels.append(batch.labels.cpu())
             if progress is not None:
@@ -178,7 +180,7 @@ def true_poses(
 
 def equivariance(
     name: str,
-    model: CapsuleClassifier,
+    model: VisionModel,
     split: Images,
     *,
     amounts: Sequence[float] | None = None,
@@ -190,7 +192,7 @@ def equivariance(
 
     Args:
         name: "rotation" or "shift".
-        model: any capsule classifier.
+        model: with class capsules.
         split: images of one label each.
         amounts: degrees, or percent of the width; -60 .. 60, or -20 .. 20, when None.
         seed: of the permuted control.

@@ -12,7 +12,7 @@ from mereo.inference.answers import Answers, check_one_label, collect_answers
 from mereo.inference.evaluate import evaluate
 from mereo.inference.metrics import confusion_matrix
 from mereo.inference.temperature import calibration_of
-from mereo.inference.views import MeanOverViews, mean_over_views, words_of
+from mereo.inference.views import mean_over_views, views_of, words_of
 from mereo.measure.attack_stage import measure_attacks
 from mereo.measure.attacks.attack import check_attack
 from mereo.measure.classification import calibrated_error, classification_metrics, reliabilities
@@ -26,7 +26,6 @@ from mereo.measure.equivariance import TRANSFORMS, equivariance, why_no_fit
 from mereo.measure.equivariance_pictures import draw_equivariance
 from mereo.measure.evaluation_plan import Plan
 from mereo.measure.trained_models import TrainedModel
-from mereo.models import CapsuleClassifier
 from mereo.runtime.progress import Reporter
 from mereo.tasks import Task
 
@@ -86,11 +85,11 @@ def _scored(network: TrainedModel, plan: Plan) -> TrainedModel:
 def _description(network: TrainedModel) -> dict[str, Any]:
     """The weights, the size and the views of a network."""
     model = network.model
-    views = {"count": model.count, "changes": model.changes} if isinstance(model, MeanOverViews) else None
+    views = views_of(model)
     return {
         "weights": str(network.source),
         "parameters": sum(p.numel() for p in model.parameters()),
-        **({} if views is None else {"views": views}),
+        **({} if views is None else {"views": {"count": views.count, "changes": views.changes}}),
     }
 
 
@@ -236,7 +235,7 @@ class _Evaluation:
     def equivariance(self, network: TrainedModel) -> None:
         """How the poses of class capsules change with the image."""
         model = network.model
-        if not isinstance(model, CapsuleClassifier):
+        if not model.has_capsules:
             reason = f"{type(model).__name__} has no class capsules, whose poses would be compared"
             self.leave_out(network, "equivariance", reason)
             return

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mereo.core import Coupling, Grid
+from mereo.core import Capsules, Coupling, Grid
 from mereo.errors import UsageError, check_choice, type_of
 from mereo.models.checkpointing import checkpointed
 from mereo.models.layers import layer_depths
@@ -98,6 +98,10 @@ class VisionModel(Network):
     def head_hidden_size(self) -> int:
         """Size of what `forward_head(pre_logits=True)` gives: `num_features`."""
         return self.num_features
+
+    def capsules(self, images: Tensor) -> Capsules | None:
+        """The class capsules of images; None of a network without them."""
+        return None
 
     # --- what a network defines -------------------------------------------------------------------------------------
 

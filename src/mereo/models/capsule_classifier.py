@@ -25,6 +25,7 @@ class CapsuleClassifier(VisionModel):
 
     classifier_parts = ("head", "decoder")
     unscored_parts: ClassVar[tuple[str, ...]] = ("decoder",)
+    has_capsules: ClassVar[bool] = True
     scores_are_lengths: ClassVar[bool] = True
     default_loss = "margin"
     usual_rate = 3e-3

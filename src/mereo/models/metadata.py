@@ -125,24 +125,22 @@ def check_description(path: Path, description: Description, model: VisionModel) 
             f"class_names of {path} has {len(description.class_names)} names for {model.num_classes} classes; the file"
             " was changed."
         )
-    if model.input_kind != "images":
-        if (given := description.preprocessing.get("input_size")) not in (None, model.input_shape):
-            raise UsageError(f"input_size of {path} is {given}; it is {list(model.input_shape)}.")
-        return
     check_preprocessing(path, {**model.pretrained_cfg, **description.preprocessing}, model)
 
 
 def check_preprocessing(path: Path, cfg: Mapping[str, Any], model: VisionModel) -> None:
-    """UsageError unless every image that is prepared according to `cfg` fits a network, and takes little memory.
+    """UsageError unless every input that is prepared according to `cfg` fits a network, and takes little memory.
 
-    The statistics are finite, std at least 1e-6; the central crop keeps at least 0.05 of a side, and the image that it
-    is taken from has at most 2^24 pixels.
+    Of images the statistics are finite, std at least 1e-6; the central crop keeps at least 0.05 of a side, and the
+    image that it is taken from has at most 2^24 pixels.
     """
+    if cfg.get("input_size") != model.input_shape:
+        raise UsageError(f"input_size of {path} is {cfg.get('input_size')}; it is {list(model.input_shape)}.")
+    if model.input_kind != "images":
+        return
     channels, height, width = model.image_shape
     if not (_numbers(cfg.get("mean"), channels, -_LARGEST) and _numbers(cfg.get("std"), channels, LEAST_STD)):
         raise UsageError(f"mean and std of {path} must be lists of {channels} numbers, std at least {LEAST_STD:g}.")
-    if cfg.get("input_size") != model.image_shape:
-        raise UsageError(f"input_size of {path} is {cfg.get('input_size')}; it is {list(model.image_shape)}.")
     share: Any = cfg.get("crop_pct")
     if not (is_number(share) and LEAST_CROP <= share <= 1):
         raise UsageError(f"crop_pct of {path} is {share!r}; it must be at least {LEAST_CROP} and at most 1.")

@@ -62,6 +62,7 @@ class Network(WeightSources, nn.Module):
         unscored_parts: names of the parts on which no output depends, such as a decoder.
         default_loss: the loss it is trained with where none is given.
         usual_rate: the peak rate of AdamW that it is trained with, in batches of 32 and more, where none is given.
+        has_capsules: whether its scores are those of class capsules, which a method `capsules` returns.
         channels_last: whether its convolutions are faster on a CPU in channels-last memory. Images are then converted
             to it, whatever their layout, and the maps keep it; training also converts the filters of convolutions.
             `create_model` leaves them contiguous, as files of weights need them.
@@ -75,6 +76,7 @@ class Network(WeightSources, nn.Module):
     classifier: ClassVar[str] = "head"
     classifier_parts: ClassVar[tuple[str, ...]] = ("head",)
     unscored_parts: ClassVar[tuple[str, ...]] = ()
+    has_capsules: ClassVar[bool] = False
     channels_last: ClassVar[bool] = False
     default_loss: ClassVar[str] = "cross_entropy"
     usual_rate: ClassVar[float] = 1e-3

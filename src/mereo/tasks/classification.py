@@ -215,7 +215,7 @@ class Classification(Task):
     def draw(self, model: Any, batch: Batch, prepared: Batch, path: Path) -> None:
         """Images with the predicted class, misclassified ones in red with the true class, and the decoder's
         reconstructions."""
-        capsules = model.capsules(prepared.images) if isinstance(model, CapsuleClassifier) else None
+        capsules = model.capsules(prepared.images)
         scores = self.apply(model, prepared) if capsules is None else capsules.activation
         true = batch.labels.reshape(len(batch.labels), -1)
         predicted = scores.topk(true.shape[1], 1).indices

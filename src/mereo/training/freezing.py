@@ -2,6 +2,7 @@
 
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
+from typing import cast
 
 from torch import nn
 
@@ -21,8 +22,9 @@ def _inside(name: str, module: str) -> bool:
 def by_pattern(model: nn.Module, names: Collection[str], pattern: str, argument: str = "freeze") -> set[str]:
     """The parameters among `names` that a pattern of `freeze` selects; UsageError, with the argument, for none."""
     chosen = {name for name in names if fnmatch.fnmatchcase(name, pattern) or _inside(name, pattern)}
-    if not chosen and pattern == BACKBONE and isinstance(model, Network):
-        heads = (*model.classifier_parts, model.classifier)
+    if not chosen and pattern == BACKBONE and hasattr(model, "classifier_parts"):
+        network = cast(Network, model)
+        heads = (*network.classifier_parts, network.classifier)
         chosen = {name for name in names if not any(_inside(name, head) for head in heads)}
     if not chosen:
         raise unknown(
@@ -68,9 +70,9 @@ def freeze(
     named = dict(model.named_parameters())
     chosen = {name for pattern in patterns for name in by_pattern(model, named, pattern)}
     if layers or until is not None:
-        if not isinstance(model, Network):
+        if not hasattr(model, "layer_depths"):
             raise UsageError(f"freeze_layers is {layers}, and a {type(model).__name__} does not know its layers.")
-        chosen |= _by_layer(model, named, layers, until)
+        chosen |= _by_layer(cast(Network, model), named, layers, until)
     for name in chosen:
         named[name].requires_grad_(False)
     if chosen and not any(parameter.requires_grad for parameter in named.values()):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mereo.errors import UsageError
 from mereo.models import VisionModel, convert, create_model, get_model_entry, load
@@ -144,6 +144,4 @@ def _source(model: VisionModel, weights: str) -> tuple[VisionModel, str]:
     if is_described(path):
         return load(weights), weights
     # Of another library, by the names of its tensors.
-    source = convert(path, model=name, img_size=size)
-    assert isinstance(source, VisionModel)
-    return source, f"{weights}, converted"
+    return cast(VisionModel, convert(path, model=name, img_size=size)), f"{weights}, converted"

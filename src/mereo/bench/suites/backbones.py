@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -97,8 +97,7 @@ def make_theirs(name: str) -> nn.Module:
 def make_ours(name: str) -> VisionModel:
     """Our network with the weights that timm's has from the same random numbers; its own where timm has none."""
     if why_not_timm(name) is None:
-        model = convert(make_theirs(name))
-        assert isinstance(model, VisionModel)
+        model = cast(VisionModel, convert(make_theirs(name)))
     else:
         model = create_model(name)
         randomise(model)

@@ -17,12 +17,12 @@ from mereo.explain.target import chosen_classes
 from mereo.explain.trees.tree import Edge, Node, ParseTree
 from mereo.explain.wording import kind_of
 from mereo.inference.predict import class_names
-from mereo.models import CapsuleClassifier, VisionModel
+from mereo.models import VisionModel
 
 
 def why_no_tree(model: VisionModel) -> str | None:
     """Why parse trees cannot be made of a model; None if they can."""
-    if not isinstance(model, CapsuleClassifier):
+    if not model.has_capsules:
         couples = any(isinstance(module, Coupling) for module in model.modules())
         return f"{type(model).__name__} has {'no class capsules' if couples else 'no couplings'}"
     return None if class_coupling_of(model) else f"{type(model).__name__} has no routing to its classes"
