@@ -22,6 +22,7 @@ class TrainOptions(TrainConfig):
       mereo train --recipe mspcaps_paper --data cifar10 --dry-run
       mereo train --data my_photos                    folder my_photos/{train,val}/<class>/* or my_photos/<class>/*
       mereo train --data my_photos --minutes 5        the number of epochs follows from the time
+      mereo train --data my_photos --model timm:resnet18 --pretrained
       mereo train --data my_photos --weights mspcaps_tiny.cifar10
       mereo train --model davit_tiny --weights timm --data my_photos --freeze-layers 2 --layer-decay 0.7
       mereo train runs/capsnet-mnist/config.yaml      repeat a run
@@ -109,7 +110,7 @@ class ExplainOptions:
     """Folder to write; by default explanation, explanation-2, ... NAME.png writes only the picture, of at most 12
     images, and NAME.html only the page."""
     only: tuple[Literal["picture", "gradients", "attention", "page", "trees", "sweeps"], ...] = ()
-    """Which outputs to write: picture (scores, couplings, votes), gradients, attention (of each layer), page and trees
+    """Which outputs to write: picture (parts hidden, votes, couplings), gradients, attention (of each layer), page and trees
     (parse trees), sweeps (reconstructions over poses). By default all that the network supports."""
     keep: int = 3
     """Number of votes, strongest first, shown for each capsule of a parse tree."""
