@@ -47,7 +47,7 @@ def grouped(text: str, groups: Mapping[str, Sequence[str]]) -> str:
             current = entries.setdefault(start[1].removeprefix("no-").replace("-", "_"), [])
         current.append(line)
     titles = {name: title for title, names in groups.items() for name in names}
-    corner, rule = lines[first][:2]
+    corner, rule = lines[first][0], lines[first][1]
     boxes = []
     for title in [*groups, "others"]:
         names = groups.get(title) or [name for name in entries if name not in titles]

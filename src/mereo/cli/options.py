@@ -110,8 +110,8 @@ class ExplainOptions:
     """Folder to write; by default explanation, explanation-2, ... NAME.png writes only the picture, of at most 12
     images, and NAME.html only the page."""
     only: tuple[Literal["picture", "gradients", "attention", "page", "trees", "sweeps"], ...] = ()
-    """Which outputs to write: picture (parts hidden, votes, couplings), gradients, attention (of each layer), page and trees
-    (parse trees), sweeps (reconstructions over poses). By default all that the network supports."""
+    """Which outputs to write: picture (parts hidden, votes, couplings), gradients, attention (of each layer), page and
+    trees (parse trees), sweeps (reconstructions over poses). By default all that the network supports."""
     keep: int = 3
     """Number of votes, strongest first, shown for each capsule of a parse tree."""
     device: str = "auto"
@@ -248,7 +248,7 @@ class ExportOptions:
     height, width, 3) in RGB of images of any size, turned by their EXIF tag, and gives the scores of mereo predict,
     and its probabilities where the weights are calibrated."""
     out: Path = Path("exported")
-    """Folder to write."""
+    """Folder to write, or the file of one form: NAME.onnx, NAME.pt2 or NAME.html."""
     license: str | None = None
     """Licence of the weights for the model card, such as apache-2.0 or cc-by-4.0; by default the card names none."""
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
