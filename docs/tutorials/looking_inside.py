@@ -51,8 +51,8 @@ for part in range(4):
 # %% [markdown]
 # ## Which parts voted for the predicted class
 #
-# The contributions of all parts add up to the length of the class capsule before it is squashed. The picture begins with
-# what hiding a part of the image does; couplings are drawn only where uniform ones would change an answer.
+# The contributions of all parts add up to the length of the class capsule before it is squashed. The picture begins
+# with what hiding a part of the image does; couplings are drawn only where uniform ones would change an answer.
 
 # %%
 explanation = explain(model, images)
