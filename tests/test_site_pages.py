@@ -173,7 +173,7 @@ def test_the_page_of_a_tutorial_shows_what_it_gave(tmp_path, monkeypatch):
 
 def test_links_of_the_readme_lead_to_the_pages():
     text = page("README.md")
-    assert "](images/demo.png)" in text and "](claims.md)" in text and "](contributing.md)" in text
+    assert "](images/photographs.png)" in text and "](claims.md)" in text and "](contributing.md)" in text
 
 
 @pytest.fixture

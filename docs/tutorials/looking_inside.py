@@ -40,14 +40,9 @@ for name in trace:
 # `mereo.intervene` replaces couplings. With uniform couplings the accuracy shows how much the network relies on
 # routing; with one part of the last routing silenced, how much it relies on that part.
 
-
 # %%
-def equal(couplings):
-    return torch.full_like(couplings, 1 / couplings.shape[-1])
-
-
 print(f"as trained: {collect_answers(model, test).accuracy:.4f}")
-with mereo.intervene(model, {"middle.coupling": equal, "head.coupling": equal}):
+with mereo.intervene(model, {"middle.coupling": "uniform", "head.coupling": "uniform"}):
     print(f"equal shares: {collect_answers(model, test).accuracy:.4f}")
 for part in range(4):
     with mereo.intervene(model, {"head.coupling": lambda c, part=part: c.index_fill(-1, torch.tensor(part), 0)}):
@@ -56,7 +51,8 @@ for part in range(4):
 # %% [markdown]
 # ## Which parts voted for the predicted class
 #
-# The contributions of all parts add up to the length of the class capsule before it is squashed.
+# The contributions of all parts add up to the length of the class capsule before it is squashed. The picture begins
+# with what hiding a part of the image does; couplings are drawn only where uniform ones would change an answer.
 
 # %%
 explanation = explain(model, images)

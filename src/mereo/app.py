@@ -42,7 +42,7 @@ POLICY = (
 )
 """The page loads nothing from elsewhere."""
 TITLES = {
-    "picture": "scores, couplings, votes", "gradients": "input gradients", "attention": "attention",
+    "picture": "parts hidden, votes, couplings", "gradients": "input gradients", "attention": "attention",
     "trees": "parse tree", "sweeps": "pose sweeps",
 }  # fmt: skip
 

@@ -114,6 +114,17 @@ def png_of(figure: Any) -> bytes:
     return content.getvalue()
 
 
+def with_palette(png: bytes) -> bytes:
+    """A PNG with 256 colours, of which its file is a third as large; for pages that hold many."""
+    from PIL import Image
+
+    content = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as picture:
+        reduced = picture.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        reduced.save(content, format="PNG", optimize=True)
+    return content.getvalue()
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Write a matplotlib figure as PNG, atomically."""
     write_atomically(path, png_of(figure))

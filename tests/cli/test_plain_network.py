@@ -161,7 +161,7 @@ def test_explanations_as_data(run):
     assert explanation.kind == "logits" and explanation.maps == {} and explanation.contributions is None
     torch.testing.assert_close(explanation.scores, observe(model, images).scores)
     # By the definition: the score less the score of an image whose square has the mean colour.
-    drops, grid = occlusion_maps(model, images, cells=4)
+    drops, grid = occlusion_maps(model, images, cells=4, window=1)
     side, mean, std = int(grid.step), *(torch.tensor(model.pretrained_cfg[k]).view(-1, 1, 1) for k in ("mean", "std"))
     hidden = images.clone()
     hidden[1, :, side : 2 * side, :side] = images[1].mean((1, 2), keepdim=True)

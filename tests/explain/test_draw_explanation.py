@@ -21,6 +21,7 @@ from mereo.explain.columns import SHARE, map_columns
 from mereo.explain.explanation import Explanation
 from mereo.explain.layout import make_sheet
 from mereo.explain.panels import colour_scale, draw_map, draw_scores, shown_classes
+from mereo.explain.uniform_test import UniformTest
 from mereo.models import CapsuleClassifier
 from mereo.pictures import new_figure
 
@@ -42,7 +43,8 @@ def test_explanation(model: CapsuleClassifier, some_images: MakeImages) -> None:
     mean, std = (torch.tensor(cfg[k]).view(1, -1, 1, 1) for k in ("mean", "std"))
     torch.testing.assert_close(found.lengths, model.eval()((images - mean) / std).detach())
     assert found.predicted.equal(found.lengths.argmax(1)) and found.explained.equal(found.predicted)
-    assert (found.occlusion_map is None) == bool(found.maps), "occlusion where no coupling has a place"
+    assert found.occlusion_map.heat.shape == (2, *model.image_shape[1:])
+    assert found.uniform.keys() == found.maps.keys() | found.attention.keys()
     assert all(len(shape) == 4 for shape in found.trace_shapes.values())
     assert (found.rebuilt is None) == (model.decoder is None)
     if found.rebuilt is not None:
@@ -117,13 +119,35 @@ def test_which_bars() -> None:
     assert shown_classes(lengths, {2, 49}) == [*range(49, 40, -1), 2]
 
 
-def test_the_scale_of_shares_far_above_zero_starts_at_the_smallest() -> None:
-    near, far, same = torch.tensor([0.2, 0.3]), torch.tensor([0.1, 0.3]), torch.full((2,), 0.25)
-    assert colour_scale(near, signed=False).get_clim() == pytest.approx((0.2, 0.3))
-    assert colour_scale(far, signed=False).get_clim() == pytest.approx((0, 0.3))
-    assert colour_scale(near, signed=True).get_clim() == pytest.approx((-0.3, 0.3))
-    # What is the same everywhere is one colour, the strongest.
-    assert colour_scale(same, signed=False).get_clim() == pytest.approx((0.245, 0.25))
+def test_the_scale_of_shares_starts_where_they_are_uniform() -> None:
+    near, far = torch.tensor([0.245, 0.262]), torch.tensor([0.1, 0.9])
+    assert colour_scale(near, signed=False, start=0.25).get_clim() == pytest.approx((0.25, 0.5))
+    assert colour_scale(far, signed=False, start=0.25).get_clim() == pytest.approx((0.25, 0.9))
+    assert colour_scale(far, signed=False).get_clim() == pytest.approx((0, 0.9))
+    assert colour_scale(near, signed=True).get_clim() == pytest.approx((-0.262, 0.262))
+    shown = colour_scale(near, signed=False, start=0.25).to_rgba(near.numpy())[:, :3]
+    assert shown[0].min() == 1 and shown[1].min() > 0.9, "what is nearly uniform is nearly white"
+
+
+def test_couplings_are_drawn_only_where_uniform_ones_change_the_answer(make: Make, some_images: MakeImages) -> None:
+    model = make("capsnet")
+    images = some_images(model)
+    found = explain(model, images)
+    name = "head.coupling"
+    with torch.no_grad(), mereo.intervene(model, {name: "uniform"}):
+        uniform = model(images)
+    torch.testing.assert_close(
+        found.uniform[name].change, (uniform - found.scores).gather(1, found.explained[:, None])[:, 0]
+    )
+    assert found.uniform[name].answers.equal(uniform.argmax(1) != found.predicted)
+    for answers, change, drawn in ((False, 0.01, False), (True, 0.01, True), (False, -0.2, True)):
+        test = UniformTest(torch.tensor([answers, False]), torch.tensor([change, 0.0]))
+        changed = replace(found, uniform={name: test})
+        columns = map_columns(changed)
+        titles = [column.title for column in columns]
+        assert titles[0] == "part hidden" and ("routing" in titles) == drawn
+        text = " ".join(caption_of(changed, columns, true_known=False, asked=False, total=2))
+        assert ("Not drawn" in text and "0.01" in text) != drawn
 
 
 @pytest.mark.parametrize(("lengths", "numbers"), [([0.2, 0.8, 0.5], ["0.80", "0.50"]), ([0.4], ["0.40"])])
@@ -201,18 +225,19 @@ def test_factors_of_any_sign_are_not_drawn_as_shares() -> None:
     explanation = explain(model, images)
     (factors,) = explanation.maps.values()
     assert factors.over == "none" and bool(factors.cells.min() < 0)
+    explanation = replace(explanation, uniform={})
     columns = map_columns(explanation)
-    assert columns[0].label == "factor of a part" and columns[0].signed
-    assert columns[1].label == "added to the pose"
+    labels = [column.label for column in columns]
+    assert labels[:3] == ["fall of the score", "added to the pose", "factor of a part"] and columns[2].signed
     lines = " ".join(caption_of(explanation, columns, true_known=False, asked=False, total=2))
-    assert "share" not in lines.split("Part hidden")[0] and "length" not in lines
-    assert map_columns(replace(explanation, maps={"x": replace(factors, over="receivers")}))[0].label == SHARE
+    assert "share" not in lines.split("Parts of the size")[0] and "length" not in lines
+    assert map_columns(replace(explanation, maps={"x": replace(factors, over="receivers")}))[2].label == SHARE
 
 
 def test_the_line_on_couplings_names_what_is_drawn() -> None:
     torch.manual_seed(0)
     model = mereo.create_model("matrix_capsnet_310k", img_size=17, channels=4, types=(2, 2, 2), pose=2, padding=2)
-    explanation = explain(model.eval(), torch.rand(1, *model.image_shape))
+    explanation = replace(explain(model.eval(), torch.rand(1, *model.image_shape)), uniform={})
     assert len(explanation.maps) == 3
     assert explanation_line(explanation).startswith("Earlier routings")
     only = replace(explanation, maps=dict(list(explanation.maps.items())[-1:]))

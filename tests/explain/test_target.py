@@ -61,7 +61,7 @@ def test_gradients_are_slopes_of_the_target(name: str) -> None:
 def test_drops_and_deletions_are_of_the_target(name: str) -> None:
     model = tiny((name, ""))
     images = torch.rand(2, *model.image_shape)
-    drops, grid = occlusion_maps(model, images, TARGETS[name], cells=2)
+    drops, grid = occlusion_maps(model, images, TARGETS[name], cells=2, window=1)
     hidden = images.clone()
     hidden[:, :, :8, 8:] = images.mean((2, 3), keepdim=True)
     expected = value(model, images, name) - value(model, hidden, name)

@@ -22,7 +22,7 @@ tokens read sequences of any length, unless they state a longest one. `mereo mod
 prints this table too; `mereo train --dry-run --model NAME` also prints the time and memory of a training step.
 
 """
-ROW = ("input", "classes", "parameters", "source", "reconstruction", "what")
+ROW = ("input", "classes", "parameters", "source", "what")
 
 
 def families() -> dict[str, list[ModelEntry]]:
@@ -52,8 +52,8 @@ def row(entry: ModelEntry) -> list[str]:
     cfg = entry.pretrained_cfg(entry.defaults)
     kind = entry.module.input_kind
     shape = "x".join(map(str, model.input_shape)) + ("" if kind == "images" else f" {kind}")
-    marks = [prose(entry.source), prose(entry.reconstruction), prose(entry.summary)]
-    return [shape, str(cfg["num_classes"]), counted, *marks]
+    rebuilt = f" A reconstruction: {prose(entry.reconstruction)}." if entry.reconstruction else ""
+    return [shape, str(cfg["num_classes"]), counted, prose(entry.source), prose(entry.summary) + rebuilt]
 
 
 def used_mechanisms(entry: ModelEntry) -> list[str]:

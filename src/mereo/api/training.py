@@ -74,10 +74,22 @@ def configuration(source: Any, given: Mapping[str, Any]) -> TrainConfig:
     for name in ("model_args", "task_options", "loss_weights"):
         if name in given:
             changes[name] = {**getattr(base, name), **given[name]}
-    config = base.replace(**changes)
+    config = _with_tag(base.replace(**changes))
     check_values(config)
     config.check()
     return config
+
+
+def _with_tag(config: TrainConfig) -> TrainConfig:
+    """A name such as timm:resnet18.a1_in1k as the network and its published weights."""
+    library, (name, _, tag) = library_of(config.model), config.model.partition(".")
+    if library is None or not tag:
+        return config
+    if config.weights is not None:
+        raise UsageError(
+            f"model is {config.model!r}, which names weights, and weights is {config.weights!r}; give one."
+        )
+    return config.replace(model=name, weights=f"{library}.{tag}")
 
 
 def _saved(source: Any, given: Mapping[str, Any]) -> TrainConfig:

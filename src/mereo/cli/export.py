@@ -1,7 +1,9 @@
 """`mereo export`."""
 
+import dataclasses
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from mereo.export.cost import Cost
     from mereo.export.forms import Exported
     from mereo.models import VisionModel
+
+
+ONE_FILE = {".onnx": "onnx", ".pt2": "torch", ".html": "page"}
+"""Forms that are one file, by its suffix."""
 
 
 def _open(weights: Path | None) -> tuple["VisionModel", Path]:
@@ -40,8 +46,27 @@ def run(words: list[str], command: str) -> None:
     check_positive(batch_size=options.batch_size)
     if options.limit is not None:
         check_positive(limit=options.limit)
-    if options.out.is_file():
-        raise UsageError(f"out is {options.out}, which is a file; give a folder.")
+    if options.out.suffix in ONE_FILE and not options.out.is_dir():
+        _one_file(options)
+    else:
+        _into_folder(options, options.out)
+
+
+def _one_file(options: ExportOptions) -> None:
+    """Write one form to the file that `--out` names."""
+    form, file = ONE_FILE[options.out.suffix], options.out
+    if (options.to != ExportOptions().to and options.to != (form,)) or options.preprocess:
+        raise UsageError(f"out is {file}, one file of the form {form}; give a folder for other forms.")
+    check_outputs("out", [file])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".mereo-export-") as folder:
+        _into_folder(dataclasses.replace(options, to=(form,)), Path(folder), file)
+
+
+def _into_folder(options: ExportOptions, out: Path, file: Path | None = None) -> None:
+    """Write and check all forms in a folder, of which the only one is moved to `file` where that is given."""
+    if out.is_file():
+        raise UsageError(f"out is {out}, which is a file; give a folder, or a name that ends in {', '.join(ONE_FILE)}.")
     from mereo.export.forms import check_forms, output_files
     from mereo.export.images import find_images
     from mereo.export.record import read_record
@@ -67,14 +92,17 @@ def run(words: list[str], command: str) -> None:
         )
     if images is None:
         _say(f"{reason}; comparing on random inputs only")
-    check_outputs("out", output_files(forms, options.precision, options.out), [weights_file(source)])
+    check_outputs("out", output_files(forms, options.precision, out), [weights_file(source)])
     exported = export_model(
-        model, forms, options.out, precision=options.precision, record=read_record(source), images=images, say=_say
+        model, forms, out, precision=options.precision, record=read_record(source), images=images, say=_say
     )
     costs: list[Cost] = []
     if images is not None and options.precision != "fp32":
         _say(f"evaluating {len(images.test):,} test images of {images.name}, before and after")
         costs = _costs(model, source, exported, images.test, options.batch_size)
+    if file is not None:
+        (only,) = exported
+        exported = [dataclasses.replace(only, path=only.path.replace(file), files=(file.name,))]
     if options.json:
         document: dict[str, Any] = {"weights": str(source), "exported": [e.to_dict() for e in exported]}
         say(json.dumps(document | {"costs": [c.to_dict() for c in costs]}, indent=2))
@@ -84,8 +112,6 @@ def run(words: list[str], command: str) -> None:
 
 def _costs(model: Any, source: Path, exported: list["Exported"], test: Any, batch_size: int) -> list["Cost"]:
     """The exported files and the network itself to compare with: in torch, and in onnxruntime for ONNX."""
-    import tempfile
-
     from mereo.export.cost import measure
     from mereo.export.onnx_file import open_onnx, write_onnx
     from mereo.export.programs import scorer

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from mereo.models import ModelEntry
 
 Rows = list[dict[str, str]]
+LONGEST_WEIGHTS = 20
+"""Letters of names of bundled weights in the list of networks; of more their number is shown."""
 
 
 def _models() -> Rows:
@@ -23,16 +25,18 @@ def _models() -> Rows:
     from mereo.models.pretrained import tags_of
 
     rows = []
-    for name, entry in sorted(MODELS.items()):
+    for name, entry in sorted(MODELS.items(), key=lambda item: (item[1].module.input_kind != "images", item[0])):
         module, defaults = entry.module, entry.defaults
         shape = entry.pretrained_cfg(defaults).get("input_size")
         length = f"{defaults.get('context', '')} {module.input_kind}".strip()
         rows.append(
             {
                 "name": name,
+                "kind": _kind(entry),
                 "input": length if shape is None else "x".join(map(str, shape)),
                 "output": module.output_kind,
                 "classes": "-" if module.outputs_argument is None else str(defaults[module.outputs_argument]),
+                "size": _size(entry.parameters),
                 "weights": ", ".join(tags_of(name)) or "-",
                 "source": entry.source,
                 **_names(entry),
@@ -40,6 +44,25 @@ def _models() -> Rows:
             }
         )
     return rows
+
+
+def _kind(entry: "ModelEntry") -> str:
+    """The room of a network, in a word: capsules, vision, or what it reads."""
+    if entry.module.input_kind != "images":
+        return entry.module.input_kind
+    return "capsules" if ".capsule" in entry.module.__module__ else "vision"
+
+
+def _size(parameters: int) -> str:
+    """A number of parameters, in thousands or millions."""
+    return f"{parameters / 1e3:,.0f} k" if parameters < 1e6 else f"{parameters / 1e6:,.1f} M"
+
+
+def _short(row: dict[str, str]) -> dict[str, str]:
+    """A network in the list of many: on a line of 100 letters."""
+    weights = row["weights"]
+    counted = f"{weights.count(',') + 1} sets" if len(weights) > LONGEST_WEIGHTS else weights
+    return {**{key: row[key] for key in ("name", "kind", "input", "size")}, "weights": counted}
 
 
 def _names(entry: "ModelEntry") -> dict[str, str]:
@@ -162,8 +185,12 @@ def run(words: list[str], command: str) -> None:
     if options.json:
         say(json.dumps(chosen, indent=2))
         return
-    header = ["description" if name == "what" else name for name in chosen[0]]
-    print_table(header, [list(row.values()) for row in chosen])
+    short = command == "models" and len(chosen) > 1 and "weights" in chosen[0]
+    shown = [_short(row) for row in chosen] if short else chosen
+    header = ["description" if name == "what" else name for name in shown[0]]
+    print_table(header, [list(row.values()) for row in shown])
+    if short:
+        say("\nsize: parameters; `mereo models NAME` shows source and arguments; networks of timm are timm:NAME")
     named = [row["name"] for row in chosen if options.pattern in _called(row)]
     if command == "models" and named:
         name = named[0]

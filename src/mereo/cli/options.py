@@ -22,6 +22,7 @@ class TrainOptions(TrainConfig):
       mereo train --recipe mspcaps_paper --data cifar10 --dry-run
       mereo train --data my_photos                    folder my_photos/{train,val}/<class>/* or my_photos/<class>/*
       mereo train --data my_photos --minutes 5        the number of epochs follows from the time
+      mereo train --data my_photos --model timm:resnet18 --pretrained
       mereo train --data my_photos --weights mspcaps_tiny.cifar10
       mereo train --model davit_tiny --weights timm --data my_photos --freeze-layers 2 --layer-decay 0.7
       mereo train runs/capsnet-mnist/config.yaml      repeat a run
@@ -109,8 +110,8 @@ class ExplainOptions:
     """Folder to write; by default explanation, explanation-2, ... NAME.png writes only the picture, of at most 12
     images, and NAME.html only the page."""
     only: tuple[Literal["picture", "gradients", "attention", "page", "trees", "sweeps"], ...] = ()
-    """Which outputs to write: picture (scores, couplings, votes), gradients, attention (of each layer), page and trees
-    (parse trees), sweeps (reconstructions over poses). By default all that the network supports."""
+    """Which outputs to write: picture (parts hidden, votes, couplings), gradients, attention (of each layer), page and
+    trees (parse trees), sweeps (reconstructions over poses). By default all that the network supports."""
     keep: int = 3
     """Number of votes, strongest first, shown for each capsule of a parse tree."""
     device: str = "auto"
@@ -243,7 +244,7 @@ class ExportOptions:
     height, width, 3) in RGB of images of any size, turned by their EXIF tag, and gives the scores of mereo predict,
     and its probabilities where the weights are calibrated."""
     out: Path = Path("exported")
-    """Folder to write."""
+    """Folder to write, or the file of one form: NAME.onnx, NAME.pt2 or NAME.html."""
     license: str | None = None
     """Licence of the weights for the model card, such as apache-2.0 or cc-by-4.0; by default the card names none."""
     precision: Literal["fp32", "bf16", "int8"] = "fp32"

@@ -4,11 +4,14 @@ import contextlib
 import dataclasses
 import io
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
+from mereo.cli.help_groups import grouped
 from mereo.cli.wrong_values import reworded
 from mereo.errors import UsageError
 from mereo.training.arguments import EMPTY, check_values
@@ -112,19 +115,40 @@ def _show_defaults(options: type) -> None:
             type.__setattr__(kind, "_shows_defaults", True)
 
 
-def parse(options: type[T], words: Sequence[str], command: str) -> T:
-    """The options of one command; UsageError for invalid arguments. `--help` prints the help and exits with 0."""
+class _Printed(io.StringIO):
+    """Collects what is printed, with the characters of the terminal."""
+
+    encoding: str = "ascii"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+
+
+def parse(
+    options: type[T], words: Sequence[str], command: str, *, groups: Mapping[str, Sequence[str]] | None = None
+) -> T:
+    """The options of one command; UsageError for invalid arguments. `--help` prints the help and exits with 0.
+
+    Args:
+        options: a dataclass.
+        words: of the command line.
+        command: its name.
+        groups: names of options by the title under which the help prints them.
+    """
     import tyro
 
     words = join_task_options(words)
     _check_sides(words)
     _show_defaults(options)
-    errors, marked = io.StringIO(), _mark_empty(words)
+    errors, marked, printed = io.StringIO(), _mark_empty(words), _Printed()
     try:
-        with contextlib.redirect_stderr(errors):
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(printed) if groups else nullcontext():
             parsed = tyro.cli(options, args=marked, prog=f"mereo {command}")
     except SystemExit as stop:
         if stop.code in (0, None):
+            if groups:
+                sys.stdout.write(grouped(printed.getvalue(), groups))
             raise
         text = errors.getvalue().replace(EMPTY, "").replace(repr(EMPTY), "''")
         message = reworded(one_line(text), options, words)

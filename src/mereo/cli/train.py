@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mereo.cli.help_groups import TRAIN_GROUPS
 from mereo.cli.options import TrainOptions
 from mereo.cli.parse import join_task_options, parse
 from mereo.cli.show import print_table
@@ -18,7 +19,7 @@ def given_options(words: list[str]) -> set[str]:
 def given(words: list[str], command: str = "train") -> tuple[Any, dict[str, Any]]:
     """The configuration to start from, and the options that are given on the command line."""
     words = join_task_options(words)
-    options = parse(TrainOptions, words, command)
+    options = parse(TrainOptions, words, command, groups=TRAIN_GROUPS)
     return options.config, {name: getattr(options, name) for name in given_options(words) if name in FIELDS}
 
 

@@ -16,6 +16,7 @@ from mereo.explain.observation import Observation, observe
 from mereo.explain.panels import FAINT, INK, OTHER, PREDICTED, colour_scale, draw_image, draw_map, printable, short
 from mereo.explain.places import spread
 from mereo.explain.rollout import attention_rollout, class_attention
+from mereo.explain.uniform_test import uniform_test
 from mereo.models import VisionModel
 from mereo.pictures import new_figure, save_figure
 
@@ -89,13 +90,17 @@ def _head(axes: Any, title: str, note: str = "") -> None:
     axes.set_title(f"{printable(title)}\n{printable(note)}", fontsize=7.5, color=INK, pad=3, parse_math=False)
 
 
-def _draw_shares(axes: Any, image: Tensor, cells: Tensor, grid: Grid, title: str, note: str) -> None:
-    """Shares of the places (rows, columns) over an image."""
+def _draw_shares(
+    axes: Any, image: Tensor, cells: Tensor, grid: Grid, title: str, note: str, uniform: float = 0.0
+) -> None:
+    """Shares of the places (rows, columns) over an image, white where they are at most `uniform`."""
     heat = spread(cells[None], grid, *image.shape[-2:])[0]
     low, high = float(cells.min()), float(cells.max())
     signed = low < -1e-6 * max(high, 1e-6)
-    draw_map(axes, image, heat, cells, grid, colour_scale(cells, signed=signed), "+.2f" if signed else ".2f")
-    _head(axes, title, f"{note}{'±' if signed else '≤ '}{max(high, -low):.2g}")
+    scale = colour_scale(cells, signed=signed, start=0.0 if signed else uniform)
+    draw_map(axes, image, heat, cells, grid, scale, "+.2f" if signed else ".2f")
+    above = f"{uniform:.2g} to " if uniform and not signed else "±" if signed else "≤ "
+    _head(axes, title, f"{note}{above}{max(high, -low):.2g}")
 
 
 def names_of(layers: Sequence[AttentionLayer]) -> dict[str, str]:
@@ -123,7 +128,7 @@ def _layer_panel(
     near = reach[number, senders.prefix :].view(senders.rows, senders.columns)
     heads = couplings.shape[1]
     note = f"{senders.rows} x {senders.columns}, {heads} {'head' if heads == 1 else 'heads'}, "
-    _draw_shares(axes, image, cells, senders, short(name, 28), note)
+    _draw_shares(axes, image, cells, senders, short(name, 28), note, 1 / max(int(near.sum()), 1))
     if not bool(near.all()):
         _outline(axes, near, senders, MARK, 0.9)
     own = torch.zeros(receivers.rows, receivers.columns, dtype=torch.bool)
@@ -244,18 +249,20 @@ def draw_attention(
         if place is not None:
             axes.plot(place[1] - 0.5, place[0] - 0.5, "o", markersize=5, color=MARK, markeredgecolor="white")
 
-    def shares(cells: Tensor, grid: Grid, name: str, note: str) -> Panel:
-        return lambda axes: _draw_shares(axes, image, cells, grid, name, note)
+    def shares(cells: Tensor, grid: Grid, name: str, note: str, uniform: float = 0.0) -> Panel:
+        return lambda axes: _draw_shares(axes, image, cells, grid, name, note, uniform)
 
     panels.append(whole)
     if rollout is not None:
-        panels.append(shares(rollout.cells[number], rollout.grid, "rollout", f"{len(attended)} layers, "))
+        even = 1 / rollout.cells[number].numel()
+        panels.append(shares(rollout.cells[number], rollout.grid, "rollout", f"{len(attended)} layers, ", even))
     if of_class:
         last, name = of_class[-1], "class attention"
         cells = last.cells[number]
-        panels.append(shares(cells.mean(0), last.grid, name, f"{short(names[last.layers[0]], 18)}, "))
+        even = 1 / cells[0].numel()
+        panels.append(shares(cells.mean(0), last.grid, name, f"{short(names[last.layers[0]], 18)}, ", even))
         for head in range(min(len(cells), heads) if len(cells) > 1 else 0):
-            panels.append(shares(cells[head], last.grid, name, f"head {head}, "))
+            panels.append(shares(cells[head], last.grid, name, f"head {head}, ", even))
     for layer in (drawn := chosen_layers(attended, layers)):
         assert place is not None
         panels.append(
@@ -269,7 +276,23 @@ def draw_attention(
     for name, module in filters[::step][:maps]:
         panels.append(partial(_draw_spectrum, magnitudes=module.spectrum(), name=name))
     caption, gates = _caption(rollout is not None, drawn, of_class, on_places, filters), _gates(observation, number)
+    if attended and observation.model.output_kind == "scores":
+        caption += _effect(observation, images, number, [layer.name for layer in attended])
     return _sheet(panels, gates, image, Path(path), caption)
+
+
+def _effect(observation: Observation, images: Tensor, number: int, names: Sequence[str]) -> list[str]:
+    """Whether this attention matters for the answer, in a line."""
+    scores = observation.scores[number : number + 1]
+    if scores.dim() != 2:
+        return []
+    tested = uniform_test(observation.model, images[number : number + 1], scores, scores.argmax(1), names)
+    does = "matters" if tested.matters else "does not matter"
+    answer = "another" if bool(tested.answers.any()) else "the same"
+    return [
+        f"White: no more than uniform attention. It {does} for this answer: with uniform attention in all of these"
+        f" layers the answer is {answer}, the bar of its class {float(tested.change):+.2f}."
+    ]
 
 
 def _caption(

@@ -1,6 +1,6 @@
 """The text below the picture of an explanation: how to read it, and whether its maps can be trusted."""
 
-from mereo.explain.columns import FACTOR, FIRST, HIDDEN, LABELS, MESSAGES, SHARE, VOTES, MapColumn
+from mereo.explain.columns import FACTOR, LABELS, MESSAGES, SHARE, VOTES, MapColumn, matters, routing_titles
 from mereo.explain.deletion import DeletionTest
 from mereo.explain.explanation import Explanation
 from mereo.explain.wording import WORDINGS
@@ -35,29 +35,50 @@ def describe_deletion(tested: DeletionTest, claim: str) -> str:
     else:
         verdict = f"so do not trust the {claim}: the answer depends on other parts"
     return (
-        "Part hidden: how much that score really falls when a part takes the image's mean colour. Rank correlation"
-        f" with the {claim} over {tested.parts} parts (1: same order, 0: none): {each}{several}, {verdict}."
+        f"Parts of the size of the {claim}, hidden one by one: rank correlation of the falls with the {claim} over"
+        f" {tested.parts} parts (1: same order, 0: none): {each}{several}, {verdict}."
     )
 
 
-def _compared(titles: list[str]) -> str:
-    """The value compared with the deletion test where there are no votes."""
-    return "shares of attention" if "rollout" in titles or "class attention" in titles else "couplings"
+def _claim(explanation: Explanation) -> str | None:
+    """The map that the deletion test is compared with; None where it is not drawn."""
+    if explanation.contribution_maps:
+        return "votes"
+    each, word = (
+        (explanation.attention, "shares of attention") if explanation.attention else (explanation.maps, "couplings")
+    )
+    return word if matters(explanation, list(each)[-1]) else None
 
 
 def about_routings(explanation: Explanation, answer: str) -> list[str]:
-    """What the maps of couplings show, in at most one line."""
-    maps = list(explanation.maps.values())
-    if not maps:
+    """What the maps of couplings that are drawn show, in at most one line."""
+    titles = routing_titles(explanation)
+    drawn = {name: each for name, each in explanation.maps.items() if matters(explanation, name)}
+    lines = []
+    for last in (False, True):
+        of_kind = [name for name, each in drawn.items() if (each.grid.feeds is None) == last]
+        if of_kind:
+            title = titles[of_kind[0]] if len(of_kind) == 1 else "earlier routings"
+            share = COUPLINGS[LABELS[drawn[of_kind[0]].over]]
+            lines.append(
+                f"{title.capitalize()}: {share} {answer if last else f'the capsules that voted for {answer}'}."
+            )
+    return [" ".join(lines)] if lines else []
+
+
+def about_uniform(explanation: Explanation) -> list[str]:
+    """Which couplings are not drawn, because uniform ones give the same answers, in at most one line."""
+    titles = routing_titles(explanation)
+    names = [name for name in explanation.uniform if not matters(explanation, name)]
+    if not names:
         return []
-    share = COUPLINGS[LABELS[maps[-1].over]]
-    last, earlier = maps[-1].grid.feeds is None, sum(m.grid.feeds is not None for m in maps)
-    if not last:
-        return [f"Routing: {share} the capsules that voted for {answer}."]
-    if not earlier:
-        return [f"Routing: {share} {answer}."]
-    title = FIRST if earlier == 1 else "earlier routings"
-    return [f"{title.capitalize()}: {share} the capsules that voted for {answer}; last routing: for {answer} itself."]
+    which = ", ".join(titles.get(name, name) for name in names)
+    most = max(float(explanation.uniform[name].change.abs().max()) for name in names)
+    score = "softmax" if explanation.kind == "logits" else WORDINGS[explanation.kind].one
+    return [
+        f"Not drawn, because uniform couplings in their place change no answer: {which}. The {score} of the class"
+        f" changes by at most {most:.2g}."
+    ]
 
 
 def caption_of(
@@ -77,20 +98,20 @@ def caption_of(
     bar = "the chosen class" if asked else f"{words.best}, the prediction"
     lines = [f"Orange bar: {bar}." + (" Green name: the true class." if true_known else "")]
     titles = [column.title for column in columns]
-    lines += about_routings(explanation, answer)
-    if HIDDEN in titles:
-        lines += [
-            "Occlusion: how much that score falls when a square takes the image's mean colour; blue: it rises.",
-            "The parts that vote for its classes have no places on the image; parse trees show their votes."
-            if explanation.contributions is not None
-            else "This network has no routing to its classes, so there are no votes to draw.",
-        ]
+    lines.append(
+        f"Part hidden: how much the {words.one} of {answer} falls when a square takes the image's mean colour; blue: it"
+        " rises."
+    )
+    if explanation.contributions is not None and VOTES not in titles:
+        lines.append("The parts that vote for its classes have no places on the image; parse trees show their votes.")
     if VOTES in titles:
         lines.append(words.votes.maps.format(score=words.one))
         if titles.count(VOTES) > 1:
             lines.append("Red: for that class; blue: against it. Its parts are of several sizes, one column each.")
-    if explanation.deletion is not None:
-        lines.append(describe_deletion(explanation.deletion, "votes" if VOTES in titles else _compared(titles)))
+    lines += about_routings(explanation, answer)
+    lines += about_uniform(explanation)
+    if explanation.deletion is not None and (claim := _claim(explanation)) is not None:
+        lines.append(describe_deletion(explanation.deletion, claim))
     if "class attention" in titles:
         lines.append("Class attention: what the class token takes from each place in its last layer, mean over heads.")
     if "rollout" in titles:

@@ -9,7 +9,7 @@ from mereo.explain.explanation import Explanation
 from mereo.explain.places import spread
 from mereo.explain.wording import WORDINGS
 
-FIRST, LAST, VOTES, HIDDEN, TESTED = "first routing", "last routing", "votes", "occlusion", "part hidden"
+FIRST, LAST, VOTES, HIDDEN = "first routing", "last routing", "votes", "part hidden"
 SHARE, MESSAGES, FACTOR = "share of a part's vote", "share of all messages", "factor of a part"
 FALL = "fall of the score"
 LABELS = {"receivers": SHARE, "senders": MESSAGES, "both": MESSAGES, "none": FACTOR}
@@ -18,7 +18,15 @@ LABELS = {"receivers": SHARE, "senders": MESSAGES, "both": MESSAGES, "none": FAC
 
 @dataclass(frozen=True)
 class MapColumn:
-    """One column of maps: its title, the line below, what the colours mean, and the maps of all rows."""
+    """One column of maps.
+
+    Attributes:
+        title, note: what is above it.
+        label: what the colours mean.
+        heat, cells, grid: the maps of all rows.
+        signed: whether values go to both sides of 0.
+        start: the value that is white.
+    """
 
     title: str
     note: str
@@ -27,37 +35,49 @@ class MapColumn:
     cells: Tensor
     grid: Grid
     signed: bool = False
+    start: float = 0.0
+
+
+def routing_titles(explanation: Explanation) -> dict[str, str]:
+    """What the picture calls the routing of each coupling map."""
+    maps = explanation.maps
+    earlier = sum(m.grid.feeds is not None for m in maps.values())
+    titles = {}
+    for place, (name, each) in enumerate(maps.items(), start=1):
+        last_title, earlier_title = LAST if earlier else "routing", FIRST if earlier == 1 else f"routing {place}"
+        titles[name] = last_title if each.grid.feeds is None else earlier_title
+    return titles
+
+
+def matters(explanation: Explanation, name: str) -> bool:
+    """Whether the couplings behind a map change the answer, so that it is drawn."""
+    return name not in explanation.uniform or explanation.uniform[name].matters
 
 
 def map_columns(explanation: Explanation) -> list[MapColumn]:
-    """Couplings of routings, votes, attention, and the tests that hide parts, in this order."""
-    columns, maps = [], list(explanation.maps.values())
-    earlier = sum(m.grid.feeds is not None for m in maps)
-    for place, coupling_map in enumerate(maps, start=1):
-        grid, last = coupling_map.grid, coupling_map.grid.feeds is None
-        earlier_title = FIRST if earlier == 1 else f"routing {place}"
-        last_title = LAST if earlier else "routing"
-        title = last_title if last else earlier_title
-        kinds = "" if grid.types == 1 else f" x {grid.types}"
-        receivers = f"{coupling_map.num_receivers} {'classes' if last else 'capsules'}"
-        note = f"{grid.rows} x {grid.columns}{kinds} parts → {receivers}"
-        label, cells = LABELS[coupling_map.over], coupling_map.cells
-        signed = coupling_map.over == "none" and bool(cells.min() < 0)
-        columns.append(MapColumn(title, note, label, coupling_map.heat, cells, grid, signed=signed))
+    """What hiding a part does, then votes, and couplings of routings and attention that change the answer."""
+    hidden = explanation.occlusion_map
+    note = f"{hidden.grid.rows} x {hidden.grid.columns} squares"
+    columns = [MapColumn(HIDDEN, note, FALL, hidden.heat, hidden.cells, hidden.grid, signed=True)]
     for votes in explanation.contribution_maps:
         note, label = "for (red), against (blue)", f"added to the {WORDINGS[explanation.kind].votes.target}"
         if len(explanation.contribution_maps) > 1:
             note = f"of {votes.grid.rows} x {votes.grid.columns} x {votes.grid.types} parts"
         columns.append(MapColumn(VOTES, note, label, votes.heat, votes.cells, votes.grid, signed=True))
+    for name, title in routing_titles(explanation).items():
+        coupling_map = explanation.maps[name]
+        if not matters(explanation, name):
+            continue
+        grid = coupling_map.grid
+        kinds = "" if grid.types == 1 else f" x {grid.types}"
+        receivers = f"{coupling_map.num_receivers} {'classes' if grid.feeds is None else 'capsules'}"
+        note = f"{grid.rows} x {grid.columns}{kinds} parts → {receivers}"
+        label, cells = LABELS[coupling_map.over], coupling_map.cells
+        signed, start = coupling_map.over == "none" and bool(cells.min() < 0), coupling_map.uniform
+        columns.append(MapColumn(title, note, label, coupling_map.heat, cells, grid, signed=signed, start=start))
     for title, shares in explanation.attention.items():
-        grid, sides = shares.grid, explanation.sides
-        note, label = f"{grid.rows} x {grid.columns} places", "share of all places"
-        columns.append(MapColumn(title, note, label, spread(shares.cells, grid, *sides), shares.cells, grid))
-    if explanation.deletion is not None:
-        tested, note = explanation.deletion, "fall of the score without it"
-        columns.append(MapColumn(TESTED, note, FALL, tested.heat, tested.falls, tested.grid, signed=True))
-    if explanation.occlusion_map is not None:
-        hidden = explanation.occlusion_map
-        note = f"{hidden.grid.rows} x {hidden.grid.columns} squares hidden"
-        columns.append(MapColumn(HIDDEN, note, FALL, hidden.heat, hidden.cells, hidden.grid, signed=True))
+        if matters(explanation, title):
+            grid, heat = shares.grid, spread(shares.cells, shares.grid, *explanation.sides)
+            note, start = f"{grid.rows} x {grid.columns} places", 1 / (grid.rows * grid.columns)
+            columns.append(MapColumn(title, note, "share of all places", heat, shares.cells, grid, start=start))
     return columns

@@ -40,6 +40,7 @@ class CouplingMap:
         num_receivers: how many capsules the coupling leads to.
         over: what its couplings sum to one over: "receivers" (each part divides its vote), "senders", "both", or
             "none" for factors of any sign.
+        uniform: what a coupling is on average, the value of all if they were uniform; 0 for factors.
     """
 
     name: str
@@ -49,6 +50,7 @@ class CouplingMap:
     grid: Grid
     num_receivers: int
     over: Axis
+    uniform: float
 
 
 def receiver_weights(observation: Observation, classes: Tensor, first: int, count: int) -> Tensor:
@@ -119,5 +121,7 @@ def coupling_maps(observation: Observation, classes: Tensor | None = None) -> di
             values = _weighted(couplings, receiver_weights(observation, chosen, grid.feeds, receivers))
         senders[name] = values
         cells = on_grid(values, grid, average=True)
-        maps[name] = CouplingMap(name, chosen, cells, spread(cells, grid, height, width), grid, receivers, over)
+        uniform = 0.0 if over == "none" else float(couplings.sum()) / couplings.numel()
+        heat = spread(cells, grid, height, width)
+        maps[name] = CouplingMap(name, chosen, cells, heat, grid, receivers, over, uniform)
     return {name: maps[name] for name in names}

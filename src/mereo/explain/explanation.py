@@ -1,6 +1,6 @@
 """An explanation as data: scores, maps of couplings, contributions of votes, occlusion, and the reconstruction."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from mereo.explain.occlusion import occlusion_maps
 from mereo.explain.places import on_grid, spread
 from mereo.explain.rollout import AttentionMap, attention_rollout, class_attention
 from mereo.explain.target import Target, resolve_target, value_of
+from mereo.explain.uniform_test import UniformTest, uniform_test
 from mereo.explain.wording import kind_of
 from mereo.models import VisionModel
 
@@ -65,7 +66,7 @@ class Explanation:
             (batch, senders); None for a routing whose votes are not known.
         contribution_maps: the same over the image, a map for each grid of senders; of the senders of an earlier
             routing where those of the class routing have no place, and empty where no sender has one.
-        occlusion_map: what hiding a place costs; None where couplings or votes have places, which show more.
+        occlusion_map: what hiding a place costs.
         attention: shares of the places, by what they are: "class attention", mean over the heads of the last layer with
             a class token, and "rollout", see `attention_rollout`; empty for a network without attention between places.
         rebuilt: the reconstruction from the explained class capsule, (batch, channels, height, width); None without
@@ -73,6 +74,8 @@ class Explanation:
         sides: height and width of the images.
         deletion: the effect of hiding each part, compared with its contribution by votes, attention
             or couplings; None without such a map, and for fewer than 3 parts.
+        uniform: of the couplings behind each of `maps` and `attention`, whether they matter for the answer; empty where
+            a function is explained.
         trace_shapes: (batch, heads, receivers, senders) of the couplings, by name, and the shapes of signals.
     """
 
@@ -84,12 +87,13 @@ class Explanation:
     maps: dict[str, CouplingMap]
     contributions: Tensor | None
     contribution_maps: list[ContributionMap]
-    occlusion_map: OcclusionMap | None
+    occlusion_map: OcclusionMap
     attention: dict[str, AttentionMap]
     rebuilt: Tensor | None
     sides: tuple[int, int]
     trace_shapes: dict[str, tuple[int, ...]]
     deletion: DeletionTest | None = None
+    uniform: dict[str, UniformTest] = field(default_factory=dict)
 
     @property
     def contribution_map(self) -> ContributionMap | None:
@@ -131,11 +135,15 @@ def explain(model: VisionModel, images: Tensor, *, target: Target | None = None)
     if capsules is not None and network.decoder is not None:
         with torch.no_grad():
             rebuilt = network.reconstruct(capsules, classes)
-    hidden, maps = None, {} if classes is None else coupling_maps(observation, classes)
-    if not maps and not placed:
-        drops, squares = occlusion_maps(network, images, chosen)
-        hidden = OcclusionMap(drops, spread(drops, squares, *images.shape[-2:]), squares)
+    maps = {} if classes is None else coupling_maps(observation, classes)
+    drops, squares = occlusion_maps(network, images, chosen)
+    hidden = OcclusionMap(drops, spread(drops, squares, *images.shape[-2:]), squares)
     attention = _attention(observation)
+    replaced: dict[str, UniformTest] = {}
+    if classes is not None:
+        layers = {name: (name,) for name in maps} | {title: each.layers for title, each in attention.items()}
+        for title, names in layers.items():
+            replaced[title] = uniform_test(network, images, observation.scores, classes, names)
     claimed = _claimed(placed, attention, maps)
     tested = None
     if claimed is not None:
@@ -156,6 +164,7 @@ def explain(model: VisionModel, images: Tensor, *, target: Target | None = None)
         sides=observation.image_shape[1:],
         trace_shapes=_shapes(observation),
         deletion=tested,
+        uniform=replaced,
     )
 
 

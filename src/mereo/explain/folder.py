@@ -28,7 +28,7 @@ from mereo.explain.wording import WORDINGS, bars_of, kind_of
 from mereo.files import write_atomically
 from mereo.inference.predict import class_names
 from mereo.models import VisionModel
-from mereo.pictures import png_of, row_of_panels
+from mereo.pictures import png_of, row_of_panels, with_palette
 
 KINDS = ("picture", "gradients", "attention", "page", "trees", "sweeps")
 
@@ -127,7 +127,7 @@ def _trees(observation: Observation, batch: Shown, keep: int) -> list[ParseTree]
 def _add_tree(add: AddSection, tree: ParseTree, name: str, picture: bytes) -> None:
     """Add the parse tree of an image to a page."""
     words = " ".join(part for part in (describe(tree, 0), agreement(tree)) if part)
-    add(name, picture, words, [describe(tree, n) for n in range(len(tree.nodes))])
+    add(name, with_palette(picture), words, [describe(tree, n) for n in range(len(tree.nodes))])
 
 
 def _add_hidden(add: AddSection, observation: Observation, batch: Shown) -> None:

@@ -10,8 +10,8 @@ from mereo.explain.target import Target, check_finite, resolve_target, value_of
 from mereo.inference.mode import evaluating
 from mereo.models import VisionModel
 
-CELLS = 8
-"""Squares along the shorter side of an image."""
+CELLS, WINDOW = 8, 2
+"""Squares along the shorter side of an image, and how many of them a side of what is hidden has."""
 
 
 def occlusion_grid(height: int, width: int, cells: int = CELLS) -> Grid:
@@ -22,24 +22,27 @@ def occlusion_grid(height: int, width: int, cells: int = CELLS) -> Grid:
 
 @torch.no_grad()
 def occlusion_maps(
-    model: VisionModel, images: Tensor, target: Target | None = None, *, cells: int = CELLS
+    model: VisionModel, images: Tensor, target: Target | None = None, *, cells: int = CELLS, window: int = WINDOW
 ) -> tuple[Tensor, Grid]:
-    """How much the score of a class falls when a square of the image is replaced by the image's mean colour.
+    """How much the score of a class falls when a part of the image is replaced by the image's mean colour.
 
-    drop_s = score_class(image) - score_class(image with square s in its mean colour)
+    drop_s = mean over the windows w that hold square s of score_class(image) - score_class(image with w hidden)
 
     Args:
-        model: any network of images; it runs in evaluation mode, once for each square, and is left as it was.
+        model: any network of images; it runs in evaluation mode, once for each window, and is left as it was.
         images: in [0, 1], not normalised.
         target: the class to explain, one for all images or int64 (batch,); or a function from the outputs to (batch,),
             whose fall it then is. The predicted class when None.
         cells: squares along the shorter side.
+        window: squares along the side of what is hidden at a time, one square further each time; 1 hides each square by
+            itself.
 
     Shapes: images (batch, channels, height, width) -> (batch, rows, columns), and the grid of the squares.
 
     Reference: arXiv:1311.2901, section 4.2, which uses a grey square.
+    Deviates: the mean over the windows that hold a square; windows at the border are cut off by it.
     """
-    check_positive(cells=cells)
+    check_positive(cells=cells, window=window)
     model, images = ready(model, images)
     grid = occlusion_grid(images.shape[-2], images.shape[-1], cells)
     side, mean = int(grid.step), images.mean((2, 3), keepdim=True)
@@ -48,11 +51,13 @@ def occlusion_maps(
         chosen = resolve_target(model, outputs, target)
         whole = value_of(outputs, chosen)
         drops = whole.new_zeros(len(images), grid.rows, grid.columns)
-        for row in range(grid.rows):
-            for column in range(grid.columns):
+        for top in range(1 - window, grid.rows):
+            for left in range(1 - window, grid.columns):
+                rows, columns = slice(max(top, 0), top + window), slice(max(left, 0), left + window)
                 hidden = images.clone()
-                hidden[:, :, row * side : (row + 1) * side, column * side : (column + 1) * side] = mean
+                down, across = (slice(part.start * side, part.stop * side) for part in (rows, columns))
+                hidden[:, :, down, across] = mean
                 without = model(normalised(model, hidden))
                 check_finite(without)
-                drops[:, row, column] = whole - value_of(without, chosen)
+                drops[:, rows, columns] += (whole - value_of(without, chosen))[:, None, None] / window**2
     return drops, grid

@@ -103,21 +103,17 @@ def draw_scores(
         )  # fmt: skip
 
 
-def colour_scale(values: Tensor, *, signed: bool) -> Any:
-    """A ScalarMappable for a column of maps: from 0 to its largest value, or as far to both sides of 0.
+def colour_scale(values: Tensor, *, signed: bool, start: float = 0.0) -> Any:
+    """A ScalarMappable for a column of maps: from `start` to its largest value, or as far to both sides of 0.
 
-    Values that all lie far above 0 would be one colour; theirs starts at the smallest.
+    It reaches at least to twice the start: shares that are nearly uniform are nearly white.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-    top, low = max(float(values.abs().max()), 1e-6), float(values.min())
-    start = -top if signed else 0.0
-    if not signed and low > top / 2:
-        # Where all are the same, rounding must not look like a difference.
-        start = min(low, 0.98 * top)
+    top = max(float(values.abs().max()), 2 * start, 1e-6)
     colours = LinearSegmentedColormap.from_list("explanation", VOTES if signed else SHARES)
-    return ScalarMappable(Normalize(start, top), colours)
+    return ScalarMappable(Normalize(-top if signed else start, top), colours)
 
 
 def draw_map(axes: Any, image: Tensor, heat: Tensor, cells: Tensor, grid: Grid, scale: Any, numbers: str) -> None:

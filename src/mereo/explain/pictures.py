@@ -53,9 +53,9 @@ def draw_explanation(
 ) -> Path:
     """Draw the explanations of a few images, one a row, as PNG.
 
-    Columns: the image; the scores of the classes (the ten highest of more); for every routing whose senders have a
-    place, its couplings; which parts voted for the class and which against it; the reconstruction. For a network
-    without capsules, what hiding each place of the image costs.
+    Columns: the image; the scores of the classes (the ten highest of more); what hiding each place costs; which parts
+    voted for the class and which against it; couplings of routings and attention, on a scale that begins where they
+    are uniform, if replacing them by uniform ones changes an answer; the reconstruction.
 
     Args:
         model: any classifier.
@@ -78,14 +78,8 @@ def draw_explanation(
     names, bars = list(class_names(model)), bars_of(explanation.scores, explanation.kind)
 
     columns = map_columns(explanation)
-    scales = [colour_scale(column.cells, signed=column.signed) for column in columns]
+    scales = [colour_scale(column.cells, signed=column.signed, start=column.start) for column in columns]
     caption = caption_of(explanation, columns, true_known=any(true), asked=classes is not None, total=total)
-    caption += [
-        f"{c.title.capitalize()}: all shares lie between {c.cells.min():.3g} and {c.cells.max():.3g}, so its scale does"
-        " not start at 0."
-        for c, scale in zip(columns, scales, strict=True)
-        if scale.norm.vmin > 0
-    ]
     rebuilt = explanation.rebuilt
     pictures = 1 + len(columns) + (rebuilt is not None)
     height, width = images.shape[-2:]
@@ -106,6 +100,6 @@ def draw_explanation(
     heads = [("image", ""), words.column, *[(c.title, c.note) for c in columns]]
     sheet.head([*heads, ("rebuilt", "from that capsule")] if rebuilt is not None else heads)
     for place, (column, scale) in enumerate(zip(columns, scales, strict=True), start=2):
-        sheet.scale_bar(place, scale, column.label)
+        sheet.scale_bar(place, scale, f"{column.label}\n(white: uniform)" if column.start else column.label)
     save_figure(sheet.figure, path)
     return path

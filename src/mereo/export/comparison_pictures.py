@@ -14,6 +14,9 @@ TITLE = 90
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 """(severity, accuracy) by the name of a corruption."""
 AXES = {"rotation": "degrees", "translation": "% of the side", "occlusion": "% of the side covered"}
+MANY, LONGEST_NAME = 8, 32
+"""Networks from which on the panels of a comparison are three in a row and their bars thinner; letters of a
+name there."""
 NAMED = 5
 """The best networks under a corruption, which its panel names."""
 
@@ -49,14 +52,14 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
     metric, unit = rows[0].metric + (" in %" if rows[0].scale == 100 else ""), rows[0].unit
     quantities: list[tuple[str, list[float], Callable[[float], str]]] = [
         ("parameters", [row.parameters for row in rows], count),
-        ("multiply-adds (MACs) of one input", [row.macs for row in rows], count),
+        ("MACs of one input", [row.macs for row in rows], count),
         (f"inference, {unit}/s", [row.rate for row in rows], rounded),
         (f"training, {unit}/s", [row.train_rate for row in rows], rounded),
         ("training memory in MiB", [row.memory / 2**20 for row in rows], "{:,.0f}".format),
     ]
     panels = [_Panel(f"test {metric}, mean and seeds", [], [])]
     panels += [_Panel(name, values, [*map(show, values)], count) for name, values, show in quantities]
-    figure, axes = _draw_bars(panels, rows, 2, textwrap.fill(title, TITLE))
+    figure, axes = _draw_bars(panels, rows, 2 if len(rows) < MANY else 3, textwrap.fill(title, TITLE))
     _draw_metric(axes[0], rows)
     save_figure(figure, path)
 
@@ -84,7 +87,8 @@ def _draw_bars(panels: Sequence[_Panel], rows: Sequence[Row], across: int, title
 
     places = range(len(rows))
     # As wide as a page, so that the text stays readable on it.
-    figure, (grid,) = grid_of_panels(len(panels), across, (6.6 / across, 1 + 0.28 * len(rows)), (1.2, 0.4), sharey=True)
+    size = 6.6 / across, 1 + (0.28 if len(rows) < MANY else 0.2) * len(rows)
+    figure, (grid,) = grid_of_panels(len(panels), across, size, (1.2, 0.4), sharey=True)
     figure.suptitle(title, fontsize=10)
     for axes, panel in zip(grid, panels, strict=True):
         if panel.values:
@@ -95,11 +99,18 @@ def _draw_bars(panels: Sequence[_Panel], rows: Sequence[Row], across: int, title
         for place, value, text in zip(places, panel.values, panel.texts, strict=False):
             axes.text(value, place, f" {text}", va="center", fontsize=8)
         axes.set_title(panel.title, fontsize=9)
-        axes.set_yticks(list(places), [row.model.replace(":", ":\n") for row in rows])
+        axes.set_yticks(list(places), [_on_lines(row.model, len(rows) < MANY) for row in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.tick_params(labelsize=7.5)
         axes.grid(axis="x", alpha=0.3)
     return figure, grid
+
+
+def _on_lines(name: str, room: bool) -> str:
+    """A network's name with its arguments on a line of their own, or, without room for one, shortened."""
+    if room:
+        return name.replace(":", ":\n")
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]}…{name[-LONGEST_NAME // 2 + 1 :]}"
 
 
 def _colours(rows: Sequence[Row]) -> list[str]:
@@ -116,10 +127,16 @@ def _draw_metric(axes: Any, rows: Sequence[Row]) -> None:
         if len(row.values) > 1:
             axes.plot([scale * v for v in row.values], [place + 0.22] * len(row.values), "k.", markersize=5, alpha=0.6)
         shown = row.shown(row.value) + (f" ± {row.shown(row.spread)}" if row.spread is not None else "")
-        axes.text(mean, place - 0.2, shown, ha="center", fontsize=8)
+        if len(rows) < MANY:
+            axes.text(mean, place - 0.2, shown, ha="center", fontsize=8)
+        else:
+            axes.annotate(
+                shown, (mean, place), (-6, 0), textcoords="offset points", ha="right", va="center", fontsize=8
+            )
     least = 1.0 if scale == 100 else 0.01 * max(map(abs, every)) or 1.0
     room = max(max(every) - min(every), least)
-    axes.set_xlim(min(every) - 0.3 * room, max(every) + 0.3 * room)
+    left = 0.3 if len(rows) < MANY else 0.6
+    axes.set_xlim(min(every) - left * room, max(every) + 0.3 * room)
 
 
 def draw_curves(rows: Sequence[Row], curves: Mapping[str, Curves], path: Path) -> None:

@@ -28,7 +28,7 @@ from mereo.models.same_function import (
     take_over,
 )
 from mereo.models.timm_access import import_timm
-from mereo.models.timm_cache import without_network
+from mereo.models.timm_cache import LONGEST_REASON, without_network
 from mereo.models.weights import read_tensors
 
 
@@ -332,6 +332,14 @@ def same_tensors(model: VisionModel, library: str) -> dict[str, str]:
     return {name: theirs for name, (theirs, pair) in matches.items() if pair.copies}
 
 
+def has_timm_weights(name: str) -> bool:
+    """Whether timm has published weights of a preset of ours."""
+    try:
+        return bool(timm_weights(name))
+    except UsageError:
+        return False
+
+
 def timm_weights(name: str, tag: str | None = None) -> str:
     """The name under which timm has published weights of a preset of ours; UsageError if there are none."""
     timm, entry = import_timm(), get_model_entry(name)
@@ -378,8 +386,7 @@ def from_timm_checkpoint(name: str, arguments: Mapping[str, Any], tag: str | Non
             source = timm.create_model(theirs, **given)
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(
-            f"timm's weights of {theirs} could not be had ({cut(first_line(error), 200)}); they are downloaded once."
-            " Without a network, use a file: --weights file.safetensors in `mereo train`, or"
-            " mereo.convert('file.safetensors', model=...)."
+            f"timm's weights of {theirs} could not be had ({cut(first_line(error), LONGEST_REASON)}); with a network"
+            " they are downloaded once, and without one give their file as weights."
         ) from error
     return _from_live(source, changed, name, check=False).train()

@@ -8,12 +8,12 @@ from typing import Any, Literal, cast, overload
 
 from mereo.errors import UsageError
 from mereo.models.base import VisionModel
-from mereo.models.conversion import convert, from_timm_checkpoint
+from mereo.models.conversion import convert, from_timm_checkpoint, has_timm_weights
 from mereo.models.entry import ModelEntry
 from mereo.models.feature_maps import FeatureMaps
-from mereo.models.pretrained import Filled, choose_tag, fill, list_pretrained, pretrained_path
+from mereo.models.pretrained import Filled, choose_tag, fill, list_pretrained, pretrained_path, tags_of
 from mereo.models.rebuilding import rebuild
-from mereo.models.registry import MODELS, build, get_model_entry
+from mereo.models.registry import MODELS, build, get_model_entry, library_of
 from mereo.models.weights import is_described, load, load_state, load_tensors, weights_file
 
 Size = int | tuple[int, int]
@@ -82,8 +82,9 @@ def create_model(
         name: one of `list_models()`, an alias of it, or one of `list_models(pretrained=True)`, whose weights it then
             gets; or a network of another library, such as "timm:resnet18" or "torchvision:resnet18".
         pretrained: start with bundled weights: the data set they were trained on, such as "mnist",
-            or True for the one whose images are the preset's, or the only one. Other numbers of classes and colours
-            may be given: the head is then new and the first convolution adapted. All else is as trained.
+            or True for the one whose images are the preset's, or the only one; of a network of another library, and of
+            one that timm has too and that has no bundled weights, those published there. Other numbers of classes and
+            colours may be given: the head is then new and the first convolution adapted. All else is as trained.
         num_classes: how many classes; 0 gives the features instead of scores.
         in_chans: channels of the images.
         img_size: side of the images, or (height, width).
@@ -119,6 +120,8 @@ def create_model(
         if tag or pretrained or checkpoint_path:
             raise UsageError(f"weights is {weights!r}, and other weights are given too; leave one out.")
         model = _with_weights(entry, weights, given)
+    elif (tag or pretrained) and (published := published_weights(entry, tag or pretrained)) is not None:
+        model = _with_weights(entry, published, given)
     elif tag or pretrained:
         model = _pretrained(name, tag or pretrained, given, checkpoint_path)
     else:
@@ -126,6 +129,16 @@ def create_model(
         if checkpoint_path:
             load_state(model, checkpoint_path)
     return FeatureMaps(model, out_indices) if features_only else model
+
+
+def published_weights(entry: ModelEntry, pretrained: bool | str = True) -> str | None:
+    """The `weights` that `pretrained` stands for where they are a library's: of its own networks, and of presets of the
+    same name without bundled weights."""
+    if (library := library_of(entry.name)) is not None:
+        return library if pretrained is True else f"{library}.{pretrained}"
+    if pretrained is not True or tags_of(entry.name) or not has_timm_weights(entry.name):
+        return None
+    return "timm"
 
 
 def _with_weights(entry: ModelEntry, weights: str | Path, given: dict[str, Any]) -> VisionModel:

@@ -68,8 +68,8 @@ def choose_tag(model: str, pretrained: bool | str) -> str:
     if not tags:
         raise UsageError(
             f"pretrained is {pretrained!r}, but there are no bundled weights of {model!r}; there are"
-            f" {', '.join(list_pretrained()) or 'none'}. Train them with `mereo train --model {model}` and pass"
-            " checkpoint_path=, or use mereo.load(path)."
+            f" {', '.join(list_pretrained()) or 'none'}, and those of other libraries, such as timm:resnet18; or give a"
+            " run or a file as weights."
         )
     tag = default_tag(model) if pretrained is True else pretrained
     if tag is None:

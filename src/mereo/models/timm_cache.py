@@ -1,14 +1,19 @@
-"""timm's published weights where their hub cannot be reached: at once from its cache, or a clear error."""
+"""Published weights where their servers cannot be reached: at once from the caches, or an error that names the file."""
 
 import os
 import socket
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+import torch
+
 PATIENCE = 3.0
 """Seconds to wait for a connection."""
 FILES = ("model.safetensors", "pytorch_model.bin")
+LONGEST_REASON = 400
+"""Letters of an error of these libraries that are shown."""
 
 
 def hub_host() -> tuple[str, int]:
@@ -23,11 +28,24 @@ def hub_is_reachable() -> bool:
         return False
     if getproxies():
         return True
+    return _accepts(*hub_host())
+
+
+def _accepts(host: str, port: int) -> bool:
     try:
-        socket.create_connection(hub_host(), timeout=PATIENCE).close()
+        socket.create_connection((host, port), timeout=PATIENCE).close()
     except OSError:
         return False
     return True
+
+
+def check_download(url: str) -> None:
+    """ConnectionError, with the file and where it is looked for, unless PyTorch has it or can download it."""
+    address, folder = urlsplit(url), Path(torch.hub.get_dir()) / "checkpoints"
+    file = Path(address.path).name
+    host = address.hostname or ""
+    if not (folder / file).exists() and not getproxies() and not _accepts(host, address.port or 443):
+        raise ConnectionError(f"{file} is not in {folder}, and {host} cannot be reached to download {url}")
 
 
 def without_network(timm: Any, name: str) -> dict[str, Any]:
@@ -42,10 +60,15 @@ def without_network(timm: Any, name: str) -> dict[str, Any]:
     repository = getattr(configuration, "hf_hub_id", None)
     if not repository or hub_is_reachable():
         return {}
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import constants, try_to_load_from_cache
 
-    for file in (getattr(configuration, "hf_hub_filename", None), *FILES):
-        path = try_to_load_from_cache(repository, file) if file else None
+    files = [file for file in (getattr(configuration, "hf_hub_filename", None), *FILES) if file]
+    for file in files:
+        path = try_to_load_from_cache(repository, file)
         if isinstance(path, str):
             return {"pretrained_cfg_overlay": {"file": path}}
-    raise ConnectionError(f"{hub_host()[0]} cannot be reached, and {repository} is not in the cache")
+    place = f"https://{hub_host()[0]}/{repository}/resolve/main/{files[0]}"
+    raise ConnectionError(
+        f"{files[0]} of {repository} is not in {constants.HF_HUB_CACHE}, and {hub_host()[0]} cannot be reached to"
+        f" download {place}"
+    )

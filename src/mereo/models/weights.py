@@ -27,7 +27,10 @@ from mereo.models.registry import OWN, library_of
 
 LONGEST_HEADER = 2**24
 """Bytes of names, shapes and metadata; a network of 20,000 tensors and as many class names has a tenth of it."""
-_NO_PICKLES = "Pickled checkpoints are not opened"
+_NO_PICKLES = (
+    "Pickled checkpoints (.pth, .pt, .bin) are not opened, because they may run code: write their tensors by"
+    " safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')"
+)
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -61,7 +61,7 @@ def rate_for(config: TrainConfig, usual: float, batch_size: int) -> float:
     """The peak rate from the usual one of a network: it falls with the root of batches below 32."""
     if config.optimizer not in ("adamw", "adam"):
         return config.lr
-    rate = usual if config.weights is None else FINE_TUNING * usual
+    rate = usual if config.weights is None or config.pretrained else FINE_TUNING * usual
     return float(f"{rate * min(math.sqrt(batch_size / 32), 1.0):.1e}")
 
 

@@ -202,6 +202,9 @@ class TrainConfig:
     by `mereo models`), or `timm` (or timm.TAG) for those that timm has published; torchvision for networks of
     torchvision. With another number of classes, layers that depend on it are newly initialised; with another number of
     channels, the first convolution is adapted. By default random weights."""
+    pretrained: bool = False
+    """Start from published or bundled weights of the network, or from --weights: the classifier is trained alone for
+    the first tenth of the training, then everything else too, at a tenth of its rate."""
     resume: bool = False
     """Resume the run of this name from its last checkpoint."""
     checkpoint_seconds: float = 60.0

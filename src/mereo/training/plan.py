@@ -26,7 +26,7 @@ from mereo.tasks.base import task_for
 from mereo.training.config import TrainConfig
 from mereo.training.option_values import parse_insertion
 from mereo.training.order import derived_seed
-from mereo.training.start import follow_weights
+from mereo.training.start import follow_weights, pretrained_weights
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,8 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
         check_channels(info.in_chans, config.in_chans or 0)
     else:
         _check_no_images(config, module.input_kind)
+    if config.pretrained and config.weights is None:
+        config = config.replace(weights=pretrained_weights(config.model))
     if config.weights is not None:
         config = follow_weights(config)
     made, outputs = task((), config.task_options), dict[str, Any]()

@@ -7,8 +7,9 @@ from typing import Any, cast
 from mereo.errors import UsageError
 from mereo.models import VisionModel, convert, create_model, get_model_entry, load
 from mereo.models.conversion import timm_normalisation
+from mereo.models.factory import published_weights
 from mereo.models.metadata import Description, describe
-from mereo.models.pretrained import fill
+from mereo.models.pretrained import choose_tag, fill
 from mereo.models.weights import is_described, load_state, read_metadata, weights_file
 from mereo.surgery import insert, remove
 from mereo.training.config import TrainConfig
@@ -23,6 +24,12 @@ OF_THE_DATA = ("in_chans", "img_size")
 def is_published(weights: str) -> bool:
     """Whether weights are those that a library has published, not a file or folder."""
     return weights.partition(".")[0] in PUBLISHED and not Path(weights).exists()
+
+
+def pretrained_weights(model: str) -> str:
+    """The weights that a pretrained network starts from: those of its library, else the bundled ones."""
+    entry = get_model_entry(model)
+    return published_weights(entry) or f"{entry.name}.{choose_tag(entry.name, True)}"
 
 
 def _own_arguments(described: Description, saved: Mapping[str, Any]) -> dict[str, Any]:

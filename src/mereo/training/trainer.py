@@ -47,7 +47,7 @@ from mereo.training.config import TrainConfig
 from mereo.training.evaluation import choosing_metric, evaluate_run, is_better
 from mereo.training.events import open_events
 from mereo.training.freezing import describe_trained, freeze_as_configured, start_training
-from mereo.training.groups import LR_SCALE, parameter_groups
+from mereo.training.groups import group_rate, parameter_groups
 from mereo.training.mixing import mix_step
 from mereo.training.order import derived_seed, generator, sample_epoch
 from mereo.training.plan import Plan, as_plan
@@ -294,8 +294,9 @@ class Trainer:
         self.plain_objective.at_step(number, self.epochs * self.steps)
         torch.manual_seed(derived_seed(config.seed, "dropout", number, self.rank))
         self.rate = learning_rate(config, number, self.steps, self.clock.share) if rate is None else rate
+        share = self.clock.share if self.clock.total is not None else number / max(self.epochs * self.steps, 1)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate * group.get(LR_SCALE, 1.0)
+            group["lr"] = group_rate(group, self.rate, share or 0.0)
         added = self.plain_objective.added_names
         total, metrics, loading = torch.zeros(1 + len(added), device=self.device), self.task.metrics(), 0.0
         for part in range(parts):

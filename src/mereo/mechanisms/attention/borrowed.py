@@ -31,6 +31,8 @@ class BorrowedCoupling(Coupling):
         dropout: of the couplings.
     """
 
+    host: nn.Module
+
     def __init__(self, host: nn.Module, forward: Callable[..., Any], dropout: float) -> None:
         super().__init__("senders", dropout=dropout)
         # Outside of PyTorch's table of children, of which the layer would otherwise be one.

@@ -10,6 +10,7 @@ from torch import nn
 from mereo.core.shapes import image_size
 from mereo.core.unfilled import unfilled
 from mereo.models.entry import ModelEntry
+from mereo.models.layout import register_layout
 from mereo.models.plain.libraries import LIBRARIES
 from mereo.models.plain.network import PlainNetwork, last_linear
 from mereo.models.registry import register_library
@@ -52,6 +53,7 @@ def plain_entry(library: str, network: str) -> PlainEntry:
             "classifier": parts[0], "classifier_parts": parts,
         },
     )  # fmt: skip
+    register_layout("official", module, PlainNetwork.names_in_library)
     parameters = sum(parameter.numel() for parameter in outline.parameters())
     summary = f"{network} as {library} makes it: a plain network to compare with."
     how = facts.preprocessing

@@ -16,7 +16,7 @@ from mereo.errors import UsageError, first_line, unknown
 from mereo.escape import cut
 from mereo.models.registry import IMAGENET
 from mereo.models.timm_access import import_timm, own_networks
-from mereo.models.timm_cache import without_network
+from mereo.models.timm_cache import LONGEST_REASON, check_download, without_network
 
 RATES = ("drop_rate", "drop_path_rate")
 
@@ -204,17 +204,22 @@ class Torchvision(Library):
             raise UsageError(f"weights is {f'torchvision.{tag}'!r}; {network} has {', '.join(known)}.")
         if in_chans != 3:
             raise UsageError(f"in_chans is {in_chans}; torchvision's weights are for 3 channels: --in-chans 3.")
-        weights = models.get_model_weights(network)
+        listed = models.get_model_weights(network)
+        weights = listed[tag] if tag else listed.DEFAULT
         try:
-            state = (weights[tag] if tag else weights.DEFAULT).get_state_dict(check_hash=True)
+            check_download(weights.url)
+            state = weights.get_state_dict(check_hash=True, progress=False)
         except (OSError, RuntimeError, ValueError) as error:
             raise _out_of_reach("torchvision", network, error) from error
         return dict(state)
 
 
 def _out_of_reach(library: str, name: str, error: Exception) -> UsageError:
-    reason = cut(first_line(error), 200)
-    return UsageError(f"{library}'s weights of {name} could not be had ({reason}); they are downloaded once.")
+    reason = cut(first_line(error), LONGEST_REASON)
+    return UsageError(
+        f"{library}'s weights of {name} could not be had ({reason}); with a network they are downloaded once, and"
+        " without one give their file as weights."
+    )
 
 
 def _replace_first(model: nn.Module, in_chans: int) -> None:

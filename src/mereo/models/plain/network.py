@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mereo.core.shapes import image_size
 from mereo.errors import UsageError
 from mereo.models.base import VisionModel
+from mereo.models.layout import Pair
 from mereo.models.plain.libraries import LIBRARIES, RATES, Library
 from mereo.models.weight_sources import Statistics, TimmNetwork
 
@@ -92,6 +93,12 @@ class PlainNetwork(VisionModel):
         if self.class_names:
             config["label_names"] = list(self.class_names)
         return TimmNetwork(config, self.network.state_dict())
+
+    def names_in_library(self) -> list[Pair]:
+        """Its modules and tensors with the names that files of the library have for them."""
+        own = [*dict(self.network.named_children()), *dict(self.network.named_parameters(recurse=False))]
+        own += dict(self.network.named_buffers(recurse=False))
+        return [Pair(f"network.{name}", name) for name in own] + ([Pair("head", self._last)] if self._last else [])
 
     @property
     def head_hidden_size(self) -> int:
