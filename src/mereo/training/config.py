@@ -74,9 +74,9 @@ class TrainConfig:
     ela:preset=tiny,where=blocks. Each stands behind the stages, or where `where` says, and starts without effect
     (start=0); `mereo mechanisms` lists them. By default none."""
     img_size: ImageSize = None
-    """Size that images are resized to: one side, or height x width such as 64x48; by default that of the network."""
+    """Size that images are resized to: one side, or height x width such as 64x48; by default the network's."""
     in_chans: int | None = None
-    """Number of colour channels; by default that of the data."""
+    """Number of colour channels; by default the number of the data."""
 
     minutes: float | None = None
     """Time of the training, with reading and testing: the learning rate and the end follow the clock. By default the
@@ -134,7 +134,7 @@ class TrainConfig:
 
     loss: str = "auto"
     """Training loss. For classification: margin, hard_margin (with stricter margins), cross_entropy or spread (with a
-    margin that rises from 0.2 to 0.9); auto chooses that of the network: margin for most capsule networks and
+    margin that rises from 0.2 to 0.9); auto chooses by the network: margin for most capsule networks and
     cross_entropy for others."""
     label_smoothing: float = 0.0
     """Label smoothing of the cross-entropy: the fraction of the target spread evenly over all classes."""
@@ -156,14 +156,14 @@ class TrainConfig:
     """Weights of the losses that parts of the network add, as name=value, such as balance=0.02 for a mixture of heads;
     by default their own."""
     augment: tuple[str, ...] = ("auto",)
-    """Augmentation such as rotate=15 crop=4 flip; auto uses that of the data set, none turns it off,
+    """Augmentation such as rotate=15 crop=4 flip; auto takes the data set's own, none turns it off,
     help lists the operations."""
     sampler: Literal["shuffle", "balanced"] = "shuffle"
     """Images of an epoch: shuffle takes every image once, balanced takes every class equally often."""
     mean: tuple[float, ...] | None = None
-    """Mean of each channel, for normalisation; by default that of the network."""
+    """Mean of each channel, for normalisation; by default the network's."""
     std: tuple[float, ...] | None = None
-    """Standard deviation of each channel, for normalisation; by default that of the network."""
+    """Standard deviation of each channel, for normalisation; by default the network's."""
 
     validation_fraction: float = 0.1
     """Fraction of the training images held out to choose the best epoch."""

@@ -26,7 +26,7 @@ def is_published(weights: str) -> bool:
 
 
 def _own_arguments(described: Description, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved arguments of a network that differ from those of its preset."""
+    """The saved arguments of a network that differ from its preset."""
     defaults = get_model_entry(described.model).defaults
     return {name: value for name, value in saved.items() if described.arguments[name] != defaults[name]}
 
@@ -106,7 +106,7 @@ def start_from(model: VisionModel, weights: str) -> str:
         return f"{model.part_with_weights} starting from {weights}"
     source, name = _source(model, weights)
     filled = fill(model, source.state_dict(), {**source.metadata, **source.config}, name)
-    # The classes are those of the new data, even if their number is the same.
+    # The new data has other classes, even if their number is the same.
     model.class_names = ()
     parts = [f"starting from {name}"]
     if filled.new:

@@ -284,7 +284,7 @@ class Trainer:
         Args:
             epoch, step: counted from 0.
             order: of the images of the epoch.
-            rate: the learning rate; by default that of the schedule.
+            rate: the learning rate; by default the schedule's.
 
         Returns:
             the mean loss and, behind it, the added losses, (1 + added,), the sums of the metrics, and the seconds spent
@@ -466,7 +466,7 @@ class Trainer:
         )  # fmt: skip
 
     def _save_weights(self, path: Path, state: dict[str, Tensor]) -> None:
-        # Weights that name no task are those of a classifier, as in earlier versions.
+        # Weights that name no task are a classifier's, as in earlier versions.
         kind: dict[str, Any] = {} if self.task.name == "classification" else {"task": self.task.name}
         if self.config.task_options:
             kind["task_options"] = self.config.task_options
@@ -504,7 +504,7 @@ class Trainer:
             self.report.say(warning)
         self.history, self.best = progress["history"], progress["best"]
         self.seconds, empty = progress["seconds"], self._no_sums()
-        # A checkpoint of an earlier version has the sum of losses and that of another metric.
+        # A checkpoint of an earlier version has sums of the loss and of another metric.
         earlier = len(progress["partial"]) != len(empty)
         self.partial = [progress["partial"][0], *empty[1:]] if earlier else progress["partial"]
         if "clock" not in progress:  # a run of a number of epochs
