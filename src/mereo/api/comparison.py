@@ -111,7 +111,7 @@ def compare(
 ) -> Comparison:
     """Train several networks under one protocol and compare their accuracy and cost, as `mereo compare` does.
 
-    Finished runs are reused. Settings that are None are those of the recipe, or chosen from the data and the first
+    Finished runs are reused. Settings that are None come from the recipe, or are chosen from the data and the first
     network.
 
     Args:

@@ -43,7 +43,7 @@ class ImageClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
     """A network that is fitted to images and labels in memory, with the interface of scikit-learn.
 
     It works in `cross_val_score`, `GridSearchCV` and pipelines, and `transform` gives features for another estimator.
-    Options that are None are chosen as in `mereo train`. Errors of X, y and parameters are those of scikit-learn.
+    Options that are None are chosen as in `mereo train`. scikit-learn reports errors of X, y and parameters.
 
     Args:
         model: name of the network.

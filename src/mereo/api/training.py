@@ -146,7 +146,7 @@ def train(
         data: a data set, a folder of images or another source that the command takes; or a pair (images, labels) of
             arrays or tensors, of which a fifth is set aside for testing.
         quiet: print nothing.
-        options: those of the command, such as model, epochs, batch_size, lr, img_size, recipe, resume. With `dry_run`
+        options: of the command, such as model, epochs, batch_size, lr, img_size, recipe, resume. With `dry_run`
             the figures are printed and None is returned.
 
     run = mereo.train(data="photos", epochs=10)

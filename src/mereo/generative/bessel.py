@@ -12,7 +12,7 @@ divides by k. Both come from expansions in the reciprocal order, taken at an ord
     g_mu = g_{mu+1} - log q_mu.
 
 Source: Debye's uniform expansion (Abramowitz and Stegun 9.7.7); the expansion of A solves its differential equation
-term by term. Everything is float64 inside, and all derivatives are those of the expansions, by autograd. SciPy's `ive`
+term by term. Everything is float64 inside, and autograd differentiates the expansions. SciPy's `ive`
 overflows in many dimensions and has no derivatives. Cost: two tenths of a microsecond a value, and four times that
 with its gradient.
 """

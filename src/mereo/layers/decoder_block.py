@@ -23,7 +23,7 @@ class DecoderBlock(nn.Module):
         dropout: of what is added, of hidden layers and of the couplings of a mechanism given by name, in training.
         activation: of the channel mixer, a `FeedForward`; None for `SimpleGLU`, with `SimpleRMSNorm` as the norms.
         num_heads: of a mechanism given by name.
-        layer, num_layers: number of the block among those of the network.
+        layer, num_layers: number of the block, and how many the network has.
         mechanism_args: arguments of the mechanism's constructor, beside those that the block fills in.
 
     Shapes: (batch, tokens, dim), mask bool (batch, tokens) or None -> (batch, tokens, dim).

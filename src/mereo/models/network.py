@@ -159,7 +159,7 @@ class Network(WeightSources, nn.Module):
     # --- what every network has -------------------------------------------------------------------------------------
 
     def example_inputs(self, count: int) -> Tensor:
-        """Random inputs of the shape that the network was made for, on its device: so many, in [0, 1]."""
+        """Random inputs of the shape that the network was made for, on its device, in [0, 1], given their number."""
         like = next(self.parameters())
         return torch.rand(count, *self.input_shape, device=like.device, dtype=like.dtype)
 

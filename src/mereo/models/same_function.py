@@ -176,7 +176,7 @@ def take_over(target: nn.Module, source: nn.Module, matches: Mapping[str, str]) 
     """Type, device, mode of each module, and which parameters are trained, in place.
 
     Args:
-        matches: names of tensors of the target, with those of the source.
+        matches: names of tensors of the target, with their names in the source.
     """
     parameters = dict(source.named_parameters())
     if (like := next(source.parameters(), None)) is not None:

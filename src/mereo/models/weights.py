@@ -24,7 +24,7 @@ from mereo.models.pretrained import check_same_surgery, list_pretrained, pretrai
 from mereo.models.rebuilding import check_dense, checked, outline_of, rebuild
 
 LONGEST_HEADER = 2**24
-"""Bytes of names, shapes and metadata; a network of 20,000 tensors and as many class names has a tenth of it."""
+"""Bytes of names, shapes and metadata; a network of 20,000 tensors and 20,000 class names has a tenth of it."""
 _NO_PICKLES = "Pickled checkpoints are not opened"
 
 

@@ -1,4 +1,4 @@
-"""Embedding: images of one identity close to each other, and those of different identities apart.
+"""Embedding: images of one identity close to each other, images of different identities apart.
 
 Source: Khosla et al. 2020, arXiv:2004.11362.
 """
@@ -44,7 +44,7 @@ class EmbeddingOptions:
 
 
 def contrastive_loss(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
-    """Supervised contrastive loss: each image should find those of its identity among all others of the batch.
+    """Supervised contrastive loss: each image should find the others of its identity in the batch.
 
     L = mean_i  -1/|P(i)| sum_{p in P(i)} log( exp(z_i z_p / t) / sum_{a != i} exp(z_i z_a / t) )
 
@@ -176,7 +176,7 @@ class Embedding(Task):
         return [folder / name for name in contents]
 
     def describe_data(self, train: Images, validation: Images | None, test: Images) -> list[str]:
-        """How many identities there are, and whether those of the test images are trained on."""
+        """The number of identities, and whether the identities of the test images are trained on."""
         known, tested = set(train.strata.tolist()), set(test.strata.tolist())
         shared = len(known & tested)
         of_them = "none" if not shared else "all" if shared == len(tested) else f"{shared:,}"

@@ -118,8 +118,8 @@ class InvertedDotProductRouting(nn.Module):
 
     Args:
         senders, receivers: how many children and parents.
-        sender_dim: numbers in a pose, for matrices those of a square one.
-        receiver_dim: of a parent, for vectors only; None for as many.
+        sender_dim: numbers in a pose; a matrix is square.
+        receiver_dim: numbers in the pose of a parent, for vectors only; None for the number of a child.
         steps: passes, at least 1; the first one is uniform.
         pose: "matrix" or "vector".
         dropout: of the entries of parents, in training.

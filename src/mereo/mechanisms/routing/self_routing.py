@@ -45,7 +45,7 @@ class SelfVoteRouting(VoteRouting):
 
     Args:
         receivers, senders, pose: as of every `VoteRouting`.
-        sender_dim: numbers in the pose of a child; None for as many as in a vote.
+        sender_dim: numbers in the pose of a child; None for the number in a vote.
 
     Reads as: couplings[b, 0, r, s] is the part of parent r's activation that comes from child s.
 

@@ -1,6 +1,6 @@
 """A decoder with softmax attention, or with any causal mechanism by name: TNL, Combiner, Routing Transformer.
 
-Source: arXiv:1706.03762 (attention), arXiv:2104.09864 (rotary positions); norm and channel mixer are those of TNL.
+Source: arXiv:1706.03762 (attention), arXiv:2104.09864 (rotary positions); norm and channel mixer are from TNL.
 Cost: 2 (4 C^2 + 3 C G) FLOPs a token and layer, and 4 N C for attention to N tokens. Read token by token, the keys and
 values of all tokens are kept: 2 N C numbers a layer.
 """

@@ -33,7 +33,7 @@ class Recurrence(nn.Module):
     Shapes: x (batch, steps, inputs), state 2 x (batch, dim), mask bool (batch, steps) or None
         -> (batch, steps, dim), and the state behind the last step that is not masked.
 
-    Deviates: weights are not named as those of `torch.nn.LSTM`, which torch.compile does not take.
+    Deviates: weights have other names than in `torch.nn.LSTM`, which torch.compile does not take.
     """
 
     def __init__(self, inputs: int, dim: int) -> None:

@@ -33,7 +33,7 @@ LARGEST = 1e9
 
 @dataclass(frozen=True)
 class Form:
-    """Differences between the published networks and those of timm.
+    """Differences between the published networks and timm's.
 
     Attributes:
         activation: of convolutions; `cell_activation` of the networks after attention.
@@ -220,7 +220,7 @@ class MaxViT(VisionModel):
             multiples of 32 times it.
         head_dim: channels of an attention head.
         form: "official" or "timm": see `FORMS`.
-        momentum: of the batch norms; that of the form by default.
+        momentum: of the batch norms; by default the form's.
         positions: "table", or "network", which computes the bias of each offset.
         position_hidden: size of that network.
         parallel: both attentions of a block take the same map and share one feed-forward network.

@@ -87,7 +87,9 @@ def _check(q: Tensor, k: Tensor | None, v: Tensor, centroids: Tensor, causal: bo
     if not keys.shape[2] or not q.shape[2]:
         raise UsageError(f"q has {q.shape[2]} tokens and k {keys.shape[2]}; give at least one.")
     if causal and keys.shape[2] != q.shape[2]:
-        raise UsageError(f"q has {q.shape[2]} tokens and k {keys.shape[2]}; with causal=True they must be as many.")
+        raise UsageError(
+            f"q has {q.shape[2]} tokens and k {keys.shape[2]}; with causal=True the numbers must be equal."
+        )
     if strict and not causal:
         raise UsageError("strict is True with causal=False; without an order there is no past to keep to.")
 

@@ -1,7 +1,7 @@
 """Combiner over a binary tree: for each level, the sibling of the block that a token is in is a region.
 
 Source: arXiv:2107.05768, section 4.2.
-Cost: N (1 + log2 N) scores a head for N tokens, and as many for the summaries.
+Cost: N (1 + log2 N) scores a head for N tokens, and the same number for the summaries.
 """
 
 from dataclasses import dataclass
