@@ -46,6 +46,7 @@ from mereo.training.checkpoint import (
 from mereo.training.config import TrainConfig
 from mereo.training.evaluation import choosing_metric, evaluate_run, is_better
 from mereo.training.events import open_events
+from mereo.training.fingerprints import keep_fingerprints, training_statistics
 from mereo.training.freezing import describe_trained, freeze_as_configured, start_training
 from mereo.training.groups import LR_SCALE, parameter_groups
 from mereo.training.mixing import mix_step
@@ -56,7 +57,6 @@ from mereo.training.report import Report, draw_curves, reading_progress, write_h
 from mereo.training.results import RunResult, still_improving
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import Clock, learning_rate
-from mereo.training.seen import keep_seen, training_statistics
 from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
 from mereo.training.trackers import TENSORBOARD, Trackers, check_trackers
 from mereo.training.unreadable import write_set_aside
@@ -120,7 +120,7 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report, clock: Clock, *, pi
         if trainer.main:
             saved = setup.config.replace(resume=False, dry_run=False)
             write_atomically(folder.config, saved.to_yaml().encode())
-            keep_seen(folder, setup.splits, setup.crop)
+            keep_fingerprints(folder, setup.splits, setup.crop)
             if write_set_aside(folder, setup.splits):
                 report.say(f"files that could not be read are listed in {folder.set_aside}")
         trainer.fit()
