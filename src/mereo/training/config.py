@@ -176,8 +176,6 @@ class TrainConfig:
     stream: bool = False
     """Decode images during training instead of before it, so that they need not fit in memory; tar shards, Parquet and
     Arrow files and hf: data sets always are."""
-    callbacks: tuple[str, ...] = ()
-    """Registered callbacks to run at the start and end of each epoch; by default none."""
 
     seed: int = 0
     """Seed of every random choice."""
@@ -286,11 +284,11 @@ class TrainConfig:
             raise UsageError(f"{path} is not YAML: {error}.") from error
         if not isinstance(content, dict):
             raise UsageError(f"{path} is not a configuration; it needs lines such as `model: mspcaps_tiny`.")
-        return cls().replace(**{str(k): v for k, v in content.items() if k not in _FORMER})
+        return cls().replace(**{str(k): v for k, v in content.items() if k not in _FORMER or v != _FORMER[k]})
 
 
-_FORMER = ("find_lr",)
-"""Fields of earlier versions, without effect on a training, which their files hold."""
+_FORMER: dict[str, Any] = {"find_lr": False, "callbacks": []}
+"""Fields of earlier versions, with the value that has no effect on a training."""
 FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig)}
 _HINTS = get_type_hints(TrainConfig)
 

@@ -33,7 +33,6 @@ from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer, memory_format
 from mereo.training.batch_norm import restore_batch_norms, share_batch_statistics, statistics_note
 from mereo.training.calibrate import calibrate_run, store_calibration
-from mereo.training.callbacks import CALLBACKS, check_callbacks, restore_callbacks
 from mereo.training.checkpoint import (
     check_progress,
     fitting,
@@ -97,7 +96,6 @@ def train(
 
 def _train_in(folder: RunFolder, plan: Plan, report: Report, clock: Clock, *, pictures: bool) -> RunResult:
     check_trackers(plan.config.track)
-    check_callbacks(plan.config.callbacks)
     resumed = plan.config.resume and folder.state.exists()
     setup = prepare(plan, progress=reading_progress(report), cache=folder.path, resumed=resumed)
     for line in describe_setup(setup):
@@ -131,8 +129,8 @@ class Trainer:
     """One run, from its setup to its results.
 
     Attributes:
-        sampler: the order in which an epoch visits the images; callbacks may replace it.
-        splits: the data; callbacks may replace it by one with the same number of images.
+        sampler: the order in which an epoch visits the images.
+        splits: the data.
         epochs: of the whole training; with a given time it is planned anew after each epoch.
         clock: of a training of a given time.
     """
@@ -150,7 +148,6 @@ class Trainer:
         self.batch_size, self.steps = self.plan.steps(len(self.splits.train), self.processes)
         self.chosen_by = choosing_metric(self.task, uneven=uneven_classes(setup) is not None)
         self.statistics = training_statistics(self.plan, self.splits.train)
-        self.callbacks = {name: CALLBACKS[name]() for name in self.config.callbacks}
         self._prepare_model()
         added = [f"train_{name}" for name in self.plain_objective.added_names]
         self.columns = tuple(dict.fromkeys((*self.task.columns, f"val_{self.chosen_by}", *added)))
@@ -224,9 +221,6 @@ class Trainer:
 
         The epoch ends early where a given time is up.
         """
-        if first == 0:
-            for callback in self.callbacks.values():
-                callback.on_epoch_start(self, epoch)
         order = self.sampler(epoch)
         # A set that decodes its images is told which of them this process takes in the remaining steps.
         rest = order[first * self.batch_size : self.steps * self.batch_size]
@@ -412,8 +406,6 @@ class Trainer:
         if better:
             figures = {self.task.chooses[0]: None, "loss": None} if scores is None else scores.to_dict()
             self.best = {"epoch": epoch + 1, **figures}
-        for callback in self.callbacks.values():
-            callback.on_epoch_end(self, epoch, row)
         if self.main:
             if better:
                 self._save_weights(self.folder.best, state)
@@ -489,15 +481,11 @@ class Trainer:
         } | self.provenance  # fmt: skip
         if self.clock.total is not None:
             progress["clock"] = self.clock.state()
-        if self.callbacks:
-            progress["callbacks"] = {name: callback.state() for name, callback in self.callbacks.items()}
         save_state(self.folder.state, self.objective, self.optimizer, self.average, progress, write=self.main)
 
     def _resume(self) -> tuple[int, int]:
         if not (self.config.resume and self.folder.state.exists()):
             return 0, 0
-        # Before the optimiser is restored, because callbacks may have regrouped its parameters.
-        restore_callbacks(self.callbacks, self)
         progress = load_state(self.folder.state, self.objective, self.optimizer, self.average)
         check_progress(self.folder.state, progress, self.task.columns)
         for warning in compare_with_saved(self.folder.path, progress, self.provenance):
