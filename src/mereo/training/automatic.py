@@ -35,7 +35,7 @@ LEAST_EPOCHS, ENOUGH_EPOCHS, ENOUGH_STEPS, AT_MOST = 15, 60, 2500, 10
 """Epochs that a network needs to learn; epochs, or steps of few images, beyond which little is gained, and how many
 times these a training of a given time has at most."""
 EPOCHS_TO_ENLARGE, LARGER = 40, (2.0, 1.5)
-"""Epochs of larger images that must fit for them to be chosen, and their sides divided by the network's."""
+"""Epochs of larger images that must fit for them to be chosen, and their sides divided by that of the network."""
 LARGE, SMALLER, MULTIPLE = 64, (0.75, 0.5, 0.3), 32
 """Networks of larger images get smaller ones, multiples of 32, where LEAST_EPOCHS of their own do not fit."""
 STEP, EVALUATION, EPOCH = 1.1, 0.35, 0.15
@@ -215,7 +215,7 @@ class Chooser:
             self.put("precision", chosen, f"bf16 is {ratio:.1f} times as fast as fp32 on this machine")
 
     def warmup(self, steps: int) -> None:
-        """Choose the warm-up, given the number of steps of an epoch."""
+        """Choose the warm-up of epochs of so many steps."""
         epochs = self.config.epochs
         if self.config.warmup_steps is None:
             warmup = min(max(min(1.0, epochs / 10), WARMUP_STEPS / steps), max(epochs / 5, 0.1))
