@@ -214,7 +214,7 @@ class MechanismsOptions(ListOptions):
     """List the mechanisms whose name or description matches a pattern. A full name also prints its details."""
 
     interface: Literal["tokens", "maps", "qkv"] | None = None
-    """Only those that fill this slot of networks."""
+    """Only mechanisms that fill this slot of networks."""
 
 
 @dataclass(frozen=True)

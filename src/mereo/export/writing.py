@@ -59,7 +59,7 @@ def differ(score: Scorer, reference: Scorer, images: Sequence[Tensor], what: str
 
 
 def pixels_differ(score: Scorer, model: VisionModel) -> float:
-    """The largest difference of the scores of pixels from those that `mereo predict` gives for files of them."""
+    """The largest difference between the scores of pixels and what `mereo predict` gives for files of them."""
     generator, largest = torch.Generator().manual_seed(0), 0.0
     with tempfile.TemporaryDirectory() as folder:
         for number, (height, width) in enumerate(CHECKED_SIZES):

@@ -120,7 +120,7 @@ def _mean_of_senders(couplings: Tensor, part: Tensor, call: Call) -> Tensor:
 
 
 def shuffled(generator: torch.Generator, couplings: Tensor, call: Call) -> Tensor:
-    """The couplings with their senders permuted, among those that take part."""
+    """The couplings with their senders permuted, among the senders that take part."""
     part, _ = _taking_part(call)
     batch, senders = couplings.shape[0], couplings.shape[-1]
     keys = torch.rand(batch, 1, 1, senders, generator=generator).to(couplings.device)

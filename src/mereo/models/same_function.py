@@ -111,7 +111,7 @@ def check_same_function(
 
     Args:
         make: the network of mereo with the weights of a state of theirs.
-        theirs: the other one, of which a copy is taken.
+        theirs: the other one, which is copied.
         matches: names of our tensors, with theirs.
     """
     large = sum(p.numel() for p in theirs.parameters()) > MOST

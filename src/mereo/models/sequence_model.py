@@ -159,7 +159,7 @@ class SequenceModel(Network):
         return all(getattr(block, "streams", hasattr(block, "extend")) for block in self.blocks)
 
     def extend(self, tokens: Tensor, state: SequenceState | None = None) -> tuple[Tensor, SequenceState]:
-        """Tokens behind those that made `state`: their scores, and the state behind them.
+        """The next tokens after `state`: their scores, and the state after them.
 
         Shapes: int64 (batch, tokens) -> (batch, tokens, vocab_size).
         """

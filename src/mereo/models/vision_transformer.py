@@ -39,7 +39,7 @@ class VisionTransformer(VisionModel):
         drop_path_rate: of stochastic depth in the last block; it rises linearly from 0 in the first.
         mechanism: name of the mechanism in place of self-attention, one of
             `mereo.list_mechanisms(interface="tokens")` or "maps"; None for self-attention.
-        mechanism_args: arguments of its constructor, beside those that the network fills in.
+        mechanism_args: arguments of its constructor that the network does not fill in.
 
     Shapes: images (batch, in_chans, height, width) -> (batch, num_classes); features (batch, num_prefix_tokens +
         patches, embed_dim), the class token first.

@@ -259,7 +259,7 @@ def insert(
             shell-style patterns of modules.
         start: of the gains; 1 uses a gate as it is.
         img_size: of the image on which shapes are found out; by default what the network states, or 224.
-        arguments: of the mechanism's constructor, beside those that the place fills in; `heads` sets its heads.
+        arguments: of the mechanism's constructor that the place does not fill in; `heads` sets its heads.
 
     Returns:
         The places, with parameters and multiply-adds before and after; print it.

@@ -24,7 +24,7 @@ _RECALLS = (1, 5)
 _CHUNK = 1024
 """Queries that are compared with all images at once."""
 _QUERIES, _SHOWN, _LISTED = 8, 6, 5
-"""Queries of a picture, the nearest images of each, and those that are listed in a table."""
+"""Numbers: queries of a picture, nearest images of each, and images listed in a table."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class Plan:
         return model
 
     def _check_memory(self, arguments: dict[str, Any]) -> None:
-        """UsageError for a network of which weights or a step of one image do not fit in memory, before any is made."""
+        """UsageError for a network whose weights, or a step of one image, do not fit in memory, before it is made."""
         name, free = self.config.model, available_memory()
         network = outline(name, **arguments)
         size = sum(p.numel() * p.element_size() for p in network.parameters())

@@ -97,7 +97,7 @@ def folder_to_resume(config: TrainConfig) -> RunFolder:
 
 
 def resume_commands(root: Path) -> str:
-    """The commands that go on with the newest runs in a folder, as text; empty where there are none."""
+    """The commands that go on with the newest runs in a folder, as text; empty without runs."""
     runs = sorted(root.glob("*/config.yaml"), key=lambda path: -path.stat().st_mtime) if root.is_dir() else []
     return "; ".join(f"mereo train {shlex.quote(str(path.parent))} --resume" for path in runs[:_LISTED])
 

@@ -21,7 +21,7 @@ OF_THE_DATA = ("in_chans", "img_size")
 
 
 def is_published(weights: str) -> bool:
-    """Whether weights are those that a library has published, not a file or folder."""
+    """Whether weights name a library's published weights, not a file or folder."""
     return weights.partition(".")[0] in PUBLISHED and not Path(weights).exists()
 
 

@@ -273,7 +273,7 @@ class Trainer:
     # --- one step ---------------------------------------------------------------------------------------------------
 
     def optimise(self, epoch: int, step: int, order: Tensor, rate: float | None = None) -> tuple[Tensor, Tensor, float]:
-        """One optimiser step on the mean loss of the parts of a batch, of which only one has a graph at a time.
+        """One optimiser step on the mean loss of the parts of a batch; one part at a time has a graph.
 
         Args:
             epoch, step: counted from 0.

@@ -22,7 +22,7 @@ POSES = ("matrix", "vector")
 
 
 def square_side(dim: int) -> int:
-    """Side of a square matrix of `dim` numbers; UsageError where there is none."""
+    """Side of a square matrix of `dim` numbers; UsageError if `dim` is no square."""
     side = round(dim**0.5)
     if side * side != dim:
         raise UsageError(f"the pose has {dim} numbers, which are no square matrix; give 16, 36 or another square.")

@@ -16,7 +16,7 @@ from mereo.errors import UsageError, check_not_negative, check_positive
 from mereo.mechanisms.routing.vote_routing import VoteRouting, vote_routing
 
 EMPTY = 1e-12
-"""Lower bound of a sum of activations, so that children of which none is active give zeros."""
+"""Lower bound of a sum of activations, so that inactive children give zeros."""
 
 
 def shares(activation: Tensor) -> Tensor:

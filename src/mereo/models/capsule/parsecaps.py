@@ -292,7 +292,7 @@ class ParseCaps(CapsuleClassifier):
 
         Args:
             capsules, classes: as of `concept_scores`.
-            concepts: 1 for those that an image shows and 0 for the others, (batch, num_concepts).
+            concepts: 1 for each that an image shows, else 0, (batch, num_concepts).
         """
         scores = self.concept_scores(capsules, classes).float()
         if concepts.shape != scores.shape:

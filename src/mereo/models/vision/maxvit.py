@@ -232,7 +232,7 @@ class MaxViT(VisionModel):
         mechanism: name of the mechanism among the wide maps of every bottleneck, one of
             `mereo.list_mechanisms(interface="maps")` or "tokens". Attention in windows and on the grid has no slot:
             the two share one regrouping of the cells.
-        mechanism_args: arguments of its constructor, beside those that the network fills in.
+        mechanism_args: arguments of its constructor that the network does not fill in.
 
     Shapes: images (batch, in_chans, height, width) -> logits (batch, num_classes).
 
