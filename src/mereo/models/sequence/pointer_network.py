@@ -33,7 +33,7 @@ class Recurrence(nn.Module):
     Shapes: x (batch, steps, inputs), state 2 x (batch, dim), mask bool (batch, steps) or None
         -> (batch, steps, dim), and the state behind the last step that is not masked.
 
-    Deviates: weights have other names than in `torch.nn.LSTM`, which torch.compile does not take.
+    Deviates: weights are not named as those of `torch.nn.LSTM`, which torch.compile does not take.
     """
 
     def __init__(self, inputs: int, dim: int) -> None:
@@ -69,7 +69,7 @@ class Memory(NamedTuple):
     """The points as the decoder reads them.
 
     Attributes:
-        points: its inputs; the first stands for no point: (batch, 1 + points, coordinates).
+        points: its inputs, of which the first stands for no point: (batch, 1 + points, coordinates).
         states: of the encoder, the first for the end: (batch, 1 + points, dim).
         keys: W1 of the states, (batch, 1 + points, dim); the states where nothing attends to them.
         present: bool (batch, 1 + points).
