@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.errors import UsageError, check_choice, check_positive
+from mereo.errors import check_choice, check_positive
 from mereo.generative.inversion import invert
 from papers.common.constellations import BASES
 from papers.constellations.random_start import random_responsibilities
@@ -71,11 +71,6 @@ class ConstellationCapsNet:
     def __post_init__(self) -> None:
         check_choice("transform", self.transform, BASES)
         check_positive(sigma=self.sigma)
-        if self.templates.dim() != 2 or self.templates.shape[1] != 2 or self.owner.shape != self.templates.shape[:1]:
-            raise UsageError(
-                f"templates are {tuple(self.templates.shape)} and owner is {tuple(self.owner.shape)};"
-                " they must be (parts, 2) and (parts,)."
-            )
 
     @property
     def objects(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from mereo.errors import UsageError, check_choice, check_not_negative, check_positive
+from mereo.errors import check_choice, check_not_negative, check_positive
 from papers.constellations.sinkhorn import log_sinkhorn
 
 CLUTTER_DENSITY = 1 / 4
@@ -76,18 +76,9 @@ class GenerativeCapsuleModel:
     def __post_init__(self) -> None:
         check_choice("assignment", self.assignment, ("doubly_stochastic", "mixture"))
         check_positive(prior_precision=self.prior_precision, rounds=self.rounds)
-        if self.basis.dim() != 3 or self.owner.shape != self.basis.shape[:1]:
-            raise UsageError(
-                f"basis is {tuple(self.basis.shape)} and owner {tuple(self.owner.shape)};"
-                " they must be (parts, 2, pose) and (parts,)."
-            )
         check_not_negative(clutter=self.clutter)
         if isinstance(self.prior_mean, str):
             check_choice("prior_mean", self.prior_mean, ("zero", "points"))
-        elif len(self.prior_mean) != self.basis.shape[-1] or not all(map(math.isfinite, self.prior_mean)):
-            raise UsageError(
-                f"prior_mean is {self.prior_mean}; give {self.basis.shape[-1]} finite numbers, 'zero' or 'points'."
-            )
 
     @property
     def objects(self) -> int:

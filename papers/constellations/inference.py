@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.errors import UsageError, check_positive
+from mereo.errors import check_positive
 from papers.constellations.generative_capsule_model import GenerativeCapsuleModel, Update
 from papers.constellations.random_start import random_responsibilities
 
@@ -67,13 +67,9 @@ def infer_constellations(
 
     Shapes: points (images, slots, 2), mask (images, slots); see `ConstellationInference`.
 
-    Raises: UsageError for shapes that do not fit, an image without points or, with `doubly_stochastic`, more slots
-        than parts and clutter.
-
     Reference: arXiv:2103.06676, section 3.3.
     """
     check_positive(precision=precision, restarts=restarts, updates=updates)
-    _check(model, points, mask)
     points, mask = (x.repeat_interleave(restarts, 0) for x in (points, mask))
     exclusive, last = model.assignment == "doubly_stochastic", max_precision or 0.0
 
@@ -99,23 +95,6 @@ def infer_constellations(
         running[ended] = False
         running[restarted] = True
     return _best(model, state, now, torch.stack(trace, -1), ~running, restarts)
-
-
-def _check(model: GenerativeCapsuleModel, points: Tensor, mask: Tensor) -> None:
-    if points.dim() != 3 or points.shape[-1] != 2 or mask.shape != points.shape[:2] or mask.dtype != torch.bool:
-        raise UsageError(
-            f"points are {tuple(points.shape)} and mask is {tuple(mask.shape)}, {mask.dtype};"
-            " they must be (images, slots, 2) and (images, slots), bool."
-        )
-    if not points[mask].isfinite().all():
-        raise UsageError("points hold values that are not finite where mask is True.")
-    if not mask.any(1).all():
-        raise UsageError("mask leaves an image without points; every image needs one at least.")
-    if model.assignment == "doubly_stochastic" and mask.shape[1] > model.columns:
-        raise UsageError(
-            f"points have {mask.shape[1]} slots, and the model explains at most {model.columns} points of an image:"
-            f" {len(model.owner)} parts and clutter={model.clutter}. Give more clutter or assignment='mixture'."
-        )
 
 
 def _best(

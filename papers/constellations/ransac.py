@@ -9,13 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mereo.errors import UsageError
 from papers.common.constellations import Templates, similarity_basis
 
 TOLERANCES = (0.1, 1.0)
 """Squared distances within which a part accepts a point; the next is tried where no cover explains every point."""
-MOST_SLOTS = 16
-"""The search keeps a cost for every set of points."""
 AT_ONCE = 2**22
 """Numbers of a batch of searches."""
 
@@ -146,11 +143,8 @@ def ransac(
 
     Shapes: points (images, slots, 2), mask (images, slots); see `RansacResult`.
 
-    Raises: UsageError for shapes that do not fit, more than 16 slots, and templates of fewer than two parts.
-
     Reference: arXiv:2103.06676.
     """
-    _check(templates, points, mask, tolerances)
     points = points.double()
     portion = max(1, AT_ONCE >> mask.shape[1])
     parts = [
@@ -192,21 +186,3 @@ def _at(templates: Templates, points: Tensor, mask: Tensor, tolerance: float) ->
         pose = seen @ torch.linalg.pinv(similarity_basis(template).flatten(0, 1)).T
         means[:, k] = pose * there.unsqueeze(1)
     return RansacResult(labels, means, chosen >= 0, cost, covered)
-
-
-def _check(templates: Templates, points: Tensor, mask: Tensor, tolerances: tuple[float, ...]) -> None:
-    if points.dim() != 3 or points.shape[-1] != 2 or mask.shape != points.shape[:2] or mask.dtype != torch.bool:
-        raise UsageError(
-            f"points are {tuple(points.shape)} and mask is {tuple(mask.shape)}, {mask.dtype};"
-            " they must be (images, slots, 2) and (images, slots), bool."
-        )
-    if not points[mask].isfinite().all():
-        raise UsageError("points hold values that are not finite where mask is True.")
-    if not 2 <= mask.shape[1] <= MOST_SLOTS:
-        raise UsageError(f"points have {mask.shape[1]} slots; RANSAC takes 2 to {MOST_SLOTS}.")
-    if not tolerances or min(tolerances) <= 0:
-        raise UsageError(f"tolerances are {tolerances}; give at least one, all above 0.")
-    for k in range(int(templates.owner.max()) + 1):
-        template = templates.points[templates.owner == k]
-        if len(template) < 2 or torch.equal(template[0], template[1]):
-            raise UsageError(f"object {k} of templates needs two parts, and its first two apart from each other.")

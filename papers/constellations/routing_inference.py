@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from mereo.core import Coupling, settle, squash
-from mereo.errors import UsageError, check_choice, check_steps
+from mereo.errors import check_choice, check_steps
 from mereo.mechanisms.routing.em import fit_clusters, inverse_temperatures, vote_scores
 from papers.constellations.generative_capsule_model import GenerativeCapsuleModel
 
@@ -47,16 +47,10 @@ def point_votes(model: GenerativeCapsuleModel, points: Tensor, mask: Tensor) -> 
 def pair_votes(model: GenerativeCapsuleModel, points: Tensor, mask: Tensor) -> PoseVotes:
     """The pose that puts two parts of an object on two points, for similarity transforms.
 
-    Shapes: points (images, slots, 2), mask (images, slots).
-
-    Raises: UsageError where a pair of points does not fix a pose, and for images of fewer than two points.
+    Shapes: points (images, slots, 2), mask (images, slots), at least two points an image.
     """
-    if model.basis.shape[-1] != 4:
-        raise UsageError(f"poses have {model.basis.shape[-1]} numbers; two points fix 4: use children='points'.")
     first, second = torch.cartesian_prod(*[torch.arange(points.shape[1], device=points.device)] * 2).T
     first, second = first[first != second], second[first != second]
-    if mask.sum(1).min() < 2:
-        raise UsageError("mask leaves an image with fewer than two points, so without pairs: use children='points'.")
     a, b = torch.cartesian_prod(*[torch.arange(len(model.owner), device=points.device)] * 2).T
     related = (a != b) & (model.owner[a] == model.owner[b])
     a, b = a[related], b[related]

@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from mereo.core import settle
-from mereo.errors import UsageError
 
 
 def log_sinkhorn(scores: Tensor, rounds: int) -> Tensor:
@@ -17,8 +16,4 @@ def log_sinkhorn(scores: Tensor, rounds: int) -> Tensor:
 
     Reference: Sinkhorn and Knopp 1967; for assignments arXiv:2103.06676, section 3.
     """
-    if rounds < 1:
-        raise UsageError(f"rounds is {rounds}; it must be at least 1.")
-    if scores.shape[-1] != scores.shape[-2]:
-        raise UsageError(f"scores are {tuple(scores.shape)}; both last sizes must be the same.")
     return settle(lambda scores: scores.log_softmax(-2).log_softmax(-1), scores, steps=rounds)

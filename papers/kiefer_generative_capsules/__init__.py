@@ -47,6 +47,5 @@ PAPER = Paper(
     studies={"kiefer_routing": KIEFER_ROUTING},
     suites={
         "inversion": "papers.kiefer_generative_capsules.inversion_suite:INVERSION",
-        "bessel": "papers.kiefer_generative_capsules.bessel_suite:BESSEL",
     },
 )

@@ -20,7 +20,7 @@ from mereo.errors import UsageError
 from mereo.generative.generative_capsnet import GenerativeCapsNet
 from mereo.mechanisms.routing import DynamicRouting
 from mereo.runtime.device import choose_device
-from mereo.training.losses import many_hot, margin_loss
+from mereo.tasks.losses import many_hot, margin_loss
 from papers.common.classifiers import fitted
 from papers.common.fitting import batches, fit
 from papers.common.settings import Settings

@@ -19,7 +19,7 @@ from mereo.generative import CapsuleMixture
 from mereo.mechanisms.attention import TopDownAttention
 from mereo.models.capsule.capsnet import CapsNet
 from mereo.runtime.device import choose_device
-from mereo.training.losses import many_hot, margin_loss
+from mereo.tasks.losses import many_hot, margin_loss
 from papers.common.fitting import batches, fit
 from papers.common.settings import Settings
 from papers.kiefer_generative_capsules.top_down_pictures import Shown, draw_assignments, draw_entropies

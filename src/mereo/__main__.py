@@ -59,7 +59,7 @@ def main() -> int:
 
         code = run()
         # Nothing is left to do but exit. Looking for garbage there takes a quarter of the time of a short command; but
-        # Triton counts its objects at exit, and would report those that are left.
+        # Triton counts its objects at exit, and would report the ones left.
         if "triton" not in sys.modules:
             gc.freeze()
         if signal.getsignal(signal.SIGINT) is _interrupted:

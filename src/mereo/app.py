@@ -56,7 +56,7 @@ class Networks:
     Args:
         sources: weight files, run folders or names of bundled weights.
         device: of PyTorch.
-        data: data set of the example images; that of each network's training when None.
+        data: data set of the example images; when None, the one that each network was trained on.
         data_root: folder of the data sets.
     """
 

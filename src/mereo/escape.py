@@ -40,7 +40,7 @@ def fenced(text: object, language: str = "") -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Text of at most so many characters; the middle of a longer text is left out."""
+    """Text of limited length; the middle of a longer text is left out."""
     if len(text) <= most:
         return text
     half = (most - 5) // 2

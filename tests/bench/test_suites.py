@@ -1,14 +1,9 @@
 """Suites of the generative room at sizes of a test: contenders agree, and what cannot be had is left out."""
 
-import sys
-from pathlib import Path
-
 import pytest
-import torch
 
-from mereo.bench import Bench, Request, draw, get_suite
+from mereo.bench import Bench, Request, get_suite
 from mereo.bench.cases import parse_sizes
-from mereo.bench.suite import Setting
 from mereo.errors import UsageError
 
 
@@ -52,34 +47,3 @@ def test_a_wrong_sweep_is_detected(task, monkeypatch):
     monkeypatch.setattr(inversion, "sweep", halved)
     run = measured("inversion", "batch=2", "children=4", "parents=3", "dim=3", f"task={task}")
     assert statuses(run, "forward") == {"einsum": "ok", "invert": "WRONG"}
-
-
-def test_bessel():
-    run = measured("bessel", "numbers=50")
-    for dimension in (2, 64):
-        forward, training = (statuses(run, mode, dimension=dimension) for mode in ("forward", "training"))
-        assert set(forward.values()) == {"ok"} and ("torch.special" in forward) == (dimension == 2)
-        assert {name for name, status in training.items() if status == "left out"} == {"together", "together float32"}
-        assert {status for name, status in training.items() if "together" not in name} == {"ok"}
-    errors = [m.gradient_error for m in run.measurements if m.gradient_error is not None]
-    assert len(errors) == 5 and max(errors) < 1e-6
-
-
-def test_bessel_without_scipy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.special", None)
-    run = measured("bessel", "numbers=5", "dimension=3")
-    assert statuses(run, "forward")["scipy.special.ive"] == "left out"
-    assert run.find("threads=1", "forward", "scipy.special.ive").note == "scipy is not installed"
-
-
-def test_numbers_are_spread_over_four_decades():
-    torch.manual_seed(0)
-    kappa, dimension = get_suite("bessel").inputs(Setting({"numbers": 10_000, "dimension": 7}), "training")
-    assert dimension == 7 and kappa.requires_grad and kappa.dtype == torch.float64
-    assert kappa.min() >= 0.1 and kappa.max() <= 1000
-    torch.testing.assert_close(kappa.detach().log10().mean().item(), 1.0, atol=0.05, rtol=0)
-
-
-def test_a_contender_that_is_left_out_of_a_mode_does_not_spoil_the_picture():
-    run = measured("bessel", "numbers=5,9", "dimension=3")
-    assert draw(run, Path("lines.png")) and Path("lines.png").stat().st_size > 10_000

@@ -215,6 +215,7 @@ def test_a_network_trains_after_inference(case: Case) -> None:
     with torch.inference_mode():
         model(images)
     model.train()(images).sum().backward()
+    assert any(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 @every_case

@@ -44,5 +44,5 @@ def test_the_pictures_are_drawn(tmp_path: Path) -> None:
     robust = dict.fromkeys((field.name for field in fields(Robustness) if field.name != "curves"), 0.25)
     curves = {"capsnet": {"rotation": [(0.0, 0.5), (20.0, 0.25)], "occlusion": [(0.0, 0.5), (20.0, 0.25)]}}
     paths = write_comparison([ROW], tmp_path, "digits", "", {"capsnet": robust}, curves=curves)
-    assert {path.name for path in paths} >= {"comparison.md", "comparison.png", "measured.png", "curves.png"}
+    assert {path.name for path in paths} >= {"comparison.md", "comparison.png", "curves.png"}
     assert all(path.stat().st_size for path in paths)

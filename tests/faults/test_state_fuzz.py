@@ -14,9 +14,9 @@ import mereo
 from mereo.data import Batch
 from mereo.errors import MereoError, UsageError
 from mereo.models.weights import load_tensors
+from mereo.tasks.classification import ClassificationObjective as Objective
 from mereo.training.averaging import WeightAverage
 from mereo.training.checkpoint import check_progress, load_state, save_state
-from mereo.training.losses import Objective
 
 ROW = {
     "epoch": 1, "lr": 0.1, "train_loss": 0.5, "train_accuracy": 0.5, "val_loss": None, "val_accuracy": None,

@@ -4,17 +4,11 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
-from mereo.generative.bessel import (
-    _EXACT,
-    _SINGLE,
-    _growth_and_ratio,
-    log_vmf_normaliser_and_slope,
-)
+from mereo.generative.bessel import _growth_and_ratio, log_vmf_normaliser_and_slope
 
 D = torch.float64
-BOTH = pytest.mark.parametrize(("dtype", "level"), [(torch.float32, _SINGLE), (D, _EXACT)], ids=["float32", "float64"])
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, D], ids=["float32", "float64"])
 ROUNDING = {torch.float32: 1e-6, D: 1e-13}
 
 
@@ -31,17 +25,11 @@ def by_power_series(order: float, k: float) -> tuple[float, float]:
     return math.log(total(order)), total(order + 1) / total(order)
 
 
-def growth_and_ratio(order: float, k: Tensor, level: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    g, q = _growth_and_ratio(order, k, growth=True, level=level)
-    assert g is not None
-    return g, q
-
-
 @BOTH
 @pytest.mark.parametrize("order", [-0.5, 0.0, 0.5, 3.0, 7.0, 17.5, 18.0, 31.0, 255.0])
-def test_power_series(order: float, dtype: torch.dtype, level: tuple[int, int]) -> None:
+def test_power_series(order: float, dtype: torch.dtype) -> None:
     k = torch.tensor([0, 1e-12, 1e-4, 0.3, 0.999, 1, 1.001, 4, 17, 32, 60], dtype=dtype)
-    g, q = growth_and_ratio(order, k, level)
+    g, q = _growth_and_ratio(order, k)
     exact = torch.tensor([by_power_series(order, x) for x in k.tolist()], dtype=D)
     assert g.dtype == q.dtype == dtype
     assert ((g - exact[:, 0]).abs() <= ROUNDING[dtype] * (1 + exact[:, 0])).all()
@@ -50,51 +38,48 @@ def test_power_series(order: float, dtype: torch.dtype, level: tuple[int, int]) 
 
 @BOTH
 @pytest.mark.parametrize("count", [0, 1, 7, 64, 127, 129, 1025])
-def test_any_number_of_values_each_by_itself(count: int, dtype: torch.dtype, level: tuple[int, int]) -> None:
+def test_any_number_of_values_each_by_itself(count: int, dtype: torch.dtype) -> None:
     k = (30 * torch.rand(count, dtype=D)).to(dtype)
-    g, q = growth_and_ratio(2.5, k, level)
+    g, q = _growth_and_ratio(2.5, k)
     assert g.shape == q.shape == (count,)
     for i in range(0, count, 31):
-        alone = growth_and_ratio(2.5, k[i : i + 1].clone(), level)
+        alone = _growth_and_ratio(2.5, k[i : i + 1].clone())
         assert g[i] == alone[0] and q[i] == alone[1]
-    nothing, same = _growth_and_ratio(2.5, k, growth=False, level=level)
-    assert nothing is None and torch.equal(same, q)
 
 
 @BOTH
-def test_several_threads_give_the_same(dtype: torch.dtype, level: tuple[int, int]) -> None:
+def test_several_threads_give_the_same(dtype: torch.dtype) -> None:
     k = (50 * torch.rand(300_001, dtype=D)).to(dtype)
-    one = growth_and_ratio(7.0, k, level)
+    one = _growth_and_ratio(7.0, k)
     torch.set_num_threads(3)
     try:
-        assert all(map(torch.equal, growth_and_ratio(7.0, k, level), one))
+        assert all(map(torch.equal, _growth_and_ratio(7.0, k), one))
     finally:
         torch.set_num_threads(1)
 
 
 @BOTH
 @pytest.mark.parametrize("order", [-0.5, 0.0, 7.0, 40.0])
-def test_huge_and_missing_values(order: float, dtype: torch.dtype, level: tuple[int, int]) -> None:
+def test_huge_and_missing_values(order: float, dtype: torch.dtype) -> None:
     k = torch.tensor([1e6, 1e9, 1e17, 1e19, 1e30, 1e38], dtype=dtype)
-    g, q = growth_and_ratio(order, k, level)
+    g, q = _growth_and_ratio(order, k)
     # I_nu(k) is exp(k) / sqrt(2 pi k) there, and its ratio is 1 - (nu + 1/2) / k.
     expected = k - (order + 0.5) * k.log() + math.lgamma(order + 1) + order * math.log(2) - math.log(2 * math.pi) / 2
     torch.testing.assert_close(g, expected, rtol=5 * ROUNDING[dtype], atol=(order + 1) ** 2 * 1e-6)
     torch.testing.assert_close(q * k / (2 * (order + 1)), 1 - (order + 0.5) / k, rtol=5 * ROUNDING[dtype], atol=1e-9)
-    g, q = growth_and_ratio(order, torch.tensor([math.inf, math.nan], dtype=dtype), level)
+    g, q = _growth_and_ratio(order, torch.tensor([math.inf, math.nan], dtype=dtype))
     assert g[0] == math.inf and q[0] == 0 and g[1].isnan() and q[1].isnan()
 
 
 @BOTH
-def test_layouts_do_not_matter(dtype: torch.dtype, level: tuple[int, int]) -> None:
+def test_layouts_do_not_matter(dtype: torch.dtype) -> None:
     k = torch.rand(40, dtype=dtype)
-    assert all(map(torch.equal, growth_and_ratio(1.0, k[::3], level), growth_and_ratio(1.0, k[::3].clone(), level)))
+    assert all(map(torch.equal, _growth_and_ratio(1.0, k[::3]), _growth_and_ratio(1.0, k[::3].clone())))
 
 
-def test_what_compiles_does_not_see_it() -> None:
+def test_compiled() -> None:
     torch.compiler.reset()
     whole = torch.compile(lambda k: log_vmf_normaliser_and_slope(8, k), backend="aot_eager", fullgraph=True)
     k = torch.rand(3, 4)
     for x, y in zip(whole(k), log_vmf_normaliser_and_slope(8, k), strict=True):
-        assert torch.equal(x, y)
-    torch.library.opcheck(torch.ops.mereo.vmf_normaliser_and_slope.default, (k, 8))
+        torch.testing.assert_close(x, y)

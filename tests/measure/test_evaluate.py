@@ -346,7 +346,7 @@ def test_accuracy_and_couplings_are_reported_before_slow_measurements(call_and_d
     assert "40 test images" in out and "couplings replaced by uniform" in out and "misclassified" in out
     assert "one: couplings replaced" in err
     text = Path("evaluation/report.md").read_text()
-    assert "Couplings replaced" in text and Path("evaluation/couplings.png").exists()
+    assert "Couplings replaced" in text
 
 
 def test_couplings_can_be_left_out(call):

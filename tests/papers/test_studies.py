@@ -5,7 +5,7 @@ import torch
 
 from mereo.errors import UsageError
 from mereo.models import create_model
-from mereo.training.losses import reconstruction_loss, score_loss
+from mereo.tasks.losses import reconstruction_loss, score_loss
 from papers.common.studies import configurations, run_study
 from papers.listing import STUDIES
 

@@ -12,9 +12,9 @@ from torch.distributed.fsdp import fully_shard
 from mereo.data import Batch
 from mereo.models import create_model
 from mereo.models.weights import load_tensors
+from mereo.tasks.classification import ClassificationObjective as Objective
 from mereo.training.averaging import WeightAverage
 from mereo.training.checkpoint import load_state, model_state, save_state
-from mereo.training.losses import Objective
 
 
 def build(mesh):

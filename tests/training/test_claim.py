@@ -206,8 +206,6 @@ def test_a_taken_name_an_output_and_unknown_names_are_refused_before_anything_is
         (["--name", "mine"], "runs/mine already exists; give --resume"),
         (["--output", "file"], "output is 'file', which is a file"),
         (["--track", "neptune"], "unknown tracker 'neptune'"),
-        (["--callbacks", "lerning"], "unknown callback .lerning."),
-        (["--callbacks", "lerning", "--dry-run"], "unknown callback .lerning."),
         (["--resume", "--dry-run"], "no run runs/mspcaps_tiny-digits to resume"),
     ):
         with pytest.raises(UsageError, match=match):

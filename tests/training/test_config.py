@@ -167,5 +167,8 @@ def test_an_unknown_recipe_suggests_the_nearest():
 
 def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     former = tmp_path / "config.yaml"
-    former.write_text(TrainConfig(epochs=3).to_yaml() + "find_lr: false\n")
+    former.write_text(TrainConfig(epochs=3).to_yaml() + "find_lr: false\ncallbacks: []\n")
     assert TrainConfig.from_yaml(former) == TrainConfig(epochs=3)
+    former.write_text("callbacks: [learning]\n")
+    with pytest.raises(UsageError, match="callbacks"):
+        TrainConfig.from_yaml(former)

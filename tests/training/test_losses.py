@@ -7,7 +7,8 @@ from mereo.core import Capsules
 from mereo.data import Batch
 from mereo.errors import UsageError
 from mereo.models import create_model
-from mereo.training.losses import Objective, many_hot, margin_loss, reconstruction_loss, score_loss
+from mereo.tasks.classification import ClassificationObjective as Objective
+from mereo.tasks.losses import many_hot, margin_loss, reconstruction_loss, score_loss
 
 
 def test_margin_loss_of_a_worked_example():

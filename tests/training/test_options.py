@@ -13,7 +13,6 @@ from mereo.models import create_model
 from mereo.models.weights import load_tensors
 from mereo.tasks.classification import Classification, ClassificationObjective, hits
 from mereo.tasks.losses import spread_loss, spread_margin
-from mereo.training import callbacks
 from mereo.training.config import TrainConfig
 from mereo.training.freezing import freeze
 from mereo.training.groups import parameter_groups
@@ -22,42 +21,6 @@ from mereo.training.order import balanced_order
 from mereo.training.report import Report
 from mereo.training.schedule import learning_rate
 from mereo.training.trainer import Trainer, train
-
-
-class Shifted:
-    """A callback that regroups the data: it leaves out more images each epoch, and scales a parameter."""
-
-    def __init__(self):
-        self.kept = None
-
-    def _regroup(self, trainer):
-        trainer.sampler = lambda epoch: torch.arange(96).roll(self.kept)
-
-    def on_epoch_start(self, trainer, epoch):
-        self.kept = (self.kept or 0) + 7
-        self._regroup(trainer)
-        with torch.no_grad():
-            next(trainer.model.parameters()).mul_(0.9)
-
-    def on_epoch_end(self, trainer, epoch, row):
-        row["noted"] = 1.0
-
-    def state(self):
-        return {"kept": self.kept}
-
-    def restore(self, trainer, state):
-        self.kept = state["kept"]
-        self._regroup(trainer)
-
-
-@pytest.fixture
-def _callback(monkeypatch):
-    monkeypatch.setitem(callbacks.CALLBACKS, "shifted", Shifted)  # removed after the test
-    del callbacks.CALLBACKS["shifted"]
-    callbacks.register_callback("shifted", Shifted)
-    with pytest.raises(UsageError, match="shifted"):
-        callbacks.register_callback("shifted", Shifted)
-
 
 OPTIONS = {
     "groups": {"weight_decay_norm": False, "weight_decay": 0.1},
@@ -71,11 +34,10 @@ OPTIONS = {
     "spread": {"loss": "spread"},
     "steps": {"warmup_steps": 2, "decay_steps": 4},
     "balanced": {"sampler": "balanced"},
-    "callback": {"callbacks": ["shifted"]},
 }
 
 
-FEW = ("layers", "both mixes, in parts", "callback")
+FEW = ("layers", "both mixes, in parts")
 """Those that `make test` resumes; seconds each."""
 
 
@@ -83,7 +45,6 @@ class StoppedError(Exception):
     """Stands for a kill."""
 
 
-@pytest.mark.usefixtures("_callback")
 @pytest.mark.parametrize(
     "option", [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in OPTIONS]
 )
@@ -326,7 +287,6 @@ def test_soft_labels_count_for_their_heaviest_class():
 @pytest.mark.parametrize(
     ("changes", "fact"),
     [
-        ({"callbacks": ["nothing"]}, "callback"),
         ({"sampler": "sorted"}, "sampler"),
         ({"layer_decay": 1.5}, "layer_decay"),
         ({"label_smoothing": 1.0}, "label_smoothing"),

@@ -109,7 +109,6 @@ def draw(random: Random) -> Try:
 TRAINED: dict[str, list[str]] = {
     "--task": ["classification", "clasification", "", "detection", "os.system", "\0", "x" * 5000],
     "--freeze": ["[", "(", "*" * 500, "stem", "nope", "**", "", ".", "*.weight", "\\", "[!a]*", "*bias", "\0"],
-    "--callbacks": ["nope", "os:system", "", "../x", "\0", "x" * 5000],
     "--sampler": ["shuffle", "balanced", "balance", ""],
     "--mixup": REAL, "--cutmix": REAL, "--label-smoothing": REAL, "--layer-decay": REAL, "--ema-decay": REAL,
     "--lr": REAL, "--weight-decay": REAL, "--clip-norm": REAL, "--warmup-epochs": REAL, "--decay-rate": REAL,
@@ -123,7 +122,7 @@ TRAINED: dict[str, list[str]] = {
 
 
 def trainings(random: Random) -> Try:
-    """Short trainings with options of the task, the loss, the optimiser, the sampler and callbacks, odd and at once."""
+    """Short trainings with options of the task, the loss, the optimiser and the sampler, odd and at once."""
     words = ["train", "--limit", "16", "--epochs", "1", "--batch-size", "8", "--img-size", "16", "--no-tensorboard"]
     model = SMALL
     for name in random.sample(sorted(TRAINED), random.randint(1, 4)):

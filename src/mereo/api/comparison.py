@@ -61,7 +61,7 @@ class Comparison:
         return columns(self.rows), [cells(row) for row in self.rows]
 
     def measured_table(self) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-        """Columns and rows of the further measurements; none where there are none."""
+        """Columns and rows of the further measurements, if any were made."""
         return measured_cells(self.rows, self.measured) if self.measured else ((), [])
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def compare(
 ) -> Comparison:
     """Train several networks under one protocol and compare their accuracy and cost, as `mereo compare` does.
 
-    Finished runs are reused. Settings that are None are those of the recipe, or chosen from the data and the first
+    Finished runs are reused. Settings that are None come from the recipe, or are chosen from the data and the first
     network.
 
     Args:

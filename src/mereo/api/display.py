@@ -30,5 +30,5 @@ def png(content: bytes) -> str:
 
 
 def read_picture(path: Path) -> bytes:
-    """The content of a picture; empty where there is none."""
+    """The content of a picture; empty without a file."""
     return path.read_bytes() if path.is_file() else b""

@@ -44,8 +44,8 @@ class ImageClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
 
     It works in `cross_val_score`, `GridSearchCV` and pipelines, and `transform` gives features for another estimator.
     Options that are None are chosen as in `mereo train`, by the same function; the number of epochs then follows from
-    the time of a step, so give `epochs` for fits that repeat exactly. Errors of X, y and parameters are those of
-    scikit-learn.
+    the time of a step, so give `epochs` for fits that repeat exactly. scikit-learn reports errors of X, y and
+    parameters.
 
     Args:
         model, epochs, batch_size, lr, weight_decay, optimizer, augment, img_size, model_args, weights, patience:

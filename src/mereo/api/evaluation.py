@@ -136,7 +136,7 @@ def evaluate(
             list of these. The newest run when None.
         data: a data set or a folder of images, by default the data that the networks were trained on; or a pair
             (images, labels) of arrays or tensors, the labels being names or numbers of the network's classes.
-        data_root: folder of the data sets; by default that of the run, MEREO_DATA, then ./data.
+        data_root: folder of the data sets; by default the run's, MEREO_DATA, then ./data.
         split: images to evaluate on; validation means those held out during training.
         limit: largest number of images, classes in proportion.
         tta, five_crop: mean of the scores over the image and changes of it, or over five crops.

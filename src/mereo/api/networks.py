@@ -57,7 +57,7 @@ def _data(run: Path) -> str:
 
 
 def is_weights(text: str | Path) -> bool:
-    """Whether a path is a run folder or a file of weights, or a name is that of bundled weights."""
+    """Whether a path is a run folder or a file of weights, or a name of bundled weights."""
     path = Path(text)
     if path.is_dir():
         return (path / "config.yaml").is_file() and (path / "weights").is_dir()

@@ -25,7 +25,7 @@ from mereo.models import VisionModel
 from mereo.runtime.progress import Reporter
 from mereo.runtime.text import percent, text_table
 from mereo.training.arguments import typed
-from mereo.training.seen import trained_on
+from mereo.training.fingerprints import trained_on
 
 SHOWN, MOST_NUMBERS = 24, 8
 """Rows of a table in a notebook, and entries of a list in a cell."""
@@ -266,10 +266,10 @@ def _answers(
     progress: Reporter,
 ) -> FolderAnswers:
     """The answers of a classifier, with what it was trained on where images are labelled."""
-    seen = trained_on(trained.source) if bool((labels >= 0).any()) else None
+    known = trained_on(trained.source) if bool((labels >= 0).any()) else None
     with progress.stage("classified", len(files.paths)) as done:
         answers = answer_folder(
-            network, files.paths, labels, trained=seen, batch_size=batch_size, strict=strict, progress=done
+            network, files.paths, labels, trained=known, batch_size=batch_size, strict=strict, progress=done
         )
     report_unreadable(answers.aside, bool(answers.paths))
     return answers

@@ -22,7 +22,6 @@ from mereo.runtime.text import text_table
 from mereo.tasks import get_task
 from mereo.training.arguments import check_values, fit_all
 from mereo.training.automatic import Automatic, choose, follow_task
-from mereo.training.callbacks import check_callbacks
 from mereo.training.config import FIELDS, TrainConfig
 from mereo.training.plan import Plan
 from mereo.training.recipes import apply_recipe
@@ -219,7 +218,6 @@ def _train(
     # The time of --minutes begins before anything is read or timed.
     began = monotonic()
     check_trackers(config.track)
-    check_callbacks(config.callbacks)
     folder, first = folder_to_resume(config), os.environ.get("RANK", "0") == "0"
     if config.resume and first:
         check_resumable(folder)

@@ -20,7 +20,7 @@ SECONDS, SECONDS_QUICK = 5.0, 0.5
 
 
 def list_suites() -> None:
-    """One line per suite, and the names of those of the papers in a clone."""
+    """One line per suite, and the names of the papers' suites in a clone."""
     print_table(("suite", "sizes", "what"), _suites())
     if papers := find_papers():
         say(f"suites of the papers: {', '.join(sorted(papers.SUITES))}")

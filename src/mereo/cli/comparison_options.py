@@ -47,7 +47,7 @@ class CompareOptions:
     """Plain network to compare them with, such as resnet20 or timm:resnet18, with a report on which is better at what;
     auto chooses one of about the same size unless a plain one is among them, none leaves it out."""
     epochs: int | None = None
-    """Passes over the training images; by default the recipe's, or as many as --minutes allow the first network."""
+    """Passes over the training images; by default the recipe's, or what --minutes allow the first network."""
     minutes: float | None = None
     """Time of a training of the first network, from which the epochs of all follow; by default by the number of
     images. Not with a recipe."""
@@ -95,7 +95,7 @@ class ReproduceOptions:
     seeds: int | None = None
     """Number of runs of each variant, with seeds 0, 1, ...; by default one."""
     data: str | None = None
-    """Data set; by default that of the recipe or experiment."""
+    """Data set; by default the recipe's or the experiment's."""
     data_root: str | None = None
     """Folder of the data sets; by default the environment variable MEREO_DATA, then ./data."""
     epochs: int | None = None
@@ -142,11 +142,11 @@ class BenchOptions:
     quick: bool = False
     """Use small sizes and few rounds, and compile nothing."""
     threads: tuple[int, ...] = ()
-    """Numbers of threads to measure with, 0 for all; by default those of the suite."""
+    """Numbers of threads to measure with, 0 for all; by default the suite's."""
     batch_size: int | None = None
-    """Short for --sizes batch=N; by default that of the suite."""
+    """Short for --sizes batch=N; by default the suite's."""
     sizes: tuple[str, ...] = ()
-    """Sizes to change, as name=value, or name=value,value to measure several; by default those of the suite."""
+    """Sizes to change, as name=value, or name=value,value to measure several; by default the suite's."""
     models: str = "*"
     """Shell-style pattern of networks, for the suites `models` and `backbones`."""
     contender: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ class BenchOptions:
     memory: bool = True
     """Measure peak memory."""
     memory_limit: float | None = None
-    """Memory in GiB that an implementation may use when memory is measured; by default that of the suite."""
+    """Memory in GiB that an implementation may use when memory is measured; by default the suite's."""
     seconds: float | None = None
     """Seconds to time each implementation in each mode, with a few rounds at least; by default 5, or 0.5 with
     --quick."""

@@ -136,7 +136,7 @@ class EvaluateOptions:
     data: str | None = None
     """Data set or folder of images; by default the data the networks were trained on."""
     data_root: str | None = None
-    """Folder of the data sets; by default that of the run, then the environment variable MEREO_DATA, then ./data."""
+    """Folder of the data sets; by default the run's, then the environment variable MEREO_DATA, then ./data."""
     split: Literal["test", "validation", "train"] = "test"
     """Images to evaluate on; validation means those held out during training."""
     limit: int | None = None
@@ -215,7 +215,7 @@ class MechanismsOptions(ListOptions):
     """List the mechanisms whose name or description matches a pattern. A full name also prints its details."""
 
     interface: Literal["tokens", "maps", "qkv"] | None = None
-    """Only those that fill this slot of networks."""
+    """Only mechanisms that fill this slot of networks."""
 
 
 @dataclass(frozen=True)

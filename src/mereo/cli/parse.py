@@ -19,7 +19,7 @@ from mereo.training.arguments import EMPTY, check_values
 T = TypeVar("T")
 _LONGEST = 500
 MAY_BE_EMPTY = ("--prompt",)
-"""Options of which an empty value is valid."""
+"""Options whose empty value is valid."""
 TASK_OPTION = "--task."
 """How an option of a task begins."""
 _FRAME = re.compile(r"[─-╿]+|-{5,}")

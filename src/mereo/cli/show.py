@@ -62,7 +62,7 @@ def _least(column: Sequence[str]) -> int:
 
 
 def _parts(least: Sequence[int], room: int) -> Iterator[list[int]]:
-    """The columns by number, in groups of the first and as many others as fit."""
+    """The columns by number, in groups of the first and the others that fit."""
     part = [0]
     for place in range(1, len(least)):
         if len(part) > 1 and sum(least[p] + FRAME for p in (*part, place)) >= room:

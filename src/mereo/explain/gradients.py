@@ -64,7 +64,7 @@ def integrated_gradients(
     if not isinstance(steps, int) or steps < 1:
         raise UsageError(f"steps is {steps!r}; it must be a whole number of at least 1.")
     model, images = ready(model, images)
-    # The class is that of the image itself, not of the darker ones on the path.
+    # The class predicted for the image itself, not for the darker ones on the path.
     _, chosen = _gradients(model, images, target)
     total = torch.zeros_like(images)
     for step in range(steps):

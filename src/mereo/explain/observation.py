@@ -70,7 +70,7 @@ class Observation:
     def grids(self) -> dict[str, Grid]:
         """Where the senders of each routing sit, by its coupling's name, as far as they have a place.
 
-        Attention, such as that of a backbone, is no routing: see `attention_layers`.
+        Attention, as in a backbone, is no routing: see `attention_layers`.
         """
         couplings = [name for name, kind in self.trace.kinds.items() if kind == "couplings"]
         routings = [name for name in couplings if name == self.class_coupling or self._votes(name)]

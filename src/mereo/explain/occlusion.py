@@ -15,7 +15,7 @@ CELLS, WINDOW = 8, 2
 
 
 def occlusion_grid(height: int, width: int, cells: int = CELLS) -> Grid:
-    """Squares that cover an image, `cells` along its shorter side or as many as it has pixels."""
+    """Squares that cover an image, `cells` along its shorter side, or one for each pixel of a smaller one."""
     side = -(-min(height, width) // cells)
     return Grid(-(-height // side), -(-width // side), 1, side / 2, side)
 

@@ -16,7 +16,7 @@ VOTES = ("#1971c2", "#74b9f0", "#ffffff", "#ff9a8f", "#e03131")
 MOST_BARS = 10
 MOST_NUMBERED = 9
 ROOM_FOR_NUMBER = 0.2
-"""Width of the cells that can hold a number, as a share of that of the image."""
+"""Least width of a cell that can hold a number, as a share of the image's width."""
 LEAST_NUMBERED = 0.02
 """Largest value of a map below which two decimals do not tell its numbers apart."""
 MOST_RULED = 32

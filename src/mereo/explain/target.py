@@ -17,7 +17,7 @@ _EXAMPLES = {
 
 
 def chosen_classes(scores: Tensor, classes: Tensor | None) -> Tensor:
-    """The class to explain for each image: the one asked for, else that of the highest score.
+    """The class to explain for each image: the one asked for, else the class of the highest score.
 
     Shapes: scores (batch, classes) -> int64 (batch,).
     """

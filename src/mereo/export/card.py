@@ -64,7 +64,7 @@ def front_matter(model: VisionModel, record: Mapping[str, Any], name: str) -> di
 
 
 def _what(model: VisionModel) -> str:
-    """Which published network this is, or of which it is a variant, and the differences."""
+    """The published network that this is, or is a variant of, and the differences."""
     entry, arguments = get_model_entry(model.config["model"]), model.config["args"]
     preset = entry.defaults
     other = ", ".join(for_markdown(f"{name} {value}") for name, value in arguments.items() if value != preset[name])

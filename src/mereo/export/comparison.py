@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mereo.escape import for_markdown
-from mereo.export.comparison_pictures import Curves, count, draw_comparison, draw_curves, draw_measured
+from mereo.export.comparison_pictures import Curves, count, draw_comparison, draw_curves
 from mereo.export.rows import Row, ranked
 from mereo.files import write_atomically
 from mereo.runtime.text import heading, rounded
@@ -107,7 +107,6 @@ def markdown(
             *(f"- {for_markdown(line)}" for line in [*verdicts, *notes(rows, protocol)]),
             "",
             "![The comparison as bars](comparison.png)",
-            *(["", "![Further measurements as bars](measured.png)"] if measured else []),
             *(["", "![Accuracy over the severity of corruptions](curves.png)"] if drawn else []),
             "",
         ]
@@ -133,7 +132,7 @@ def write_comparison(
     verdicts: Sequence[str] = (),
     curves: Mapping[str, Curves] = MappingProxyType({}),
 ) -> list[Path]:
-    """comparison.md, .csv, .json and .png in a folder, with measured.png and curves.png of further measurements.
+    """comparison.md, .csv, .json and .png in a folder, with curves.png where there are curves.
 
     Args:
         measured: further measurements by network.
@@ -154,9 +153,6 @@ def write_comparison(
         write_atomically(paths[-1], text)
     paths.append(folder / "comparison.png")
     draw_comparison(rows, paths[-1], f"{Path(data).name}: {protocol}")
-    if measured:
-        paths.append(folder / "measured.png")
-        draw_measured(rows, *measured_cells(rows, measured), paths[-1])
     if curves:
         paths.append(folder / "curves.png")
         draw_curves(rows, curves, paths[-1])

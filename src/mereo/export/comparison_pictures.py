@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mereo.export.rows import Row, ranked
 from mereo.pictures import grid_of_panels, save_figure
@@ -30,24 +30,10 @@ def count(number: float) -> str:
     return rounded(number)
 
 
-class _Panel(NamedTuple):
-    """Bars of one quantity.
-
-    Attributes:
-        title: of the panel.
-        values: one for each network.
-        texts: next to the bars.
-        ticks: a number on the axis as text.
-    """
-
-    title: str
-    values: Sequence[float]
-    texts: Sequence[str]
-    ticks: Callable[[float], str] = "{:g}".format
-
-
 def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
-    """One panel per quantity, one bar per network, dots for the seeds."""
+    """One panel per quantity, one bar per network, plain networks in grey, dots for the seeds."""
+    from matplotlib.ticker import MaxNLocator
+
     rows = ranked(rows)
     metric, unit = rows[0].metric + (" in %" if rows[0].scale == 100 else ""), rows[0].unit
     quantities: list[tuple[str, list[float], Callable[[float], str]]] = [
@@ -57,53 +43,27 @@ def draw_comparison(rows: Sequence[Row], path: Path, title: str) -> None:
         (f"training, {unit}/s", [row.train_rate for row in rows], rounded),
         ("training memory in MiB", [row.memory / 2**20 for row in rows], "{:,.0f}".format),
     ]
-    panels = [_Panel(f"test {metric}, mean and seeds", [], [])]
-    panels += [_Panel(name, values, [*map(show, values)], count) for name, values, show in quantities]
-    figure, axes = _draw_bars(panels, rows, 2 if len(rows) < MANY else 3, textwrap.fill(title, TITLE))
-    _draw_metric(axes[0], rows)
-    save_figure(figure, path)
-
-
-def draw_measured(rows: Sequence[Row], headings: Sequence[str], lines: Sequence[Sequence[str]], path: Path) -> None:
-    """One panel for each measurement, one bar a network, plain networks in grey.
-
-    Args:
-        headings, lines: the table of the measurements, networks in their order.
-    """
-    texts = [[line[number] for line in lines] for number in range(1, len(headings))]
-    panels = [
-        _Panel(name, [0.0 if text == "-" else float(text) for text in column], column)
-        for name, column in zip(headings[1:], texts, strict=True)
-    ]
-    figure, _ = _draw_bars(
-        panels, ranked(rows), 3, "Accuracy on test images, as they are and changed, and calibration error"
-    )
-    save_figure(figure, path)
-
-
-def _draw_bars(panels: Sequence[_Panel], rows: Sequence[Row], across: int, title: str) -> tuple[Any, list[Any]]:
-    """A figure with one panel for each quantity and one bar for each network, plain networks in grey."""
-    from matplotlib.ticker import MaxNLocator
-
-    places = range(len(rows))
     # As wide as a page, so that the text stays readable on it.
-    size = 6.6 / across, 1 + (0.28 if len(rows) < MANY else 0.2) * len(rows)
-    figure, (grid,) = grid_of_panels(len(panels), across, size, (1.2, 0.4), sharey=True)
-    figure.suptitle(title, fontsize=10)
-    for axes, panel in zip(grid, panels, strict=True):
-        if panel.values:
-            axes.barh(places, panel.values, color=_colours(rows), height=0.65, alpha=0.75)
-            axes.set_xlim(0, 1.25 * max(*panel.values, 1e-9))
-            axes.xaxis.set_major_locator(MaxNLocator(4))
-            axes.xaxis.set_major_formatter(lambda amount, _, ticks=panel.ticks: ticks(amount))
-        for place, value, text in zip(places, panel.values, panel.texts, strict=False):
-            axes.text(value, place, f" {text}", va="center", fontsize=8)
-        axes.set_title(panel.title, fontsize=9)
-        axes.set_yticks(list(places), [_on_lines(row.model, len(rows) < MANY) for row in rows])
+    few = len(rows) < MANY
+    across, height = (2, 0.28) if few else (3, 0.2)
+    size = 6.6 / across, 1 + height * len(rows)
+    figure, (grid,) = grid_of_panels(1 + len(quantities), across, size, (1.2, 0.4), sharey=True)
+    figure.suptitle(textwrap.fill(title, TITLE), fontsize=10)
+    for axes, (_, values, show) in zip(grid[1:], quantities, strict=True):
+        axes.barh(range(len(rows)), values, color=_colours(rows), height=0.65, alpha=0.75)
+        for place, value in enumerate(values):
+            axes.text(value, place, f" {show(value)}", va="center", fontsize=8)
+        axes.set_xlim(0, 1.25 * max(*values, 1e-9))
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_formatter(lambda amount, _: count(amount))
+    _draw_metric(grid[0], rows)
+    for axes, name in zip(grid, [f"test {metric}, mean and seeds", *(name for name, *_ in quantities)], strict=True):
+        axes.set_title(name, fontsize=9)
+        axes.set_yticks(range(len(rows)), [_on_lines(row.model, few) for row in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.tick_params(labelsize=7.5)
         axes.grid(axis="x", alpha=0.3)
-    return figure, grid
+    save_figure(figure, path)
 
 
 def _on_lines(name: str, room: bool) -> str:

@@ -1,6 +1,6 @@
 """A network as a folder: config.json, model.safetensors, README.md.
 
-The layout is that of the Hugging Face hub. config.json has timm's fields (architecture, model_args, pretrained_cfg,
+The layout is the Hugging Face hub's. config.json has timm's fields (architecture, model_args, pretrained_cfg,
 label_names) and, at the top level, the arguments of the constructor, where `PyTorchModelHubMixin` expects them. Nothing
 is unpickled: other weight files are not opened.
 """

@@ -116,7 +116,7 @@ def quantise_onnx(source: Path, path: Path, images: Tensor) -> None:
 
 
 def open_onnx(path: Path, name: str = IMAGES) -> Scorer:
-    """The function of a file of the input `name`, run by onnxruntime with as many threads as torch has."""
+    """The function of a file of the input `name`, run by onnxruntime on torch's number of threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

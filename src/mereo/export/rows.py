@@ -136,7 +136,7 @@ def run_comparison(
         texts: networks and recipes, see `parse_variant`.
         overrides: fields of the configuration that are the same for all; `data` must be among them.
         plain: a plain baseline network, "auto" for one of about the same size, or "none".
-        family: names are those of networks even where a recipe has the same. Because there are many, a step of each
+        family: names mean networks even where a recipe has the same name. Because there are many, a step of each
             that is not finished is timed first, to print how long all trainings take; the memory of a step is measured.
         quiet: whether the trainings print nothing.
         insert: mechanisms that each network is compared with, see `make_study`.
@@ -148,7 +148,7 @@ def run_comparison(
     info = next(iter(plans.values())).info
     defaults = CompareDefaults(overrides, comparison_folder(overrides["data"], output), info, say)
     study = defaults.apply(study)
-    # All networks are trained for as many epochs as the given time allows the first one.
+    # The given time sets the number of epochs of the first network, which all take.
     overrides = {name: value for name, value in overrides.items() if name != "minutes"}
     plans = make_plans(plan_runs(study, "compare", seeds, output, overrides), info)
     chosen = choose_plain([plans[label, 0] for label in study.variants], list(study.variants), plain)

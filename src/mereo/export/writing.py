@@ -74,7 +74,7 @@ def check_inputs(model: VisionModel, forms: Sequence[str], precision: str) -> No
 
 
 def pixels_differ(score: Scorer, model: VisionModel) -> float:
-    """The largest difference of the scores of pixels from those that `mereo predict` gives for files of them."""
+    """The largest difference between the scores of pixels and what `mereo predict` gives for files of them."""
     generator, largest = torch.Generator().manual_seed(0), 0.0
     with tempfile.TemporaryDirectory() as folder:
         for number, (height, width) in enumerate(CHECKED_SIZES):
@@ -146,7 +146,7 @@ def export_model(
 
 @contextmanager
 def _apart(out: Path) -> Iterator[Path]:
-    """A folder in another for files that are not checked yet, under the final name; those of killed exports go."""
+    """A folder in another for files that are not checked yet, under the final name; removes those of killed exports."""
     for leftover in out.glob(f"{UNCHECKED}*"):
         if is_abandoned(leftover):
             shutil.rmtree(leftover, ignore_errors=True)

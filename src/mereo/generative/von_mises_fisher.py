@@ -1,20 +1,19 @@
 """The von Mises-Fisher distribution: directions around a mean direction.
 
-Source: Mardia and Jupp, Directional Statistics; sampling after Ulrich 1984 and Wood 1994, made differentiable as in
-arXiv:1804.00891. As the mixing weights of capsules: arXiv:2209.02567, equation 7.
+Source: Mardia and Jupp, Directional Statistics; sampling after Ulrich 1984 and Wood 1994. As the mixing weights of
+capsules: arXiv:2209.02567, equation 7.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, constraints, register_kl
 from torch.distributions.constraints import Constraint
 
 from mereo.errors import UsageError
 from mereo.generative.bessel import log_vmf_normaliser, mean_resultant_length
-from mereo.generative.von_mises_fisher_angle import angle_slope, draw_angle
+from mereo.generative.von_mises_fisher_angle import draw_angle
 
 _TOLERANCE = 1e-3
 
@@ -54,13 +53,11 @@ class VonMisesFisher(Distribution):
 
     Raises UsageError for a mean that is not of length 1 and a kappa that is negative, infinite or NaN.
 
-    d = 1 is the two points +-1. `rsample` is differentiable in mean and, for d > 1, in kappa: the angle to the mean is
-    drawn by rejection, and its derivative follows from its distribution function F, -(dF/dkappa) / p(angle).
+    d = 1 is the two points +-1.
     """
 
     arg_constraints = {"mean": unit_vectors, "kappa": constraints.nonnegative}  # noqa: RUF012
     support = unit_vectors
-    has_rsample = True
 
     def __init__(self, mean: Tensor, kappa: Tensor | float, validate_args: bool | None = None) -> None:
         kappa = torch.as_tensor(kappa, dtype=mean.dtype, device=mean.device)
@@ -155,29 +152,20 @@ class VonMisesFisher(Distribution):
         """-log C_d(kappa) - kappa A_d(kappa): (...)."""
         return -self.log_normaliser - self.kappa * self.mean_resultant_length
 
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
-        """Samples (sample_shape, ..., d) through which gradients reach mean and kappa; see the class.
-
-        For d = 1 the samples are two points, and no gradient is defined: UsageError if one is needed.
-        """
-        if self.dimension == 1 and torch.is_grad_enabled() and (self._mean.requires_grad or self.kappa.requires_grad):
-            raise UsageError("d is 1: samples are two points, which have no derivative; use sample().")
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
+        """Samples (sample_shape, ..., d), without gradients."""
         shape = self._extended_shape(sample_shape)
         mean, kappa = self._mean.expand(shape), self.kappa.expand(shape[:-1])
         if self.dimension == 1:
             sign = torch.rand_like(kappa).log() < -torch.nn.functional.softplus(-2 * kappa)
             return torch.where(sign.unsqueeze(-1), mean, -mean)
-        angle = _Angle.apply(kappa, self.dimension).unsqueeze(-1)
+        angle = draw_angle(kappa, self.dimension).to(kappa.dtype).unsqueeze(-1)
         across = torch.randn_like(mean)
         for _ in range(2):  # once leaves rounding where the draw is nearly along the mean
             across = across - (across * mean).sum(-1, keepdim=True) * mean
             across = across / across.norm(dim=-1, keepdim=True).clamp(min=1e-30)
         return angle.cos() * mean + angle.sin() * across
-
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
-        """Samples (sample_shape, ..., d) without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape)
 
     def __repr__(self) -> str:
         return f"VonMisesFisher(dimension={self.dimension}, batch_shape={tuple(self.batch_shape)})"
@@ -190,20 +178,3 @@ def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
         raise UsageError(f"the distributions live in dimensions {p.dimension} and {q.dimension}; they must agree.")
     cosine = (p.mean_direction * q.mean_direction).sum(-1)
     return p.log_normaliser - q.log_normaliser + p.mean_resultant_length * (p.kappa - q.kappa * cosine)
-
-
-class _Angle(torch.autograd.Function):
-    """Samples of the angle to the mean, differentiable in kappa; see `angle_slope`."""
-
-    @staticmethod
-    def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:
-        angle = draw_angle(kappa, dimension)
-        ctx.save_for_backward(kappa, angle)
-        ctx.dimension = dimension
-        return angle.to(kappa.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        kappa, angle = ctx.saved_tensors
-        return gradient * angle_slope(kappa, angle, ctx.dimension).to(kappa.dtype), None

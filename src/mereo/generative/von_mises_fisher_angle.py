@@ -1,20 +1,14 @@
-"""The angle between a von Mises-Fisher sample and its mean: drawn, and differentiated with respect to kappa.
+"""Draws the angle between a von Mises-Fisher sample and its mean.
 
 Its density is proportional to exp(kappa cos a) sin(a)^(d-2) on [0, pi].
 """
 
-import math
-
 import torch
-from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
 from mereo.errors import MereoError
-from mereo.generative.bessel import mean_resultant_length
 
 _MOST_PROPOSALS = 1000
-_BLOCK = 4096
-_NODES, _WEIGHTS = (torch.from_numpy(x) for x in leggauss(64))
 
 
 def draw_angle(kappa: Tensor, dimension: int) -> Tensor:
@@ -56,38 +50,3 @@ def _gap_by_rejection(k: Tensor, dimension: int) -> Tensor:
         gap[left[accepted]] = proposal[accepted]
         left = left[~accepted]
     raise MereoError(f"sampling in dimension {dimension} did not end after {_MOST_PROPOSALS} proposals.")
-
-
-def angle_slope(kappa: Tensor, angle: Tensor, dimension: int) -> Tensor:
-    """d angle / d kappa = -integral_0^angle p(x) (cos x - A) dx / p(angle): the distribution function keeps its value.
-
-    Past the mode the integral from the angle to pi is taken instead, which is its negative: so the integrand never
-    exceeds its value at the angle by much, and 64 nodes of Gauss and Legendre over twelve standard deviations suffice.
-
-    Shapes: kappa (...), angle float64 (...) -> float64 (...).
-    """
-    k, a = (x.detach().to(torch.float64).flatten() for x in (kappa, angle))
-    blocks = [_slope_of_block(*pair, dimension) for pair in zip(k.split(_BLOCK), a.split(_BLOCK), strict=True)]
-    return torch.cat(blocks).reshape(angle.shape) if blocks else torch.empty_like(angle)
-
-
-def _slope_of_block(k: Tensor, angle: Tensor, dimension: int) -> Tensor:
-    power = dimension - 2
-    # The mode: k sin^2 = (d - 2) cos.
-    cosine = 2 * k / (power + torch.hypot(2 * k, torch.full_like(k, power))).clamp(min=1e-30)
-    curvature = k * cosine + power / (1 - cosine.square()).clamp(min=1e-12)
-    width = 12 * curvature.clamp(min=1e-12).rsqrt()
-    before = angle.cos() > mean_resultant_length(dimension, k)
-    low = torch.where(before, (angle - width).clamp(min=0), angle)
-    high = torch.where(before, angle, torch.minimum(angle + width, torch.full_like(angle, math.pi)))
-    half = ((high - low) / 2).unsqueeze(-1)
-    x = low.unsqueeze(-1) + half * (1 + _NODES.to(k.device))
-    there = angle.unsqueeze(-1)
-    # cos x - cos angle without the difference of two numbers near 1.
-    change = -2 * ((x + there) / 2).sin() * ((x - there) / 2).sin()
-    log_ratio = k.unsqueeze(-1) * change
-    if power:
-        log_ratio = log_ratio + power * (x.sin().clamp(min=1e-300).log() - there.sin().clamp(min=1e-300).log())
-    resultant = mean_resultant_length(dimension, k).unsqueeze(-1)
-    integral = (half * _WEIGHTS.to(k.device) * log_ratio.exp() * (x.cos() - resultant)).sum(-1)
-    return torch.where(before, -integral, integral)

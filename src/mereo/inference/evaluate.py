@@ -28,7 +28,7 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
 def prepare_batch(
     batch: Batch, cfg: Mapping[str, Any], memory_format: torch.memory_format = torch.preserve_format
 ) -> Batch:
-    """A batch as a model takes it: normalised images, and as targets the images themselves where there are none."""
+    """A batch as a model takes it: normalised images; without targets, the images themselves are the targets."""
     if batch.images is None:
         return batch
     targets = batch.images if batch.targets is None else batch.targets

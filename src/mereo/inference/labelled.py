@@ -141,7 +141,7 @@ class FolderAnswers:
 
     @property
     def are_labels_likely_wrong(self) -> bool:
-        """Whether there are more than twice as many issues as errors that the network itself is expected to make."""
+        """Whether issues are more than twice the errors that the network itself is expected to make."""
         return len(self.issues.places) > 2 * self.issues.expected_errors
 
     @cached_property

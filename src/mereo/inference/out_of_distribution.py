@@ -12,7 +12,7 @@ MOST = 32
 
 
 def known_statistics(model: VisionModel) -> StatisticsRanges:
-    """The ranges in the metadata of the weights, or else those that follow from a data set with a name."""
+    """The ranges in the metadata of the weights, or else the ranges that follow from a data set with a name."""
     recorded = StatisticsRanges.from_dict(model.metadata.get("image_statistics"))
     data = str(model.metadata.get("data", ""))
     info = find_dataset(data) if is_dataset(data) else None

@@ -151,7 +151,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def calibration_of(model: VisionModel) -> Calibration | None:
-    """The calibration that is stored with the weights of a model; None where there is none."""
+    """The calibration that is stored with the weights of a model; None if they have none."""
     return check_calibration(model.metadata.get(KEY))
 
 

@@ -97,7 +97,7 @@ class MeanOverViews(VisionModel):
         views: made of each batch.
         count: number of them.
         changes: a description of them.
-        size: height and width of the images that the views are made of; those of the network when None.
+        size: height and width of the images that the views are made of; the network's when None.
 
     Shapes: images (batch, channels, *size) -> scores (batch, classes).
     """
@@ -133,7 +133,7 @@ class MeanOverViews(VisionModel):
 
     def forward(self, images: Tensor) -> Tensor:
         cfg, dtype = self.network.pretrained_cfg, next(self.network.parameters()).dtype
-        # Changes of images are computed in single precision, whatever that of the network.
+        # Changes of images are computed in single precision, also for a network of another one.
         shown = [normalise(view, cfg["mean"], cfg["std"]).to(dtype) for view in self.views(images.float())]
         scores = torch.stack([self.network(view) for view in shown])
         return (scores.float() if dtype in (torch.float16, torch.bfloat16) else scores).mean(0)

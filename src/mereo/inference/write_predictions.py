@@ -53,7 +53,7 @@ def seen_part(model: VisionModel, path: Path) -> Seen:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Outputs of several batches as those of one."""
+    """Outputs of several batches as of one."""
     _, form = tree_flatten(parts[0])
     leaves = zip(*(tree_flatten(part)[0] for part in parts), strict=True)
     return tree_unflatten([torch.cat(pieces) for pieces in leaves], form)

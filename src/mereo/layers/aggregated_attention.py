@@ -95,7 +95,7 @@ class PixelAttention(nn.Module):
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def scaled(self, q: Tensor, keys: Tensor) -> Tensor:
-        """Unit queries as they are multiplied with keys, of which each query has so many."""
+        """Unit queries as they are multiplied with keys, given the number of keys of each query."""
         return (q + self.query_embedding) * (F.softplus(self.temperature) * keys.log()).to(q.dtype)
 
     def mix(self, tokens: Tensor, size: Size) -> Tensor:

@@ -26,7 +26,7 @@ class BasicBlock(nn.Module):
         shortcut: what passes the block where the shape changes: "padding" takes every stride-th cell and adds channels
             of zeros on both sides, "projection" is a convolution of size one with a norm.
         mechanism: name of a mechanism at the end of the residual branch, such as "squeeze_excite"; None for none.
-        mechanism_args: arguments of its constructor, beside those that the block fills in.
+        mechanism_args: arguments of its constructor that the block does not fill in.
         size: rows and columns of the output, for mechanisms that need them.
 
     Shapes: (batch, inputs, height, width) -> (batch, outputs, ceil(height / stride), ceil(width / stride)).

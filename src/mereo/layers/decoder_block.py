@@ -23,8 +23,8 @@ class DecoderBlock(nn.Module):
         dropout: of what is added, of hidden layers and of the couplings of a mechanism given by name, in training.
         activation: of the channel mixer, a `FeedForward`; None for `SimpleGLU`, with `SimpleRMSNorm` as the norms.
         num_heads: of a mechanism given by name.
-        layer, num_layers: number of the block among those of the network.
-        mechanism_args: arguments of the mechanism's constructor, beside those that the block fills in.
+        layer, num_layers: number of the block, and how many the network has.
+        mechanism_args: arguments of the mechanism's constructor that the block does not fill in.
 
     Shapes: (batch, tokens, dim), mask bool (batch, tokens) or None -> (batch, tokens, dim).
     """
@@ -67,7 +67,7 @@ class DecoderBlock(nn.Module):
         return out
 
     def extend(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Tokens behind those that made `state`, and the state behind them."""
+        """The next tokens after `state`, and the state after them."""
         mixed, state = self.mixer.extend(self.norm1(x), state)  # type: ignore[operator]
         return self.add(x, mixed), state
 

@@ -43,7 +43,7 @@ class InvertedBottleneck(nn.Module):
         eps, momentum: of the batch normalisations.
         drop_path: rate of stochastic depth.
         mechanism: name of the mechanism that takes the place of squeeze and excite.
-        mechanism_args: arguments of its constructor, beside those that the block fills in.
+        mechanism_args: arguments of its constructor that the block does not fill in.
         size: rows and columns of the output, for mechanisms that need them.
 
     Shapes: (batch, inputs, height, width) -> (batch, outputs, height / stride, width / stride), both in channels-last

@@ -29,7 +29,7 @@ class Res2SEBlock(nn.Module):
 
     Shapes: (batch, inputs, height, width) -> (batch, outputs, ceil(height / stride), ceil(width / stride)).
 
-    Reference: arXiv:1904.01169, eq. 1; the pooled group with strides is that of the authors' code.
+    Reference: arXiv:1904.01169, eq. 1; the pooled group with strides is from the authors' code.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1, scale: int = 4, reduction: int = 16) -> None:

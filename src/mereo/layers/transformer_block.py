@@ -64,7 +64,7 @@ class TransformerBlock(nn.Module):
 
         Args:
             mechanism: its name in the catalogue.
-            arguments: of its constructor, beside those that the block fills in.
+            arguments: of its constructor that the block does not fill in.
             size: rows and columns of the patches, for mechanisms that need them.
             prefix: tokens before the patches; a mechanism of maps gives them the mean of what the patches receive.
         """

@@ -18,7 +18,6 @@ from mereo.measure.attacks.attack import check_attack
 from mereo.measure.classification import calibrated_error, classification_metrics, reliabilities
 from mereo.measure.classification_pictures import draw_calibration, draw_confusion, draw_scores
 from mereo.measure.corruptions import CORRUPTIONS
-from mereo.measure.coupling_pictures import draw_coupling_effects
 from mereo.measure.couplings import WAYS, coupling_effect, coupling_effect_of_task, has_couplings
 from mereo.measure.curve_pictures import draw_curves
 from mereo.measure.curves import Point, check_epsilons, corruption_curve
@@ -191,7 +190,7 @@ class _Evaluation:
     def couplings(self, answers: Sequence[Answers] = ()) -> None:
         """The metric with replaced couplings, of networks that have some: of the task, or of classifiers' answers."""
         how: dict[str, int] = {"batch_size": self.plan.batch_size, "seed": self.plan.seed}
-        effects = {}
+        done = False
         networks = self.scored if answers else self.trained
         for place, network in enumerate(networks if self.plan.couplings else ()):
             if not has_couplings(network.model):
@@ -205,10 +204,8 @@ class _Evaluation:
                     effect = coupling_effect_of_task(model, split, self.task, metric, **how)
                     advance(len(WAYS) * len(split))
             if effect is not None:
-                effects[network.name] = own["couplings"] = effect.to_dict()
-        if effects:
-            title = f"Couplings replaced{words_of(networks[0].model)}"
-            draw_coupling_effects(effects, self.out / "couplings.png", title)
+                own["couplings"], done = effect.to_dict(), True
+        if done:
             self.done("couplings")
 
     def corruptions(self, answers: Sequence[Answers]) -> None:
@@ -252,7 +249,7 @@ class _Evaluation:
             "no_fit": {name: reason for name, reason in reasons.items() if reason is not None},
         }
         title = f"{network.name}: what happens to the capsule of the true class"
-        draw_equivariance(results, network.class_names, title, self.out / network.name / "equivariance.png")
+        draw_equivariance(results, title, self.out / network.name / "equivariance.png")
 
 
 def _draw_classification(network: TrainedModel, answers: Answers, folder: Path) -> None:

@@ -142,7 +142,7 @@ def markdown(document: dict[str, Any]) -> str:
     elif "calibration" in first:
         parts.append(_calibration(models, len(document["class_names"])))
     if any("couplings" in model for model in models.values()):
-        parts += ["## Couplings replaced", COUPLINGS, table(*coupling_rows(models)), "![couplings](couplings.png)"]
+        parts += ["## Couplings replaced", COUPLINGS, table(*coupling_rows(models))]
         parts += map(for_markdown, coupling_verdict(models))
     if "corruptions" in first:
         parts += ["## Accuracy under corruption", "![curves](corruptions.png)"]

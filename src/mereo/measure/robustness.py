@@ -23,7 +23,7 @@ from mereo.training.measurement_cache import cached_measurement
 from mereo.training.run_folder import RunFolder
 
 IMAGES, ATTACKED = 512, 128
-"""Largest numbers of test images, and of those that are attacked."""
+"""Largest numbers of test images, and of attacked images."""
 EPSILON, STEPS = 0.02, 10
 """Bound and steps of APGD, of pixels in [0, 1]."""
 CHANGES = ("rotation", "translation", "occlusion")

@@ -17,7 +17,7 @@ from mereo.measure.trained_models import load_trained_models
 from mereo.runtime.text import percent, rounded
 
 IMAGES, ATTACKED = 512, 128
-"""Largest numbers of test images, and of those that are attacked."""
+"""Largest numbers of test images, and of attacked images."""
 MILD = {"rotation": 20.0, "translation": 10.0, "occlusion": 20.0, "noise": 0.1, "blur": 4.0}
 """Severity of each corruption."""
 EPSILON, STEPS = 0.02, 5
@@ -108,7 +108,7 @@ def better_at(
     Args:
         one, two: their measurements.
         cost: further quantities by name, of both; more is better.
-        least: names in `cost` of which less is better.
+        least: names in `cost` where less is better.
     """
     better: list[str] = []
     worse: list[str] = []

@@ -20,8 +20,8 @@ from mereo.models import VisionModel, load
 from mereo.runtime.device import choose_device
 from mereo.tasks import Task
 from mereo.training.config import TrainConfig
+from mereo.training.fingerprints import recorded_images
 from mereo.training.run_folder import RunFolder
-from mereo.training.seen import seen_before
 from mereo.training.setup import place
 
 SPLITS = ("test", "validation", "train")
@@ -185,7 +185,7 @@ def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: 
     )
 
 
-def without_seen(
+def without_recorded_images(
     images: Images,
     model: VisionModel,
     source: Path,
@@ -198,7 +198,7 @@ def without_seen(
     their number. Of its own data, whose test images the run itself was evaluated on, they are only counted."""
     if split != "test" or images.serves != "images":
         return images
-    trained_on = seen_before(source, images, model.image_shape[1:])
+    trained_on = recorded_images(source, images, model.image_shape[1:])
     count = int(trained_on.sum())
     if not count:
         return images
@@ -255,11 +255,13 @@ def load_trained_models(
             (config.seed, config.validation_fraction, config.limit) if config is not None and split != "test" else None
         )
         # Runs have different training images, which are removed from the split, so it is read again for each run.
-        own_images = (source,) if RunFolder(source if source.is_dir() else source.parent.parent).seen.is_file() else ()
+        own_images = (
+            (source,) if RunFolder(source if source.is_dir() else source.parent.parent).fingerprints.is_file() else ()
+        )
         key = (model.pretrained_cfg["input_size"], model.pretrained_cfg.get("crop_pct"), held, *own_images)
         if key not in read:
             images = read_split(model, config, name, data_root, split)
-            images = without_seen(images, model, source, config, name, data_root, split)
+            images = without_recorded_images(images, model, source, config, name, data_root, split)
             if limit is not None and limit < len(images):
                 images = images.subset(stratified(images.strata, limit, seed)[1])
             read[key] = images

@@ -45,7 +45,7 @@ class Place:
         prefix: tokens before the patches.
         host: the attention layer whose place it takes, for mechanisms that keep its weights.
         causal: whether no token may receive anything from a later one; only mechanisms that promise it fit.
-        layer, num_layers: number of the block among those of the network.
+        layer, num_layers: number of the block, and how many the network has.
         dropout: of couplings.
     """
 

@@ -68,7 +68,7 @@ class VisionModel(Network):
         size_step: what heights and widths must be multiples of, where `fixed_input_size` is False.
         partial_cells: whether pixels at the end of an image that do not fill a cell of a map have a cell.
 
-    The other attributes are those of `Network`.
+    See `Network` for the other attributes.
     """
 
     output_kind = "scores"
@@ -106,7 +106,7 @@ class VisionModel(Network):
     # --- what a network defines -------------------------------------------------------------------------------------
 
     def stage(self, index: int, inputs: Tensor) -> Tensor:
-        """The map of stage `index` from that of the stage before, or from the images."""
+        """The map of stage `index` from the map of the stage before, or from the images."""
         raise UsageError(f"{type(self).__name__} has no stage {index}; call forward_features, which every network has.")
 
     def neck(self, maps: list[Tensor]) -> Features:

@@ -70,7 +70,7 @@ class CapsuleClassifier(VisionModel):
         return self.class_capsules(self.forward_features(images))
 
     def reconstruct(self, capsules: Capsules, classes: Tensor | None = None) -> Tensor:
-        """The image that the decoder makes of one class capsule: the most active, or that of `classes` (batch,).
+        """The image that the decoder makes of one class capsule: the most active, or the one in `classes` (batch,).
 
         Shapes: -> (batch, channels, height, width) in (0, 1).
         """

@@ -152,7 +152,7 @@ def _from_live(
 
     Args:
         given: arguments of ours that the live one does not show.
-        preset: of ours; by default that of the same name.
+        preset: of ours; by default the one of the same name.
         check: whether it may be other than its library makes it.
     """
     layout = _live(source)

@@ -30,7 +30,7 @@ def full_names(given: Mapping[str, Any], short: Mapping[str, str], preset: Mappi
     Args:
         given: arguments by either name.
         short: the full name of each short one.
-        preset: of which tables are completed.
+        preset: completes its tables.
     """
     arguments = {name: value for name, value in given.items() if name not in short}
     for name, full in short.items():

@@ -142,7 +142,7 @@ def published_weights(entry: ModelEntry, pretrained: bool | str = True) -> str |
 
 
 def _with_weights(entry: ModelEntry, weights: str | Path, given: dict[str, Any]) -> VisionModel:
-    """A network with the weights of a file or a run, or those that a library has published."""
+    """A network with the weights of a file or a run, or with a library's published weights."""
     if entry.module.part_with_weights:
         model = build(entry.name, **given)
         model.load_part(str(weights))

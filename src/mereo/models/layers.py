@@ -42,7 +42,7 @@ def parameter_groups(
     """Groups for an optimiser, one for each layer and weight decay: see `VisionModel.parameter_groups`.
 
     Args:
-        parameters: names and parameters; those that need no gradient are left out.
+        parameters: names and parameters; parameters without a gradient are left out.
         depths: the layer of each, of `layer_depths`.
         undecayed: names without weight decay, in addition to vectors.
         weight_decay, layer_decay: as `VisionModel.parameter_groups` takes them.

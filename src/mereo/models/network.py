@@ -52,13 +52,13 @@ class Network(WeightSources, nn.Module):
         input_kind: one of INPUT_KINDS.
         outputs_argument: the argument of the constructor that the data decide, such as the number of classes; None
             where the size of the output does not follow from the data.
-        num_classes: number of scores at a place; 0 where there are none, as of an embedding.
+        num_classes: number of scores at a place; 0 for a network without scores, such as an embedding.
         num_features: size of the features before the head.
         pretrained_cfg: preprocessing and provenance under timm's field names, set by `create_model`.
         class_names: of the scores, in order, set by `load`; empty where they have none.
         metadata: everything saved with the weights, set by `load`.
         classifier: name of the module that depends on `outputs_argument`.
-        classifier_parts: names of the attributes of which it is made.
+        classifier_parts: names of the attributes that it consists of.
         unscored_parts: names of the parts on which no output depends, such as a decoder.
         default_loss: the loss it is trained with where none is given.
         usual_rate: the peak rate of AdamW that it is trained with, in batches of 32 and more, where none is given.
@@ -127,7 +127,7 @@ class Network(WeightSources, nn.Module):
         """Arguments that files state only since they exist, with the values that older files have of them.
 
         Args:
-            arguments: those that a file states.
+            arguments: as a file states them.
         """
         return {}
 
@@ -161,7 +161,7 @@ class Network(WeightSources, nn.Module):
     # --- what every network has -------------------------------------------------------------------------------------
 
     def example_inputs(self, count: int) -> Tensor:
-        """Random inputs of the shape that the network was made for, on its device: so many, in [0, 1]."""
+        """Random inputs of the shape that the network was made for, on its device, in [0, 1], given their number."""
         like = next(self.parameters())
         return torch.rand(count, *self.input_shape, device=like.device, dtype=like.dtype)
 

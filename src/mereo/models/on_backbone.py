@@ -22,7 +22,7 @@ FOLLOWED = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
 
 
 class OnBackbone(VisionModel):
-    """A network whose stages are those of a backbone.
+    """A network whose stages are a backbone's.
 
     A subclass takes the arguments of `_build_backbone` and calls it first in its constructor.
 
@@ -122,7 +122,7 @@ class OnBackbone(VisionModel):
             return
         if not isinstance(self.backbone, FeatureMaps) or type(source) is not type(self.backbone.model):
             raise UsageError(f"weights is {weights!r}, those of {source.config['model']}; the backbone is {name!r}.")
-        # With no classes left, its classifier counts as that of other classes, and is not taken over.
+        # With no classes left, its classifier counts as one of other classes, and is not taken over.
         fill(self.backbone.model, source.state_dict(), source.config, weights)
 
     def _maps(self, images: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:

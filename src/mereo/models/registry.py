@@ -100,7 +100,7 @@ def families(input_kind: str | None = None) -> dict[str, ModelEntry]:
 
 
 def is_model(name: str) -> bool:
-    """Whether `create_model` has a network of that name, those of other libraries left out."""
+    """Whether mereo itself has a network of that name, without other libraries."""
     return name in MODELS or name in ALIASES
 
 

@@ -111,7 +111,7 @@ def check_same_function(
 
     Args:
         make: the network of mereo with the weights of a state of theirs.
-        theirs: the other one, of which a copy is taken.
+        theirs: the other one, which is copied.
         matches: names of our tensors, with theirs.
     """
     large = sum(p.numel() for p in theirs.parameters()) > MOST
@@ -179,7 +179,7 @@ def take_over(target: nn.Module, source: nn.Module, matches: Mapping[str, str]) 
     """Type, device, mode of each module, and which parameters are trained, in place.
 
     Args:
-        matches: names of tensors of the target, with those of the source.
+        matches: names of tensors of the target, with their names in the source.
     """
     parameters = dict(source.named_parameters())
     if (like := next(source.parameters(), None)) is not None:

@@ -60,7 +60,7 @@ class SequenceModel(Network):
         causal: whether a token changes only its own scores and those of later tokens, in evaluation.
         num_features: size of what `forward_features` gives, `dim`.
 
-    The other attributes are those of `Network`.
+    See `Network` for the other attributes.
     """
 
     output_kind = input_kind = "tokens"
@@ -159,7 +159,7 @@ class SequenceModel(Network):
         return all(getattr(block, "streams", hasattr(block, "extend")) for block in self.blocks)
 
     def extend(self, tokens: Tensor, state: SequenceState | None = None) -> tuple[Tensor, SequenceState]:
-        """Tokens behind those that made `state`: their scores, and the state behind them.
+        """The next tokens after `state`: their scores, and the state after them.
 
         Shapes: int64 (batch, tokens) -> (batch, tokens, vocab_size).
         """
@@ -199,13 +199,13 @@ class SequenceModel(Network):
         top: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Continue sequences by so many tokens, drawn from softmax(scores / temperature).
+        """Continue sequences by a number of tokens, drawn from softmax(scores / temperature).
 
         Args:
             tokens: at least one in each sequence.
             count: how many follow.
             temperature: 0 always takes the token of the highest score.
-            top: draw only from so many tokens of the highest scores; all when None.
+            top: the number of tokens of the highest scores to draw from; all when None.
             generator: of the draws, on the device of the tokens.
 
         Shapes: int64 (batch, tokens) -> int64 (batch, count).
@@ -250,7 +250,7 @@ class SequenceModel(Network):
         return (self.context,)
 
     def example_inputs(self, count: int) -> Tensor:
-        """Random tokens, int64 (batch, context), at most as many as the model reads at once."""
+        """Random tokens, int64 (batch, context), no longer than the model reads at once."""
         length = self.context if self.longest is None else min(self.context, self.longest)
         return torch.randint(self.vocab_size, (count, length), device=self.embedding.weight.device)
 

@@ -26,7 +26,7 @@ class VisionTransformer(VisionModel):
 
     x = [class, patches(image)] + positions;   blocks;   scores = W norm(x)_class + b
 
-    distilled:   x = [class, teacher, patches] + positions;   scores = the mean of those of both tokens
+    distilled:   x = [class, teacher, patches] + positions;   scores = the mean over both tokens
 
     Args:
         num_classes, in_chans: as everywhere.
@@ -39,7 +39,7 @@ class VisionTransformer(VisionModel):
         drop_path_rate: of stochastic depth in the last block; it rises linearly from 0 in the first.
         mechanism: name of the mechanism in place of self-attention, one of
             `mereo.list_mechanisms(interface="tokens")` or "maps"; None for self-attention.
-        mechanism_args: arguments of its constructor, beside those that the network fills in.
+        mechanism_args: arguments of its constructor that the network does not fill in.
 
     Shapes: images (batch, in_chans, height, width) -> (batch, num_classes); features (batch, num_prefix_tokens +
         patches, embed_dim), the class token first.
@@ -194,7 +194,7 @@ BLOCK = {"norm1": "norm1", "attn": "attn", "norm2": "norm2", "mlp.first": "mlp.f
 
 
 def transformer_pairs(model: VisionTransformer) -> Iterator[Pair]:
-    """The tensors of a vision transformer under the names of timm, which are also those of DeiT's authors."""
+    """The tensors of a vision transformer under the names of timm, which DeiT's authors use too."""
     yield from (Pair("patch_embed", "patch_embed.proj"), Pair("positions", "pos_embed"))
     yield from (Pair("class_token", "cls_token"), Pair("norm", "norm"), Pair("head", "head"))
     yield from (Pair("distillation_token", "dist_token"), Pair("distillation_head", "head_dist"))

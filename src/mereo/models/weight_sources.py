@@ -30,7 +30,7 @@ class TimmNetwork:
 
 
 class WeightSources:
-    """Which weights a network starts from, beyond those of the same network, and whether timm has it.
+    """Which weights of other networks a network starts from, and whether timm has it.
 
     Attributes:
         library_name: the library that published weights of such a network come from.
@@ -57,12 +57,12 @@ class WeightSources:
 
     @classmethod
     def published_statistics(cls, weights: str) -> Statistics | None:
-        """The normalisation of those weights; None for that of timm's preset of the same name."""
+        """The normalisation of those weights; None for timm's preset of the same name."""
         return None
 
     @classmethod
     def check_library(cls, weights: str) -> str | None:
-        """The tag of published weights, if there is one; UsageError for those of another library."""
+        """The tag of published weights, if there is one; UsageError for weights of another library."""
         library, _, tag = weights.partition(".")
         check_choice("weights", library, (cls.library_name,))
         return tag or None

@@ -26,7 +26,7 @@ from mereo.models.rebuilding import check_dense, checked, outline_of, rebuild
 from mereo.models.registry import OWN, library_of
 
 LONGEST_HEADER = 2**24
-"""Bytes of names, shapes and metadata; a network of 20,000 tensors and as many class names has a tenth of it."""
+"""Bytes of names, shapes and metadata; a network of 20,000 tensors and 20,000 class names has a tenth of it."""
 _NO_PICKLES = (
     "Pickled checkpoints (.pth, .pt, .bin) are not opened, because they may run code: write their tensors by"
     " safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')"

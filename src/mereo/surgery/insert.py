@@ -1,8 +1,8 @@
 """Mechanisms put into a network that exists: after its stages, at the ends of its residual branches, anywhere, or in
 place of its attention.
 
-Source: the place at the end of a residual branch is that of squeeze and excite, arXiv:1709.01507, figure 3; the gain
-that starts at zero is that of ReZero, arXiv:2003.04887.
+Source: the place at the end of a residual branch is from squeeze and excite, arXiv:1709.01507, figure 3; the gain
+that starts at zero is from ReZero, arXiv:2003.04887.
 Cost: that of each mechanism, and one pass over what it adds to; `insert` reports parameters and multiply-adds.
 """
 
@@ -253,7 +253,7 @@ def _places(model: nn.Module, where: str | Sequence[str], seen: _Outputs) -> lis
 
 
 def _patches(model: nn.Module, tokens: int) -> tuple[tuple[int, int] | None, int]:
-    """Rows and columns of the patches among so many tokens, and how many come before them; (None, 0) if unknown."""
+    """Rows and columns of the patches, and the number of tokens before them; (None, 0) if unknown."""
     size = getattr(model, "grid", None) or getattr(getattr(model, "patch_embed", None), "grid_size", None)
     if size is None:
         size = (isqrt(tokens),) * 2
@@ -311,7 +311,7 @@ def insert(
         replace: put it in place of each of these instead, which must give maps or tokens of the shape that they take.
             What was there is not kept; the mechanism keeps its weights where it is made for that, such as MoH.
         img_size: of the image on which shapes are found out; by default what the network states, or 224.
-        arguments: of the mechanism's constructor, beside those that the place fills in; `heads` sets its heads.
+        arguments: of the mechanism's constructor that the place does not fill in; `heads` sets its heads.
 
     Returns:
         The places, with parameters and multiply-adds before and after; print it.
@@ -385,7 +385,7 @@ def _holder(model: nn.Module, place: str) -> tuple[nn.Module, str, nn.Module]:
             return outer, "_".join(parts[depth:]), model.get_submodule(place)
     host = model.get_submodule(place)
     while isinstance(host, nn.Sequential) and type(host).forward is nn.Sequential.forward and len(host):
-        host = host[-1]  # whose output is that of the sequence
+        host = host[-1]  # whose output is the output of the sequence
     if isinstance(host, _CONTAINERS):
         raise UsageError(f"where names {place}, a {type(host).__name__} that cannot hold a mechanism; name its parts.")
     return host, "end", host

@@ -1,6 +1,6 @@
 """Attention of a trained network made linear in the size of the image: every dense layer becomes CLEAR.
 
-Source: arXiv:2412.16112, section 3; the weights are those of the network, and `mereo.distil` trains them further.
+Source: arXiv:2412.16112, section 3; the network keeps its weights, and `mereo.distil` trains them further.
 Cost: see `clear_attention`.
 """
 
@@ -99,10 +99,10 @@ def linearise(
             has the same weights under the same names, and learns with `mereo.distil(model, copy, data)`.
         radius: image tokens attend to image tokens nearer than this; one beyond the diagonal of the image changes
             nothing.
-        grid: rows and columns of the image; by default those of `model.patch_embed.grid_size` or `model.grid`.
+        grid: rows and columns of the image; by default `model.patch_embed.grid_size` or `model.grid`.
         text_tokens: tokens before the image, which attend to all and are attended to by all, such as text or a class
             token; by default `model.num_prefix_tokens`, or none.
-        down_factor: adds a key for each block of so many rows and columns; its weights (f, f) in each layer start at
+        down_factor: side of the blocks for each of which a key is added; its weights (f, f) in each layer start at
             the mean and are learned.
         layers: numbers from 0, names or shell-style patterns of the attention layers to replace; all by default.
         trained_tokens, length_factor: for a scale of the scores that grows with the length, see `length_scale`.

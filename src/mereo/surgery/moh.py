@@ -155,7 +155,7 @@ def moh(
         model: of mereo or timm, with multi-head self-attention, trained or not. It is not changed; the copy has the
             same weights under the same names.
         active: share of the heads that act for a token, shared ones included.
-        shared: heads that always act, the first ones; by default half of those that act, rounded down.
+        shared: number of heads that always act, the first ones; by default half of the active heads, rounded down.
         layers: numbers of the attention layers, from 0; by default all.
         routing: "queries" adds no weights, for continuing the training of a trained model. "tokens" adds routers.
         gate: form of the gates of "tokens": "code" or "paper".

@@ -221,7 +221,7 @@ class Task(ABC):
         return ("epoch", "lr", *figures, "images_per_second", "seconds")
 
     def num_outputs(self, num_classes: int) -> int:
-        """The `num_classes` with which a network is created, for data of so many classes."""
+        """The `num_classes` with which a network is created, given the number of classes of the data."""
         return num_classes
 
     def resolve_loss(self, loss: str, module: type[nn.Module]) -> str:

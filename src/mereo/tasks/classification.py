@@ -25,7 +25,7 @@ _DRAWN = 8
 def hits(scores: Tensor, labels: Tensor) -> Tensor:
     """Whether each object of an image is among its highest scores: bool (batch, objects).
 
-    As many scores are taken as there are objects.
+    The number of scores taken is the number of objects.
 
     Shapes: scores (batch, classes); labels int64 (batch,) or (batch, objects), or soft float (batch, classes), where
     the class with the largest weight counts.

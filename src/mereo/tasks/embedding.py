@@ -1,4 +1,4 @@
-"""Embedding: images of one identity close to each other, and those of different identities apart.
+"""Embedding: images of one identity close to each other, images of different identities apart.
 
 Source: Khosla et al. 2020, arXiv:2004.11362.
 """
@@ -24,7 +24,7 @@ _RECALLS = (1, 5)
 _CHUNK = 1024
 """Queries that are compared with all images at once."""
 _QUERIES, _SHOWN, _LISTED = 8, 6, 5
-"""Queries of a picture, the nearest images of each, and those that are listed in a table."""
+"""Numbers: queries of a picture, nearest images of each, and images listed in a table."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class EmbeddingOptions:
 
 
 def contrastive_loss(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
-    """Supervised contrastive loss: each image should find those of its identity among all others of the batch.
+    """Supervised contrastive loss: each image should find the others of its identity in the batch.
 
     L = mean_i  -1/|P(i)| sum_{p in P(i)} log( exp(z_i z_p / t) / sum_{a != i} exp(z_i z_a / t) )
 
@@ -176,7 +176,7 @@ class Embedding(Task):
         return [folder / name for name in contents]
 
     def describe_data(self, train: Images, validation: Images | None, test: Images) -> list[str]:
-        """How many identities there are, and whether those of the test images are trained on."""
+        """The number of identities, and whether the identities of the test images are trained on."""
         known, tested = set(train.strata.tolist()), set(test.strata.tolist())
         shared = len(known & tested)
         of_them = "none" if not shared else "all" if shared == len(tested) else f"{shared:,}"

@@ -32,7 +32,7 @@ def compressed_bits(content: bytes) -> dict[str, float]:
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Tokens that a model reads, and those that it should predict, -1 where there is padding: (batch, tokens) each."""
+    """Tokens that a model reads, and tokens that it should predict, -1 for padding: (batch, tokens) each."""
     tokens = batch.tokens
     assert tokens is not None
     targets = tokens[:, 1:]

@@ -16,7 +16,7 @@ SPREAD_LOSSES = {"spread": "linear", "spread_sigmoid": "sigmoid"}
 """Names of the spread loss, each with the schedule of its margin."""
 
 MARGIN_LOSSES = {"margin": (0.9, 0.1, 0.5), "hard_margin": (0.95, 0.05, 0.8)}
-"""Names of the margin loss, each with its m+, m- and lambda: CapsNet's, and those of the second run of DeepCaps."""
+"""Names of the margin loss, each with its m+, m- and lambda: of CapsNet, and of the second run of DeepCaps."""
 
 LOSSES = (*MARGIN_LOSSES, "cross_entropy", *SPREAD_LOSSES)
 """Names of the losses of scores."""
@@ -60,7 +60,7 @@ def many_hot(labels: Tensor, num_classes: int) -> Tensor:
 def margin_loss(
     lengths: Tensor, targets: Tensor, *, positive: float = 0.9, negative: float = 0.1, down_weight: float = 0.5
 ) -> Tensor:
-    """Margin loss: capsules of present classes should be long, those of absent classes short.
+    """Margin loss: capsules of present classes should be long, capsules of absent classes short.
 
     L = mean_b sum_j  T_j max(0, m+ - |v_j|)^2 + lambda (1 - T_j) max(0, |v_j| - m-)^2
 

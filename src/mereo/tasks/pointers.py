@@ -223,7 +223,7 @@ class Pointers(Task):
         return [f"up to {train.image_shape[1]} points in a set; pointers are {how[self.options.problem]}{beam}"]
 
     def references(self, split: Images) -> dict[str, dict[str, float]]:
-        """Of tours, those of nearest neighbours improved by 2-opt."""
+        """Of tours, nearest neighbours improved by 2-opt."""
         if self.options.problem != "tour" or not len(split):
             return {}
         batch = split.batch(torch.arange(len(split)), device="cpu")

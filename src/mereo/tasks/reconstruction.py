@@ -39,7 +39,7 @@ class ReconstructionObjective(Objective):
     Args:
         model: a network with latent capsules and `rebuild`, such as `SparseCapsNet`.
         reconstruction_weight: factor of the squared error for mask="label", which is CapsNet's objective; the latent
-            capsules are then those of the classes.
+            capsules are then the class capsules.
     """
 
     def __init__(self, model: nn.Module, reconstruction_weight: float = 0.0005) -> None:

@@ -63,7 +63,7 @@ def adversarial_images(
 
     Deviates: L is the cross-entropy of the scores whatever the training loss is. The margin loss of capsules is flat
     where it is 0, and would leave well-classified images unchanged. Batch norm uses its running statistics, so that
-    the images of the attack do not count among those of the training.
+    images of the attack do not count as training images.
 
     Shapes: images, start (batch, channels, height, width) in [0, 1], labels int64 (batch,) or float (batch, classes)
     -> like images.

@@ -22,7 +22,7 @@ def make_optimizer(config: TrainConfig, parameters: Iterable[Any]) -> torch.opti
 
 
 def memory_format(config: TrainConfig, model: VisionModel) -> torch.memory_format:
-    """The memory layout of images and convolutions: that of the configuration, by default that of the network."""
+    """The memory layout of images and convolutions: the configuration's, by default the network's."""
     channels_last = model.channels_last if config.channels_last is None else config.channels_last
     return torch.channels_last if channels_last else torch.contiguous_format
 

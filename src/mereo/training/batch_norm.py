@@ -96,7 +96,7 @@ def shared_statistics(inputs: Tensor, reduce: Reduce) -> tuple[Tensor, Tensor, f
 class SharedBatchNorm(nn.modules.batchnorm._BatchNorm):
     """A batch norm with statistics over all processes in training; in evaluation an ordinary batch norm.
 
-    Names and values of its state are those of the batch norm it replaces.
+    Its state has the names and values of the batch norm that it replaces.
     """
 
     def _check_input_dim(self, inputs: Tensor) -> None:

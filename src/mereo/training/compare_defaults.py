@@ -25,7 +25,7 @@ _LONGEST_FILE = 2**20
 class CompareDefaults:
     """Chooses the settings that are not given, for each network of a comparison that has no recipe.
 
-    Epochs and batch size are those of the first network, so that all see the same images equally often. The rate
+    All networks take epochs and batch size of the first, so that all see the same images equally often. The rate
     follows from the kind of network, and the size of the images from what is in them and from the time of the first.
 
     Args:

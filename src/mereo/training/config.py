@@ -74,9 +74,9 @@ class TrainConfig:
     ela:preset=tiny,where=blocks. Each stands behind the stages, or where `where` says, and starts without effect
     (start=0); `mereo mechanisms` lists them. By default none."""
     img_size: ImageSize = None
-    """Size that images are resized to: one side, or height x width such as 64x48; by default that of the network."""
+    """Size that images are resized to: one side, or height x width such as 64x48; by default the network's."""
     in_chans: int | None = None
-    """Number of colour channels; by default that of the data."""
+    """Number of colour channels; by default the number of the data."""
 
     minutes: float | None = None
     """Time of the training, with reading and testing: the learning rate and the end follow the clock. By default the
@@ -134,7 +134,7 @@ class TrainConfig:
 
     loss: str = "auto"
     """Training loss. For classification: margin, hard_margin (with stricter margins), cross_entropy or spread (with a
-    margin that rises from 0.2 to 0.9); auto chooses that of the network: margin for most capsule networks and
+    margin that rises from 0.2 to 0.9); auto chooses by the network: margin for most capsule networks and
     cross_entropy for others."""
     label_smoothing: float = 0.0
     """Label smoothing of the cross-entropy: the fraction of the target spread evenly over all classes."""
@@ -156,14 +156,14 @@ class TrainConfig:
     """Weights of the losses that parts of the network add, as name=value, such as balance=0.02 for a mixture of heads;
     by default their own."""
     augment: tuple[str, ...] = ("auto",)
-    """Augmentation such as rotate=15 crop=4 flip; auto uses that of the data set, none turns it off,
+    """Augmentation such as rotate=15 crop=4 flip; auto takes the data set's own, none turns it off,
     help lists the operations."""
     sampler: Literal["shuffle", "balanced"] = "shuffle"
     """Images of an epoch: shuffle takes every image once, balanced takes every class equally often."""
     mean: tuple[float, ...] | None = None
-    """Mean of each channel, for normalisation; by default that of the network."""
+    """Mean of each channel, for normalisation; by default the network's."""
     std: tuple[float, ...] | None = None
-    """Standard deviation of each channel, for normalisation; by default that of the network."""
+    """Standard deviation of each channel, for normalisation; by default the network's."""
 
     validation_fraction: float = 0.1
     """Fraction of the training images held out to choose the best epoch."""
@@ -176,8 +176,6 @@ class TrainConfig:
     stream: bool = False
     """Decode images during training instead of before it, so that they need not fit in memory; tar shards, Parquet and
     Arrow files and hf: data sets always are."""
-    callbacks: tuple[str, ...] = ()
-    """Registered callbacks to run at the start and end of each epoch; by default none."""
 
     seed: int = 0
     """Seed of every random choice."""
@@ -289,11 +287,11 @@ class TrainConfig:
             raise UsageError(f"{path} is not YAML: {error}.") from error
         if not isinstance(content, dict):
             raise UsageError(f"{path} is not a configuration; it needs lines such as `model: mspcaps_tiny`.")
-        return cls().replace(**{str(k): v for k, v in content.items() if k not in _FORMER})
+        return cls().replace(**{str(k): v for k, v in content.items() if k not in _FORMER or v != _FORMER[k]})
 
 
-_FORMER = ("find_lr",)
-"""Fields of earlier versions, without effect on a training, which their files hold."""
+_FORMER: dict[str, Any] = {"find_lr": False, "callbacks": []}
+"""Fields of earlier versions, with the value that has no effect on a training."""
 FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig)}
 _HINTS = get_type_hints(TrainConfig)
 

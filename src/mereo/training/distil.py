@@ -1,6 +1,6 @@
 """Distillation: a network, or a layer of one, learns to compute what a trained network computes.
 
-The loop, the order, the learning rate and the optimisers are those of the trainer. Every random choice is a function of
+Loop, order, learning rate and optimisers are the trainer's. Every random choice is a function of
 (seed, epoch, step), so a run that continues from a checkpoint repeats an uninterrupted one bit for bit on a CPU.
 """
 
@@ -40,7 +40,7 @@ class Distilled:
 
     Attributes:
         history: for each epoch the mean of "loss" and of each of its terms, by label.
-        steps: optimiser steps, with those of earlier runs of the same checkpoint.
+        steps: optimiser steps, including earlier runs of the same checkpoint.
         seconds: of this run.
     """
 
@@ -72,7 +72,7 @@ def _length(data: Data) -> int:
             raise UsageError("data is neither a tensor, tensors, nor a set of images; give one, samples first.")
         counts = {len(x) for x in tensors}
         if len(counts) > 1:
-            raise UsageError(f"data has tensors of {sorted(counts)} samples; they must have as many.")
+            raise UsageError(f"data has tensors of {sorted(counts)} samples; all must have the same number.")
         count = counts.pop()
     if not count:
         raise UsageError("data has no samples; give at least one.")
@@ -253,7 +253,7 @@ def distil(
             and modules without a trained parameter are in eval mode. By default everything that requires gradients.
         epochs, batch_size, lr, optimizer, weight_decay, schedule, min_lr, warmup_epochs, clip_norm, seed: as in
             `TrainConfig`. The last batch of an epoch has the remaining samples.
-        device: where to train; that of the student's parameters by default.
+        device: where to train; by default where the student is.
         checkpoint: a file written after every epoch. If it exists, the distillation goes on from there.
         progress: whether to print progress.
 

@@ -32,7 +32,7 @@ class Estimate:
 
     Attributes:
         parameters: of the network, decoder included.
-        trained: those that are not frozen.
+        trained: parameters that are not frozen.
         flops: of the forward pass of one image; a multiply-add counts as two.
         memory: estimated bytes of a training step: weights, gradients, optimiser, stored activations.
         available: free bytes.

@@ -131,7 +131,7 @@ class Views:
         self.trace = Trace()
 
     def value(self, what: str, name: str) -> Tensor:
-        """The last value of one place; UsageError where there is none, or no tensor."""
+        """The last value of one place; UsageError without one, or if it is no tensor."""
         if what == "coupling":
             if name not in self.trace:
                 raise UsageError(f"coupling {name!r} of the {self.role} was not made in its forward pass.")

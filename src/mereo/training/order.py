@@ -27,7 +27,7 @@ def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
 
 
 def balanced_order(seed: int, epoch: int, labels: Tensor) -> Tensor:
-    """An epoch of as many images as there are, in which every class occurs equally often, to within one.
+    """An epoch as long as the data set, in which every class occurs equally often, to within one.
 
     Every class is repeated, with a new permutation each time, so that the frequencies of images of one class differ by
     at most one.

@@ -66,7 +66,7 @@ def choose_plain(plans: Sequence[Plan], labels: Sequence[str], wanted: str) -> t
     if label in labels:
         return None
     arguments = {"img_size": [height, width] if height != width else height, **variant.model_args}
-    # The loss and the arguments of a recipe are those of its own network.
+    # A recipe states the loss and the arguments of its own network, not of this one.
     changes = {**variant.changes, "loss": "auto", "model_args": {}}
     size = show_size((height, width) if height != width else height)
     shown = label if "img_size" in variant.model_args else f"{label}{',' if variant.model_args else ':'}img_size={size}"

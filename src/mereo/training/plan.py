@@ -53,7 +53,7 @@ class Plan:
         return choose_device(self.config.device)
 
     def steps(self, images: int, processes: int = 1) -> tuple[int, int]:
-        """Images of an optimiser step and steps of an epoch, for so many training images."""
+        """Images of an optimiser step and steps of an epoch, given the number of training images."""
         config, parts = self.config, processes * self.config.accumulate
         batch_size = min(config.batch_size, images - images % parts)
         if batch_size < 1 or batch_size % parts:
@@ -92,7 +92,7 @@ class Plan:
         return model
 
     def _check_memory(self, arguments: dict[str, Any]) -> None:
-        """UsageError for a network of which weights or a step of one image do not fit in memory, before any is made."""
+        """UsageError for a network whose weights, or a step of one image, do not fit in memory, before it is made."""
         name, free = self.config.model, available_memory()
         network = outline(name, **arguments)
         size = sum(p.numel() * p.element_size() for p in network.parameters())
@@ -105,7 +105,7 @@ class Plan:
             check_fits(name, arguments, network.image_shape[1:], self.least_memory, free_memory(self.device))
 
     def least_memory(self, model: VisionModel, count: int = 1) -> int:
-        """Bytes that a training step of so many images takes at least, of a network on the meta device."""
+        """Least number of bytes of a training step, given its number of images and a network on the meta device."""
         task, labels = self.make_task(), self.info.labels_per_image
         return step_bytes(model, lambda m: task.objective(m, self.config), lambda m: task.example(m, count, labels))
 
@@ -174,7 +174,7 @@ def _of_images(config: TrainConfig, entry: ModelEntry, info: DatasetInfo) -> tup
 
 
 def _normalised(config: TrainConfig, entry: ModelEntry, arguments: Mapping[str, Any]) -> TrainConfig:
-    """The mean and standard deviation of each channel: those given, else those of the network."""
+    """The mean and standard deviation of each channel: as given, else the network's."""
     channels = arguments["in_chans"]
     if config.mean is None or config.std is None:
         cfg = entry.pretrained_cfg(arguments)

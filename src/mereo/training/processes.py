@@ -9,7 +9,7 @@ def share_text(text: str, device: torch.device) -> str:
     """The text of the first process, in every process; each must call this. A single process keeps its own.
 
     Args:
-        text: of the first process; that of the others is ignored.
+        text: used of the first process; ignored of the others.
         device: the kind of device that the run trains on, which decides the communication backend.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

@@ -69,7 +69,7 @@ def _describe(images: Images) -> dict[str, Any]:
 
 
 def _readable(images: Images, indices: Tensor, chunk: int) -> Iterator[tuple[Tensor, Batch]]:
-    """Batches of all images, with their places in `indices`; without those of a stream that cannot be read."""
+    """Batches of all images, with their places in `indices`; without images of a stream that cannot be read."""
     for places in torch.arange(len(indices)).split(chunk):
         try:
             batch = images.batch(indices[places], device="cpu")

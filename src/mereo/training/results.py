@@ -123,8 +123,8 @@ def gain_at_the_end(values: Sequence[float]) -> tuple[float, float] | None:
     part = max(len(values) // PARTS, 2)
     late = sum(values[-part:]) / part
     before = sum(values[-2 * part : -part]) / max(len(values[-2 * part : -part]), 1)
-    rising = 1 - late > LEFT and late - before >= GAIN * (1 - before)
-    return (before, late) if rising else None
+    still_rose = 1 - late > LEFT and late - before >= GAIN * (1 - before)
+    return (before, late) if still_rose else None
 
 
 def still_improving(history: Sequence[Mapping[str, Any]], task: Task, config: TrainConfig, folder: Path) -> str | None:

@@ -43,13 +43,13 @@ class RunFolder:
         self.config, self.state = path / "config.yaml", path / "state.safetensors"
         self.best, self.last = path / "weights" / "best.safetensors", path / "weights" / "last.safetensors"
         self.history, self.results = path / "results.csv", path / "results.json"
-        self.seen, self.set_aside = path / "seen.safetensors", path / "set_aside.csv"
+        self.fingerprints, self.set_aside = path / "seen.safetensors", path / "set_aside.csv"
         self.curves = path / "curves.png"
         self.train_samples, self.test_samples = path / "samples_train.png", path / "samples_test.png"
         self.tensorboard = path / "tensorboard"
         self.files = (
             self.config, self.state, self.best, self.last, self.history, self.results, self.curves,
-            self.train_samples, self.test_samples, self.seen, self.set_aside,
+            self.train_samples, self.test_samples, self.fingerprints, self.set_aside,
         )  # fmt: skip
 
     def remove_leftovers(self) -> None:
@@ -97,7 +97,7 @@ def folder_to_resume(config: TrainConfig) -> RunFolder:
 
 
 def resume_commands(root: Path) -> str:
-    """The commands that go on with the newest runs in a folder, as text; empty where there are none."""
+    """The commands that go on with the newest runs in a folder, as text; empty without runs."""
     runs = sorted(root.glob("*/config.yaml"), key=lambda path: -path.stat().st_mtime) if root.is_dir() else []
     return "; ".join(f"mereo train {shlex.quote(str(path.parent))} --resume" for path in runs[:_LISTED])
 

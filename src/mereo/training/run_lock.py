@@ -62,7 +62,7 @@ else:
 
 
 class RunLock:
-    """The lock of one folder, which must exist: that of a run, or of an export that is not checked yet.
+    """The lock of one folder, which must exist: of a run, or of an export that is not checked yet.
 
     Raises `LockedError` with process, host and time of the holder if it is locked.
     """

@@ -27,7 +27,7 @@ BLACK = frozenset({"crop", "shift", "rotate", "rand_augment"})
 COMPARED = 2**28
 """Bytes of training images up to which they are compared with each other."""
 UNEVEN = 5
-"""Images of the largest class divided by those of the smallest, from which on a note is printed."""
+"""Ratio of the largest to the smallest number of images of a class from which a note is printed."""
 
 
 @dataclass

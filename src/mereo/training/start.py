@@ -22,7 +22,7 @@ OF_THE_DATA = ("in_chans", "img_size")
 
 
 def is_published(weights: str) -> bool:
-    """Whether weights are those that a library has published, not a file or folder."""
+    """Whether weights name a library's published weights, not a file or folder."""
     return weights.partition(".")[0] in PUBLISHED and not Path(weights).exists()
 
 
@@ -33,7 +33,7 @@ def pretrained_weights(model: str) -> str:
 
 
 def _own_arguments(described: Description, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved arguments of a network that differ from those of its preset."""
+    """The saved arguments of a network that differ from its preset."""
     defaults = get_model_entry(described.model).defaults
     return {name: value for name, value in saved.items() if described.arguments[name] != defaults[name]}
 
@@ -113,7 +113,7 @@ def start_from(model: VisionModel, weights: str) -> str:
         return f"{model.part_with_weights} starting from {weights}"
     source, name = _source(model, weights)
     filled = fill(model, source.state_dict(), {**source.metadata, **source.config}, name)
-    # The classes are those of the new data, even if their number is the same.
+    # The new data has other classes, even if their number is the same.
     model.class_names = ()
     parts = [f"starting from {name}"]
     if filled.new:

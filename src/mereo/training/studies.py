@@ -2,7 +2,7 @@
 
 A study is data: the base configuration, and for each variant the fields that differ and what its source reports. The
 runs are in <output>/<study>-<data>/<variant>-seed<n>; finished runs are reused, so an interrupted study can be
-continued. `mereo compare` makes its study from the command line, and those of papers are in `papers/`.
+continued. `mereo compare` makes its study from the command line; the studies of papers are in `papers/`.
 """
 
 import re
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Variant:
     """One row of a study: fields that differ, arguments of the network that differ, and the reported accuracy in %.
 
-    `recipe` replaces that of the study.
+    `recipe` replaces the study's.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict)

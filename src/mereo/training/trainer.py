@@ -33,7 +33,6 @@ from mereo.training.averaging import WeightAverage
 from mereo.training.backend import deterministic_on, make_accelerator, make_optimizer, memory_format
 from mereo.training.batch_norm import restore_batch_norms, share_batch_statistics, statistics_note
 from mereo.training.calibrate import calibrate_run, store_calibration
-from mereo.training.callbacks import CALLBACKS, check_callbacks, restore_callbacks
 from mereo.training.checkpoint import (
     check_progress,
     fitting,
@@ -46,6 +45,7 @@ from mereo.training.checkpoint import (
 from mereo.training.config import TrainConfig
 from mereo.training.evaluation import choosing_metric, evaluate_run, is_better
 from mereo.training.events import open_events
+from mereo.training.fingerprints import keep_fingerprints, training_statistics
 from mereo.training.freezing import describe_trained, freeze_as_configured, start_training
 from mereo.training.groups import group_rate, parameter_groups
 from mereo.training.mixing import mix_step
@@ -56,7 +56,6 @@ from mereo.training.report import Report, draw_curves, reading_progress, write_h
 from mereo.training.results import RunResult, still_improving
 from mereo.training.run_folder import RunFolder, claimed
 from mereo.training.schedule import Clock, learning_rate
-from mereo.training.seen import keep_seen, training_statistics
 from mereo.training.setup import Setup, describe_setup, prepare, uneven_classes
 from mereo.training.trackers import TENSORBOARD, Trackers, check_trackers
 from mereo.training.unreadable import write_set_aside
@@ -97,7 +96,6 @@ def train(
 
 def _train_in(folder: RunFolder, plan: Plan, report: Report, clock: Clock, *, pictures: bool) -> RunResult:
     check_trackers(plan.config.track)
-    check_callbacks(plan.config.callbacks)
     resumed = plan.config.resume and folder.state.exists()
     setup = prepare(plan, progress=reading_progress(report), cache=folder.path, resumed=resumed)
     for line in describe_setup(setup):
@@ -120,7 +118,7 @@ def _train_in(folder: RunFolder, plan: Plan, report: Report, clock: Clock, *, pi
         if trainer.main:
             saved = setup.config.replace(resume=False, dry_run=False)
             write_atomically(folder.config, saved.to_yaml().encode())
-            keep_seen(folder, setup.splits, setup.crop)
+            keep_fingerprints(folder, setup.splits, setup.crop)
             if write_set_aside(folder, setup.splits):
                 report.say(f"files that could not be read are listed in {folder.set_aside}")
         trainer.fit()
@@ -131,8 +129,8 @@ class Trainer:
     """One run, from its setup to its results.
 
     Attributes:
-        sampler: the order in which an epoch visits the images; callbacks may replace it.
-        splits: the data; callbacks may replace it by one with the same number of images.
+        sampler: the order in which an epoch visits the images.
+        splits: the data.
         epochs: of the whole training; with a given time it is planned anew after each epoch.
         clock: of a training of a given time.
     """
@@ -150,7 +148,6 @@ class Trainer:
         self.batch_size, self.steps = self.plan.steps(len(self.splits.train), self.processes)
         self.chosen_by = choosing_metric(self.task, uneven=uneven_classes(setup) is not None)
         self.statistics = training_statistics(self.plan, self.splits.train)
-        self.callbacks = {name: CALLBACKS[name]() for name in self.config.callbacks}
         self._prepare_model()
         added = [f"train_{name}" for name in self.plain_objective.added_names]
         self.columns = tuple(dict.fromkeys((*self.task.columns, f"val_{self.chosen_by}", *added)))
@@ -224,9 +221,6 @@ class Trainer:
 
         The epoch ends early where a given time is up.
         """
-        if first == 0:
-            for callback in self.callbacks.values():
-                callback.on_epoch_start(self, epoch)
         order = self.sampler(epoch)
         # A set that decodes its images is told which of them this process takes in the remaining steps.
         rest = order[first * self.batch_size : self.steps * self.batch_size]
@@ -279,12 +273,12 @@ class Trainer:
     # --- one step ---------------------------------------------------------------------------------------------------
 
     def optimise(self, epoch: int, step: int, order: Tensor, rate: float | None = None) -> tuple[Tensor, Tensor, float]:
-        """One optimiser step on the mean loss of the parts of a batch, of which only one has a graph at a time.
+        """One optimiser step on the mean loss of the parts of a batch; one part at a time has a graph.
 
         Args:
             epoch, step: counted from 0.
             order: of the images of the epoch.
-            rate: the learning rate; by default that of the schedule.
+            rate: the learning rate; by default the schedule's.
 
         Returns:
             the mean loss and, behind it, the added losses, (1 + added,), the sums of the metrics, and the seconds spent
@@ -413,8 +407,6 @@ class Trainer:
         if better:
             figures = {self.task.chooses[0]: None, "loss": None} if scores is None else scores.to_dict()
             self.best = {"epoch": epoch + 1, **figures}
-        for callback in self.callbacks.values():
-            callback.on_epoch_end(self, epoch, row)
         if self.main:
             if better:
                 self._save_weights(self.folder.best, state)
@@ -467,7 +459,7 @@ class Trainer:
         )  # fmt: skip
 
     def _save_weights(self, path: Path, state: dict[str, Tensor]) -> None:
-        # Weights that name no task are those of a classifier, as in earlier versions.
+        # Weights that name no task are a classifier's, as in earlier versions.
         kind: dict[str, Any] = {} if self.task.name == "classification" else {"task": self.task.name}
         if self.config.task_options:
             kind["task_options"] = self.config.task_options
@@ -490,22 +482,18 @@ class Trainer:
         } | self.provenance  # fmt: skip
         if self.clock.total is not None:
             progress["clock"] = self.clock.state()
-        if self.callbacks:
-            progress["callbacks"] = {name: callback.state() for name, callback in self.callbacks.items()}
         save_state(self.folder.state, self.objective, self.optimizer, self.average, progress, write=self.main)
 
     def _resume(self) -> tuple[int, int]:
         if not (self.config.resume and self.folder.state.exists()):
             return 0, 0
-        # Before the optimiser is restored, because callbacks may have regrouped its parameters.
-        restore_callbacks(self.callbacks, self)
         progress = load_state(self.folder.state, self.objective, self.optimizer, self.average)
         check_progress(self.folder.state, progress, self.task.columns)
         for warning in compare_with_saved(self.folder.path, progress, self.provenance):
             self.report.say(warning)
         self.history, self.best = progress["history"], progress["best"]
         self.seconds, empty = progress["seconds"], self._no_sums()
-        # A checkpoint of an earlier version has the sum of losses and that of another metric.
+        # A checkpoint of an earlier version has sums of the loss and of another metric.
         earlier = len(progress["partial"]) != len(empty)
         self.partial = [progress["partial"][0], *empty[1:]] if earlier else progress["partial"]
         if "clock" not in progress:  # a run of a number of epochs

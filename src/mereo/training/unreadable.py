@@ -33,7 +33,7 @@ def without_unreadable(info: DatasetInfo, *, strict: bool = False) -> DatasetInf
 
 
 def unreadable_files(splits: Splits) -> list[tuple[str, str, str]]:
-    """Split, name and reason of each; of streams, those that were met so far."""
+    """Split, name and reason of each; of streams, the files met so far."""
     listed = list(splits.unreadable)
     for name, images in (("train", splits.train), ("validation", splits.validation), ("test", splits.test)):
         if isinstance(images, StreamedSet):

@@ -42,7 +42,6 @@ def functions() -> dict[str, tuple[Function, Tensor]]:
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
 CASES = sorted(functions())
 every_case = pytest.mark.parametrize("case", CASES)
-twice_differentiable = pytest.mark.parametrize("case", [case for case in CASES if case != "mean resultant length"])
 
 
 def differences(function: Function, x: Tensor, direction: Tensor, step: float = 1e-5) -> Tensor:
@@ -78,7 +77,7 @@ def test_transforms_equal_reverse_mode(case: str) -> None:
     torch.testing.assert_close(together, torch.stack((function(x), function(x.flip(0)))))
 
 
-@twice_differentiable
+@every_case
 def test_second_derivatives_in_every_order(case: str) -> None:
     function, x = functions()[case]
 
@@ -90,7 +89,7 @@ def test_second_derivatives_in_every_order(case: str) -> None:
         torch.testing.assert_close(second(x), expected, rtol=1e-6, atol=1e-8)
 
 
-@twice_differentiable
+@every_case
 def test_forward_over_reverse_by_dual_numbers(case: str) -> None:
     function, x = functions()[case]
     direction = torch.randn_like(x)
@@ -102,7 +101,7 @@ def test_forward_over_reverse_by_dual_numbers(case: str) -> None:
     torch.testing.assert_close(tangent, expected, rtol=1e-6, atol=1e-8)
 
 
-@twice_differentiable
+@every_case
 def test_forward_over_forward_is_right_or_refused(case: str) -> None:
     function, x = functions()[case]
 
@@ -115,10 +114,3 @@ def test_forward_over_forward_is_right_or_refused(case: str) -> None:
         assert "reverse mode" in str(error)
     else:
         torch.testing.assert_close(second, torch.autograd.functional.hessian(total, x), rtol=1e-6, atol=1e-8)
-
-
-def test_a_derivative_that_is_not_known_raises() -> None:
-    function, x = functions()["mean resultant length"]
-    for second in (jacfwd(jacfwd(function)), jacrev(jacrev(function)), jacrev(jacfwd(function))):
-        with pytest.raises((UsageError, RuntimeError)):
-            second(x)

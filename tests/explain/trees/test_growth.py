@@ -208,11 +208,11 @@ def test_words(make: Make, some_images: MakeImages) -> None:
     model.class_names = ("zero", *"123456789")
     tree = parse_trees(observe(model, some_images(model)), torch.zeros(2, dtype=torch.int64), keep=2)[IMAGE]
     words = describe(tree, 0)
-    assert f"Class zero, length {tree.nodes[0].length:.2f}" in words
+    assert f"class zero; length {tree.nodes[0].length:.2f}" in words
     assert "2 of its 4 votes" in words and f"{tree.nodes[0].carried:.0%}" in words
     vote = tree.below(0)[0]
     words = describe(tree, vote.child)
-    assert words.startswith("Patch at row") and "16 x 16 pixels" in words
+    assert words.startswith("patch at row") and "16 x 16 pixels" in words
     assert f"{abs(vote.strength):.3f}" in words and f"coupling {vote.coupling:.3f}" in words
     assert f"score {tree.below(vote.child)[0].strength:.3f}" in describe(tree, tree.below(vote.child)[0].child)
 

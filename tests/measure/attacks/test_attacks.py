@@ -77,7 +77,7 @@ def test_losses_by_hand():
 
 
 def test_the_margin_loss_has_the_weights_of_training():
-    from mereo.training.losses import score_loss
+    from mereo.tasks.losses import score_loss
 
     lengths = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 3, 1, 1, 2])

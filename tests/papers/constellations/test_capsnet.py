@@ -165,8 +165,6 @@ def test_wrong_arguments() -> None:
         replace(NETWORK, transform="afine")
     with pytest.raises(UsageError, match="sigma is 0"):
         replace(NETWORK, sigma=0)
-    with pytest.raises(UsageError, match=r"templates are \(11, 2\) and owner is \(3,\)"):
-        replace(NETWORK, owner=torch.arange(3))
     with pytest.raises(UsageError, match="starts is 0"):
         NETWORK.explain(drawn.points, drawn.mask, seeded(), starts=0)
     with pytest.raises(UsageError, match="parts is 12"):

@@ -44,10 +44,6 @@ def test_sinkhorn() -> None:
     close(log_sinkhorn(scores, 2).exp(), [[0.636364, 0.363636], [0.368421, 0.631579]])
     limit = 3**0.5 / (1 + 3**0.5)
     close(log_sinkhorn(scores, 100).exp(), [[limit, 1 - limit], [1 - limit, limit]])
-    with pytest.raises(UsageError, match="rounds is 0"):
-        log_sinkhorn(scores, 0)
-    with pytest.raises(UsageError, match=r"scores are \(1, 2\)"):
-        log_sinkhorn(scores[:1], 1)
 
 
 def test_worked_poses_and_bound() -> None:
@@ -244,15 +240,8 @@ def test_single_points() -> None:
         ({"prior_precision": 0}, "prior_precision is 0"),
         ({"rounds": 0}, "rounds is 0"),
         ({"prior_mean": "centre"}, "prior_mean is 'centre'"),
-        ({"prior_mean": (0.0, 0.0)}, "give 4 finite numbers"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         model(**options)
-
-
-def test_wrong_templates() -> None:
-    basis = similarity_basis(make_templates().points)
-    with pytest.raises(UsageError, match=r"basis is \(11, 2, 4\) and owner \(10,\)"):
-        GenerativeCapsuleModel(basis, torch.zeros(10, dtype=torch.long))

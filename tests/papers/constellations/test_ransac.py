@@ -1,14 +1,13 @@
 """RANSAC for constellations against loops and an exhaustive search, its presets, and refusals."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from mereo.errors import UsageError
-from papers.common.constellations import Templates, make_constellations, make_templates, similarity_basis
+from papers.common.constellations import make_constellations, make_templates, similarity_basis
 from papers.common.partition_metrics import segmentation_accuracy
 from papers.constellations.presets import CONSTELLATION_PRESETS, label_constellations
 from papers.constellations.ransac import ransac
@@ -124,21 +123,6 @@ def test_presets_divide_points(preset: str) -> None:
         assert segmentation_accuracy(centred, data.labels, data.mask).mean() > 0.75
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"points": torch.zeros(2, 5)}, r"points are \(2, 5\)"),
-        ({"points": torch.zeros(1, 17, 2), "mask": torch.ones(1, 17, dtype=torch.bool)}, "17 slots"),
-        ({"points": torch.full((1, 5, 2), torch.nan)}, "not finite"),
-        ({"tolerances": ()}, "tolerances"),
-        ({"tolerances": (0.0,)}, "tolerances"),
-        ({"templates": Templates(torch.zeros(3, 2, dtype=D), torch.zeros(3, dtype=torch.long))}, "apart"),
-    ],
-)
-def test_wrong_arguments(change: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"points": torch.zeros(1, 5, 2), "mask": torch.ones(1, 5, dtype=torch.bool)}
-    given |= {"templates": make_templates(), **change}
-    with pytest.raises(UsageError, match=message):
-        ransac(given.pop("templates"), given.pop("points"), given.pop("mask"), **given)
+def test_an_unknown_preset() -> None:
     with pytest.raises(UsageError, match="preset"):
         label_constellations("gcm", torch.zeros(1, 5, 2), torch.ones(1, 5, dtype=torch.bool), seeded())

@@ -12,7 +12,6 @@ from mereo.errors import UsageError
 from mereo.mechanisms.routing import route_by_agreement
 from papers.common.constellations import (
     Constellations,
-    affine_basis,
     make_constellations,
     make_templates,
     similarity_basis,
@@ -146,8 +145,3 @@ def test_wrong_arguments() -> None:
         route(drawn.points, drawn.mask, routing="em", children="pair")
     with pytest.raises(UsageError, match="steps is 0"):
         route(drawn.points, drawn.mask, routing="em", steps=0)
-    with pytest.raises(UsageError, match="fewer than two points"):
-        pair_votes(MODEL, drawn.points, torch.arange(11).expand(3, 11) < 1)
-    affine = GenerativeCapsuleModel(affine_basis(TEMPLATES.points), TEMPLATES.owner)
-    with pytest.raises(UsageError, match="poses have 6 numbers"):
-        pair_votes(affine, drawn.points, drawn.mask)

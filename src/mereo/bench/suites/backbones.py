@@ -82,7 +82,7 @@ def randomise(model: nn.Module) -> None:
 
 
 def make_theirs(name: str) -> nn.Module:
-    """Timm's network of a preset, with random weights; UnavailableError with the reason where there is none."""
+    """Timm's network of a preset, with random weights; UnavailableError with the reason if timm has none."""
     reason = why_not_timm(name)
     if reason is not None:
         raise UnavailableError(reason)

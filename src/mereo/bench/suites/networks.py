@@ -20,7 +20,8 @@ from mereo.models import MODELS as NETWORKS
 from mereo.models import VisionModel, create_model, get_model_entry
 from mereo.models.capsule.capsnet import CapsNet
 from mereo.tasks import Classification
-from mereo.training.losses import Objective, many_hot, margin_loss
+from mereo.tasks.classification import ClassificationObjective as Objective
+from mereo.tasks.losses import many_hot, margin_loss
 
 TAKES = "() -> a torch.nn.Module from images (batch, channels, height, width) to scores (batch, classes); not checked"
 

@@ -23,12 +23,6 @@ def transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active()) or forward_mode()
 
 
-def nested_forward_mode() -> bool:
-    """Whether `torch.func.jvp` or `jacfwd` runs inside another one."""
-    stack = torch._C._functorch.get_interpreter_stack() or []
-    return sum(each.key() == torch._C._functorch.TransformType.Jvp for each in stack) > 1
-
-
 def operations_are_watched() -> bool:
     """Whether a mode counts, traces or replaces the operations that run now, and must see each of them."""
     return _python_dispatch.is_in_torch_dispatch_mode() or torch.jit.is_tracing()  # type: ignore[attr-defined]

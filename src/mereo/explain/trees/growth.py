@@ -220,6 +220,6 @@ def _single(grid: Grid) -> bool:
 
 
 def _by_place(values: Tensor, grid: Grid, *, average: bool) -> Tensor:
-    """Values of senders (senders,) as those of all places, grid by grid."""
+    """Values of senders (senders,) as values of places, grid by grid."""
     parts = [(values[start : start + part.size], part) for start, part in grid.parts]
     return torch.cat([on_grid(value[None], part, average=average).flatten() for value, part in parts])

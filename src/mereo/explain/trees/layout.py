@@ -71,7 +71,7 @@ def arrange(tree: ParseTree) -> Layout:
 
 
 def fitting(tree: ParseTree) -> ParseTree:
-    """The tree with as many votes for each capsule as a picture has room for."""
+    """The tree with the number of votes for each capsule that a picture has room for."""
     if arrange(tree).width <= MOST:
         return tree
     keep = 1

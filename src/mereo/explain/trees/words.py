@@ -88,40 +88,26 @@ def _name(node: Node) -> str:
 
 
 def describe(tree: ParseTree, place: int) -> str:
-    """A node in sentences."""
+    """The facts of a node, from what it is to what votes for it."""
     node, edge = tree.nodes[place], tree.above(place)
-    subject = f"Class {node.name}" if node.kind == "class" else node.name.capitalize()
+    facts = [f"class {node.name}" if node.kind == "class" else node.name]
     if node.box is not None:
-        subject += f", {node.box.right - node.box.left:g} x {node.box.bottom - node.box.top:g} pixels"
-    if node.kind == "capsule":
-        subject += ", without a place on the image"
+        facts.append(f"{node.box.right - node.box.left:g} x {node.box.bottom - node.box.top:g} pixels")
     if node.length is not None:
-        word = WORDINGS[tree.kind].one if node.kind == "class" else "length"
-        subject += f", {word} {node.length:.2f}"
-    sentences = [subject]
+        facts.append(f"{WORDINGS[tree.kind].one if node.kind == 'class' else 'length'} {node.length:.2f}")
     if edge is not None:
         parent = _name(tree.nodes[edge.parent])
-        if edge.kind == "vote":
-            verb = "adds" if edge.strength > 0 else "subtracts"
-            sentences.append(
-                f"{verb.capitalize()} {abs(edge.strength):.3f} {'to' if edge.strength > 0 else 'from'}"
-                f" {WORDINGS[tree.kind].votes.capsule.format(parent)}; coupling {edge.coupling:.3f}"
-            )
-        elif edge.kind == "agreement":
-            sentences.append(
-                f"Agrees best with the vote of {parent}, score {edge.strength:.3f}; the coupling that this gives is"
-                f" {edge.coupling:.3f}"
-            )
-        else:
-            sentences.append(f"Coupled to {parent} with {edge.coupling:.3f}")
+        kinds = {
+            "vote": f"vote {edge.strength:+.3f} to {WORDINGS[tree.kind].votes.capsule.format(parent)}",
+            "agreement": f"agrees best with the vote of {parent}, score {edge.strength:.3f}",
+            "coupling": f"coupled to {parent}",
+        }
+        facts += [kinds[edge.kind], f"coupling {edge.coupling:.3f}"]
     if node.effect is not None:
-        verb = "lowers" if node.effect >= 0 else "raises"
-        sentences.append(f"Hiding it {verb} the score of the class by {abs(node.effect):.3f}")
-    if edge is None and tree.true is not None:
-        sentences.append("It is the true class" if node.number == tree.true else "It is not the true class")
+        facts.append(f"hidden, the score of the class changes by {-node.effect:+.3f}")
+    if edge is None and node.number == tree.true:
+        facts.append("the true class")
     if node.senders:
-        sentences.append(
-            f"{len(tree.below(place))} of its {node.senders} {_plural(tree, place)} are drawn, with"
-            f" {node.carried:.0%} of the total"
-        )
-    return ". ".join(sentences) + "."
+        share = f"{len(tree.below(place))} of its {node.senders} {_plural(tree, place)} drawn"
+        facts.append(f"{share}, {node.carried:.0%} of the total")
+    return "; ".join(facts)

@@ -15,7 +15,7 @@ from mereo.mechanisms.routing import DepthwiseAttention, SparseAxialRouting
 
 ROUTINGS = ("conv", "axial")
 MIX = 4
-"""Times as many numbers inside the two layers that follow the attention."""
+"""Ratio of the hidden to the outer width of the two layers that follow the attention."""
 
 
 class CapsuleCell(nn.Module):
@@ -62,7 +62,7 @@ class CapsuleCell(nn.Module):
 
 
 class CapsuleStage(nn.Module):
-    """A convolution to half as many, wider capsules along each side, then cells.
+    """A convolution that halves the capsules along each side and widens them, then cells.
 
     conv 3x3 with stride 2, BN, ReLU -> conv 3x3, BN, ReLU -> norm of each capsule -> cells
 

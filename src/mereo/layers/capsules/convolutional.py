@@ -122,7 +122,7 @@ class ConvCapsules(nn.Module):
         )  # fmt: skip
 
     def _check_poses(self, kind: str) -> None:
-        """UsageError unless the shapes of the poses are those of their kind."""
+        """UsageError for poses whose shape does not fit their kind."""
         ours = (self.in_pose, self.out_pose)
         numbers = all(isinstance(n, int) and n > 0 for each in ours for n in each)
         if (

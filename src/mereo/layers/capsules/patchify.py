@@ -21,7 +21,7 @@ def patch_grids(
         sides: height and width of the image.
         patch_size: side of a patch on every map.
         used: numbers of the maps that must hold a patch; UsageError if one does not.
-        reduction: how many times the sides of the first map are smaller than those of the image.
+        reduction: ratio of the image's sides to the sides of the first map.
     """
     maps = [tuple(-(-side // (reduction * 2**i)) for side in sides) for i in range(3)]
     grids = [(height // patch_size, width // patch_size) for height, width in maps]

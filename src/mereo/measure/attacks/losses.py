@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mereo.errors import UsageError, check_choice
 from mereo.models import VisionModel
-from mereo.training.losses import many_hot
+from mereo.tasks.losses import many_hot
 
 
 def rival(scores: Tensor, labels: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Capsule gate: each capsule is made longer by its share of one attention over all capsules.
 
 Source: ours, for the attention on capsules of doi:10.1038/s41598-020-68453-w (DA-CapsNet), whose equations were not
-available; the scores are those of arXiv:1703.03130, eq. 5, in one row.
+available; the scores are from arXiv:1703.03130, eq. 5, in one row.
 Cost: N d (hidden + 2) + N hidden multiply-adds an image (N capsules of d numbers).
 """
 

@@ -45,7 +45,7 @@ class CBAM(nn.Module):
 
     Reads as: gates of channels and of positions multiply to the share that goes on.
 
-    Reference: arXiv:1807.06521, eq. 2 and 3; the batch norm is that of the authors' code.
+    Reference: arXiv:1807.06521, eq. 2 and 3; the batch norm is from the authors' code.
     """
 
     published_names: ClassVar[Names] = (

@@ -59,7 +59,7 @@ def load_published(gate: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     if missing or left:
         raise UsageError(
             f"state has no weights for {', '.join(missing[:3]) or 'nothing'} of {type(gate).__name__}, and more in"
-            f" {', '.join(left[:3]) or 'nothing'}; give that of the published block with the same arguments."
+            f" {', '.join(left[:3]) or 'nothing'}; give the published block with the same arguments."
         )
     filled = {}
     for name, sources in found.items():

@@ -72,7 +72,7 @@ def ranks(scores: Tensor) -> Tensor:
 
 
 def rank_weights(places: Tensor, count: int, winners: int = 0) -> Tensor:
-    """exp(-12 rank / (count - 1)), 0 where that is below 0.01; with `winners`, 1 for that many ranks, else 0.
+    """exp(-12 rank / (count - 1)), 0 where that is below 0.01; with `winners`, 1 for the first of them, else 0.
 
     Shapes: int64 (...) -> float32 (...).
     """
@@ -113,7 +113,7 @@ class CompetingCapsules(nn.Module):
         mask: "weighted-routing" (the equation above), "routing" (1 for the parent with the largest unboosted q),
             "norm" (1 for the longest parent), "label" (1 for the parent of the label: supervised), or "none" (all 1).
         score: "types", or "official", see `routing_scores`.
-        winners: of "weighted-routing": number of parents of weight 1, the others have 0; 0 for weights by rank.
+        winners: of "weighted-routing": the number of parents of weight 1, the others have 0; 0 is the weight by rank.
 
     Shapes: children (batch, senders, sender_dim), labels int64 (batch,) -> (batch, receivers, receiver_dim).
 
@@ -207,7 +207,7 @@ class CompetingCapsules(nn.Module):
 
     @torch.no_grad()
     def rebalance(self) -> None:
-        """Raise the boosts of parents that rarely win by 0.1, and lower those of frequent winners, to 1 at least.
+        """Raise the boost of parents that rarely win by 0.1, and lower the boost of frequent winners, to at least 1.
 
         boost_j += 0.1   if frequency_j < 0.48 / parents;
         boost_j = max(1, boost_j - 0.1)   if frequency_j > 1.92 / parents

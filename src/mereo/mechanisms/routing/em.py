@@ -41,7 +41,7 @@ class EMOptions(NamedTuple):
 
     Attributes:
         steps: how often parents are fitted, at least 1. Gradients flow through all of them.
-        inverse_temperature: of the activations, at the last step.
+        inverse_temperature: of the activations, its final value.
         schedule: "rising", inverse_temperature (1 - 0.95^t) at step t, as the authors gave it; or "constant".
         variance_floor: added to every variance, because the vote of a single child has none.
         floor: "added" or "clamped", where it is the least variance and larger ones stay as they are.

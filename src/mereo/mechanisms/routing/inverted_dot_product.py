@@ -22,7 +22,7 @@ POSES = ("matrix", "vector")
 
 
 def square_side(dim: int) -> int:
-    """Side of a square matrix of `dim` numbers; UsageError where there is none."""
+    """Side of a square matrix of `dim` numbers; UsageError if `dim` is no square."""
     side = round(dim**0.5)
     if side * side != dim:
         raise UsageError(f"the pose has {dim} numbers, which are no square matrix; give 16, 36 or another square.")
@@ -120,8 +120,8 @@ class InvertedDotProductRouting(nn.Module):
 
     Args:
         senders, receivers: how many children and parents.
-        sender_dim: numbers in a pose, for matrices those of a square one.
-        receiver_dim: of a parent, for vectors only; None for as many.
+        sender_dim: numbers in a pose; a matrix is square.
+        receiver_dim: numbers in the pose of a parent, for vectors only; None for the number of a child.
         steps: passes, at least 1; the first one is uniform.
         pose: "matrix" or "vector".
         dropout: of the entries of parents, in training.

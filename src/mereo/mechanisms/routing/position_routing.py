@@ -42,7 +42,7 @@ class PositionRouting(nn.Module):
     sum_p c_djp x_pd + c_dj0,   c_djp = sum_h V_jh g_dh W_hp,   c_dj0 = sum_h V_jh g_dh a_h + b_j
 
     Args:
-        positions: how many there are; twice as many units h.
+        positions: their number; the units h are twice that.
         receivers: class capsules.
         batch_stats: normalise by the statistics of the batch in evaluation too, as the authors' code does; the output
             for an image then depends on the others.

@@ -16,7 +16,7 @@ from mereo.errors import UsageError, check_not_negative, check_positive
 from mereo.mechanisms.routing.vote_routing import VoteRouting, vote_routing
 
 EMPTY = 1e-12
-"""Lower bound of a sum of activations, so that children of which none is active give zeros."""
+"""Lower bound of a sum of activations, so that inactive children give zeros."""
 
 
 def shares(activation: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class SelfVoteRouting(VoteRouting):
 
     Args:
         receivers, senders, pose: as of every `VoteRouting`.
-        sender_dim: numbers in the pose of a child; None for as many as in a vote.
+        sender_dim: numbers in the pose of a child; None for the number in a vote.
 
     Reads as: couplings[b, 0, r, s] is the part of parent r's activation that comes from child s.
 

@@ -51,7 +51,7 @@ class SparseAxialRouting(nn.Module):
         num_heads: independent sets of couplings; divides `dim`.
 
     Shapes: capsules (batch, rows, columns, dim) -> the same; couplings of rows and columns (batch, heads, rows *
-        columns, rows * columns), those of numbers (batch, heads, dim / heads, dim / heads).
+        columns, rows * columns), couplings of numbers (batch, heads, dim / heads, dim / heads).
 
     Reads as: couplings[b, h, r, s] is the share of capsule s in capsule r, where s is in the row, or in the column, of
         r; for numbers, the share of number s of the capsules of the head in its number r. Most are zero.

@@ -2,7 +2,7 @@
 
 Source: De Sousa Ribeiro, Leontidis, Kollias 2020, arXiv:1905.11455, and the authors' code.
 Cost: votes 2 S R D sqrt(D) FLOPs an image, each step about 8 S R D, and D digammas a parent. With a diagonal covariance
-no tensor of votes is made: the priors are two more children, see `WithPriors`, and the passes are those of EM routing.
+no tensor of votes is made: the priors are two more children, see `WithPriors`, and EM routing makes the passes.
 """
 
 import math

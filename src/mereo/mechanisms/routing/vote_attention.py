@@ -27,7 +27,7 @@ class ChildAttention(PositionAttention):
         """What each child adds to every other, times its coupling; the mean over heads is what is added."""
         _, _, values = self.project(votes)
         values = self.gamma.view(-1, 1, 1) * values
-        # Each group has channels of its own; those of the others are zero.
+        # Each group has channels of its own; the channels of the others are zero.
         own = torch.eye(self.groups, dtype=values.dtype, device=values.device) * self.groups
         return SameVotes(torch.einsum("bgnc,gh->bgnhc", values, own).flatten(3))
 
@@ -55,7 +55,7 @@ class VoteAttentionRouting(nn.Module):
 
     u_s = [W_1s^T c_s, ..., W_Rs^T c_s],   y_s = u_s + gamma sum_t A_st v(u_t),   parent_r = squash(mean_s y_rs)
 
-    where A and v are those of `PositionAttention`, whose gamma starts at 0.
+    with A and v of `PositionAttention`, whose gamma starts at 0.
 
     Args:
         senders, receivers: how many children and parents.

@@ -82,7 +82,7 @@ def make_vote_routing(
     """The routing `name` with its options; UsageError for an unknown name.
 
     Args:
-        sender_dim: numbers in the pose of a child; None for as many as in a vote.
+        sender_dim: numbers in the pose of a child; None for the number in a vote.
     """
     if name not in VOTE_ROUTINGS:
         raise unknown("vote routing", name, VOTE_ROUTINGS)

@@ -46,7 +46,7 @@ class LinearScan(nn.Module, ABC):
 
     @abstractmethod
     def read(self, tokens: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of tokens of which the first is number `position`.
+        """Queries, keys and values of tokens, counted from `position`.
 
         Shapes: (batch, tokens, dim) -> (batch, heads, tokens, dim or pose) each.
         """
@@ -62,7 +62,7 @@ class LinearScan(nn.Module, ABC):
     def extend(
         self, tokens: Tensor, state: ScanState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, ScanState]:
-        """Tokens behind those that made `state`: their outputs, and the state behind them.
+        """The next tokens after `state`: their outputs, and the state after them.
 
         Args:
             mask: bool (batch, tokens), True = takes part; the values of the others are 0.

@@ -1,6 +1,6 @@
 """Lightning attention: causal linear attention with decay, block by block, and the gated mixer of tokens around it.
 
-Source: arXiv:2405.17381; the decay is that of the released code, arXiv:2307.14995 has the gate and the norm.
+Source: arXiv:2405.17381; the decay is from the released code, arXiv:2307.14995 has the gate and the norm.
 Cost: 2 N (2 D E + b (D + E)) FLOPs a head for N tokens, keys of D, values of E and blocks of b: the same for each token
 at every length, and a state of D E numbers.
 """
@@ -83,7 +83,7 @@ def decay_slopes(num_heads: int, decay: str = "alibi", layer: int = 0, num_layer
     alibi: s_h = 2^(-8 h / H) (1 - l / (L - 1) + 1e-5),   paper: s_h = 8 h / H (1 - l / L),   h = 1 .. H
 
     Args:
-        decay: "alibi", that of the released code, "paper", or "none". Where the number of heads is no power of two,
+        decay: "alibi" (the released code), "paper", or "none". Where the number of heads is no power of two,
             "alibi" has the slopes of the next lower one, then every second one of the doubled number.
         layer, num_layers: l from 0, and L; of one layer only, the factor is 1.
     """
@@ -174,7 +174,7 @@ class LightningAttention(LinearScan):
     `step(token, state)` takes one token, and `extend(tokens, state, mask)` several, where `mask` leaves
     padding out; what they carry does not grow.
 
-    Deviates: the decay of the released code by default; "paper" is that of the text, which forgets much faster.
+    Deviates: the decay of the released code by default; "paper" is the decay of the text, which forgets much faster.
 
     Reference: arXiv:2405.17381, section 3; arXiv:2307.14995 for gate, norm and positions. Weights normal of 0.02.
     """

@@ -35,7 +35,7 @@ def kept_capsules(capsules: Tensor, theta: float = 0.7, *, greedy: bool = False)
         rivals = alike & first  # (batch, capsule, what is more important and points alike)
         kept = ~rivals.any(2)
         if greedy:
-            # A capsule is decided once all that are more important are: after as many passes as capsules at most.
+            # A capsule is decided once all that are more important are: the number of capsules bounds the passes.
             for _ in range(capsules.shape[1] - 1):
                 kept = ~(rivals & kept.unsqueeze(1)).any(2)
         return kept

@@ -157,7 +157,7 @@ class ReducingBlock(nn.Module):
         self.kept = Signal("kept tokens")
 
     def count(self, patches: int) -> int:
-        """How many of so many patches stay."""
+        """The number of patches kept, given the number of patches."""
         if self.tokens is not None:
             return min(self.tokens, patches)
         return math.ceil(round(self.keep_rate * patches, 6))  # 0.1 * 30 is a little above 3

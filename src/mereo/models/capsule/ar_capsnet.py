@@ -84,7 +84,7 @@ class ARCapsNet(CapsuleClassifier):
         stem: channels of the first two convolutions.
         types: kinds of capsules of every map.
         primary_dim: pose size of the primary capsules.
-        dim: pose size of all others, those of the classes included.
+        dim: pose size of all others, including the classes.
         blocks: convolutional layers of capsules, the first with stride 2, the others residual.
         dropout: of the numbers of the children of every routing, in training.
         decoder: have a decoder that rebuilds the image from one class capsule.

@@ -106,7 +106,7 @@ class DeepCaps(CapsuleClassifier):
     Args:
         num_classes, in_chans, img_size: as in timm.
         types: kinds of capsules in every map.
-        dims: pose sizes of the blocks; those of the last two are the same.
+        dims: pose sizes of the blocks; the last two are the same.
         class_dim: pose size of a class capsule.
         routing_steps: passes of the routing to the classes.
         block_steps: passes of the routing by 3-D convolution, in the last block.

@@ -63,7 +63,7 @@ class ConvLayer(nn.Module):
 
 
 class FullLayer(InvertedDotProductRouting):
-    """A layer between all capsules of the one below and a few; the methods are those of `ConvLayer`."""
+    """A layer between all capsules of the one below and a few; with the methods of `ConvLayer`."""
 
     def votes_of(self, children: Tensor, mask: Tensor | None = None) -> WindowVotes:
         return super().votes_of(as_list(children), mask)
@@ -102,7 +102,7 @@ class InvertedDotProductCapsNet(CapsuleClassifier):
     Args:
         num_classes, in_chans, img_size: as in timm.
         backbone: "resnet" (a convolution and 7 residual blocks) or "simple" (one convolution); both halve the sides.
-        channels: of its last map; those before have half as many.
+        channels: of its last map; the maps before have half of them.
         blocks: of each of the two stages of "resnet".
         capsules, capsule_dim: types of capsules, and their pose size, a square.
         strides: of the convolutions of capsules, one for each.

@@ -56,7 +56,7 @@ class MSPCapsHead(OnBackbone, MultiScaleCapsules):
     Shapes: images (batch, in_chans, height, width) -> lengths (batch, num_classes).
 
     Deviates: the paper has a backbone of its own and patches of 4 x 4 cells. Here the mean is taken over as many cells
-        as make `cells` patches a side; poses are larger than those of MSPCaps-T, for maps of more channels.
+        as make `cells` patches a side; poses are larger than in MSPCaps-T, for maps of more channels.
 
     Reference: arXiv:2508.16922.
     """

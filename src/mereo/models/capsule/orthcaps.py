@@ -215,7 +215,7 @@ class OrthCaps(CapsuleClassifier):
 
     Args:
         num_classes, in_chans, img_size: as in timm.
-        types, dim: kinds of primary capsules, and numbers in every pose, those of the classes too.
+        types, dim: kinds of primary capsules, and numbers in every pose, also of the classes.
         blocks: (types, stride, depth) of each block of convolutional capsules.
         mode: of the attention in the blocks, "simplified" or "full", see `OrthAttention`.
         normaliser: "entmax15", "sparsemax" or "softmax".

@@ -235,7 +235,7 @@ class ParseCaps(CapsuleClassifier):
         return {} if "public_classes" in arguments else {"public_classes": False}
 
     def _grid(self, halvings: int, prefix: int = 0) -> Grid:
-        """Where the cells of a map are after so many convolutions with stride 2."""
+        """Where the cells of a map are, given the number of convolutions with stride 2."""
         step = 2**halvings
         rows, columns = (math.ceil(side / step) for side in self.image_shape[1:])
         return Grid(rows, columns, 1, 0.5, step, prefix=prefix)
@@ -293,7 +293,7 @@ class ParseCaps(CapsuleClassifier):
 
         Args:
             capsules, classes: as of `concept_scores`.
-            concepts: 1 for those that an image shows and 0 for the others, (batch, num_concepts).
+            concepts: 1 for each that an image shows, else 0, (batch, num_concepts).
         """
         scores = self.concept_scores(capsules, classes).float()
         if concepts.shape != scores.shape:

@@ -1,6 +1,6 @@
 """A decoder with softmax attention, or with any causal mechanism by name: TNL, Combiner, Routing Transformer.
 
-Source: arXiv:1706.03762 (attention), arXiv:2104.09864 (rotary positions); norm and channel mixer are those of TNL.
+Source: arXiv:1706.03762 (attention), arXiv:2104.09864 (rotary positions); norm and channel mixer are from TNL.
 Cost: 2 (4 C^2 + 3 C G) FLOPs a token and layer, and 4 N C for attention to N tokens. Read token by token, the keys and
 values of all tokens are kept: 2 N C numbers a layer.
 """
@@ -82,7 +82,7 @@ class RotaryBlock(DecoderBlock):
     def extend(
         self, x: Tensor, state: KeyValueState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, KeyValueState]:
-        """Tokens behind those that made `state`, and the keys and values of all of them."""
+        """The next tokens after `state`, and the keys and values of all tokens."""
         samples = None if state is None else state.keys.shape[0]
         check_streamed(type(self).__name__, x, "(batch, tokens, dim)", samples)
         position = 0 if state is None else state.keys.shape[2]
@@ -111,7 +111,7 @@ class CausalTransformer(SequenceModel):
         hidden_dim: of the channel mixers.
         mechanism: name of the mechanism in place of softmax attention with rotary positions: one that promises
             causality, such as "lightning".
-        mechanism_args: arguments of its constructor, beside those that the network fills in.
+        mechanism_args: arguments of its constructor that the network does not fill in.
         first_layers: number of layers, counted from the first, whose mechanism has other arguments.
         first_args: these arguments.
         channels: "gated" for gated linear units and norms without parameters, "gelu" or "relu" for a feed-forward

@@ -2,7 +2,7 @@
 
 x_0 = sqrt(C) embedding,  y = x + GLA(SRMSNorm(x)),  x' = y + SGLU(SRMSNorm(y)),  scores = W SRMSNorm(x_L)
 
-Queries and keys of the first layer are turned by position, as in the paper. The decay is that of the released code, see
+Queries and keys of the first layer are turned by position, as in the paper. The decay is from the released code, see
 `mereo.mechanisms.scan.LightningAttention`.
 
 Source: arXiv:2307.14995 (norm, gates, positions, decay by layer) and arXiv:2405.17381 (lightning attention).
@@ -51,7 +51,7 @@ _register(
 )
 _register(
     "tnl_enwik8",
-    summary="TransNormerLLM: as many layers and channels as the Routing Transformer for enwik8, text as bytes.",
+    summary="TransNormerLLM: layers and channels of the Routing Transformer for enwik8, text as bytes.",
     parameters=167_248_896,
     dim=1024,
     depth=12,

@@ -80,7 +80,7 @@ class CaiT(VisionModel):
         init_values: where the gains start; the smaller the deeper the network.
         residual: form of the residual branches, one of `mereo.layers.residual.FORMS`. Those without norms have none in
             the branches, and a norm before the classifier all the same.
-        drop_path_rate: stochastic depth, the same rate in all layers of the patches; none in those of the class token.
+        drop_path_rate: stochastic depth, the same rate in all layers of the patches, none for the class token.
         attn_drop, proj_drop: dropout of the couplings, and of the outputs of layers, of the patches.
 
     Shapes: images (batch, in_chans, height, width) -> (batch, num_classes); features (batch, 1 + patches, embed_dim),

@@ -175,7 +175,9 @@ class DaViT(VisionModel):
     ) -> None:
         super().__init__()
         if not len(widths) == len(depths) == len(num_heads):
-            raise UsageError(f"widths, depths and num_heads are {widths}, {depths}, {num_heads}; give as many of each.")
+            raise UsageError(
+                f"widths, depths and num_heads are {widths}, {depths}, {num_heads}; give the same number of each."
+            )
         check_positive(widths=min(widths), depths=min(depths), num_heads=min(num_heads), mlp_ratio=mlp_ratio)
         for argument, value, choices in (("stem_stride", stem_stride, (1, 2, 4)), ("down_kernel", down_kernel, (2, 3))):
             if value not in choices:

@@ -1,6 +1,6 @@
 """Embeddings: the mean of the last map of any backbone, projected and scaled to length one.
 
-Cost: that of the backbone.
+Cost: the backbone's.
 """
 
 from collections.abc import Mapping

@@ -34,7 +34,7 @@ LARGEST = 1e9
 
 @dataclass(frozen=True)
 class Form:
-    """Differences between the published networks and those of timm.
+    """Differences between the published networks and timm's.
 
     Attributes:
         activation: of convolutions; `cell_activation` of the networks after attention.
@@ -222,7 +222,7 @@ class MaxViT(VisionModel):
             multiples of 32 times it.
         head_dim: channels of an attention head.
         form: "official" or "timm": see `FORMS`.
-        momentum: of the batch norms; that of the form by default.
+        momentum: of the batch norms; by default the form's.
         positions: "table", or "network", which computes the bias of each offset.
         position_hidden: size of that network.
         parallel: both attentions of a block take the same map and share one feed-forward network.
@@ -234,7 +234,7 @@ class MaxViT(VisionModel):
         mechanism: name of the mechanism among the wide maps of every bottleneck, one of
             `mereo.list_mechanisms(interface="maps")` or "tokens". Attention in windows and on the grid has no slot:
             the two share one regrouping of the cells.
-        mechanism_args: arguments of its constructor, beside those that the network fills in.
+        mechanism_args: arguments of its constructor that the network does not fill in.
 
     Shapes: images (batch, in_chans, height, width) -> logits (batch, num_classes).
 

@@ -105,7 +105,7 @@ class NAT(VisionModel):
         super().__init__()
         if not len(depths) == len(num_heads) == len(dilations):
             raise UsageError(
-                f"depths, num_heads and dilations are {depths}, {num_heads}, {dilations}; give as many of each."
+                f"depths, num_heads and dilations are {depths}, {num_heads}, {dilations}; give the same number of each."
             )
         check_positive(embed_dim=embed_dim, depths=min(depths), num_heads=min(num_heads), dilations=min(dilations))
         if stem_stride not in STRIDES:

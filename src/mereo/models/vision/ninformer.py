@@ -52,7 +52,7 @@ class NiNformer(VisionModel):
 
     Args:
         num_classes, in_chans, img_size: as in timm; a network is for images of its size.
-        patch_size: side of the patches, which divides that of the images.
+        patch_size: side of the patches, which divides the side of the images.
         dim, depth: channels and number of blocks.
         hidden_dim: hidden units along tokens and along channels.
         dropout: after the activation and after the second layer of every feed-forward.

@@ -26,7 +26,7 @@ _relu = partial(nn.ReLU, inplace=True)
 
 
 class Residual(nn.Module):
-    """x + branch(x). Shapes: those of the branch, whose output has the shape of its input."""
+    """x + branch(x). Shapes: as of the branch, whose output has the shape of its input."""
 
     def __init__(self, branch: nn.Module) -> None:
         super().__init__()

@@ -123,7 +123,7 @@ class TransNeXt(VisionModel):
         ):
             raise UsageError(
                 f"widths, depths, num_heads, mlp_ratios and pools are {widths}, {depths}, {num_heads}, {mlp_ratios},"
-                f" {pools}, shared and active {shared}, {active}; give as many of each, or none of the last two."
+                f" {pools}, shared and active {shared}, {active}; give one of each, or none of the last two."
             )
         check_positive(widths=min(widths), depths=min(depths), num_heads=min(num_heads), mlp_ratios=min(mlp_ratios))
         check_positive(pools=min(pools))

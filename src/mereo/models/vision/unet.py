@@ -30,7 +30,7 @@ class UNet(VisionModel):
         mechanism: name of a mechanism at the end of the residual branch of every stage, one of
             `mereo.list_mechanisms(interface="maps")` or "tokens"; None for none. Those that are made for a size of the
             maps take images of `img_size` only.
-        mechanism_args: arguments of its constructor, beside those that the network fills in.
+        mechanism_args: arguments of its constructor that the network does not fill in.
 
     Shapes: images (batch, in_chans, height, width) -> scores (batch, num_classes, height, width).
 

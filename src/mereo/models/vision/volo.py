@@ -118,7 +118,7 @@ class VOLO(VisionModel):
         mlp_ratio: hidden size of the feed-forward networks as a multiple of the width.
         stem_width: channels of the first convolutions.
         patch_size: pixels of a cell of the first stage: 8, or 1, 2 or 4 for small images.
-        aux: whether there is a classifier of tokens; without it the logits are those of the class token.
+        aux: whether there is a classifier of tokens; without it the class token alone gives the logits.
         drop_path_rate: of stochastic depth in the last block. It rises linearly from the first outlooker on, but
             outlookers themselves are never left out.
 
@@ -309,7 +309,7 @@ _CLASS = (Pair("query", "q"), Pair("key", "kv", part=(0, 2)), Pair("value", "kv"
 
 
 def _pairs(model: VOLO) -> Iterator[Pair]:
-    """The names of timm, which are those of the authors."""
+    """The names of timm, which the authors use too."""
     for name in ("norm", "head", "aux_head"):
         yield Pair(name, name)
     yield Pair("class_token", "cls_token")

@@ -55,7 +55,7 @@ class LambdaAttention(nn.Module):
 
     Reads as: couplings[b, 0, c, s] is the share of cell s in row c of the matrix that all cells have in common.
 
-    Deviates: initialisation, and a bias for the convolution of positions, are those of timm, which has trained weights.
+    Deviates: initialisation, and a bias for the convolution of positions, are timm's, which has trained weights.
 
     Reference: arXiv:2102.08602, eq. 1 and 2 (lambdas), section 3.2 (lambda convolution, several queries a value).
     """

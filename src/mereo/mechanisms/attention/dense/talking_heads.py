@@ -95,7 +95,7 @@ class TalkingHeadAttention(nn.Module):
         where the rows of W do and w is zero.
 
     Deviates: the number of heads is the same before, in and after the softmax, and both mixings have a bias, as in
-        CaiT; the weights of both start like those of any other layer.
+        CaiT; the weights of both start as in any other layer.
 
     Reference: arXiv:2003.02436, section 4.1; arXiv:2103.17239, section 4.
     """

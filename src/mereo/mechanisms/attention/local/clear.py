@@ -17,13 +17,13 @@ from mereo.errors import UsageError, check_finite, check_heads, check_positive, 
 
 
 def length_scale(keys: int, trained: int, dim: int, factor: float = 1.0) -> float:
-    """Scale of the scores for sequences longer than those of training.
+    """Scale of the scores for sequences longer than in training.
 
     sqrt(log(factor * keys) / log(trained) / dim)
 
     Args:
         keys: length of the sequence.
-        trained: that of training, at least 2.
+        trained: number of tokens in training, at least 2.
         dim: of each head.
         factor: multiplies the length; the public code has 10 in the variant with blocks.
     """
@@ -149,7 +149,7 @@ class ClearAttention(nn.Module):
         grid: rows and columns of the image.
         radius: image tokens attend to image tokens nearer than this.
         text_tokens: how many tokens come before those of the image, such as text or a class token.
-        down_factor: also attend to one key for each block of so many rows and columns, a weighted mean that is learned.
+        down_factor: side of the blocks for each of which a token also attends to one key, a learned weighted mean.
         trained_tokens: length of the sequences of training, for a scale that grows with the length; None for none.
         length_factor: see `length_scale`.
         qkv_bias: biases of the projections to queries, keys and values.

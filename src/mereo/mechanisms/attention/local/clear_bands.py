@@ -50,7 +50,7 @@ def _agree(q: Tensor, k: Tensor, v: Tensor, circle: Circle, group: dist.ProcessG
 
 
 def _with_halo(x: Tensor, circle: Circle, group: dist.ProcessGroup | None) -> tuple[Tensor, int]:
-    """The rows of a band with those that its circles reach, and how many of them come before it.
+    """The rows of a band and the rows that its circles reach, and how many of these come before it.
 
     Shapes: (batch, heads, own rows * columns, dim) -> (batch, heads, more rows * columns, dim).
     """

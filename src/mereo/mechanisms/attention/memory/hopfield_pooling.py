@@ -1,4 +1,4 @@
-"""Hopfield pooling: learned states retrieve from any number of tokens, so that the output has a fixed number of them.
+"""Hopfield pooling: learned states retrieve from a set of tokens, one result for each state.
 
 Source: Ramsauer et al. 2020, arXiv:2008.02217, and the authors' layers.
 Cost: of multi-head attention with `num_queries` receivers.

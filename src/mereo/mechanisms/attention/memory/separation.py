@@ -28,7 +28,7 @@ _TINY = 1e-12
 
 
 def _pointwise(function: Callable[[Tensor], Tensor], normalise: bool) -> Separation:
-    """Each score by itself, then divided by the sum of those that take part; zeros if that sum is zero."""
+    """Each score by itself, then divided by the sum over the senders that take part; zeros if that sum is zero."""
 
     def separate(scores: Tensor, mask: Tensor | None = None) -> Tensor:
         weights = function(scores.to(accumulation_type(scores)))

@@ -29,7 +29,7 @@ def start_from(clusters: Clusters, x: Tensor, mask: Tensor | None = None, iterat
     tokens = tokens.flatten(1, 2) if mask is None else tokens[:, mask]
     count = clusters.centroids.shape[1]
     if tokens.shape[1] < count:
-        raise UsageError(f"there are {tokens.shape[1]} queries and keys for {count} clusters; give at least as many.")
+        raise UsageError(f"there are {tokens.shape[1]} queries and keys for {count} clusters; give at least {count}.")
     chosen = torch.stack([each[torch.randperm(len(each), device=x.device)[:count]] for each in tokens])
     clusters.centroids.copy_(chosen)
     together = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -68,7 +68,7 @@ class Clusters(nn.Module):
             self.sums.copy_(self.centroids)
 
     def current(self) -> Tensor:
-        """The centroids of this pass; of one that is computed again for its gradients, those that it had."""
+        """The centroids of this pass; a pass that is computed again for its gradients takes its former ones."""
         return self._before if self._before.numel() and inside_backward() else self.centroids
 
     @torch.no_grad()

@@ -114,7 +114,7 @@ def _example() -> tuple[nn.Module, tuple[Tensor, ...]]:
     example=_example,
 )
 class CombinerAttention(nn.Module):
-    """Replace each token by a weighted sum of the values of all tokens, of which most are weighted as regions.
+    """Replace each token by a weighted sum of the values of all tokens, most of them weighted as regions.
 
     q, k, v = W x   for each head;   out = W_o [combiner(q, k, v), ...]
 

@@ -87,7 +87,9 @@ def _check(q: Tensor, k: Tensor | None, v: Tensor, centroids: Tensor, causal: bo
     if not keys.shape[2] or not q.shape[2]:
         raise UsageError(f"q has {q.shape[2]} tokens and k {keys.shape[2]}; give at least one.")
     if causal and keys.shape[2] != q.shape[2]:
-        raise UsageError(f"q has {q.shape[2]} tokens and k {keys.shape[2]}; with causal=True they must be as many.")
+        raise UsageError(
+            f"q has {q.shape[2]} tokens and k {keys.shape[2]}; with causal=True the numbers must be equal."
+        )
     if strict and not causal:
         raise UsageError("strict is True with causal=False; without an order there is no past to keep to.")
 
@@ -300,7 +302,7 @@ class RoutingAttention(nn.Module):
         return out
 
     def step(self, token: Tensor, state: RoutingState | None = None) -> tuple[Tensor, RoutingState]:
-        """One token behind those that made `state`: (batch, dim) -> (batch, dim) and the state behind it."""
+        """The next token after `state`: (batch, dim) -> (batch, dim) and the state after it."""
         if not self.causal:
             raise UsageError("step needs causal=True; without it a token attends to those behind it as well.")
         check_streamed(type(self).__name__, token, "(batch, dim)", None if state is None else state.apart.shape[0])
@@ -317,7 +319,7 @@ class RoutingAttention(nn.Module):
         return self.proj_drop(self.proj(merged)).squeeze(1), RoutingState(state.position + 1, local, *lists)
 
     def extend(self, tokens: Tensor, state: RoutingState | None = None) -> tuple[Tensor, RoutingState]:
-        """Tokens behind those that made `state`, one by one: (batch, at least 1, dim) -> the same, and the state."""
+        """The next tokens after `state`, one by one: (batch, at least 1, dim) -> the same, and the state."""
         parts = []
         for token in tokens.unbind(1):
             out, state = self.step(token, state)

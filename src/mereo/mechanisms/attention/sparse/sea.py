@@ -174,7 +174,7 @@ class SeaAttention(nn.Module):
         if not q.shape[2]:
             raise UsageError("q has no tokens; give at least one.")
         if self.causal and q.shape[2] > self.max_len:
-            raise UsageError(f"there are {q.shape[2]} tokens and max_len is {self.max_len}; give at most so many.")
+            raise UsageError(f"there are {q.shape[2]} tokens and max_len is {self.max_len}; give at most max_len.")
         if key_mask is None:
             return None
         if self.causal:

@@ -104,7 +104,7 @@ class MapDecoder(nn.Module):
     """Scores of compressed attention maps, drawn by convolutions over queries and columns, all heads together.
 
     Args:
-        dim: of a head; the encoding has twice as many numbers.
+        dim: of a head; the encoding has twice that number.
         num_heads, columns: of the map; columns a multiple of 2, of 4 when causal.
         causal: no convolution looks at later queries.
 

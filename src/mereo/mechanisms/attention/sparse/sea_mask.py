@@ -147,7 +147,7 @@ def listed(kept: Tensor, lengths: Tensor) -> Tensor:
     """The keys in the kept columns of each query, as places among those it sees, in order; -1 is padding.
 
     Shapes: kept bool (batch, heads, queries, columns), lengths int64 (batch or 1, queries)
-        -> int64 (batch, heads, queries, places), as many places as the longest list has, at least one.
+        -> int64 (batch, heads, queries, places); the longest list sets the number of places, at least one.
     """
     batch, heads, queries, columns = kept.shape
     lengths = lengths.expand(batch, queries)

@@ -189,7 +189,7 @@ class SparsifinerAttention(HostedAttention):
         tokens: number of tokens, n, the class token among them; it is fixed.
         keep: share of the keys that a query keeps; from above 0 to 1.
         rank: rows of the basis; by default, and for 0, tokens // 6, at least 1.
-        low_dim: channels of the predictor; half of those of a head by default.
+        low_dim: channels of the predictor; by default half the channels of a head.
         top_basis, basis_threshold, absolute_basis: see `ConnectivityPredictor`.
         predictor_scale: of its scores.
         mask_threshold: keep the entries of A above this, instead of the b largest.

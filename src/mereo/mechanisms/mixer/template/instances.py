@@ -74,7 +74,7 @@ INSTANCES: dict[str, Instance] = {
 
 
 def make_mixer(name: str, length: int, dim: int) -> TokenMixer:
-    """An instance by its name, for a number of tokens of a size."""
+    """An instance by its name, given the number of tokens and their size."""
     if name not in INSTANCES:
         raise unknown("token mixer", name, INSTANCES)
     return INSTANCES[name].make(length, dim)

@@ -1,6 +1,6 @@
 """The images that a run was trained on: a fingerprint of each, kept in the run folder.
 
-With them an evaluation or a prediction recognises the images that the network has already seen, by their content and
+With them an evaluation or a prediction recognises the images that the network was trained on, by their content and
 not by their names. Images are equal if all their pixels are, in the part and at the size that the network takes.
 """
 
@@ -83,7 +83,7 @@ def _comparable(images: Images | None) -> bool:
     return len(images) * math.prod(images.image_shape) <= most
 
 
-def keep_seen(folder: RunFolder, splits: Splits, crop: tuple[int, int] | None) -> None:
+def keep_fingerprints(folder: RunFolder, splits: Splits, crop: tuple[int, int] | None) -> None:
     """Write the fingerprints of the images to train on and to choose the epoch by, as the network takes them."""
     if crop is None:
         return
@@ -92,12 +92,12 @@ def keep_seen(folder: RunFolder, splits: Splits, crop: tuple[int, int] | None) -
         name: fingerprints(images, crop) for name, images in parts.items() if images is not None and _comparable(images)
     }
     if known:
-        save_tensors(folder.seen, known, {"image_shape": [splits.train.image_shape[0], *crop]})
+        save_tensors(folder.fingerprints, known, {"image_shape": [splits.train.image_shape[0], *crop]})
 
 
 def _known(source: Path, parts: tuple[str, ...]) -> Tensor:
     """The fingerprints that a run has kept; none for other weights."""
-    path = RunFolder(source if source.is_dir() else source.parent.parent).seen
+    path = RunFolder(source if source.is_dir() else source.parent.parent).fingerprints
     none = torch.zeros(0, dtype=torch.int64)
     if not path.is_file():
         return none
@@ -109,11 +109,11 @@ def _known(source: Path, parts: tuple[str, ...]) -> Tensor:
     return known[known != 0]
 
 
-def seen_before(source: Path, images: Images, crop: tuple[int, int]) -> Tensor:
+def recorded_images(source: Path, images: Images, crop: tuple[int, int]) -> Tensor:
     """Which images a run was trained on, or chose its epoch by: bool (images,).
 
     Args:
-        source: the run folder, or a file of weights in it. Other weights have seen nothing that is known.
+        source: the run folder, or a file of weights in it. Of other weights no image is known.
         images: stored for its network.
         crop: height and width that the network takes.
     """
@@ -129,7 +129,7 @@ def trained_on(source: Path) -> Callable[[Tensor], Tensor]:
     Held-out images, by which the epoch was chosen, are not among them.
 
     Args:
-        source: the run folder, or a file of weights in it. Other weights have seen nothing that is known.
+        source: the run folder, or a file of weights in it. Of other weights no image is known.
 
     Shapes: of the function: (n, channels, height, width) in [0, 1] -> bool (n,).
     """

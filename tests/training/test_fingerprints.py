@@ -18,10 +18,10 @@ from mereo.errors import UsageError
 from mereo.inference.predict import read_images
 from mereo.measure.trained_models import is_own, load_trained_models
 from mereo.training.config import TrainConfig
+from mereo.training.fingerprints import fingerprints, keep_fingerprints, recorded_images, trained_on
 from mereo.training.report import Report
 from mereo.training.results import RunResult
 from mereo.training.run_folder import RunFolder
-from mereo.training.seen import fingerprints, keep_seen, seen_before, trained_on
 from mereo.training.trainer import train
 from pictures import picture
 
@@ -82,7 +82,7 @@ def test_files_are_recognised_as_prediction_reads_them(
     )
     kept = RunFolder(tmp_path / "run")
     kept.path.mkdir()
-    keep_seen(kept, splits, size)
+    keep_fingerprints(kept, splits, size)
     model = cast("VisionModel", SimpleNamespace(image_shape=(3, *size), pretrained_cfg={"crop_pct": crop_pct}))
     copies = []
     for path in sorted(folder.rglob("*.*")):
@@ -97,8 +97,8 @@ def test_files_are_recognised_as_prediction_reads_them(
     assert int(trained_on(kept.path / "weights" / "best.safetensors")(read_images(copies, model)[1]).sum()) == trained
     assert not seen(read_images(sorted(foreign.rglob("*.*")), model)[1]).any()
     for images in (splits.train, splits.validation):
-        assert images is not None and seen_before(kept.path, images, size).all()
-    assert not seen_before(kept.path, splits.test, size).any()
+        assert images is not None and recorded_images(kept.path, images, size).all()
+    assert not recorded_images(kept.path, splits.test, size).any()
     assert not trained_on(tmp_path)(read_images(copies, model)[1]).any()
 
 
@@ -108,12 +108,12 @@ def test_unreadable_images_of_a_stream_do_not_hide_the_others(tmp_path: Path) ->
     splits = load_splits(str(folder), img_size=8, in_chans=3, stream=True)
     kept = RunFolder(tmp_path / "run")
     kept.path.mkdir()
-    keep_seen(kept, splits, (8, 8))
+    keep_fingerprints(kept, splits, (8, 8))
     assert isinstance(splits.train, StreamedSet)
     broken = next(folder.rglob(splits.train.source.name(1)))
     broken.write_bytes(broken.read_bytes()[:40])
     again = load_splits(str(folder), img_size=8, in_chans=3, stream=True).train
-    assert seen_before(kept.path, again, (8, 8)).tolist() == [n != 1 for n in range(len(again))]
+    assert recorded_images(kept.path, again, (8, 8)).tolist() == [n != 1 for n in range(len(again))]
 
 
 def test_prediction_counts_apart_what_was_trained_on(
