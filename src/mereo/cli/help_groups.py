@@ -22,7 +22,7 @@ TRAIN_GROUPS: dict[str, tuple[str, ...]] = {
         "reconstruction_weight", "loss_weights",
     ),
     "machine": ("device", "precision", "compile", "seed", "channels_last", "sync_batchnorm"),
-    "run": ("output", "dry_run", "find_lr", "checkpoint_seconds", "tensorboard", "track", "callbacks"),
+    "run": ("output", "dry_run", "checkpoint_seconds", "tensorboard", "track"),
 }  # fmt: skip
 """The options of `mereo train` by group; every field of its configuration is in one."""
 _BOX = re.compile(r"^[^\w\s]{2} options ")
