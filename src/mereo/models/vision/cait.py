@@ -49,11 +49,9 @@ class _ClassBlock(nn.Module):
 
     def forward(self, token: Tensor, patches: Tensor, normalised: bool) -> Tensor:
         """`normalised`: whether patches are normalised already, without the gain and the shift of this block's norm."""
-        attention = self.attention
-        if normalised:
-            scaled = patches, attention.norm.weight, attention.norm.bias
-        else:
-            scaled = attention.prepare(patches), None, None
+        attention, norm = self.attention, self.attention.norm
+        prepared = patches if normalised else attention.prepare(patches)
+        scaled = (prepared, norm.weight, norm.bias) if normalised else (prepared,)
         update = attention.branch.gather(attention.prepare(token), *scaled)  # type: ignore[operator]
         summary: Tensor = self.feed_forward(attention.add(token, update))
         return summary
@@ -192,7 +190,7 @@ class CaiT(VisionModel):
         """The class token after its layers, not normalised: (batch, patches, dim) -> (batch, 1, dim)."""
         token = self.class_token.expand(patches.shape[0], -1, -1)
         # All blocks share the patches, which are normalised once unless a norm must be called.
-        norms = [block.attention.norm for block in self.class_blocks]
+        norms: list[Any] = [block.attention.norm for block in self.class_blocks]
         normalised = self.normalises_patches and not must_be_called(*norms)
         if normalised:
             patches = F.layer_norm(patches, patches.shape[-1:], eps=EPS)
