@@ -35,6 +35,18 @@ def test_every_form_is_written_and_equal(make, tmp_path, name):
     assert {p.name for p in tmp_path.iterdir() if p.stat().st_mode & 0o077 != 0o044} == set()
 
 
+def test_large_scores_are_compared_by_their_size():
+    images = [torch.rand(14, 3)]
+    own, scale = (lambda x: 100 * x), torch.tensor([1.0, 1.0, 2.0])
+    assert writing.differ(own, own, images, "a form") == 0
+    largest = 100 * images[0].max()
+    found = writing.differ(lambda x: own(x) + 1e-3, own, images, "a form")
+    assert 1e-3 / largest * 0.9 <= found <= 1e-3
+    assert writing.differ(lambda x: x * scale, lambda x: x, images, "a form") == pytest.approx(
+        float(images[0][:, 2].max())
+    )
+
+
 @pytest.mark.parametrize("name", ["pointer_network", "tnl_tiny"])
 def test_networks_of_points_and_of_tokens_are_written_as_programs_and_folders(tmp_path, name):
     arguments = get_model_entry(name).tiny

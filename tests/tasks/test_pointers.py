@@ -12,7 +12,9 @@ import torch
 import mereo
 from mereo.cli.main import main
 from mereo.data import Batch, load_splits
+from mereo.data.point_files import NamedSets
 from mereo.errors import UsageError
+from mereo.explain.pointer_pictures import draw_pointers
 from mereo.tasks import Pointers
 from mereo.tasks.pointers import Pointed, sequence_loss
 
@@ -130,5 +132,26 @@ def test_a_file_trains_evaluates_and_predicts(
         assert [int(row["point"]) for row in written if row["set"] == name] == prediction["points"]
     assert Path("predicted/predictions.png").stat().st_size
     capsys.readouterr()
-    assert main(["explain", "places.csv", "--weights", "runs/run"]) != 0
+    assert main(["explain", "places.csv", "--weights", "runs/run", "--out", "explained"]) == 0
+    assert Path("explained/pointers.png").stat().st_size
+    assert main(["explain", "places.csv", "--weights", "runs/run", "--only", "page"]) != 0
     assert "reads points" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("attention", ["pointer", "blend", "none"])
+def test_couplings_are_drawn_by_step_or_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attention: str
+) -> None:
+    model = mereo.create_model("pointer_network", dim=6, context=4, attention=attention, most=5)
+    model.metadata = {"task": "pointers", "task_options": {"problem": "tour"}}
+    drawn: list[np.ndarray] = []
+    monkeypatch.setattr("matplotlib.axes.Axes.imshow", lambda axes, shares, **given: drawn.append(np.asarray(shares)))
+    sets = NamedSets(["a", "b"], [np.random.default_rng(0).random((n, 2)) for n in (3, 5)], None)
+    if attention == "none":
+        with pytest.raises(UsageError, match="without couplings"):
+            draw_pointers(model, sets, tmp_path / "couplings.png")
+        return
+    draw_pointers(model, sets, tmp_path / "couplings.png")
+    assert [shares.shape for shares in drawn] == [(4, 4), (6, 6)]
+    for shares in drawn:
+        np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)

@@ -22,9 +22,11 @@ from mereo.explain import draw_explanation, write_explanations, write_page
 from mereo.explain.explanation import Explanation
 from mereo.explain.explanation import explain as explain_tensor
 from mereo.explain.folder import KINDS, Shown, index_files, why_not
+from mereo.explain.pointer_pictures import draw_pointers
 from mereo.explain.target import Target
 from mereo.files import check_outputs, reading
 from mereo.inference.labelled import folder_labels
+from mereo.inference.point_predictions import sets_of
 from mereo.inference.predict import class_names, read_good, read_images
 from mereo.models import VisionModel
 from mereo.runtime.printing import say
@@ -223,15 +225,18 @@ def write(
     strict: bool = False,
     quiet: bool = True,
 ) -> dict[str, list[Path]]:
-    """Write explanations of image files, a batch at a time, and return the files by kind.
+    """Write explanations of image files, or of files of points, and return the files by kind.
 
     Args:
         trained: the network, and its source, a file that must not be overwritten.
-        paths: of the images.
+        paths: of the images or points.
         out, only, keep, strict: as of `explain`.
         quiet: print no progress.
     """
-    (model, source), single, reasons = trained, _single_kind(out, only), why_not(trained.model)
+    model, source = trained
+    if model.input_kind == "points":
+        return _write_pointers(trained, paths, out, only)
+    single, reasons = _single_kind(out, only), why_not(trained.model)
     asked = list(only) if single is None else [single]
     for kind in asked:
         if kind in reasons:
@@ -257,6 +262,17 @@ def write(
     if single == "picture" and len(paths) > BATCH:
         say(f"showing the first {BATCH} of {len(paths)} images; give a folder as --out for all", file=sys.stderr)
     return written
+
+
+def _write_pointers(trained: Trained, paths: list[Path], out: Path, only: Sequence[str]) -> dict[str, list[Path]]:
+    """The couplings of a network of pointers for files of sets of points."""
+    if (single := _single_kind(out, only)) == "page" or set(only) - {"picture"}:
+        what = "page" if single == "page" else next(kind for kind in only if kind != "picture")
+        raise UsageError(f"only is {what!r}, and {trained.source} reads points, of which only the picture is drawn.")
+    picture = out / "pointers.png" if single is None else out
+    check_outputs("out", [picture], [*paths, trained.source])
+    with reading(*paths, trained.source):
+        return {"picture": [draw_pointers(trained.model, sets_of(paths), picture)]}
 
 
 def _enlargement(paths: list[Path], sides: Sequence[int]) -> int:

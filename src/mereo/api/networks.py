@@ -78,12 +78,13 @@ def load_weights(weights: Path | None, device: str, *, ready: bool = False, imag
         path = Path(READY) if ready and not _run_weights(RUNS) else newest_run()
     model = load(path, choose_device(device))
     if images:
-        _check_reads(model, path, ("images",))
+        check_reads(model, path, ("images",))
     check_runs(model, path)
     return Trained(model, path)
 
 
-def _check_reads(model: Network, path: Path, kinds: tuple[str, ...]) -> None:
+def check_reads(model: Network, path: Path, kinds: tuple[str, ...]) -> None:
+    """UsageError for a network that reads something else."""
     if model.input_kind not in kinds:
         reads = f"of a network that reads {model.input_kind}"
         raise UsageError(f"weights are {str(path)!r}, {reads}; this command is for {' and '.join(kinds)}.")
@@ -109,7 +110,7 @@ def trained_network(model: Any, device: str = "auto", *, points: bool = False, i
         model = model.model_
     if model is None or isinstance(model, str | Path):
         trained = load_weights(fit("model", model, Path | None), device, ready=True, images=not points)
-        _check_reads(trained.model, trained.source, ("images", "points"))
+        check_reads(trained.model, trained.source, ("images", "points"))
         return trained
     model = getattr(model, "_orig_mod", model)
     if isinstance(model, nn.Module) and not isinstance(model, Network | FeatureMaps):

@@ -12,18 +12,21 @@ def run(words: list[str], command: str) -> None:
     """Write explanations of images and print their paths."""
     options = parse(ExplainOptions, words, command)
     from mereo.api.explanation import BATCH, check, write
-    from mereo.api.networks import load_weights
+    from mereo.api.networks import check_reads, load_weights
     from mereo.cli.weights import split_weights, warn_if_out_of_distribution
     from mereo.inference.predict import find_files, find_images
 
     check(options.out, options.only, options.keep)
     given, weights = split_weights(options.images, options.weights, command)
     find_files(given)  # before weights are read, so that a missing file is named at once
-    trained = load_weights(weights, options.device, ready=True)
-    paths = find_images(given)
+    trained = load_weights(weights, options.device, ready=True, images=False)
+    check_reads(*trained, ("images", "points"))
+    of_images = trained.model.input_kind == "images"
+    paths = find_images(given) if of_images else find_files(given)
     if weights is None:
         say(f"using {trained.source}", file=sys.stderr)
-    warn_if_out_of_distribution(trained.model, trained.source, paths, chosen=weights is None)
+    if of_images:
+        warn_if_out_of_distribution(trained.model, trained.source, paths, chosen=weights is None)
     out = options.out or new_folder("explanation")
     written = write(trained, paths, out, options.only, keep=options.keep, strict=options.strict, quiet=False)
     for kind, files in written.items():

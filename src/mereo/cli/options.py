@@ -99,10 +99,11 @@ class ExplainOptions:
       mereo explain runs/mspcaps_tiny-digits photo.png     the same
       mereo explain photos/ --only page sweeps --out explained
       mereo explain photos/ --out explained.html
+      mereo explain points.csv --weights runs/pointer_network_small-convex_hull     its couplings, step by step
     """
 
     images: tyro.conf.Positional[tuple[str, ...]]
-    """Image files, folders or patterns."""
+    """Image files, folders or patterns; of a network that reads points, files of them."""
     weights: Path | None = None
     """Weight file, run folder, or bundled weights such as mspcaps_tiny.mnist (listed by `mereo models`). By
     default the newest run, or mspcaps_tiny.mnist if there is no run."""

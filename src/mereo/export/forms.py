@@ -20,7 +20,7 @@ class Form:
 
     Attributes:
         libraries: that it needs, and the extra of the package that brings them.
-        limit: largest allowed difference of a score from the network's in float32.
+        limit: largest allowed difference of a score from the network's in float32, relative to scores above 1.
         precisions: that it can hold.
     """
 
@@ -47,7 +47,7 @@ class Exported:
         form, precision: what it is.
         path: of its file; of its weights where it has several.
         files: all of its files.
-        difference: the largest of a score from the float32 network's.
+        difference: the largest of a score from the float32 network's, relative to scores above 1.
         batches: batch sizes tried.
         images: a description of the test inputs.
         score: the function read back from the file.

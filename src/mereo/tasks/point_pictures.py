@@ -41,7 +41,7 @@ def draw_points(
             chosen = pointers[place, : int(counts_of(pointers[place : place + 1]))].cpu() - 1
             red = bool(wrong) and wrong[place]
             colour, width = (COLOURS[0], 4) if name == "true" else (COLOURS[2 if red else 1], 1.2)
-            _draw_cycles(axes, points[place].cpu(), chosen, 3 if triangles else len(chosen), colour, width)
+            draw_cycles(axes, points[place].cpu(), chosen, 3 if triangles else len(chosen), colour, width)
         across_, up = points[place, : int(lengths[place])].cpu().unbind(1)
         axes.scatter(across_, up, s=8, color="black", zorder=3)
         axes.set_title(titles[place], fontsize=7, color="crimson" if wrong and wrong[place] else "black")
@@ -51,7 +51,8 @@ def draw_points(
     save_figure(figure, path)
 
 
-def _draw_cycles(axes: Any, points: Tensor, chosen: Tensor, length: int, colour: str, width: float) -> None:
+def draw_cycles(axes: Any, points: Tensor, chosen: Tensor, length: int, colour: str, width: float) -> None:
+    """Closed lines through the chosen points, counted from 0: a line for so many at a time."""
     for start in range(0, len(chosen), max(length, 1)):
         part = chosen[start : start + length]
         corners = points[[*part.tolist(), int(part[0])]]
