@@ -6,7 +6,9 @@ import torch
 from mereo.layers import FeedForward
 
 
-def test_tokens_in_parts_are_the_tokens_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("narrow", "size"), [(8, 37), (9, 4)])
+def test_tokens_in_parts_are_the_tokens_together(narrow: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mereo.layers.feed_forward.NARROW", narrow)
     layer, x = FeedForward(4, 9).eval(), torch.randn(3, 50, 4)
     expected = layer(x)
     monkeypatch.setattr("mereo.layers.feed_forward._WHOLE", 100)
@@ -17,5 +19,5 @@ def test_tokens_in_parts_are_the_tokens_together(monkeypatch: pytest.MonkeyPatch
     assert parts == [3], "with gradients, tokens stay together"
     with torch.no_grad():
         torch.testing.assert_close(layer(x), expected)
-        assert parts[1:] == [37] * 4 + [2]
+        assert parts[1:] == [size] * (150 // size) + [150 % size]
         assert layer(x.transpose(0, 1)).shape == (50, 3, 4)

@@ -9,6 +9,8 @@ from mereo.core.kernels.transforms import steps_aside
 
 _WHOLE, _PART = 2**22, 2**20
 """Hidden numbers up to which tokens are processed together, and at once in parts otherwise (4 MiB in float32)."""
+NARROW = 256
+"""Hidden size up to which parts are an eighth of that, as most of the time of narrow layers goes into memory."""
 
 
 class FeedForward(nn.Module):
@@ -40,7 +42,8 @@ class FeedForward(nn.Module):
     def _in_parts(self, tokens: Tensor) -> Tensor:
         rows = tokens.reshape(-1, tokens.shape[-1])
         out = torch.empty_like(rows)
-        size = max(1, _PART // self.first.out_features)
+        hidden = self.first.out_features
+        size = max(1, (_PART // 8 if hidden <= NARROW else _PART) // hidden)
         for start in range(0, len(rows), size):
             out[start : start + size] = self._together(rows[start : start + size])
         return out.view(tokens.shape)
@@ -50,5 +53,6 @@ class FeedForward(nn.Module):
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or steps_aside() is not None or self.training:
             return self._together(tokens)
         hidden = tokens.numel() // max(tokens.shape[-1], 1) * self.first.out_features
-        large = tokens.device.type == "cpu" and hidden > _WHOLE
+        whole = _WHOLE // 4 if self.first.out_features <= NARROW else _WHOLE
+        large = tokens.device.type == "cpu" and hidden > whole
         return self._in_parts(tokens) if large and tokens.dtype == self.first.weight.dtype else self._together(tokens)

@@ -23,6 +23,8 @@ from mereo.mechanisms.slots import Place, fill_slot
 Border = tuple[int, int, int, int]
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Weights and biases of the expansion and of the depthwise convolution, with their norms folded in."""
+PART = 2**17
+"""Wide numbers that are made together (512 KiB in float32)."""
 
 
 class InvertedBottleneck(nn.Module):
@@ -115,6 +117,22 @@ class InvertedBottleneck(nn.Module):
         parts = scaled * first, scaled @ first_shift + wide_shift, depthwise, mixed_shift
         return tuple(part.to(weight.dtype) for part in parts)  # type: ignore[return-value]
 
+    def _in_place(self, x: Tensor) -> bool:
+        """Whether the activation may overwrite its input, and has a public form that does."""
+        hooked = self.activation._forward_hooks or self.activation._forward_pre_hooks
+        plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or steps_aside() is not None
+        return type(self.activation) is nn.SiLU and x.device.type == "cpu" and not (hooked or plain)
+
+    def _widened(self, cells: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """activation(W x + b) of every cell; without gradients in parts that stay in the processor's cache."""
+        if not self._in_place(cells) or cells.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
+            return self.activation(F.linear(cells, weight, bias))
+        rows = cells.reshape(-1, cells.shape[-1])
+        wide, size = rows.new_empty(len(rows), len(weight)), max(1, PART // len(weight))
+        for part, given in zip(wide.split(size), rows.split(size), strict=True):
+            F.silu(torch.addmm(bias, given, weight.T, out=part), inplace=True)
+        return wide.view(*cells.shape[:-1], -1)
+
     def _wide(
         self, cells: Tensor, weight: Tensor, bias: Tensor, border: tuple[int, int, int, int]
     ) -> tuple[Tensor, int]:
@@ -122,11 +140,11 @@ class InvertedBottleneck(nn.Module):
         left, right, above, below = border
         even = left == right == above == below
         if even or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            wide = self.activation(F.linear(cells, weight, bias)).permute(0, 3, 1, 2)
+            wide = self._widened(cells, weight, bias).permute(0, 3, 1, 2)
             return (wide, left) if even else (F.pad(wide, border), 0)
         # Padding the narrow map and erasing what the layer makes of the zeros is cheaper than padding the wide one.
         height, width = cells.shape[1] + above, cells.shape[2] + left
-        wide = self.activation(F.linear(F.pad(cells, (0, 0, *border)), weight, bias))
+        wide = self._widened(F.pad(cells, (0, 0, *border)), weight, bias)
         for edge in (wide[:, :above], wide[:, height:], wide[:, :, :left], wide[:, :, width:]):
             edge.zero_()
         return wide.permute(0, 3, 1, 2), 0
@@ -148,7 +166,8 @@ class InvertedBottleneck(nn.Module):
         else:
             weight, bias, depthwise, shift = self.folded() if self.constant is None else self.constant
             wide, left = self._wide(x.permute(0, 2, 3, 1), weight, bias, border)
-            mixed = self.activation(F.conv2d(wide, depthwise, shift, self.stride, left, 1, len(depthwise)))
+            mixed = F.conv2d(wide, depthwise, shift, self.stride, left, 1, len(depthwise))
+            mixed = F.silu(mixed, inplace=True) if self._in_place(mixed) else self.activation(mixed)
         return self.narrow(self.gate(mixed).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def forward(self, x: Tensor) -> Tensor:

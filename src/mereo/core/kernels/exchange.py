@@ -145,7 +145,7 @@ def _inside(given: Exchange, tiles: Tiles) -> tuple[Tensor, Tensor]:
     if plain and given.topology.complete and given.mask is None:
         # A mask would be searched for receivers without senders.
         added = given.q.new_zeros(()) if bias is None else bias
-        bias = torch.where(pairs, added, torch.finfo(added.dtype).min)
+        bias = torch.where(pairs, added, -torch.inf)
     else:
         mask = pairs.expand(batch, -1, -1, -1, -1)
         mask = mask if given.mask is None else mask & given.mask[:, senders][:, :, None, None]
