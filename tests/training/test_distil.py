@@ -184,7 +184,7 @@ def test_a_student_with_the_weights_of_its_teacher_has_no_loss() -> None:
         ({"matches": []}, "nothing to learn"),
         ({"data": ()}, "data"),
         ({"data": samples(0, 6)}, "no samples"),
-        ({"data": (samples(3, 6), samples(4, 6))}, "as many"),
+        ({"data": (samples(3, 6), samples(4, 6))}, "data has tensors"),
         ({"trained": ["nothing"]}, "trained"),
         ({"task": "accuracy"}, "cross_entropy"),
         ({"lr": -1.0}, "lr"),

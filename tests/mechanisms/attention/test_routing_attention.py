@@ -419,7 +419,7 @@ def streamed(*tokens: torch.Tensor) -> None:
         (lambda: routing_attention(POINTS, None, VALUES[:, :, :3], AXES, 2), "of one length"),
         (lambda: routing_attention(POINTS, None, VALUES, AXES[0], 2), "centroids are"),
         (lambda: routing_attention(POINTS, None, VALUES, AXES, 0), "window is 0"),
-        (lambda: routing_attention(POINTS, POINTS[:, :, :3], VALUES[:, :, :3], AXES, 2, causal=True), "as many"),
+        (lambda: routing_attention(POINTS, POINTS[:, :, :3], VALUES[:, :, :3], AXES, 2, causal=True), "must be equal"),
     ],
 )
 def test_bad_input(call: Any, message: str) -> None:

@@ -136,7 +136,7 @@ def test_images_whose_last_map_has_one_cell_are_refused(side: int) -> None:
 
 def test_wrong_arguments() -> None:
     for changes, message in (
-        ({"depths": (2,)}, "as many of each"),
+        ({"depths": (2,)}, "depths"),
         ({"stem_stride": 3}, "stem_stride is 3"),
         ({"embed_dim": 9}, "embed_dim is 9"),
         ({"window_size": 1}, "window is 1"),

@@ -164,7 +164,7 @@ def test_training_notes_the_balance_of_the_heads() -> None:
 
 def test_wrong_arguments() -> None:
     for changes, message in (
-        ({"shared": (1,)}, "as many of each"),
+        ({"shared": (1,)}, "shared and active"),
         ({"shared": (5, 2), "active": (1, 1)}, "shared is 5"),
         ({"pools": (0, 1)}, "pools is 0"),
         ({"img_size": 20}, "img_size is 20"),
