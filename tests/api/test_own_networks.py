@@ -12,6 +12,7 @@ from torchvision.models import MobileNetV2, ResNet, VisionTransformer
 from torchvision.models.resnet import BasicBlock
 
 import mereo
+from mereo.api.training import _own_options
 from mereo.errors import UsageError
 from mereo.models.plain.own import as_vision_model
 
@@ -136,3 +137,9 @@ def test_what_cannot_be_taken_is_refused_with_a_remedy(pictures: Data) -> None:
         mereo.create_model("own:Gone")
     with pytest.raises(UsageError, match="resnet20"):
         mereo.train(model=mereo.create_model("resnet20"), data=pictures, quiet=True)
+
+
+def test_a_network_that_was_given_decides_what_its_layers_fix() -> None:
+    assert _own_options(Fixed(), {}) == {"model": "own:Fixed", "in_chans": 3, "img_size": (16, 16)}
+    network = made("torchvision")
+    assert _own_options(network, {"in_chans": 3}) == {"model": "own:ResNet"}

@@ -146,7 +146,7 @@ def _check_network_arguments(options: dict[str, Any]) -> None:
 
 
 def _own_options(network: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a network given in place of a name stands for: its name, and the only size that it takes."""
+    """The options that a network given in place of a name stands for: its name, channels, and the size if it is one."""
     if isinstance(network, Network):
         raise UsageError(
             f"model is {type_of(network)} of mereo; give its name, and its weights as weights=: mereo.train(model="
@@ -154,7 +154,8 @@ def _own_options(network: nn.Module, options: Mapping[str, Any]) -> dict[str, An
         )
     entry = register_own(network)
     one_size = entry.module.fixed_input_size or entry.size[0] != entry.size[1]  # type: ignore[attr-defined]
-    return {"model": entry.name, **({"img_size": entry.size} if one_size and "img_size" not in options else {})}
+    follow = {"in_chans": entry.defaults["in_chans"], **({"img_size": entry.size} if one_size else {})}
+    return {"model": entry.name, **{name: value for name, value in follow.items() if name not in options}}
 
 
 def train(

@@ -5,7 +5,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mereo.cli.options import ExportOptions
 from mereo.cli.parse import parse
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mereo.models import VisionModel
 
 
-ONE_FILE = {".onnx": "onnx", ".pt2": "torch", ".html": "page"}
+ONE_FILE: dict[str, Literal["onnx", "torch", "page"]] = {".onnx": "onnx", ".pt2": "torch", ".html": "page"}
 """Forms that are one file, by its suffix."""
 
 

@@ -104,8 +104,8 @@ class OwnNetwork(PlainNetwork):
         if hasattr(self.network, "reset_classifier"):
             self.network.reset_classifier(self.num_classes)
         elif isinstance(old, nn.Linear) and old.out_features == self.outputs and self.num_classes:
-            like = {"bias": old.bias is not None, "device": old.weight.device, "dtype": old.weight.dtype}
-            put(self.network, name, nn.Linear(old.in_features, self.num_classes, **like))
+            new = nn.Linear(old.in_features, self.num_classes, bias=old.bias is not None)
+            put(self.network, name, new.to(old.weight.device, old.weight.dtype))
         else:
             raise UsageError(
                 f"num_classes is {self.num_classes}, and the {self.network_name} that was given has {self.outputs} by a"
