@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from mereo.api.arrays import NAME, array_dataset
 from mereo.api.display import html_table, png, read_picture
 from mereo.errors import UsageError, type_of
+from mereo.escape import for_terminal
 from mereo.models import get_model_entry
 from mereo.models.registry import library_of
 from mereo.models.weights import read_metadata
@@ -199,9 +200,9 @@ def _train(config: TrainConfig, given: Mapping[str, Any], *, from_file: bool, re
         check_resumable(folder)
     if config.dry_run or config.find_lr:
         chosen = _automatic(config, given, from_file)
-        for text in chosen.lines(timed=False):
-            say(text)
         plan = chosen.plan()
+        for text in (*_understood(plan), *chosen.lines(timed=False)):
+            say(text)
         if config.dry_run:
             print_estimate(plan)
         else:
@@ -215,10 +216,16 @@ def _train(config: TrainConfig, given: Mapping[str, Any], *, from_file: bool, re
     chosen = _automatic(config, given, from_file)
     plan = chosen.plan()
     if shown:
-        for text in chosen.lines():
+        for text in (*_understood(plan), *chosen.lines()):
             say(text)
         announce(plan, measure=chosen.seconds is None)
     return run_plan(plan, report, began=began)
+
+
+def _understood(plan: Plan) -> list[str]:
+    """The line that says what a folder or table of images was recognised as."""
+    layout = plan.info.layout
+    return [] if layout is None else [for_terminal(f"{plan.config.data}: {layout.evidence}; task {plan.task.name}")]
 
 
 def _automatic(config: TrainConfig, given: Collection[str], from_file: bool) -> Automatic:
