@@ -169,7 +169,7 @@ def test_a_class_of_broken_files_only_is_an_error(make_folder: MakeFolder) -> No
         (("train/cat=0", "train/dog=0"), "no images of any class"),
         (("test/cat=3", "test/dog=1"), "no train folder"),
         (("train/cat=3", "train/dog=3", "test/bird=1"), "class 'bird'"),
-        (("train/cat=3", "train/dog=3", "test/dog=0"), "test has no files"),
+        (("train/cat=3", "train/dog=3", "test/dog=0"), "split test, has no files"),
         (("cat=1", "dog=1"), "one image per class"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_folder_of_data_sets_is_refused_with_their_names(make_folder: MakeFold
 
 def test_a_folder_of_data_sets_is_not_taken_for_classes(make_folder: MakeFolder) -> None:
     parent = make_folder("pets/cat=2", "pets/dog=2", "fruit/apple=2", "fruit/pear=2", name="parent")
-    with pytest.raises(UsageError, match="data sets rather than classes") as caught:
+    with pytest.raises(UsageError, match="data sets or groups of classes") as caught:
         dataset_info(str(parent))
     assert str(parent / "fruit") in str(caught.value)
     assert dataset_info(str(parent / "fruit")).num_classes == 2
@@ -209,7 +209,7 @@ def test_a_folder_of_data_sets_is_not_taken_for_classes(make_folder: MakeFolder)
         (("pets/cat=2", "pets/dog=2", "fruit/fig=2", "fruit/pear=2", "car=3"), r"\(fruit, pets: each .* .*all/fruit'"),
         (("pets/cat=2", "pets/dog=2", "cat=3"), r"\(pets: it has a folder 'cat', and so has .* .*all/pets'"),
         (("birds/test/crow=2", "birds/val/owl=2", "car=3"), r"\(birds: each has folders of splits\).* .*all/birds'"),
-        (("cat/train=2", "cat/test=2", "dog=3"), r"splits are inside of classes, such as 'cat/test'.* 'test/cat'"),
+        (("cat/train=2", "cat/test=2", "dog=3"), r"splits are inside of some classes, such as 'cat/test'.* 'test/cat'"),
     ],
 )
 def test_data_sets_beside_folders_of_images_are_refused(
@@ -276,7 +276,7 @@ def test_splits_are_known_in_any_capitals_and_two_folders_of_one_are_refused(mak
 def test_images_outside_of_folders_of_classes_are_named(tmp_path: Path) -> None:
     for name in ("one.jpg", "two.png"):
         picture(1, (8, 8)).save(tmp_path / name)
-    with pytest.raises(UsageError, match=r"2 images, such as 'one.jpg', are in no folder of a class.*\.csv"):
+    with pytest.raises(UsageError, match=r"2 images, such as 'one.jpg', that are in no folder of a class.*\.csv"):
         load_splits(str(tmp_path), img_size=8)
 
 
@@ -314,16 +314,22 @@ def test_drawings_are_named_and_files_of_systems_passed_over(make_folder: MakeFo
     assert not any(name in line for line in lines for name in ("Thumbs", "desktop", "DS_Store", "Icon"))
 
 
-def test_classes_that_differ_only_in_capitals_are_named(tmp_path: Path) -> None:
+def test_classes_that_differ_only_in_capitals_are_joined(tmp_path: Path) -> None:
     for name in ("Cat", "cat", "dog"):
         (tmp_path / name).mkdir()
-        for number in range(4):
+        for number in range(4 + (name == "cat")):
             picture(number, (8, 8)).save(tmp_path / name / f"{number}.png")
     if len(list(tmp_path.iterdir())) < 3:
         pytest.skip("the file system does not tell capitals apart")
     with pytest.warns(UserWarning) as warned:
-        assert load_splits(str(tmp_path), img_size=8).class_names == ("Cat", "cat", "dog")
-    assert any("'Cat' and 'cat', which differ only in capitals" in str(each.message) for each in warned)
+        splits = load_splits(str(tmp_path), img_size=8, validation_fraction=0)
+    assert splits.class_names == ("cat", "dog") and len(splits.train) + len(splits.test) == 13
+    assert any("'Cat' (4) and 'cat' (5)" in str(each.message) for each in warned)
+
+
+def test_letters_stay_classes_in_both_capitals(make_folder: MakeFolder) -> None:
+    with pytest.warns(UserWarning, match="'A' and 'a'"):
+        assert dataset_info(str(make_folder("A=2", "a=2", "b=2", "c=2", "d=2"))).num_classes == 5
 
 
 @pytest.mark.parametrize("name", ["photos.tar.gz", "photos.tgz", "photos.7z", "photos.rar"])

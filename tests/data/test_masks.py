@@ -100,7 +100,7 @@ def test_what_is_wrong_is_counted_in_one_line_each(tmp_path: Path) -> None:
     (tmp_path / "train/masks/0.png").unlink()
     Image.new("L", (5, 4)).save(tmp_path / "train/masks/1.png")
     Image.fromarray(np.full((SIDE, SIDE), 7, np.uint8)).save(tmp_path / "test/masks/8.png")
-    Image.new("RGB", (SIDE, SIDE)).save(tmp_path / "train/masks/2.png")
+    Image.new("RGB", (SIDE, SIDE), (9, 0, 0)).save(tmp_path / "train/masks/2.png")
     with pytest.warns(UserWarning) as caught:
         splits = load_splits(str(tmp_path), img_size=SIDE, validation_fraction=0)
     lines = [str(warning.message) for warning in caught]
@@ -119,18 +119,42 @@ def test_names_of_classes_are_read_beside_the_folders(tmp_path: Path) -> None:
         assert load_splits(str(tmp_path), img_size=SIDE).class_names == ("ground", "cat", "dog", "horse")
 
 
-@pytest.mark.parametrize(
-    ("change", "fact"),
-    [
-        (lambda mask: Image.fromarray(np.where(np.asarray(mask) > 0, 255, 0).astype(np.uint8)), "0 and 255"),
-        (lambda mask: Image.new("L", mask.size, 0), "1 classes"),
-    ],
-)
-def test_masks_of_one_class_are_refused(tmp_path: Path, change: object, fact: str) -> None:
+COLOURS = ((10, 20, 30), (200, 0, 100), (0, 250, 0))
+
+
+@pytest.mark.parametrize("form", ["white", "grey", "lossy", "colours", "grey in colour"])
+def test_masks_of_levels_and_colours_are_their_classes(tmp_path: Path, form: str) -> None:
+    """White masks are a class: they were refused, because 255 marks no class where there are others."""
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+    classes = 2 if form in ("white", "lossy") else 3
+    for number in range(6):
+        mask = np.random.default_rng(number).integers(0, classes, (4, 4), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
+        mask[:8, : 8 * classes] = np.arange(classes).repeat(8)
+        Image.fromarray(50 * mask).save(tmp_path / "images" / f"{number}.png")
+        levels = np.array(COLOURS if form == "colours" else [0, 128, 255] if classes == 3 else [0, 255], np.uint8)
+        stored = Image.fromarray(levels[mask])
+        stored = stored.convert("RGB") if form == "grey in colour" else stored
+        stored.save(tmp_path / "masks" / f"{number}.{'jpg' if form == 'lossy' else 'png'}")
+    if form == "colours":
+        with pytest.raises(UsageError, match="masks in 3 colours"):
+            dataset_info(str(tmp_path))
+        rows = [f"{name},{r},{g},{b}" for name, (r, g, b) in zip("abc", COLOURS, strict=True)]
+        (tmp_path / "class_dict.csv").write_text("\n".join(["name,r,g,b", *rows]))
+    split = load_split(str(tmp_path), "whole", img_size=32)
+    batch = split.batch(torch.arange(6))
+    known = batch.masks >= 0
+    assert known.float().mean() > (0.6 if form == "lossy" else 0.999)
+    assert torch.equal((batch.images[:, 0] * 255 / 50).round().long()[known], batch.masks[known])
+    names = {"colours": ("a", "b", "c"), "white": ("background", "object"), "lossy": ("background", "object")}
+    assert split.class_names == names.get(form, ("0", "128", "255"))
+
+
+def test_masks_of_one_class_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "{}", 4)
     for file in (tmp_path / "masks").iterdir():
-        change(Image.open(file).copy()).save(file)  # type: ignore[operator]
-    with pytest.raises(UsageError, match=fact):
+        Image.new("L", (SIDE, SIDE), 0).save(file)
+    with pytest.raises(UsageError, match="1 classes"):
         load_splits(str(tmp_path), img_size=SIDE)
 
 

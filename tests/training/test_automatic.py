@@ -179,6 +179,32 @@ def test_every_task_gets_settings(task):
 
 
 @pytest.mark.parametrize("minutes", [0, -1, math.nan, math.inf, 1e9])
+@pytest.mark.parametrize(("sizes", "sampler"), [((40, 4), "balanced"), ((12, 9), "shuffle")])
+def test_classes_of_very_different_sizes_are_balanced_and_few_images_pointed_out(tmp_path, sizes, sampler):
+    for name, count in zip(("crow", "wren"), sizes, strict=True):
+        (tmp_path / "birds" / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("L", (8, 8), number).save(tmp_path / "birds" / name / f"{number}.png")
+    given = {"data": str(tmp_path / "birds"), "epochs": 1}
+    automatic = choose(TrainConfig(**given), given)
+    assert automatic.config.sampler == sampler
+    assert any("too few" in line and "wren" in line for line in automatic.lines()) == (min(sizes) < 5)
+    kept = choose(TrainConfig(**given, sampler="shuffle"), {**given, "sampler": "shuffle"})
+    assert kept.config.sampler == "shuffle"
+
+
+def test_the_task_follows_from_images_with_masks_unless_it_is_given(tmp_path):
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+        for number in range(8):
+            Image.fromarray(np.eye(8, dtype=np.uint8)).save(tmp_path / kind / f"{number}.png")
+    given = {"data": str(tmp_path), "epochs": 1}
+    config = choose(TrainConfig(**given), given).config
+    assert (config.task, config.model) == ("segmentation", TASKS["segmentation"].example_model)
+    with pytest.raises(UsageError, match="needs labels"):
+        choose(TrainConfig(**given), {**given, "task": "classification"})
+
+
 def test_minutes_must_be_a_time(minutes):
     with pytest.raises(UsageError, match="minutes is"):
         TrainConfig(minutes=minutes).check()

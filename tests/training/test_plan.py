@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from mereo.cli.main import main
-from mereo.data import folder, sources
+from mereo.data import layout, sources
 from mereo.export.rows import run_comparison
 from mereo.training.config import TrainConfig
 from mereo.training.plan import make_plan, resolve
@@ -20,13 +20,13 @@ def scans(tmp_path, monkeypatch) -> list[str]:
             Image.new("RGB", (16, 16), (20 * number, 90, 10)).save(tmp_path / "photos" / place / f"{number}.png")
     monkeypatch.chdir(tmp_path)
     found: list[str] = []
-    read = folder.open_tree
+    read = layout.open_tree
 
     def counted(path):
         found.append(str(path))
         return read(path)
 
-    monkeypatch.setattr(folder, "open_tree", counted)
+    monkeypatch.setattr(layout, "open_tree", counted)
     return found
 
 

@@ -13,6 +13,7 @@ from mereo.api.arrays import NAME, array_dataset
 from mereo.api.display import html_table, png, read_picture
 from mereo.data import DatasetInfo
 from mereo.errors import UsageError, type_of
+from mereo.escape import for_terminal
 from mereo.models import Network, get_model_entry
 from mereo.models.plain.own import register_own
 from mereo.models.registry import library_of
@@ -224,9 +225,10 @@ def _train(
         check_resumable(folder)
     if config.dry_run:
         chosen = _automatic(config, given, info, from_file)
-        for text in chosen.lines(timed=False):
+        plan = chosen.plan()
+        for text in (*_understood(plan), *chosen.lines(timed=False)):
             say(text)
-        print_estimate(chosen.plan())
+        print_estimate(plan)
         return None
     if first:
         check_free(config)
@@ -236,10 +238,16 @@ def _train(
     chosen = _automatic(config, given, info, from_file)
     plan = chosen.plan()
     if shown:
-        for text in chosen.lines():
+        for text in (*_understood(plan), *chosen.lines()):
             say(text)
         announce(plan, measure=chosen.seconds is None)
     return run_plan(plan, report, began=began)
+
+
+def _understood(plan: Plan) -> list[str]:
+    """The line that says what a folder or table of images was recognised as."""
+    layout = plan.info.layout
+    return [] if layout is None else [for_terminal(f"{plan.config.data}: {layout.evidence}; task {plan.task.name}")]
 
 
 def _automatic(config: TrainConfig, given: Collection[str], info: DatasetInfo | None, from_file: bool) -> Automatic:

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("mereo.cli.compare", "train several networks under one protocol and compare them"),
     "export": ("mereo.cli.export", "export a network: ONNX, torch.export, timm, hub folder"),
     "bench": ("mereo.cli.bench", "measure speed, memory and correctness, also of your own implementations"),
+    "crops": ("mereo.cli.crops", "cut the boxes of annotated images out into folders of classes"),
     "doctor": ("mereo.cli.doctor", "report versions, devices, kernels and data sets, and what is missing"),
     "models": ("mereo.cli.lists", "list the networks"),
     "mechanisms": ("mereo.cli.lists", "list the mechanisms: routing, attention, memories"),

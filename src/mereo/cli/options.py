@@ -201,6 +201,25 @@ class DemoOptions:
 
 
 @dataclass(frozen=True)
+class CropsOptions:
+    """Cut the boxes of annotated images out, into a folder for each class that `mereo train` takes.
+
+    Boxes are read from Pascal VOC XML, COCO JSON or YOLO text; splits are kept.
+
+    Examples:
+      mereo crops BCCD --out cells
+      mereo crops coco128 --out objects --least 16
+    """
+
+    folder: tyro.conf.Positional[Path]
+    """Folder, or .zip archive of one, with images and their boxes."""
+    out: Path = Path("crops")
+    """Folder to write, which must be new or empty."""
+    least: int = 8
+    """Shortest side of a part in pixels; smaller ones are left out."""
+
+
+@dataclass(frozen=True)
 class ListOptions:
     """List the entries whose name or description matches a pattern. A full name also prints details where there are
     any."""

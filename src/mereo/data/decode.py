@@ -141,17 +141,25 @@ VOID = 255
 """Index of pixels of a mask file that belong to no class."""
 
 
-def decode_mask(stream: BinaryIO) -> npt.NDArray[np.uint8]:
-    """Read one mask at its own size: an image of class indices, 255 for no class.
+Colours = tuple[tuple[int, int, int], ...]
+"""The colours of the classes of masks, in their order; empty for masks of indices."""
+_NEAR = 40
+"""Largest sum of differences between the channels of a pixel and those of the colour that it has: of a lossy file."""
 
-    It has a palette, is grey of 8 bits, or black and white.
+
+def decode_mask(stream: BinaryIO, colours: Colours = ()) -> npt.NDArray[np.uint8]:
+    """Read one mask at its own size: the class of each pixel, 255 for no class.
+
+    Without colours it is an image of class indices: it has a palette, is grey of 8 bits, or black and white; an image
+    in colour counts if its three channels are equal. With colours, a pixel has the class of the nearest one, unless all
+    are far from it.
 
     Shapes: -> uint8 (height, width).
     """
     from PIL import Image, ImageOps
 
     with _opened(stream) as opened:
-        if opened.mode not in ("P", "L", "1"):
+        if opened.mode not in ("P", "L", "1", "RGB", "RGBA"):
             raise ValueError(
                 f"a mask of mode {opened.mode}; it must be an index image: one channel of 8 bits, the class of each"
                 " pixel, 255 for none"
@@ -161,7 +169,27 @@ def decode_mask(stream: BinaryIO) -> npt.NDArray[np.uint8]:
             raise ValueError(f"{opened.width} x {opened.height} pixels, more than the limit of {limit}")
         with IN_FLIGHT.take(opened.width * opened.height * _BYTES_PER_PIXEL):
             ImageOps.exif_transpose(opened, in_place=True)
-            return np.asarray(opened).astype(np.uint8)
+            if colours:
+                return _nearest_colour(np.asarray(opened.convert("RGB")), colours)
+            if opened.mode in ("P", "L", "1"):
+                return np.asarray(opened).astype(np.uint8)
+            pixels = np.asarray(opened.convert("RGB"))
+    if (pixels != pixels[..., :1]).any():
+        raise ValueError(
+            f"a mask of mode {opened.mode} in colours; it must be an index image, or class_dict.csv list its colours"
+        )
+    return pixels[..., 0]
+
+
+def _nearest_colour(pixels: npt.NDArray[np.uint8], colours: Colours) -> npt.NDArray[np.uint8]:
+    """The place of the nearest colour for each pixel: uint8 (height, width, 3) -> uint8 (height, width)."""
+    nearest = np.full(pixels.shape[:2], VOID, np.uint8)
+    least = np.full(pixels.shape[:2], _NEAR + 1, np.int16)
+    for place, colour in enumerate(colours):
+        distance = np.abs(pixels.astype(np.int16) - np.array(colour, np.int16)).sum(2)
+        nearer = distance < least
+        nearest[nearer], least[nearer] = place, distance[nearer]
+    return nearest
 
 
 def fit_mask(mask: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
@@ -192,3 +220,24 @@ def _convert(image: "Image", size: tuple[int, int], channels: int) -> npt.NDArra
     if channels == 2:
         pixels = pixels.reshape(size[0], 2, size[1] // 2).transpose(0, 2, 1)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def decode_pair(
+    image: BinaryIO,
+    mask: BinaryIO,
+    classes: int,
+    size: tuple[int, int],
+    channels: int,
+    *,
+    colours: Colours = (),
+    reduce: bool = False,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """An image and its mask; ValueError unless they have one size and the mask has only indices of classes."""
+    whole, shown = decode_mask(mask, colours), header_size(image)
+    if whole.shape != shown:
+        raise ValueError(f"its mask is {whole.shape[0]} x {whole.shape[1]}, and the image {shown[0]} x {shown[1]}")
+    known = whole[whole != VOID]
+    if known.size and int(known.max()) >= classes:
+        raise ValueError(f"its mask has the index {int(known.max())}, and there are {classes} classes")
+    image.seek(0)
+    return decode(image, size, channels, reduce=reduce), fit_mask(whole, size)

@@ -20,6 +20,8 @@ COLOURLESS = 6.0
 """Mean distance between the channels of a pixel, of 255, below which images are grey."""
 NEAR, PLAIN_SHARE = 20, 0.65
 """Text has at least this share of its pixels near the commonest value."""
+UNEVEN, FEWEST = 5, 5
+"""Ratio of the sizes of classes from which on they are balanced; images of a class that can be learned."""
 DIRECTIONS = frozenset({"left", "right"})
 
 
@@ -42,6 +44,17 @@ class DataFacts:
     largest: int | None = None
     kind: str | None = None
     colour: bool = False
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the largest class has many more images than the smallest."""
+        return bool(self.classes) and max(self.classes.values()) >= UNEVEN * min(self.classes.values())
+
+    @property
+    def too_few(self) -> list[str]:
+        """The classes of which there are too few images, unless few are all that there are of any class."""
+        few = [name for name, count in self.classes.items() if count < FEWEST]
+        return few if len(few) < len(self.classes) else []
 
     @property
     def mirrored_means_another(self) -> bool:
@@ -90,7 +103,7 @@ def data_facts(info: DatasetInfo, images: int) -> DataFacts:
     if info.opened is not None:
         split, names = info.opened.splits["train"], info.opened.class_names
     elif info.layout is not None:
-        split, names = info.layout[0]["train"], info.layout[1]
+        split, names = info.layout.splits["train"], info.layout.names
     else:
         return facts
     if "labels" in info.fields:

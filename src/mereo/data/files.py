@@ -1,73 +1,37 @@
-"""Splits of image files, and what the headers of a few of them tell."""
+"""What folders, archives and tables of image files are read as, and what the headers of a few images tell."""
 
 import warnings
-from collections.abc import Sequence
-from typing import BinaryIO
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-from torch import Tensor
-
-from mereo.data.decode import FORMATS, VOID, decode, decode_mask, fit_mask, header_size, is_grey
-from mereo.data.raw import RawSplit, Read, Request
-from mereo.data.trees import Tree
+from mereo.data.decode import FORMATS, is_grey
+from mereo.data.encoded import FileSplit, Source
 
 _SNIFFED = 32
-Pixels = npt.NDArray[np.uint8]
 
 
-def decode_pair(
-    image: BinaryIO, mask: BinaryIO, classes: int, size: tuple[int, int], channels: int, *, reduce: bool = False
-) -> tuple[Pixels, Pixels]:
-    """An image and its mask; ValueError unless they have one size and the mask has only indices of classes."""
-    whole, shown = decode_mask(mask), header_size(image)
-    if whole.shape != shown:
-        raise ValueError(f"its mask is {whole.shape[0]} x {whole.shape[1]}, and the image {shown[0]} x {shown[1]}")
-    known = whole[whole != VOID]
-    if known.size and int(known.max()) >= classes:
-        raise ValueError(f"its mask has the index {int(known.max())}, and there are {classes} classes")
-    image.seek(0)
-    return decode(image, size, channels, reduce=reduce), fit_mask(whole, size)
+class Layout(NamedTuple):
+    """What a folder, an archive or a table holds.
 
-
-class FileSplit(RawSplit):
-    """A split of image files.
-
-    Args:
-        tree: that holds the files.
-        files: paths inside the tree.
-        labels: int64 (n,).
-        masks: paths of the masks of the images; None for images without masks.
-        classes: number of classes of the masks.
+    Attributes:
+        splits: that it has itself.
+        names: of the classes.
+        evidence: what it was recognised by, in a few words.
     """
 
-    def __init__(
-        self, tree: Tree, files: Sequence[str], labels: Tensor, masks: Sequence[str] | None = None, classes: int = 0
-    ) -> None:
-        self.tree, self.files, self.labels = tree, list(files), labels
-        self.masks, self.classes = None if masks is None else list(masks), classes
-
-    def take(self, indices: Tensor) -> "FileSplit":
-        places = indices.tolist()
-        masks = None if self.masks is None else [self.masks[place] for place in places]
-        return FileSplit(self.tree, [self.files[place] for place in places], self.labels[indices], masks, self.classes)
-
-    def read(self, request: Request) -> Read:
-        from mereo.data.stream.source import as_source
-
-        source = as_source(self)
-        assert source is not None
-        return source.read(request)
+    splits: dict[str, FileSplit]
+    names: tuple[str, ...]
+    evidence: str
 
 
-def _headers(tree: Tree, files: Sequence[str]) -> list[tuple[str, tuple[int, int]]]:
-    """The mode and (height, width) of a few files, evenly spread."""
+def _headers(source: Source) -> list[tuple[str, tuple[int, int]]]:
+    """The mode and (height, width) of a few images, evenly spread; of neighbours where these are read together."""
     from PIL import Image
 
+    step = 1 if source.store.sequential else max(len(source) // _SNIFFED, 1)
     headers = []
-    for file in files[:: max(len(files) // _SNIFFED, 1)]:
+    for index in range(0, len(source), step)[: _SNIFFED + 1]:
         try:
-            with tree.open(file) as stream, warnings.catch_warnings():
+            with source.open(index) as stream, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 with Image.open(stream, formats=FORMATS) as image:
                     headers.append((image.mode, (image.height, image.width)))
@@ -76,17 +40,17 @@ def _headers(tree: Tree, files: Sequence[str]) -> list[tuple[str, tuple[int, int
     return headers
 
 
-def sniff(tree: Tree, files: Sequence[str]) -> tuple[int, tuple[int, int] | None]:
+def sniff(source: Source) -> tuple[int, tuple[int, int] | None]:
     """Channels of the images (1 if all are grey, else 3) and their common (height, width), None if they differ.
 
-    Only the headers of a few files, evenly spread, are read.
+    Only the headers of a few images are read.
     """
-    headers = _headers(tree, files)
+    headers = _headers(source)
     sizes = {size for _, size in headers}
     grey = bool(headers) and all(is_grey(mode) for mode, _ in headers)
     return (1 if grey else 3), (sizes.pop() if len(sizes) == 1 else None)
 
 
-def sniff_sizes(tree: Tree, files: Sequence[str]) -> list[tuple[int, int]]:
-    """(height, width) of a few files, evenly spread."""
-    return [size for _, size in _headers(tree, files)]
+def sniff_sizes(source: Source) -> list[tuple[int, int]]:
+    """(height, width) of a few images, evenly spread."""
+    return [size for _, size in _headers(source)]

@@ -1,70 +1,79 @@
-"""Images that a table names without a suffix, as tables of Kaggle do: abc123 for train_images/abc123.jpg."""
+"""Finds the image files that a table names: with or without suffix, and with other folders than here."""
 
-import os
-from collections.abc import Iterator, Sequence
-from functools import cache
-from pathlib import Path
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
 
-from mereo.data.names import IMAGE_SUFFIXES, OTHER_SUFFIXES, is_hidden
+from mereo.data.names import IMAGE_SUFFIXES, OTHER_SUFFIXES
 from mereo.errors import UsageError
 
 SUFFIXES = (*IMAGE_SUFFIXES, *OTHER_SUFFIXES)
 
 
-def image_files(table: Path, images: Sequence[str]) -> list[str]:
-    """The image files that names in a table stand for, relative to its folder.
+class ImageFinder:
+    """The images near a table, by their names.
 
-    A name with the suffix of an image is a path, and stays as it is. For any other the file of that name is taken, or
-    the only image file of that name with a suffix: in the folder of the table or a folder in it, or in the folder that
-    the name states. A name without such a file stays as it is.
-
-    Raises:
-        UsageError: for a name that several image files have.
+    Args:
+        files: their paths, relative to the folder of the table.
+        table: its path, for messages.
     """
-    listed = _Listing(table.parent)
-    found = []
-    for image in images:
-        if image.lower().endswith(SUFFIXES):
-            found.append(image)
-            continue
-        files = listed.files(image)
-        if len(files) > 1:
+
+    def __init__(self, files: Iterable[str], table: object) -> None:
+        self._files, self._table = frozenset(files), table
+        self._folders = Counter[PurePosixPath]()
+        self._by_name: dict[str, list[PurePosixPath]] = defaultdict(list)
+        for file in sorted(self._files):
+            path = PurePosixPath(file)
+            for name in {path.name, path.stem}:
+                self._by_name[name].append(path)
+
+    def find(self, image: str) -> str | None:
+        """The file that a name in the table stands for; None where there is none.
+
+        A path that exists is taken. Otherwise the file of that name, or of that name with a suffix, whose folders agree
+        best with those of the path from the end on; of several, the one in the folder of most names that were found.
+
+        Raises:
+            UsageError: for a name that several image files have.
+        """
+        path = PurePosixPath(image.strip().replace("\\", "/"))
+        if str(path) in self._files:
+            return str(path)
+        found = self._by_name.get(path.name, [])
+        if len(found) > 1:
+            agreeing = [_common(each, path) for each in found]
+            found = [each for each, count in zip(found, agreeing, strict=True) if count == max(agreeing)]
+            exact = [each for each in found if each.name == path.name]
+            found = exact if len(exact) == 1 else found
+        usual = self._folders.most_common(1)
+        if len(found) > 1 and usual:
+            found = [each for each in found if each.parent == usual[0][0]] or found
+        elif len(found) == 1:
+            self._folders[found[0].parent] += 1
+        if len(found) > 1:
             raise UsageError(
-                f"{table} lists the image {image[:80]!r}, which several files are called: {', '.join(files[:3])};"
-                " write it with its folder and its suffix."
+                f"{self._table} lists the image {image[:80]!r}, which several files are called:"
+                f" {', '.join(map(str, found[:3]))}; write it with its folder and its suffix."
             )
-        found.append(files[0] if files else image)
-    return found
+        return str(found[0]) if found else None
 
 
-class _Listing:
-    """The image files near a table by their name without a suffix; each folder is listed once."""
+def _common(file: PurePosixPath, path: PurePosixPath) -> int:
+    """How many folders at the end of two paths agree."""
+    count = 0
+    for one, other in zip(reversed(file.parent.parts), reversed(path.parent.parts), strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._by_name = cache(self._list)
 
-    def files(self, image: str) -> list[str]:
-        """The files that a name without a suffix may stand for; only the file of exactly that name, if it exists."""
-        path = Path(image)
-        found = self._by_name(path.parent).get(path.name, [])
-        return [image] if path in found else sorted(map(str, found))
+def is_image_path(name: str) -> bool:
+    """Whether a text ends like the name of an image file."""
+    return name.strip().lower().endswith(SUFFIXES)
 
-    def _list(self, place: Path) -> dict[str, list[Path]]:
-        by_name: dict[str, list[Path]] = {}
-        for file in self._images(place, deeper=place == Path()):
-            by_name.setdefault(file.stem, []).append(file)
-        return by_name
 
-    def _images(self, place: Path, *, deeper: bool) -> Iterator[Path]:
-        """The files of a folder that are images or have no suffix, and of the folders in it."""
-        try:
-            with os.scandir(self.folder / place) as entries:
-                listed = [(place / entry.name, entry.is_dir()) for entry in entries if not is_hidden(entry.name)]
-        except OSError:
-            return  # there is no such folder, so its images are missing
-        for path, is_folder in listed:
-            if is_folder and deeper:
-                yield from self._images(path, deeper=False)
-            elif not is_folder and path.suffix.lower() in ("", *SUFFIXES):
-                yield path
+def share_found(finder: ImageFinder, images: Sequence[str], most: int = 200) -> float:
+    """The share of some names, evenly spread, for which there is a file."""
+    some = images[:: max(len(images) // most, 1)]
+    return sum(finder.find(image) is not None for image in some) / max(len(some), 1)

@@ -9,6 +9,7 @@ import torch
 from mereo.core.shapes import image_size
 from mereo.data.conversion import check_channels
 from mereo.data.images import Images, ImageSet
+from mereo.data.layout_options import LayoutOptions
 from mereo.data.raw import Progress, RawDataset, RawSplit, Read, Request
 from mereo.data.registry import DatasetInfo
 from mereo.data.set_aside import for_evaluation
@@ -16,7 +17,7 @@ from mereo.data.sets import find_dataset
 from mereo.data.sources import dataset_info, open_dataset
 from mereo.data.split import hold_out, stratified
 from mereo.data.storage import Storage
-from mereo.data.stream import Source, StreamedSet, as_source
+from mereo.data.stream import StreamedSet, as_source
 from mereo.errors import MereoError, UsageError, check_choice, check_fraction, check_positive, check_probability
 
 
@@ -97,6 +98,7 @@ def load_splits(
     progress: Progress | None = None,
     info: DatasetInfo | None = None,
     unseen: bool = False,
+    options: LayoutOptions | None = None,
 ) -> Splits:
     """Read a dataset into splits: images stored at round(img_size / crop_pct), or windows of a text.
 
@@ -124,10 +126,11 @@ def load_splits(
         progress: called with (images done, images in total).
         info: of the same data, from `dataset_info`; then a folder is not scanned again.
         unseen: whether other splits of a path may have classes that its training images do not have.
+        options: what is stated of the layout of a path, such as where the classes are; not needed with `info`.
     """
     wanted = Wanted(
         data, root, img_size, length, in_chans, crop_pct, validation_fraction, seed, strict, limit, download,
-        pairs_per_image, Storage(memory_budget, cache_dir), progress, stream, info, unseen,
+        pairs_per_image, Storage(memory_budget, cache_dir), progress, stream, info, unseen, options,
     )  # fmt: skip
     if (others := _other_splits(wanted)) is not None:
         return others
@@ -154,12 +157,13 @@ def load_split(
     download: bool = True,
     unseen: bool = False,
     info: DatasetInfo | None = None,
+    options: LayoutOptions | None = None,
 ) -> Images:
     """One of the splits of `load_splits`: "train", "validation" or "test"; the others are not decoded.
 
     "whole" is what a network that was trained on other images is evaluated on: the test images of a path, else its
     validation images, and all where it has no splits; of a named data set, the test images. With `unseen`, test images
-    at a path may be of classes that its training images do not have. `info` is that of `load_splits`.
+    at a path may be of classes that its training images do not have. `info` and `options` are those of `load_splits`.
     """
     check_choice("split", split, ("train", "validation", "test", "whole"))
     wanted = Wanted(
@@ -176,6 +180,7 @@ def load_split(
         download,
         info=info,
         unseen=unseen,
+        options=options,
     )
     if (others := _other_splits(wanted)) is not None:
         found: Images | None = getattr(others, "test" if split == "whole" else split)
@@ -205,6 +210,7 @@ class Wanted(NamedTuple):
     stream: bool | None = None
     info: DatasetInfo | None = None
     unseen: bool = False
+    options: LayoutOptions | None = None
 
 
 def _other_splits(wanted: Wanted) -> Splits | None:
@@ -281,11 +287,12 @@ def _read(
         info=wanted.info,
         evaluation=only == "whole",
         unseen=wanted.unseen,
+        options=wanted.options,
     )
     channels = dataset.in_chans if wanted.in_chans is None else wanted.in_chans
     check_channels(dataset.in_chans, channels)
     plan = _chosen_splits(dataset, wanted, only)
-    if wanted.stream or (wanted.stream is None and isinstance(plan[only or "train"], Source)):
+    if wanted.stream or (wanted.stream is None and getattr(plan[only or "train"], "streamed", False)):
         streamed = _streamed(plan, dataset.class_names, size, channels, strict=wanted.strict)
         if streamed is not None:
             return dataset, channels, streamed, ()

@@ -1,51 +1,81 @@
-"""Images and their masks side by side: images/ and masks/, each with or without train, val and test, or inside them."""
+"""Images and their masks: images/ and masks/ with or without splits, train/ beside trainannot/, Pascal VOC, or a mask
+beside each image; masks of indices, grey levels or colours."""
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
+import numpy as np
 import torch
 
-from mereo.data.decode import VOID, decode_mask
-from mereo.data.files import FileSplit
-from mereo.data.names import IMAGE_SUFFIXES, SPLITS
+from mereo.data.contents import Contents, name_of, suffix_of
+from mereo.data.decode import VOID, Colours, decode_mask
+from mereo.data.encoded import FileSplit
+from mereo.data.files import Layout
+from mereo.data.names import IMAGE_SUFFIXES, SPLITS, split_of
 from mereo.data.trees import Tree
 from mereo.errors import UsageError
 
-IMAGE_FOLDERS, MASK_FOLDERS = ("images", "image", "imgs"), ("masks", "mask", "annotations")
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "frames")
+MASK_FOLDERS = (
+    "masks", "mask", "segmentationclass", "segmentationclasspng", "annotations", "annotation", "labels", "label", "gt",
+    "ground_truth", "groundtruth",
+)  # fmt: skip
 """Names of the folders of images and of masks, in any capitals."""
 CLASS_FILE = "classes.txt"
 """Names of the classes of masks, one a line, in the order of their indices."""
-_ENDINGS = ("", "_mask", "-mask")
+COLOUR_FILES = ("class_dict.csv", "classes.csv", "label_colors.txt", "labelmap.txt")
+"""Colours and names of the classes: name, red, green and blue, in any order and with any separator."""
+_ENDINGS = ("", "_mask", "-mask", "_label", "_gt", "_L", "_P", "_seg", "_segmentation")
 """What the name of a mask may have behind the name of its image."""
+_BEHIND = re.compile(r"[ _-]?(annot|annotations?|labels?|masks?|gt|seg)", re.IGNORECASE)
+"""What the name of a folder of masks may have behind the name of the folder of its images."""
+_LIST = re.compile(r"(?:.*/)?ImageSets/Segmentation/(train|val|test)\.txt")
+_FEW_LEVELS, _BRIGHT = 8, 128
+"""Grey levels of masks that are no indices: at most so many, and the brightest of them at least so bright."""
+_LOOKED_AT = 12
 
 
-def _children(tree: Tree, place: str) -> dict[str, str]:
+class MaskClasses(NamedTuple):
+    """The classes of masks by name, with the colours that masks have where they are no indices."""
+
+    names: tuple[str, ...]
+    colours: Colours = ()
+
+
+def _children(contents: Contents, place: str) -> dict[str, str]:
     """The folders directly in a folder, by their names in small letters."""
-    prefix = f"{place}/" if place else ""
-    inside = (folder.removeprefix(prefix) for folder in tree.folders if folder.startswith(prefix))
-    return {name.lower(): prefix + name for name in inside if name and "/" not in name}
+    return {name_of(folder).lower(): folder for folder in contents.folders(place)}
 
 
-def _pair(folders: Mapping[str, str]) -> tuple[str, str] | None:
-    """The folder of images and the folder of masks."""
+def _pair(contents: Contents, folders: Mapping[str, str]) -> tuple[str, str] | None:
+    """The folder of images and the folder of masks, both of which hold images."""
     images = next((folders[name] for name in IMAGE_FOLDERS if name in folders), None)
-    masks = next((folders[name] for name in MASK_FOLDERS if name in folders), None)
+    masks = next((folders[n] for n in MASK_FOLDERS if n in folders and contents.images[folders[n]]), None)
     return None if images is None or masks is None else (images, masks)
 
 
-def _places(tree: Tree) -> dict[str, tuple[str, str]]:
+def _places(contents: Contents) -> dict[str, tuple[str, str]]:
     """The folders of images and of masks of each split; empty for any other folder."""
-    top = _children(tree, "")
-    both = _pair(top)
+    top = _children(contents, "")
+    both = _pair(contents, top)
     if both is not None:
-        images, masks = (_children(tree, place) for place in both)
+        images, masks = (_children(contents, place) for place in both)
         inside = {SPLITS[name]: (images[name], masks[name]) for name in images if name in SPLITS and name in masks}
         return inside or {"train": both}
-    found = {SPLITS[name]: _pair(_children(tree, place)) for name, place in top.items() if name in SPLITS}
+    found = {SPLITS[name]: _pair(contents, _children(contents, place)) for name, place in top.items() if name in SPLITS}
+    if not any(found.values()):
+        # train beside trainannot, train_images beside train_masks
+        for name, place in top.items():
+            split, base = split_of(name), re.sub(r"[ _-]?images?$", "", name)
+            behind = [top[other] for other in top if other != name and other.startswith(base)]
+            named = [other for other in behind if _BEHIND.fullmatch(name_of(other).lower()[len(base) :])]
+            if split is not None and base and named and contents.images[named[0]] and contents.images[place]:
+                found[split] = (place, named[0])
     return {split: pair for split, pair in found.items() if pair is not None}
 
 
@@ -56,8 +86,8 @@ def _files(tree: Tree, place: str) -> dict[str, str]:
     return {file.removeprefix(prefix).rpartition(".")[0]: file for file in files}
 
 
-def _matched(tree: Tree, places: tuple[str, str]) -> list[tuple[str, str]]:
-    """Images with their masks, sorted; images without one are left out with a warning."""
+def _matched(tree: Tree, places: tuple[str, str], *, some: bool) -> list[tuple[str, str]]:
+    """Images with their masks, sorted; images without one are left out, with a warning unless only some have masks."""
     images, masks = (_files(tree, place) for place in places)
     pairs, alone = [], []
     for name, image in sorted(images.items()):
@@ -71,7 +101,7 @@ def _matched(tree: Tree, places: tuple[str, str]) -> list[tuple[str, str]]:
             f"{tree.path / places[0]} has {len(images)} images, and none has a mask of its name in"
             f" {tree.path / places[1]}; name masks as their images, with any suffix."
         )
-    if alone:
+    if alone and not some:
         count = "1 image has" if len(alone) == 1 else f"{len(alone):,} images have"
         warnings.warn(
             f"{count} no mask in {tree.path / places[1]}, such as {alone[0]!r}; left out.", UserWarning, stacklevel=2
@@ -79,66 +109,176 @@ def _matched(tree: Tree, places: tuple[str, str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def class_names_of(masks: Sequence[Callable[[], BinaryIO]], listed: Path, data: object) -> tuple[str, ...]:
-    """Names of the classes: the lines of a file, or without it the indices up to the largest in the training masks.
+def listed_names(listed: Path) -> tuple[str, ...] | None:
+    """The names of classes in a file, one a line; None where there is no such file."""
+    if not listed.is_file():
+        return None
+    return tuple(line.strip() for line in listed.read_text("utf-8-sig").splitlines() if line.strip())
+
+
+def mask_classes(
+    masks: Sequence[Callable[[], BinaryIO]], named: Sequence[str] | None, coloured: MaskClasses | None, data: object
+) -> MaskClasses:
+    """The classes of masks: as they are listed, or else what the training masks hold.
+
+    Masks of black and white, or of few bright grey levels, have these as their colours.
 
     Args:
         masks: what opens each of them.
-        listed: the file of names.
+        named: the names in the order of the indices, where they are listed.
+        coloured: names and colours, where they are listed.
         data: what the masks are of, for messages.
 
     Raises:
-        UsageError: for masks of fewer than two classes.
+        UsageError: for masks of fewer than two classes, and for colours that are not listed.
     """
-    if listed.is_file():
-        names = tuple(line.strip() for line in listed.read_text("utf-8-sig").splitlines() if line.strip())
-        where = str(listed)
+    if coloured is not None and _colours_of(masks[:1]):
+        classes = coloured
     else:
+        if named is None and coloured is not None:
+            named = coloured.names
         with ThreadPoolExecutor() as pool:
-            found = set[int]().union(*pool.map(_indices, masks))
-        names = tuple(str(number) for number in range(max(found - {VOID}, default=-1) + 1))
-        where = f"{data}, in its masks,"
-        if len(names) == 1 and VOID in found:
+            found = set[int]().union(*pool.map(_indices, masks if named is None else masks[:_LOOKED_AT]))
+        if not found and (colours := _colours_of(masks[:_LOOKED_AT])):
+            shown = ", ".join(map(str, colours[:4]))
             raise UsageError(
-                f"{data} has masks with the indices 0 and {VOID} only, and {VOID} is no class; write the object as"
-                " 1 where it is white."
+                f"{data} has masks in {len(colours)} colours ({shown}, ...), and nothing says which classes they are;"
+                " list them in class_dict.csv beside the folders: name,r,g,b and a line for each class."
             )
-    if len(names) < 2:
-        raise UsageError(f"{where} has {len(names)} classes; a segmentation needs at least two.")
-    if len(names) > VOID:
-        raise UsageError(f"{where} has {len(names)} classes; masks of 8 bits have at most {VOID}.")
-    return names
+        bright = len(found) <= _FEW_LEVELS and max(found - {VOID}, default=0) >= _BRIGHT
+        if found == {0, VOID} or (bright and len(found) > 1):
+            levels = sorted(found)
+            if named is None or len(named) != len(levels):
+                named = ("background", "object") if len(levels) == 2 else tuple(map(str, levels))
+            classes = MaskClasses(tuple(named), tuple((level, level, level) for level in levels))
+        else:
+            largest = max(found - {VOID}, default=-1)
+            classes = MaskClasses(tuple(map(str, range(largest + 1))) if named is None else tuple(named))
+    if len(classes.names) < 2:
+        raise UsageError(f"{data} has masks of {len(classes.names)} classes; a segmentation needs at least two.")
+    if len(classes.names) > VOID:
+        raise UsageError(f"{data} has {len(classes.names)} classes; masks of 8 bits have at most {VOID}.")
+    return classes
 
 
 def _indices(mask: Callable[[], BinaryIO]) -> set[int]:
-    """The indices in a mask; none for one that cannot be read, which is reported when it is read."""
+    """The indices in a mask; none for one that cannot be read, which is reported when it is read.
+
+    Of a lossy file, black and white where nearly all pixels are one of the two.
+    """
     try:
         with mask() as stream:
-            counts = torch.bincount(torch.from_numpy(decode_mask(stream)).flatten().int(), minlength=1)
+            lossy = stream.read(2) == b"\xff\xd8"
+            stream.seek(0)
+            pixels = decode_mask(stream)
     except Exception:  # a broken file can make a decoder raise nearly anything
         return set()
-    return set(counts.nonzero().flatten().tolist())
+    counts = np.bincount(pixels.ravel(), minlength=VOID + 1)
+    if lossy and counts[:13].sum() + counts[-13:].sum() >= 0.9 * counts.sum():
+        return {0, VOID}
+    return set(counts.nonzero()[0].tolist())
 
 
-def mask_split(tree: Tree, pairs: Sequence[tuple[str, str]], classes: int) -> FileSplit:
+def _colours_of(masks: Sequence[Callable[[], BinaryIO]]) -> list[tuple[int, ...]]:
+    """The colours of masks that are pictures in colour, the commonest first; none for masks of indices."""
+    from PIL import Image
+
+    found: dict[tuple[int, ...], int] = {}
+    for mask in masks:
+        try:
+            with mask() as stream, Image.open(stream) as image:
+                counts = image.convert("RGB").getcolors(2**16) if image.mode in ("RGB", "RGBA") else None
+        except Exception:  # reported when the file is read
+            continue
+        for count, colour in counts or ():
+            assert isinstance(colour, tuple)
+            found[colour] = found.get(colour, 0) + count
+    if all(len({*colour}) == 1 for colour in found):
+        return []
+    return sorted(found, key=lambda colour: -found[colour])
+
+
+def _coloured(contents: Contents) -> MaskClasses | None:
+    """The names and colours of the classes in a file of the tree; None where there is no such file."""
+    files = [file for file in contents.tree.files if name_of(file).lower() in COLOUR_FILES]
+    for file in files:
+        names, colours = [], []
+        for line in contents.text(file).splitlines():
+            fields = [field.strip() for field in re.split(r"[,;:\t ]+", line)]
+            numbers = [int(field) for field in fields if field.isdigit()]
+            words = [field for field in fields if field and not field.isdigit()]
+            if len(numbers) == 3 and words and max(numbers) <= VOID and not line.startswith("#"):
+                names.append(" ".join(words))
+                colours.append((numbers[0], numbers[1], numbers[2]))
+        if len(names) > 1:
+            return MaskClasses(tuple(names), tuple(colours))
+    return None
+
+
+def mask_split(tree: Tree, pairs: Sequence[tuple[str, str]], classes: MaskClasses) -> FileSplit:
     """A split of images with masks, and without labels."""
     images, masks = [image for image, _ in pairs], [mask for _, mask in pairs]
-    return FileSplit(tree, images, torch.zeros(len(images), dtype=torch.int64), masks, classes)
+    nothing = torch.zeros(len(images), dtype=torch.int64)
+    return FileSplit(tree, images, nothing, masks, len(classes.names), classes.colours)
 
 
-def read_mask_layout(tree: Tree, *, evaluation: bool = False) -> tuple[dict[str, FileSplit], tuple[str, ...]] | None:
+def _by_lists(contents: Contents, pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """The splits of Pascal VOC, whose lists name images without a suffix; all for training where there are none."""
+    by_name = {Path(image).stem: (image, mask) for image, mask in pairs}
+    splits: dict[str, list[tuple[str, str]]] = {}
+    for file in contents.tree.files:
+        if (match := _LIST.fullmatch(file)) is not None:
+            listed = [by_name[word] for word in contents.text(file).split() if word in by_name]
+            if listed:
+                splits[SPLITS[match[1]]] = listed
+    return splits if "train" in splits else {"train": [*pairs]}
+
+
+def masks_beside(contents: Contents) -> dict[str, list[tuple[str, str]]]:
+    """Images whose masks have the same name with an ending, in the same folder, by split; empty if most have none."""
+    images = [file for file in contents.tree.files if suffix_of(file) in IMAGE_SUFFIXES]
+    by_name = {file.rpartition(".")[0]: file for file in images}
+    pairs = [
+        (image, by_name[name + ending])
+        for name, image in by_name.items()
+        for ending in ("_mask", "-mask", "_masks")
+        if name + ending in by_name
+    ]
+    if 3 * len(pairs) < len(images) or not pairs:
+        return {}
+    splits: dict[str, list[tuple[str, str]]] = {}
+    for image, mask in pairs:
+        splits.setdefault(SPLITS.get(image.partition("/")[0].lower(), "train"), []).append((image, mask))
+    return splits
+
+
+def read_mask_layout(contents: Contents, *, beside: bool, evaluation: bool = False) -> Layout | None:
     """The splits of images with masks that a folder has, and the class names; None for any other folder.
 
     Args:
-        tree: the folder, or a zip archive of one.
+        contents: of the folder, or of a zip archive of one.
+        beside: whether masks may lie in the folders of their images.
         evaluation: whether the images are for a trained network, which needs no training images.
     """
-    places = _places(tree)
-    if not places:
+    tree = contents.tree
+    places = _places(contents)
+    if places:
+        if "train" not in places and not evaluation:
+            raise UsageError(
+                f"data is {str(tree.path)!r}, which has {', '.join(places)} and no train/ with masks; add it."
+            )
+        voc = any(name_of(masks).lower().startswith("segmentationclass") for _, masks in places.values())
+        pairs = {split: _matched(tree, pair, some=voc) for split, pair in places.items()}
+        if [*pairs] == ["train"]:
+            pairs = _by_lists(contents, pairs["train"])
+        folders = " with ".join(f"{place}/" for place in places["train" if "train" in places else next(iter(places))])
+    else:
+        pairs, folders = masks_beside(contents) if beside else {}, "a mask beside each image"
+    if not pairs:
         return None
-    if "train" not in places and not evaluation:
-        raise UsageError(f"data is {str(tree.path)!r}, which has {', '.join(places)} and no train/ with masks; add it.")
-    pairs = {split: _matched(tree, pair) for split, pair in places.items()}
     first = pairs["train" if "train" in pairs else next(iter(pairs))]
-    names = class_names_of([partial(tree.open, mask) for _, mask in first], tree.path / CLASS_FILE, tree.path)
-    return {split: mask_split(tree, each, len(names)) for split, each in pairs.items()}, names
+    named = listed_names(tree.path / CLASS_FILE)
+    classes = mask_classes([partial(tree.open, mask) for _, mask in first], named, _coloured(contents), tree.path)
+    of = "colours" if classes.colours else "indices"
+    evidence = f"masks of {of}: {folders}, splits {', '.join(pairs)}"
+    return Layout({split: mask_split(tree, each, classes) for split, each in pairs.items()}, classes.names, evidence)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 from mereo.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from mereo.data.folder import Layout
+    from mereo.data.files import Layout
     from mereo.data.images import Images, ImageSet
     from mereo.data.load import Splits, Wanted
     from mereo.data.raw import RawDataset

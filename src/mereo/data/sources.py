@@ -8,8 +8,10 @@ import numpy as np
 from mereo.data.characters import AUGMENT as SIGNS_AUGMENT
 from mereo.data.characters import are_signs
 from mereo.data.files import sniff
-from mereo.data.folder import finish_splits, own_splits, read_layout
-from mereo.data.names import ARCHIVES, is_table
+from mereo.data.folder import finish_splits, own_splits
+from mereo.data.layout import read_layout
+from mereo.data.layout_options import LayoutOptions
+from mereo.data.names import ARCHIVES, LISTS, is_table
 from mereo.data.raw import RawDataset
 from mereo.data.registry import DEFAULT_AUGMENT, DatasetInfo
 from mereo.data.regular import kind_of, user_path
@@ -17,7 +19,7 @@ from mereo.data.sets import DATASETS, find_dataset
 from mereo.data.stream import is_stream, open_stream
 from mereo.errors import UsageError, unknown
 
-FILE_TYPES = (".zip", ".csv")
+FILE_TYPES = (".zip", *LISTS)
 _SHOWN = 5
 
 
@@ -63,6 +65,7 @@ def open_dataset(
     info: DatasetInfo | None = None,
     evaluation: bool = False,
     unseen: bool = False,
+    options: LayoutOptions | None = None,
 ) -> RawDataset:
     """The splits of a data set by name, or of the images at a path.
 
@@ -74,6 +77,7 @@ def open_dataset(
         evaluation: whether the images at a path are for a trained network: there are the splits that it has itself, and
             nothing is set aside.
         unseen: whether other splits of a path may have classes that its training images do not have.
+        options: what the user states of the layout of a path.
     """
     known = find_dataset(str(data)) if info is None else info
     if known is not None:
@@ -85,12 +89,17 @@ def open_dataset(
     if is_stream(data, data_root(root)):
         return open_stream(data, data_root(root), evaluation=evaluation)
     path = _find_path(data, root)
-    layout = read_layout(path, evaluation=evaluation, unseen=unseen)
+    layout = read_layout(path, evaluation=evaluation, unseen=unseen, options=options)
     return own_splits(layout) if evaluation else finish_splits(path, layout)
 
 
 def dataset_info(
-    data: str | Path, root: str | Path | None = None, *, inputs: str | None = None, unseen: bool = False
+    data: str | Path,
+    root: str | Path | None = None,
+    *,
+    inputs: str | None = None,
+    unseen: bool = False,
+    options: LayoutOptions | None = None,
 ) -> DatasetInfo:
     """Facts about a data set, by name or by path; no image is decoded.
 
@@ -99,6 +108,7 @@ def dataset_info(
         root: of the data sets.
         inputs: what is read, such as "images" or "tokens": a path is one of text for tokens, else of images.
         unseen: whether other splits of a path may have classes that its training images do not have.
+        options: what the user states of the layout of a path.
 
     Raises:
         UsageError: for data that has something else.
@@ -127,20 +137,21 @@ def dataset_info(
             fields=("images", "masks" if masked else "labels"), read=lambda root, download: dataset, opened=dataset,
         )  # fmt: skip
     path = _find_path(data, root)
-    layout = splits, names = read_layout(path, unseen=unseen)
-    channels, size = sniff(splits["train"].tree, splits["train"].files)
+    layout = read_layout(path, unseen=unseen, options=options)
+    splits, names = layout.splits, layout.names
+    channels, size = sniff(splits["train"])
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     counts = {split: len(part) for split, part in splits.items()}
+    summary = f"{layout.evidence}; {len(names)} classes ({shown})"
     if splits["train"].masks is not None:
         return DatasetInfo(
-            str(data), f"images with masks, {len(names)} classes ({shown})", str(path), len(names), channels, size,
-            counts, path=path, layout=layout, fields=("images", "masks"),
+            str(data), summary, str(path), len(names), channels, size, counts, path=path, layout=layout,
+            fields=("images", "masks"),
         )  # fmt: skip
     smallest = int(np.bincount(splits["train"].labels.numpy()).min())
-    listed = "images listed in a table" if is_table(path) else "images in folders"
-    summary = f"{listed}, {len(names)} classes ({shown}), at least {smallest} training images each"
+    summary += f", at least {smallest} training images each"
     # In a table whole numbers are often numbers of classes, not digits.
-    signs = listed == "images in folders" and are_signs(names)
+    signs = not is_table(path) and are_signs(names)
     return DatasetInfo(
         str(data), summary, str(path), len(names), channels, size, counts, path=path, layout=layout,
         augment=SIGNS_AUGMENT if signs else DEFAULT_AUGMENT,

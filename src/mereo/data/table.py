@@ -1,34 +1,51 @@
-"""Tables of images: a .csv file with the columns path, label or mask, and optionally split."""
+"""Tables of images: .csv, .tsv, .json or .jsonl with a column of paths, one of labels or masks, and maybe one of
+splits."""
 
 import csv
-from collections.abc import Sequence
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from mereo.data.files import FileSplit
-from mereo.data.image_ids import SUFFIXES, image_files
-from mereo.data.mask_folder import CLASS_FILE, class_names_of, mask_split
-from mereo.data.names import SPLITS
+from mereo.data.contents import counted_names
+from mereo.data.encoded import FileSplit
+from mereo.data.files import Layout
+from mereo.data.image_ids import ImageFinder, is_image_path, share_found
+from mereo.data.layout_options import LayoutOptions
+from mereo.data.mask_folder import CLASS_FILE, listed_names, mask_classes, mask_split
+from mereo.data.names import SPLITS, is_hidden, split_of, words_of
 from mereo.data.regular import open_regular
+from mereo.data.spelling import joined
 from mereo.data.trees import Tree
 from mereo.errors import MereoError, UsageError
 
-_COLUMNS = {
+COLUMNS = {
     "path": (
-        "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "image_id",
-        "id",
+        "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_name", "img",
+        "image_id", "id",
     ),
-    "label": ("label", "class", "target", "category", "class_name", "label_name"),
+    "label": ("label", "class", "target", "category", "class_name", "label_name", "labels"),
     "mask": ("mask", "mask_path", "mask_file", "segmentation", "annotation"),
-    "split": ("split", "set", "subset", "fold"),
+    "split": ("split", "set", "subset", "fold", "partition"),
 }  # fmt: skip
 """Usual names of each column, in any case."""
+BOXES = ({"xmin", "ymin", "xmax", "ymax"}, {"x1", "y1", "x2", "y2"})
+"""Columns of a table of boxes."""
 _LOOKED_FOR = 1000
 """Images of a table of which it is checked at once whether they exist."""
+_MOST_LISTED = 500_000
+"""Files below the folder of a table that are listed where its paths do not exist."""
 _DELIMITERS = ",;\t"
+_ABOUT = frozenset({"id", "ids", "user", "annotator", "date", "time", "url", "source", "index", "width", "height"})
+"""Words in the names of columns that are no labels."""
+_PIXEL_COLUMNS = 64
+_ENOUGH = 0.5
+"""Share of the images of a table that must exist for a folder to be read by it."""
 
 
 class TableTree(Tree):
@@ -41,25 +58,8 @@ class TableTree(Tree):
         return open_regular(self.path.parent / file)
 
 
-def _columns(path: Path, names: Sequence[str]) -> dict[str, str]:
-    """The column of the path, the label or the mask, and maybe the split, by their usual names."""
-    plain = {name.strip().lower(): name for name in reversed(names)}
-    columns = {
-        what: next((plain[usual] for usual in usuals if usual in plain), None) for what, usuals in _COLUMNS.items()
-    }
-    needed = ("path",) if columns["mask"] is not None else ("path", "label")
-    missing = next((what for what in needed if columns[what] is None), None)
-    if missing is not None:
-        shown = ", ".join(map(repr, names)) or "none"
-        raise UsageError(
-            f"{path} has no column {missing!r} (its columns: {shown[:200]}); the first line must name path, label or"
-            f" mask, and optionally split. A column of {missing}s may be called {', '.join(_COLUMNS[missing][1:])}."
-        )
-    return {what: name for what, name in columns.items() if name is not None}
-
-
-class _Row(NamedTuple):
-    """A line of a table; of label and mask one may be empty."""
+class Row(NamedTuple):
+    """An image of a table; of label and mask one may be empty."""
 
     split: str
     image: str
@@ -67,33 +67,185 @@ class _Row(NamedTuple):
     mask: str
 
 
-def _rows(path: Path) -> list[_Row]:
-    """Every line; a name without a suffix is replaced by the path of its file."""
-    rows = []
-    try:
-        # A table has one line per sample, so it is read at once.
-        with open_regular(path) as file:
-            lines = file.read().decode("utf-8-sig").splitlines(keepends=True)
-        first = lines[0] if lines else ""
-        reader = csv.DictReader(lines, strict=True, delimiter=max(_DELIMITERS, key=first.count))
-        columns = _columns(path, reader.fieldnames or ())
+_Cells = list[tuple[int, dict[str, str]]]
+"""The lines of a table by number, each with its cells by column."""
+
+
+class Table:
+    """A table, its columns recognised.
+
+    Args:
+        path: for messages, and for its suffix.
+        content: of the file.
+        options: which column has the labels.
+
+    Attributes:
+        label: the column of the labels; empty for masks.
+        rows: one for each image, as written in the file.
+
+    Raises:
+        UsageError: for a table without paths, labels or masks, and for labels that no task trains on.
+        MereoError: for a damaged file.
+    """
+
+    def __init__(self, path: Path, content: bytes, options: LayoutOptions) -> None:
+        self.path = path
+        try:
+            text = content.decode("utf-8-sig")
+            header, cells = _read_json(text) if path.suffix.lower().startswith(".json") else _read_csv(text)
+        except (UnicodeDecodeError, csv.Error, ValueError, RecursionError) as error:
+            raise MereoError(f"the table {path} cannot be read ({error}); it must be a table in UTF-8.") from error
+        columns = _columns(path, header, cells, options)
+        hot = () if "label" in columns or "mask" in columns else _one_hot(path, header, cells, columns)
+        self.label = columns.get("label", "one of " + ", ".join(hot) if hot else "")
         wanted = "mask" if "mask" in columns else "label"
-        for row in reader:
+        self.rows: list[Row] = []
+        for line, row in cells:
             image, label, mask = (row.get(columns.get(what, "")) or "" for what in ("path", "label", "mask"))
+            label = next((name for name in hot if _is_one(row[name])), label)
             split = row.get(columns.get("split", "")) or "train"
             if split.strip().lower() not in SPLITS:
-                raise UsageError(
-                    f"{path}, line {reader.line_num}: split is {split[:80]!r}; it must be train, val or test."
-                )
-            if not image or not row[columns[wanted]] or "\0" in image + mask or None in row:
-                raise UsageError(
-                    f"{path}, line {reader.line_num}: it must have one path, one {wanted} and optionally a split."
-                )
-            rows.append(_Row(SPLITS[split.strip().lower()], image, label, mask))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise MereoError(f"the table {path} cannot be read ({error}); it must be a .csv file in UTF-8.") from error
-    files = image_files(path, [row.image for row in rows])
-    return [row._replace(image=file) for row, file in zip(rows, files, strict=True)]
+                raise UsageError(f"{path}, line {line}: split is {split[:80]!r}; it must be train, val or test.")
+            if not image.strip() or not (mask or label).strip() or "\0" in image + mask or None in row:
+                raise UsageError(f"{path}, line {line}: it must have one path, one {wanted} and optionally a split.")
+            self.rows.append(Row(SPLITS[split.strip().lower()], image, label, mask if wanted == "mask" else ""))
+
+
+def _read_csv(text: str) -> tuple[list[str], _Cells]:
+    # A table has one line per sample, so it is read at once.
+    lines = text.splitlines(keepends=True)
+    first = lines[0] if lines else ""
+    reader = csv.DictReader(lines, strict=True, delimiter=max(_DELIMITERS, key=first.count))
+    cells = [(reader.line_num, row) for row in reader]
+    return list(reader.fieldnames or ()), cells
+
+
+def _read_json(text: str) -> tuple[list[str], _Cells]:
+    """Records, one a line or in a list; labels by name of the image; or images and annotations, as COCO writes them."""
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        found = [json.loads(line) for line in text.splitlines() if line.strip()]
+    if isinstance(found, dict) and isinstance(found.get("images"), list):
+        if any("bbox" in each for each in found.get("annotations", ())):
+            raise ValueError("it has boxes")
+        names = {each["id"]: each.get("name", str(each["id"])) for each in found.get("categories", ())}
+        files = {each["id"]: each["file_name"] for each in found["images"]}
+        found = [
+            {"path": files[each["image_id"]], "label": names.get(each["category_id"], str(each["category_id"]))}
+            for each in found.get("annotations", ())
+        ]
+    elif isinstance(found, dict):
+        found = [{"path": path, "label": label} for path, label in found.items()]
+    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
+        raise ValueError("it has no records")
+    header = list(dict.fromkeys(str(name) for record in found for name in record))
+    plain = (str, int, float)
+    return header, [
+        (line, {str(n): str(value) if isinstance(value, plain) else "" for n, value in record.items()})
+        for line, record in enumerate(found, 1)
+    ]
+
+
+def _columns(path: Path, header: Sequence[str], cells: _Cells, options: LayoutOptions) -> dict[str, str]:
+    """The columns of paths, labels or masks, and maybe splits: by their usual names, or the only ones that fit."""
+    plain, shown = {name.strip().lower(): name for name in reversed(header)}, ", ".join(map(repr, header)) or "none"
+    found = {what: next((plain[each] for each in usual if each in plain), "") for what, usual in COLUMNS.items()}
+    _check_kind(path, plain)
+    if any(map(is_image_path, header)):
+        raise UsageError(f"{path} begins with {shown[:100]}; its first line must name the columns, such as path,label.")
+    if not found["path"]:
+        full = [name for name in header if cells and all(is_image_path(row.get(name) or "") for _, row in cells)]
+        found["path"] = full[0] if len(full) == 1 else ""
+    split = found["split"]
+    if split and split.strip().lower() != "split" and not all(_is_split(row.get(split) or "") for _, row in cells):
+        found["split"] = ""
+    if options.label_column is not None:
+        if options.label_column not in header:
+            raise UsageError(f"label_column is {options.label_column!r}, and the columns of {path} are {shown[:200]}.")
+        found |= {"label": options.label_column, "mask": ""}
+    missing = next((what for what in ("path",) if not found[what]), None)
+    if missing is None and not found["label"] and not found["mask"]:
+        others = {
+            name: _values(name, cells)
+            for name in header
+            if name not in found.values() and _ABOUT.isdisjoint(words_of(name))
+        }
+        fitting = {name: values for name, values in others.items() if 2 <= len(values) <= max(len(cells) // 2, 2)}
+        text = [n for n, values in fitting.items() if 2 * sum(map(_is_number, values)) < len(values)]
+        chosen = [*fitting] if len(fitting) == 1 else text if len(text) == 1 else []
+        binary = [name for name, values in others.items() if values and set(values) <= {*_ZERO, *_ONE}]
+        if chosen and len(binary) < 2:
+            found["label"] = chosen[0]
+        elif fitting and len(binary) < 2:
+            each = ", ".join(f"{name!r} ({len(values):,} values)" for name, values in fitting.items())
+            raise UsageError(
+                f"{path} has no column 'label', and several that may be it: {each[:400]}; give one of them as"
+                f" --label-column, such as --label-column {next(iter(text or fitting))}."
+            )
+        elif len(binary) < 2:
+            missing = "label"
+    if missing is not None:
+        raise UsageError(
+            f"{path} has no column {missing!r} (its columns: {shown[:200]}); the first line must name path, label or"
+            f" mask, and optionally split. A column of {missing}s may be called {', '.join(COLUMNS[missing][1:])}"
+            f"{', or be given as --label-column' if missing == 'label' else ''}."
+        )
+    return {what: name for what, name in found.items() if name}
+
+
+def _check_kind(path: Path, plain: Mapping[str, str]) -> None:
+    """UsageError for a table of boxes, and for one whose cells are pixels."""
+    if any(names <= {*plain} for names in BOXES):
+        raise UsageError(
+            f"{path} is a table of boxes (its columns: {', '.join(plain)}), and mereo does not train detectors; cut the"
+            " boxes out and list the parts in a table of path and label."
+        )
+    pixels = [name for name in plain if name.rstrip("0123456789").strip("_ ") in ("pixel", "pixels", "px")]
+    if "pixels" in plain or len(pixels) >= _PIXEL_COLUMNS:
+        raise UsageError(
+            f"{path} has the pixels of images in its cells (column {pixels[0]!r}), which are not read; write them as"
+            " image files into a folder for each class, or give arrays: mereo.train(data=(images, labels))."
+        )
+
+
+_ZERO, _ONE = ("0", "0.0"), ("1", "1.0")
+
+
+def _is_one(cell: str | None) -> bool:
+    return (cell or "").strip() in _ONE
+
+
+def _is_split(cell: str) -> bool:
+    return not cell or cell.strip().lower() in SPLITS
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _values(column: str, cells: _Cells) -> Counter[str]:
+    return Counter(value.strip() for _, row in cells if (value := row.get(column) or "").strip())
+
+
+def _one_hot(path: Path, header: Sequence[str], cells: _Cells, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns of 0 and 1 of which each row has one 1, the name of which is the label."""
+    names = [
+        name
+        for name in header
+        if name not in columns.values() and {*_values(name, cells)} <= {*_ZERO, *_ONE} and _values(name, cells)
+    ]
+    several = next((line for line, row in cells if sum(_is_one(row.get(name)) for name in names) != 1), None)
+    if several is not None:
+        raise UsageError(
+            f"{path} has columns of 0 and 1 ({', '.join(names)[:200]}), and line {several} has not exactly one 1;"
+            " several labels of an image are not trained. Give one column as --label-column."
+        )
+    return tuple(names)
 
 
 def _sorted_classes(labels: set[str]) -> tuple[str, ...]:
@@ -103,9 +255,46 @@ def _sorted_classes(labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
+def _images_near(folder: Path) -> list[str]:
+    """The image files below a folder, and those without a suffix; links are not followed."""
+    listed: list[str] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        inside = Path(place).relative_to(folder)
+        listed += [
+            str(inside / name)
+            for name in names
+            if not is_hidden(name) and (is_image_path(name) or not Path(name).suffix)
+        ]
+        if len(listed) > _MOST_LISTED:
+            break
+    return listed
+
+
+def _open_table(path: Path, options: LayoutOptions) -> tuple[list[Row], Table]:
+    """The rows of a table on disk, their paths those of files where there are such."""
+    try:
+        with open_regular(path) as file:
+            content = file.read()
+    except OSError as error:
+        raise MereoError(f"the table {path} cannot be read ({error}); it must be a table in UTF-8.") from error
+    table = Table(path, content, options)
+    some = table.rows[:: max(len(table.rows) // _LOOKED_FOR, 1)]
+    if all((path.parent / row.image).is_file() for row in some):
+        return table.rows, table
+    finder = ImageFinder(_images_near(path.parent), path)
+    return [_found(row, finder) for row in table.rows], table
+
+
+def _found(row: Row, finder: ImageFinder) -> Row:
+    image = row.image if Path(row.image).is_absolute() and Path(row.image).exists() else finder.find(row.image)
+    mask = finder.find(row.mask) if row.mask else None
+    return row._replace(image=image or row.image, mask=mask or row.mask)
+
+
 def table_images(path: Path) -> dict[Path, str]:
     """The images of a table with their labels, in order; UsageError if none of them exists."""
-    rows = _rows(path)
+    rows, _ = _open_table(path, LayoutOptions())
     _check_there(path, [row.image for row in rows])
     return {path.parent / row.image: row.label for row in rows}
 
@@ -118,54 +307,138 @@ def _check_there(path: Path, files: Sequence[str]) -> None:
     looked_for = files[:: max(len(files) // _LOOKED_FOR, 1)]
     if looked_for and not any((path.parent / file).exists() for file in looked_for):
         what = "none of its images exists" if len(looked_for) == len(files) else "none of those looked for exists"
-        other = "" if files[0].lower().endswith(SUFFIXES) else ", names without a suffix also to a folder in it"
         raise UsageError(
             f"{path} lists {len(files):,} images, and {what}, such as {files[0]!r}; paths are relative to the folder of"
-            f" the table, {str(path.parent.resolve())!r}{other}."
+            f" the table, {str(path.parent.resolve())!r}, or the names of files in its folders."
         )
 
 
 def read_table(
-    path: Path, *, evaluation: bool = False, unseen: bool = False
-) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
+    path: Path, *, evaluation: bool = False, unseen: bool = False, options: LayoutOptions | None = None
+) -> Layout:
     """The splits that a table lists, and the class names in the order of their numbers.
 
     Args:
         path: of the table.
         evaluation: whether the images are for a trained network, which needs neither training images nor two classes.
         unseen: whether other splits may have classes that the training images do not have; they come last.
+        options: which column has the labels.
     """
-    rows = _rows(path)
+    rows, table = _open_table(path, options or LayoutOptions())
     tree = TableTree(path, [row.image for row in rows])
-    if rows and rows[0].mask:
-        return _masked(path, rows, tree)
-    train = not evaluation or any(row.split == "train" for row in rows)
-    first = "train" if train else rows[0].split if rows else ""
-    names = _sorted_classes({row.label for row in rows if row.split == first})
-    if len(names) < (1 if evaluation else 2):
-        classes = f"one class only, {names[0]!r}" if names else "no training images"
-        raise UsageError(f"{path} has {classes}; a classifier needs training images of at least two classes.")
-    if unseen:
-        names += _sorted_classes({row.label for row in rows} - set(names))
-    numbers = {name: number for number, name in enumerate(names)}
-    foreign = next((row.label for row in rows if row.label not in numbers), None)
-    if foreign is not None:
-        raise UsageError(f"{path} has the class {foreign!r}, which the training images do not have.")
+    named = listed_names(path.parent / CLASS_FILE)
+    if table.label:
+        layout = layout_of_rows(rows, tree, path, named, table.label, evaluation=evaluation, unseen=unseen)
+        _check_there(path, tree.files)
+        return layout
     _check_there(path, tree.files)
+    return layout_of_rows(rows, tree, path, named, "", evaluation=evaluation, unseen=unseen)
+
+
+def layout_of_rows(
+    rows: Sequence[Row],
+    tree: Tree,
+    where: Path,
+    named: Sequence[str] | None,
+    label: str,
+    *,
+    evaluation: bool,
+    unseen: bool,
+) -> Layout:
+    """The splits of the rows of a table, whose images and masks are paths in a tree.
+
+    Args:
+        rows: of all splits.
+        tree: of the files.
+        where: the table, for messages.
+        named: the names of the classes of masks, where they are listed.
+        label: the column of the labels.
+        evaluation, unseen: as in `read_table`.
+    """
+    if rows and rows[0].mask:
+        pairs: dict[str, list[tuple[str, str]]] = {}
+        for row in rows:
+            pairs.setdefault(row.split, []).append((row.image, row.mask))
+        first = pairs.get("train") or next(iter(pairs.values()))
+        classes = mask_classes([partial(tree.open, mask) for _, mask in first], named, None, where)
+        parts = {split: mask_split(tree, each, classes) for split, each in pairs.items()}
+        return Layout(parts, classes.names, f"masks that {where.name} lists beside their images")
+    spelled = joined((row.label for row in rows), where)
+    train = not evaluation or any(row.split == "train" for row in rows)
+    chosen = "train" if train else rows[0].split if rows else ""
+    names = _sorted_classes({spelled[row.label] for row in rows if row.split == chosen})
+    if len(names) < (1 if evaluation else 2):
+        only = f"one class only, {names[0]!r}" if names else "no training images"
+        raise UsageError(f"{where} has {only}; a classifier needs training images of at least two classes.")
+    if unseen:
+        names += _sorted_classes(set(spelled.values()) - set(names))
+    numbers = {name: number for number, name in enumerate(names)}
+    foreign = next((name for name in spelled.values() if name not in numbers), None)
+    if foreign is not None:
+        raise UsageError(f"{where} has the class {foreign!r}, which the training images do not have.")
     splits = {}
     for wanted in dict.fromkeys(row.split for row in rows):
-        part = [(row.image, numbers[row.label]) for row in rows if row.split == wanted]
+        part = [(row.image, numbers[spelled[row.label]]) for row in rows if row.split == wanted]
         labels = torch.tensor([number for _, number in part], dtype=torch.int64)
         splits[wanted] = FileSplit(tree, [image for image, _ in part], labels)
-    return splits, names
+    counts = counted_names(Counter(spelled[row.label] for row in rows))
+    return Layout(splits, names, f"labels in the column {label!r} of {where.name} ({counts})")
 
 
-def _masked(path: Path, rows: Sequence[_Row], tree: TableTree) -> tuple[dict[str, FileSplit], tuple[str, ...]]:
-    """The splits of a table of images and masks; its labels, where it has some, are not read."""
-    _check_there(path, tree.files)
-    pairs: dict[str, list[tuple[str, str]]] = {}
-    for row in rows:
-        pairs.setdefault(row.split, []).append((row.image, row.mask))
-    first = pairs.get("train") or next(iter(pairs.values()))
-    names = class_names_of([partial(tree.open, mask) for _, mask in first], path.parent / CLASS_FILE, path)
-    return {split: mask_split(tree, each, len(names)) for split, each in pairs.items()}, names
+class TableBeside(NamedTuple):
+    """A table in a folder that names its images.
+
+    Attributes:
+        file: its path in the tree.
+        rows: with the paths of the files in the tree; of those that exist.
+        missing: number of its images that do not.
+        label: its column of labels.
+    """
+
+    file: str
+    rows: list[Row]
+    missing: int
+    label: str
+
+
+def tables_beside(
+    tree: Tree, files: Sequence[str], images: Sequence[str], options: LayoutOptions
+) -> tuple[list[TableBeside], list[UsageError]]:
+    """The tables of a folder that name its images and have labels or masks, and why others have not.
+
+    Args:
+        tree: the folder.
+        files: the tables in it.
+        images: the images in it.
+        options: which column has the labels.
+    """
+    tables, reasons = [], []
+    finder = ImageFinder(images, tree.path)
+    for file in files:
+        try:
+            with tree.open(file) as stream:
+                table = Table(tree.path / file, stream.read(), options)
+            rows = [_beside(row, file) for row in table.rows]
+            if not rows or share_found(finder, [row.image for row in rows]) < _ENOUGH:
+                continue
+            found = [_found(row, finder) for row in rows]
+        except UsageError as error:
+            reasons.append(error)
+            continue
+        except (MereoError, OSError):
+            continue
+        there = set(images)
+        split = split_of(Path(file).stem) or split_of(file.partition("/")[0] if "/" in file else "")
+        rows = [
+            row._replace(split=split) if split and row.split == "train" else row for row in found if row.image in there
+        ]
+        tables.append(TableBeside(file, rows, len(found) - len(rows), table.label))
+    return tables, reasons
+
+
+def _beside(row: Row, file: str) -> Row:
+    """A row with paths relative to the tree rather than to the folder of the table."""
+    folder = file.rpartition("/")[0]
+    if not folder or Path(row.image).is_absolute():
+        return row
+    return row._replace(image=f"{folder}/{row.image}", mask=f"{folder}/{row.mask}" if row.mask else "")

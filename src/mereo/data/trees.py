@@ -4,6 +4,7 @@ import os
 import weakref
 import zipfile
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -18,11 +19,16 @@ _DEEPEST, _LONGEST = 32, 1024
 
 
 class Tree(ABC):
-    """Files and folders by their path inside the tree, with "/" between the parts, sorted. Hidden ones are skipped."""
+    """Files and folders by their path inside the tree, with "/" between the parts, sorted. Hidden ones are skipped.
+
+    Attributes:
+        links: the links out of it that were followed, each with its target.
+    """
 
     path: Path
     files: list[str]
     folders: list[str]
+    links: Sequence[tuple[str, str]] = ()
 
     @abstractmethod
     def open(self, file: str) -> BinaryIO:
@@ -33,15 +39,17 @@ class FolderTree(Tree):
     """A folder on disk.
 
     Every file and folder is listed once, under its own path, or under the first link to it if it is hidden. So no image
-    is used twice and no loop of links is followed.
+    is used twice and no loop of links is followed. Links out of the folder are followed to files of the same user below
+    the user's home folder.
 
     Raises:
-        UsageError: for a link to something outside of the folder.
+        UsageError: for a link to something else outside of the folder.
         MereoError: for a folder that cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.files, self.folders = path, [], []
+        self.links: list[tuple[str, str]] = []
         self._root = os.path.realpath(path)
         self._seen: set[str] = set()
         # Links wait until everything is listed that is reached without them; those to files wait for those to folders.
@@ -90,11 +98,21 @@ class FolderTree(Tree):
         """The real path that a link leads to."""
         target = os.path.realpath(self.path / link)
         if not Path(target).is_relative_to(self._root):
+            if self._is_own(Path(target)):
+                self.links.append((link, target))
+                return target
             raise UsageError(
                 f"{self.path / link} is a link to {target}, outside of the data set; replace it by what it links to, "
                 "or remove it."
             )
         return target
+
+    def _is_own(self, target: Path) -> bool:
+        """Whether a target is of the user, below the home folder, and does not hold the folder itself."""
+        home = Path(os.path.realpath(Path.home()))
+        if not target.is_relative_to(home) or target == home or Path(self._root).is_relative_to(target):
+            return False
+        return target.exists() and (not hasattr(os, "getuid") or target.stat().st_uid == os.getuid())
 
     def _is_listed(self, target: str) -> bool:
         """Whether a file is listed already. One that does not exist is not, so that its link is reported as broken."""

@@ -16,7 +16,7 @@ from mereo.training.run_folder import INCIDENTAL, RunFolder
 FILLED_IN = ("img_size", "in_chans", "augment", "mean", "std", "validation_fraction", "loss")
 """Fields that a run fills in where they are left open."""
 STATED_FIRST = {"model", "data", "recipe"}
-CHOSEN = ("img_size", "epochs", "batch_size", "lr", "warmup_epochs", "augment")
+CHOSEN = ("img_size", "epochs", "batch_size", "lr", "warmup_epochs", "augment", "sampler")
 """Fields that `mereo train` chooses from the data where no recipe is given, so that a command must state them."""
 
 

@@ -182,6 +182,7 @@ def read_split(model: VisionModel, config: TrainConfig | None, data: str, root: 
         limit=config.limit if own else None,
         info=None if of_images else dataset_info(data, root or config.data_root, inputs=model.input_kind),
         unseen=task_of(model).unseen_classes,
+        options=config.layout if own else None,
     )
 
 

@@ -366,6 +366,13 @@ def task_for(module: type[Network], name: str) -> type[Task]:
     )
 
 
+def task_with(fields: Sequence[str]) -> type[Task] | None:
+    """The task that needs most of the fields that data of images has, and no others; None where none is learned from
+    annotations."""
+    fitting = [task for task in TASKS.values() if len(task.requires) > 1 and {*task.requires} <= {*fields}]
+    return max(fitting, key=lambda task: len(task.requires), default=None)
+
+
 def list_tasks() -> list[str]:
     """Names of the tasks, sorted."""
     return sorted(TASKS)

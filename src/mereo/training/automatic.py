@@ -14,13 +14,13 @@ from typing import Any
 
 from mereo.data import DatasetInfo, dataset_info
 from mereo.data.characters import are_signs
-from mereo.data.facts import TEXT, DataFacts, data_facts
+from mereo.data.facts import FEWEST, TEXT, DataFacts, data_facts
 from mereo.errors import UsageError
 from mereo.escape import for_terminal
 from mereo.models import get_model_entry
 from mereo.models.registry import outline
 from mereo.runtime.text import counted, duration
-from mereo.tasks.base import Task, get_task, task_for
+from mereo.tasks.base import Task, get_task, task_for, task_with
 from mereo.training.backend import has_bfloat16
 from mereo.training.config import TrainConfig
 from mereo.training.estimate import estimate
@@ -136,6 +136,11 @@ class Automatic:
         lines += [f"  {words:<{width}}  {reason}" for words, reason in rows]
         if timed and self.seconds is not None:
             lines.append(f"expected time: {duration(self.seconds)}, with the evaluation of each epoch")
+        if facts.too_few:
+            lines.append(
+                f"{FEWEST - 1} images of a class or fewer are too few to learn and to measure it by"
+                f" ({', '.join(map(for_terminal, facts.too_few[:SHOWN]))}): add images, or leave the class out"
+            )
         # Signs are pointed out when the images are read.
         if facts.kind == TEXT and not are_signs(tuple(facts.classes)):
             used = {text.partition("=")[0] for text in config.augment}
@@ -248,11 +253,17 @@ def choose(
         raise UsageError(
             f"minutes is {config.minutes:g} with {processes} processes, which take one time; give --epochs."
         )
+    stated = "task" in given or "model" in given
     config = follow_task(config, given)
     module = get_model_entry(config.model).module
     task = task_for(module, config.task)
     if info is None:
-        info = dataset_info(config.data, config.data_root, inputs=module.input_kind, unseen=task.unseen_classes)
+        options = config.layout._replace(task=task.name if stated else None)
+        inputs = module.input_kind
+        info = dataset_info(config.data, config.data_root, inputs=inputs, unseen=task.unseen_classes, options=options)
+    if not stated and not {*task.requires} <= {*info.fields} and (fitting := task_with(info.fields)) is not None:
+        config = follow_task(config.replace(task=fitting.name), given)
+        task, module = fitting, get_model_entry(config.model).module
     facts = data_facts(info, training_images(config, info))
     stated = stated_by(task, given)
     chooser = Chooser(config, {*given, *stated}, facts)
@@ -292,6 +303,8 @@ def choose(
     if module.input_kind == "images":
         side = chooser.config.img_size or own or 32
         chooser.put("augment", *facts.augmentation(min(side) if isinstance(side, tuple) else side))
+    if facts.uneven and task.scores_classes:
+        chooser.put("sampler", "balanced", "classes of very different sizes")
     if facts.classes and max(facts.classes.values()) < 2 and not config.paper_protocol:
         chooser.put("validation_fraction", 0.0, "no class has two images")
     return Automatic(chooser.config, info, facts, chooser.reasons, expected, tuple(stated))

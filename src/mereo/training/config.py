@@ -11,6 +11,7 @@ from typing import Any, Literal, get_type_hints
 
 import yaml
 
+from mereo.data.layout_options import LayoutOptions
 from mereo.errors import (
     UsageError,
     check_choice,
@@ -60,11 +61,18 @@ class TrainConfig:
     """Name of a data set (listed by `mereo datasets`), or path of images: a folder with {train,val,test}/<class>/*, a
     zip archive of one, tar shards, Parquet or Arrow files, a .csv of paths and labels, or hf:owner/name."""
     task: str = "classification"
-    """Kind of prediction that the network is trained for (listed by `mereo tasks`)."""
+    """Kind of prediction that the network is trained for (listed by `mereo tasks`); by default classification, or what
+    the images of --data are for, such as segmentation of images with masks."""
     task_options: ModelArguments = field(default_factory=dict)
     """Options of the task, as name=value; `--task.NAME VALUE` sets one of them, `mereo tasks NAME` lists them."""
     data_root: str | None = None
     """Folder of the data sets; by default the environment variable MEREO_DATA, then ./data."""
+    classes: str = "auto"
+    """Where the classes of images in folders are: top (the outermost folders), leaf (the innermost), path (the
+    innermost with those around them), name (the names of files up to their number) or name:2 (the second field of the
+    names). auto takes folders of images, and refuses what is unclear."""
+    label_column: str | None = None
+    """Column of the labels in a table of images; by default found by its name, such as label or class."""
     recipe: str | None = None
     """Published recipe to start from (listed by `mereo recipes`); by default none."""
     model_args: ModelArguments = field(default_factory=dict)
@@ -229,6 +237,7 @@ class TrainConfig:
         check_choice("sampler", self.sampler, SAMPLERS)
         check_choice("precision", self.precision, ("fp32", "bf16", "fp16"))
         check_seed(self.seed)
+        self.layout.check()
         check_steps(1, adversarial_steps=self.adversarial_steps)
         for name in ("mixup", "cutmix"):
             if 0 < getattr(self, name) < _LEAST_MIXING:
@@ -245,6 +254,11 @@ class TrainConfig:
                 raise UsageError(f"{name} is ''; give a path, or leave it out.")
         if self.name is not None and (self.name in ("", "..") or Path(self.name).name != self.name):
             raise UsageError(f"name is {self.name!r}; it must be the name of a folder, without slashes.")
+
+    @property
+    def layout(self) -> LayoutOptions:
+        """What is stated of the layout of a folder or table of images."""
+        return LayoutOptions(self.classes, self.label_column, self.task)
 
     def _given(self, names: Iterable[str]) -> dict[str, Any]:
         """Those of the fields that are not None, by name."""

@@ -155,6 +155,6 @@ def training_statistics(plan: Plan, train: Images) -> StatisticsRanges:
     info = plan.info
     sizes = [] if info.size is None else [info.size]
     if info.layout is not None:
-        split = info.layout[0]["train"]
-        sizes = sniff_sizes(split.tree, split.files)
+        split = info.layout.splits["train"]
+        sizes = sniff_sizes(split)
     return ranges_of(images, sizes, colour=info.in_chans == images.shape[1])

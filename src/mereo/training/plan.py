@@ -122,7 +122,13 @@ def make_plan(config: TrainConfig, info: DatasetInfo | None = None) -> Plan:
     module, defaults = entry.module, entry.defaults
     task = task_for(module, config.task)
     if info is None:
-        info = dataset_info(config.data, config.data_root, inputs=module.input_kind, unseen=task.unseen_classes)
+        info = dataset_info(
+            config.data,
+            config.data_root,
+            inputs=module.input_kind,
+            unseen=task.unseen_classes,
+            options=config.layout._replace(task=task.name),
+        )
     info.check_serves(module.input_kind)
     _check_fields(config, task, info)
     if info.task_options:

@@ -11,6 +11,7 @@ import torch
 from mereo.data import Images, ImageSet, Splits, load_splits
 from mereo.data.characters import AUGMENT as SIGNS_AUGMENT
 from mereo.data.characters import are_signs
+from mereo.data.facts import UNEVEN
 from mereo.errors import MereoError, UsageError
 from mereo.escape import for_terminal
 from mereo.models import VisionModel
@@ -26,8 +27,6 @@ BLACK = frozenset({"crop", "shift", "rotate", "rand_augment"})
 """Augmentations that let black enter at the borders."""
 COMPARED = 2**28
 """Bytes of training images up to which they are compared with each other."""
-UNEVEN = 5
-"""Ratio of the largest to the smallest number of images of a class from which a note is printed."""
 
 
 @dataclass

@@ -79,16 +79,17 @@ def make_plans(
     from mereo.models import get_model_entry
     from mereo.training.plan import Plan, make_plan
 
-    known: dict[tuple[str, str | None], DatasetInfo] = {}
+    known: dict[Any, DatasetInfo] = {}
     plans: dict[tuple[str, int], Plan] = {}
     for key, config in configs.items():
         if isinstance(config, Plan):
             plans[key] = config
             continue
-        place = config.data, config.data_root
+        place = config.data, config.data_root, config.layout
         if place not in known:
             inputs = get_model_entry(config.model).module.input_kind
-            known[place] = dataset_info(*place, inputs=inputs) if info is None else info
+            found = dataset_info(*place[:2], inputs=inputs, options=config.layout) if info is None else info
+            known[place] = found
         plans[key] = make_plan(config, known[place])
     return plans
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from mereo.data import DatasetInfo, Splits
-from mereo.data.folder import read_layout
+from mereo.data.layout import read_layout
 from mereo.data.raw import Request
 from mereo.data.stream.streamed_set import StreamedSet
 from mereo.files import write_atomically
@@ -25,7 +25,7 @@ def without_unreadable(info: DatasetInfo, *, strict: bool = False) -> DatasetInf
         return info
     end, counts = time.monotonic() + SECONDS, dict(info.splits)
     layout = read_layout(info.path) if info.layout is None else info.layout
-    for name, split in layout[0].items():
+    for name, split in layout.splits.items():
         for indices in torch.arange(len(split)).split(_PART):
             if time.monotonic() < end:
                 counts[name] -= split.take(indices).read(Request((1, 1), 3, strict=strict)).skipped

@@ -9,10 +9,10 @@ from PIL import Image
 
 from mereo.data import Augmentation, ImageSet, load_splits
 from mereo.data.decode import decode
+from mereo.data.encoded import FileStore
 from mereo.data.stream import Source, Store, StreamedSet
 from mereo.data.stream.order import window_order
 from mereo.data.stream.read_ahead import ReadAhead, default_workers
-from mereo.data.stream.source import FileStore
 from mereo.errors import MereoError, UsageError
 from mereo.training.order import sample_epoch
 from sources import NAMES, encoded

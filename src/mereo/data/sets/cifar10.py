@@ -14,7 +14,8 @@ TRAIN, TEST, NAMES = tuple(f"data_batch_{number}" for number in range(1, 6)), ("
 
 def read(root: Path, download: bool) -> "RawDataset":
     """From the published batches, or the unpacked folder cifar10, or an archive cifar10*.zip, whichever exists."""
-    from mereo.data.folder import read_folder
+    from mereo.data.folder import finish_splits
+    from mereo.data.layout import read_layout
     from mereo.data.published import download_published, obtain
     from mereo.data.raw import RawDataset
 
@@ -22,7 +23,7 @@ def read(root: Path, download: bool) -> "RawDataset":
     unpacked = [root / "cifar10", *sorted(root.glob("cifar10*.zip"))]
     present = [path for path in unpacked if path.is_file() or (path / "train").is_dir()]
     if present and not folder.is_dir():
-        dataset = read_folder(present[0])
+        dataset = finish_splits(present[0], read_layout(present[0]))
         return RawDataset(dataset.splits, dataset.class_names, 3)
     return obtain(
         lambda: _read_batches(folder),

@@ -7,9 +7,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from mereo.data.encoded import Store
+from mereo.data.names import SPLITS
 from mereo.data.raw import RawDataset
-from mereo.data.stream.labels import Part, make_dataset, split_of_word
-from mereo.data.stream.source import Store
+from mereo.data.stream.labels import Part, make_dataset
 from mereo.data.stream.tables import IMAGE_COLUMNS, LABEL_COLUMNS, content_of, find_column
 from mereo.errors import MereoError, UsageError
 
@@ -59,7 +60,7 @@ def from_splits(splits: Any, data: str, *, evaluation: bool = False) -> RawDatas
     parts: dict[str, Part] = {}
     names = None
     for split, rows in splits.items():
-        known = split_of_word(split)
+        known = SPLITS.get(split.lower())
         if known is None or known in parts:
             continue
         image = find_column(rows.column_names, IMAGE_COLUMNS, "images", data)

@@ -1,28 +1,24 @@
 """Maps labels of files, numbers or names, to classes, and parts of a data set to the splits for training."""
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mereo.data.encoded import Source, Store
 from mereo.data.files import sniff
-from mereo.data.mask_folder import class_names_of
-from mereo.data.names import SPLITS
+from mereo.data.mask_folder import listed_names, mask_classes
 from mereo.data.raw import RawDataset, RawSplit
 from mereo.data.set_aside import with_test
-from mereo.data.stream.source import Source, Store
-from mereo.data.trees import Tree
 from mereo.errors import UsageError
 
 Labels = npt.NDArray[Any]
 """int64 or str (n,)."""
-_SNIFFED = 32
 LONGEST_LABEL = 256
 """Characters: an array of texts takes as much memory for each of them as for the longest."""
 
@@ -37,17 +33,6 @@ class Part(NamedTuple):
     numbers: Tensor
     labels: Labels
     masks: Store | None = None
-
-
-def split_name(path: Path) -> str:
-    """The split of a file, from a word in its name or from its folder; "train" if neither names one."""
-    words = [word for word in re.split(r"[^a-z]+", path.name.lower()) if word in SPLITS]
-    return SPLITS.get((words or [path.parent.name.lower()])[0], "train")
-
-
-def split_of_word(word: str) -> str | None:
-    """The split that a name such as "val" means."""
-    return SPLITS.get(word.lower())
 
 
 def join_labels(labels: Sequence[Labels]) -> Labels:
@@ -86,19 +71,6 @@ def _first(parts: Mapping[str, Any]) -> Any:
     return parts["train"] if "train" in parts else next(iter(parts.values()))
 
 
-class _Some(Tree):
-    """A few images of a store as a tree, for reading their headers."""
-
-    def __init__(self, part: Part) -> None:
-        near = part.store.sequential  # reading distant ones would read all of their neighbours too
-        step = 1 if near else max(len(part.numbers) // _SNIFFED, 1)
-        self.store, self.path, self.folders = part.store, Path(), []
-        self.files = [str(number) for number in part.numbers[::step][:_SNIFFED].tolist()]
-
-    def open(self, file: str) -> BinaryIO:
-        return self.store.open(int(file))
-
-
 def make_masked(parts: Mapping[str, Part], listed: Path, data: str, *, evaluation: bool = False) -> RawDataset:
     """A dataset of the parts, whose images have masks; their labels are not read.
 
@@ -113,14 +85,14 @@ def make_masked(parts: Mapping[str, Part], listed: Path, data: str, *, evaluatio
     if without is not None:
         raise UsageError(f"data is {data!r}, whose {without} images have no masks, and others have; add them.")
     first = _first(parts)
-    names = class_names_of([partial(first.masks.open, number) for number in first.numbers.tolist()], listed, data)
-    splits: dict[str, RawSplit] = {
-        split: Source(part.store, part.numbers, torch.zeros_like(part.numbers), part.masks, len(names))
+    masks = [partial(first.masks.open, number) for number in first.numbers.tolist()]
+    names, colours = mask_classes(masks, listed_names(listed), None, data)
+    splits = {
+        split: Source(part.store, part.numbers, torch.zeros_like(part.numbers), part.masks, len(names), colours)
         for split, part in parts.items()
     }
-    some = _Some(first)
-    ready = splits if evaluation else with_test(splits, data)
-    return RawDataset(ready, names, sniff(some, some.files)[0])
+    ready: dict[str, RawSplit] = {**splits} if evaluation else with_test(splits, data)
+    return RawDataset(ready, names, sniff(_first(splits))[0])
 
 
 def make_dataset(
@@ -149,9 +121,6 @@ def make_dataset(
     labels, classes = _to_classes(parts, names, data)
     if len(classes) < least:
         raise UsageError(f"data is {data!r}, with one class only, {classes[0]!r}; a classifier needs at least two.")
-    splits: dict[str, RawSplit] = {
-        split: Source(part.store, part.numbers, labels[split]) for split, part in parts.items()
-    }
-    some = _Some(_first(parts))
-    ready = splits if evaluation else with_test(splits, data)
-    return RawDataset(ready, tuple(classes), sniff(some, some.files)[0])
+    splits = {split: Source(part.store, part.numbers, labels[split]) for split, part in parts.items()}
+    ready: dict[str, RawSplit] = {**splits} if evaluation else with_test(splits, data)
+    return RawDataset(ready, tuple(classes), sniff(_first(splits))[0])

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mereo.data.encoded import Store
 from mereo.data.mask_folder import CLASS_FILE
-from mereo.data.names import SPLITS, TABLES
+from mereo.data.names import SPLITS, TABLES, split_of
 from mereo.data.raw import RawDataset
 from mereo.data.regular import kind_of, user_path
 from mereo.data.stream.hub import PREFIX, open_hub
-from mereo.data.stream.labels import Labels, Part, join_labels, make_dataset, make_masked, split_name
-from mereo.data.stream.source import Store
+from mereo.data.stream.labels import Labels, Part, join_labels, make_dataset, make_masked
 from mereo.data.stream.tables import TableStore, class_names, open_table, read_labels
 from mereo.data.stream.tar_index import read_index
 from mereo.data.stream.tar_store import TarStore
@@ -146,7 +146,7 @@ def _open_files(
     for file in files:
         if kind_of(file) != "file":
             raise UsageError(f"data is {data!r}, and {file} is not a regular file; remove it or name others.")
-        splits.setdefault(split_name(file), []).append(file)
+        splits.setdefault(split_of(file.name) or SPLITS.get(file.parent.name.lower(), "train"), []).append(file)
     parts, names = {}, None
     for split, members in splits.items():
         store, labels, known, masks = read(members)

@@ -5,17 +5,15 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from mereo.data.files import FileSplit
-from mereo.data.folder import read_layout
-from mereo.data.stream.tar_index import IMAGES, TarIndex, index_path, pack
+from mereo.data.encoded import FileSplit
+from mereo.data.layout import read_layout
+from mereo.data.stream.tar_index import IMAGES, index_path, make_index, pack
 from mereo.errors import UsageError, check_positive
 from mereo.files import write_atomically
 
 SHARD_BYTES = 2**28
-_RECORD = 512
 
 
 def write_shards(
@@ -37,17 +35,17 @@ def write_shards(
         The tar files.
     """
     check_positive(shard_bytes=shard_bytes)
-    splits, names = read_layout(Path(folder))
+    splits, names, _ = read_layout(Path(folder))
     target = Path(target)
     if target.is_dir() and any(file.suffix == ".tar" and not _ours(file, tuple(splits)) for file in target.iterdir()):
         raise UsageError(f"target is {str(target)!r}, which has other tar files; give a new folder.")
     written = []
     write_atomically(target / "classes.txt", "".join(f"{name}\n" for name in names))
     for split, part in splits.items():
-        for number, (content, index) in enumerate(_shards(part, shard_bytes, seed)):
+        for number, content in enumerate(_shards(part, shard_bytes, seed)):
             path = target / f"{split}-{number:06d}.tar"
             write_atomically(path, content)
-            write_atomically(index_path(path), pack(index, len(content)))
+            write_atomically(index_path(path), pack(make_index(path), len(content)))
             written.append(path)
     return written
 
@@ -57,36 +55,29 @@ def _ours(file: Path, splits: tuple[str, ...]) -> bool:
     return split in splits and number.isdecimal()
 
 
-def _shards(split: FileSplit, shard_bytes: int, seed: int) -> Iterator[tuple[bytes, TarIndex]]:
+def _shards(split: FileSplit, shard_bytes: int, seed: int) -> Iterator[bytes]:
+    """The content of each tar file."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
-    stream, places, labels = io.BytesIO(), list[tuple[int, int]](), list[int]()
+    stream = io.BytesIO()
+    archive = tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
     for key, index in enumerate(order.tolist()):
-        file = split.files[index]
-        with split.tree.open(file) as opened:
+        with split.open(index) as opened:
             content = opened.read()
-        grown = len(content) + 4 * _RECORD
-        if places and stream.tell() + grown > shard_bytes:
-            yield _close(stream, places, labels)
-            stream, places, labels = io.BytesIO(), [], []
-        suffix = Path(file).suffix.lower().removeprefix(".")
-        label = int(split.labels[index])
-        _append(stream, f"{key:09d}.{suffix if suffix in IMAGES else 'jpg'}", content)
-        places.append((stream.tell() - -(-len(content) // _RECORD) * _RECORD, len(content)))
-        _append(stream, f"{key:09d}.cls", str(label).encode())
-        labels.append(label)
-    yield _close(stream, places, labels)
+        if archive.offset and archive.offset + len(content) + 4 * tarfile.BLOCKSIZE > shard_bytes:
+            yield _closed(archive, stream)
+            stream = io.BytesIO()
+            archive = tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
+        suffix = Path(split.name(index)).suffix.lower().removeprefix(".")
+        label = str(int(split.labels[index])).encode()
+        for ending, part in ((suffix if suffix in IMAGES else "jpg", content), ("cls", label)):
+            member = tarfile.TarInfo(f"{key:09d}.{ending}")
+            member.size = len(part)
+            archive.addfile(member, io.BytesIO(part))
+    yield _closed(archive, stream)
 
 
-def _append(stream: io.BytesIO, name: str, content: bytes) -> None:
-    """One member: header, content, padding."""
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    stream.write(member.tobuf(tarfile.USTAR_FORMAT))
-    stream.write(content + bytes(-len(content) % _RECORD))
-
-
-def _close(stream: io.BytesIO, places: list[tuple[int, int]], labels: list[int]) -> tuple[bytes, TarIndex]:
-    stream.write(bytes(2 * _RECORD))
-    where = np.array(places, dtype=np.int64)
-    index = TarIndex(where[:, 0].copy(), where[:, 1].copy(), np.array(labels, dtype=np.int64))
-    return stream.getvalue(), index
+def _closed(archive: tarfile.TarFile, stream: io.BytesIO) -> bytes:
+    """The content of a tar file, which ends with two empty blocks; `close` writes more of them."""
+    end = archive.offset
+    archive.close()
+    return stream.getvalue()[: end + 2 * tarfile.BLOCKSIZE]

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mereo.data.batch import Batch
 from mereo.data.conversion import check_channels
+from mereo.data.encoded import Source
 from mereo.data.images import BatchOptions, Images, ImageSet, crop_corners
 from mereo.data.stream.order import ORDERS, window_order
 from mereo.data.stream.read_ahead import ReadAhead, default_workers
-from mereo.data.stream.source import Source
 from mereo.errors import MereoError, UsageError, check_choice, check_positive
 
 _AHEAD_BYTES, _AHEAD_IMAGES = 2**28, 2048

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mereo.data.encoded import Store
 from mereo.data.regular import open_regular
 from mereo.data.stream.labels import LONGEST_LABEL, Labels
-from mereo.data.stream.source import Store
 from mereo.errors import MereoError, UsageError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mereo.data.stream.source import Store
+from mereo.data.encoded import Store
 from mereo.data.stream.tar_index import TarIndex
 from mereo.errors import UsageError
 

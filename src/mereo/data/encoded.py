@@ -5,9 +5,10 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,7 @@ import torch
 from torch import Tensor
 
 from mereo.data.conversion import check_channels
-from mereo.data.decode import decode, reason_of
-from mereo.data.files import FileSplit, decode_pair
+from mereo.data.decode import Colours, decode, decode_pair, reason_of
 from mereo.data.raw import RawSplit, Read, Request
 from mereo.data.trees import Tree
 from mereo.errors import MereoError
@@ -68,23 +68,38 @@ class FileStore(Store):
 class Source(RawSplit):
     """A split of encoded images; `StreamedSet` decodes them while training, `read` all at once.
 
+    Attributes:
+        streamed: whether they are decoded while training unless the user says otherwise.
+
     Args:
         store: of the images.
         numbers: of the images in the store.
         labels: of the images.
         masks: the masks under the same numbers; None for images without masks.
         classes: number of classes of the masks.
+        colours: of the classes, where masks are pictures in these colours.
 
     Shapes: numbers int64 (n,), labels int64 (n,).
     """
 
+    streamed: ClassVar[bool] = True
+
     def __init__(
-        self, store: Store, numbers: Tensor, labels: Tensor, masks: Store | None = None, classes: int = 0
+        self,
+        store: Store,
+        numbers: Tensor,
+        labels: Tensor,
+        masks: Store | None = None,
+        classes: int = 0,
+        colours: Colours = (),
     ) -> None:
         self.store, self.numbers, self.labels, self.masks, self.classes = store, numbers, labels, masks, classes
+        self.colours = colours
 
-    def take(self, indices: Tensor) -> "Source":
-        return Source(self.store, self.numbers[indices], self.labels[indices], self.masks, self.classes)
+    def take(self, indices: Tensor) -> Self:
+        part = copy(self)
+        part.numbers, part.labels = self.numbers[indices], self.labels[indices]
+        return part
 
     def decode(
         self, index: int, size: tuple[int, int], channels: int, out: npt.NDArray[np.uint8], *, reduce: bool
@@ -98,7 +113,9 @@ class Source(RawSplit):
                 out[:] = decode(stream, size, channels, reduce=reduce)
                 return
             with self.masks.open(int(self.numbers[index])) as mask:
-                out[:channels], out[channels] = decode_pair(stream, mask, self.classes, size, channels, reduce=reduce)
+                out[:channels], out[channels] = decode_pair(
+                    stream, mask, self.classes, size, channels, colours=self.colours, reduce=reduce
+                )
 
     def open(self, index: int) -> BinaryIO:
         """The encoded bytes of one image; may be called from several threads."""
@@ -172,11 +189,38 @@ class Source(RawSplit):
         warnings.warn(f"{line}. Skipped.", UserWarning, stacklevel=4)
 
 
+class FileSplit(Source):
+    """A split of image files.
+
+    Args:
+        tree: that holds the files.
+        files: paths inside the tree.
+        labels: int64 (n,).
+        masks: paths of the masks of the images; None for images without masks.
+        classes: number of classes of the masks.
+        colours: of the classes, where masks are pictures in these colours.
+    """
+
+    streamed = False
+
+    def __init__(
+        self,
+        tree: Tree,
+        files: Sequence[str],
+        labels: Tensor,
+        masks: Sequence[str] | None = None,
+        classes: int = 0,
+        colours: Colours = (),
+    ) -> None:
+        of_masks = None if masks is None else FileStore(tree, masks)
+        super().__init__(FileStore(tree, files), torch.arange(len(files)), labels, of_masks, classes, colours)
+
+    @property
+    def files(self) -> list[str]:
+        """The paths of the images inside the tree."""
+        return [self.name(index) for index in range(len(self))]
+
+
 def as_source(split: RawSplit) -> Source | None:
-    """The same split, read one image at a time; None for one that is in memory anyway."""
-    if isinstance(split, Source):
-        return split
-    if isinstance(split, FileSplit):
-        masks = None if split.masks is None else FileStore(split.tree, split.masks)
-        return Source(FileStore(split.tree, split.files), torch.arange(len(split)), split.labels, masks, split.classes)
-    return None
+    """The split as one whose images are read one at a time; None for one that is in memory anyway."""
+    return split if isinstance(split, Source) else None

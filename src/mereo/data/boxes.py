@@ -1,0 +1,220 @@
+"""Boxes around the objects of images: Pascal VOC XML, COCO JSON and YOLO text."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mereo.data.contents import Contents, name_of, suffix_of
+from mereo.data.decode import FORMATS, is_grey
+from mereo.data.image_ids import ImageFinder
+from mereo.data.names import split_of
+from mereo.data.trees import open_tree
+from mereo.errors import MereoError, UsageError
+
+VOC, COCO, YOLO = "Pascal VOC XML", "COCO JSON", "YOLO text"
+_START = 2**16
+_YOLO_LINE = re.compile(r"\s*\d+(\s+-?\d*\.?\d+(e-?\d+)?){4,}\s*")
+
+
+class BoxedImage(NamedTuple):
+    """An image and the boxes of its objects.
+
+    Shapes: boxes float32 (n, 4), corners x0, y0, x1, y1, in pixels, or with `relative` in shares of the image.
+    """
+
+    image: str
+    split: str
+    boxes: Tensor
+    names: list[str]
+    relative: bool = False
+
+
+def boxes_in(contents: Contents) -> tuple[str, list[str]] | None:
+    """The format of the boxes of a tree, and their files; None for a tree without boxes."""
+    by_suffix: dict[str, list[str]] = {}
+    for file in contents.tree.files:
+        by_suffix.setdefault(suffix_of(file), []).append(file)
+    xml = by_suffix.get(".xml", [])
+    if xml and any("<bndbox" in contents.text(file, _START) for file in xml[:5]):
+        return VOC, xml
+    documents = [file for file in by_suffix.get(".json", []) if _is_coco(contents.text(file))]
+    if documents:
+        return COCO, documents
+    stems = {PurePosixPath(file).stem for file in contents.tree.files if contents.is_image(file)}
+    texts = [file for file in by_suffix.get(".txt", []) if PurePosixPath(file).stem in stems]
+    if texts and any(_is_yolo(contents.text(file, _START)) for file in texts[:20]):
+        return YOLO, texts
+    return None
+
+
+def _is_yolo(text: str) -> bool:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return bool(lines) and all(_YOLO_LINE.fullmatch(line) for line in lines)
+
+
+def _is_coco(text: str) -> bool:
+    return all(f'"{word}"' in text for word in ("images", "annotations", "bbox"))
+
+
+def read_boxes(contents: Contents) -> Iterator[BoxedImage]:
+    """The images of a tree with their boxes; those without a file are left out.
+
+    Raises:
+        MereoError: for a tree without boxes, and for a damaged file.
+    """
+    found = boxes_in(contents)
+    if found is None:
+        raise MereoError(f"{contents.tree.path} has no boxes ({VOC}, {COCO} or {YOLO}); give a folder that has.")
+    kind, files = found
+    finder = ImageFinder([file for file in contents.tree.files if contents.is_image(file)], contents.tree.path)
+    lists, names = _voc_splits(contents), _yolo_names(contents) if kind == YOLO else {}
+    for file in files:
+        try:
+            if kind == COCO:
+                yield from _coco(json.loads(contents.text(file)), file, finder)
+                continue
+            text = contents.text(file)
+            boxed = _voc(text, file, finder) if kind == VOC else _yolo(text, file, finder, names)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise MereoError(f"{contents.tree.path / file} cannot be read as {kind} ({error}); repair it.") from error
+        if boxed is not None:
+            yield boxed._replace(split=lists.get(PurePosixPath(file).stem, boxed.split))
+
+
+def _voc_splits(contents: Contents) -> dict[str, str]:
+    """The splits by the names of images in ImageSets/Main."""
+    lists: dict[str, str] = {}
+    for split in ("train", "val", "test"):
+        for file in contents.tree.files:
+            if file.endswith(f"ImageSets/Main/{split}.txt"):
+                lists |= dict.fromkeys(contents.text(file).split(), split)
+    return lists
+
+
+def _split_in(file: str) -> str:
+    """The split that a folder of a path, or its name, stands for; empty for none."""
+    found = [split for part in PurePosixPath(file).with_suffix("").parts if (split := split_of(part))]
+    return {"validation": "val"}.get(found[-1], found[-1]) if found else ""
+
+
+def _voc(text: str, file: str, finder: ImageFinder) -> BoxedImage | None:
+    from xml.etree import ElementTree
+
+    if "<!ENTITY" in text:
+        raise ValueError("it declares entities")
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise ValueError(error) from error
+    image = finder.find(PurePosixPath(file).stem) or finder.find(root.findtext("filename") or "")
+    if image is None:
+        return None
+    objects = [(each.findtext("name") or "object", each.find("bndbox")) for each in root.iter("object")]
+    names = [name for name, box in objects if box is not None]
+    corners = [
+        [float(box.findtext(side) or "nan") for side in ("xmin", "ymin", "xmax", "ymax")]
+        for _, box in objects
+        if box is not None
+    ]
+    return BoxedImage(image, _split_in(file), torch.tensor(corners).reshape(-1, 4), names)
+
+
+def _coco(found: dict[str, Any], file: str, finder: ImageFinder) -> Iterator[BoxedImage]:
+    from torchvision.ops import box_convert
+
+    names = {each["id"]: str(each["name"]) for each in found.get("categories", ())}
+    by_image: dict[Any, list[Any]] = {}
+    for each in found["annotations"]:
+        if "bbox" in each:
+            by_image.setdefault(each["image_id"], []).append(each)
+    for each in found["images"]:
+        image, boxes = finder.find(str(each["file_name"])), by_image.get(each["id"], [])
+        if image is not None and boxes:
+            corners = box_convert(torch.tensor([box["bbox"] for box in boxes], dtype=torch.float32), "xywh", "xyxy")
+            classes = [names.get(box["category_id"], str(box["category_id"])) for box in boxes]
+            yield BoxedImage(image, _split_in(file) or _split_in(image), corners, classes)
+
+
+def _yolo(text: str, file: str, finder: ImageFinder, names: dict[int, str]) -> BoxedImage | None:
+    from torchvision.ops import box_convert
+
+    if not _is_yolo(text):
+        return None
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    image = finder.find(file.removesuffix(".txt"))
+    if image is None:
+        return None
+    shares = torch.tensor([[float(cell) for cell in row[1:5]] for row in rows]).reshape(-1, 4)
+    classes = [names.get(int(row[0]), row[0]) for row in rows]
+    return BoxedImage(image, _split_in(image), box_convert(shares, "cxcywh", "xyxy"), classes, relative=True)
+
+
+def _yolo_names(contents: Contents) -> dict[int, str]:
+    """The names of the classes: in a .yaml file, or one a line in classes.txt or obj.names."""
+    import yaml
+
+    for file in contents.tree.files:
+        if suffix_of(file) in (".yaml", ".yml"):
+            try:
+                found = yaml.safe_load(contents.text(file, _START))
+            except yaml.YAMLError:
+                continue
+            names = found.get("names") if isinstance(found, dict) else None
+            if isinstance(names, list):
+                names = dict(enumerate(names))
+            if isinstance(names, dict):
+                return {int(number): str(name) for number, name in names.items()}
+        if name_of(file) in ("classes.txt", "obj.names"):
+            lines = contents.text(file, _START).splitlines()
+            return {number: line.strip() for number, line in enumerate(lines) if line.strip()}
+    return {}
+
+
+def write_crops(source: Path, target: Path, *, least: int = 8) -> dict[str, int]:
+    """Cut the boxes of a folder out of its images, into `target`/<split>/<class>/, or `target`/<class>/ without splits.
+
+    Args:
+        source: folder or .zip archive of images and boxes.
+        target: folder that does not exist yet, or is empty.
+        least: shortest side of a part in pixels; smaller ones are left out.
+
+    Returns:
+        The number of parts of each class.
+
+    Raises:
+        UsageError: for a target with files.
+        MereoError: for a source without boxes, and for a damaged file.
+    """
+    from PIL import Image
+    from torchvision.ops import clip_boxes_to_image, remove_small_boxes
+
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"out is {str(target)!r}, which has files; give a new folder.")
+    contents, counts = Contents(open_tree(source)), Counter[str]()
+    for boxed in read_boxes(contents):
+        with contents.tree.open(boxed.image) as stream, Image.open(stream, formats=FORMATS) as opened:
+            # Boxes are in pixels of the file, before it is turned by its EXIF tag.
+            image = opened.convert("L" if is_grey(opened.mode) else "RGB")
+        corners = boxed.boxes * torch.tensor([image.width, image.height] * 2) if boxed.relative else boxed.boxes
+        corners = clip_boxes_to_image(corners.nan_to_num(), (image.height, image.width)).round()
+        for number in remove_small_boxes(corners, least).tolist():
+            name, stem = _as_name(boxed.names[number]), _as_name(boxed.image.rpartition(".")[0])
+            folder = target / boxed.split / name
+            folder.mkdir(parents=True, exist_ok=True)
+            left, top, right, bottom = map(int, corners[number].tolist())
+            image.crop((left, top, right, bottom)).save(folder / f"{stem}-{number}.png")
+            counts[name] += 1
+    if not counts:
+        raise MereoError(f"{source} has no boxes of at least {least} pixels on images that are there; check its paths.")
+    return dict(sorted(counts.items()))
+
+
+def _as_name(text: str) -> str:
+    """A text as the name of a folder or file."""
+    return re.sub(r"[^\w.+-]+", "_", text).strip("._") or "object"

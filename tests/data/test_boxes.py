@@ -1,0 +1,101 @@
+"""Boxes in three formats: the same images and boxes give the same parts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mereo.cli.main import main
+from mereo.data import dataset_info
+from mereo.data.boxes import write_crops
+from mereo.errors import MereoError, UsageError
+
+SIDE = 40
+BOXES = {
+    0: [("cat", (2, 3, 22, 33)), ("dog", (20, 0, 40, 20))],
+    1: [("cat", (0, 0, 12, 40)), ("dog", (30, 30, 33, 40))],
+}
+"""The boxes of each image; the last one is too small."""
+
+
+def image(number: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
+
+
+def write(root: Path, form: str) -> Path:
+    folder = root / {"voc": "JPEGImages", "coco": "train2017", "yolo": "images/train"}[form]
+    folder.mkdir(parents=True)
+    for number in BOXES:
+        image(number).save(folder / f"{number}.png")
+    if form == "voc":
+        (root / "Annotations").mkdir()
+        (root / "ImageSets/Main").mkdir(parents=True)
+        (root / "ImageSets/Main/train.txt").write_text("0\n1\n")
+        for number, boxes in BOXES.items():
+            objects = "".join(
+                f"<object><name>{name}</name><bndbox><xmin>{x0}</xmin><ymin>{y0}</ymin><xmax>{x1}</xmax>"
+                f"<ymax>{y1}</ymax></bndbox></object>"
+                for name, (x0, y0, x1, y1) in boxes
+            )
+            (root / f"Annotations/{number}.xml").write_text(f"<annotation>{objects}</annotation>")
+    elif form == "coco":
+        (root / "annotations").mkdir()
+        annotations = [
+            {"image_id": number, "category_id": int(name == "dog"), "bbox": [x0, y0, x1 - x0, y1 - y0]}
+            for number, boxes in BOXES.items()
+            for name, (x0, y0, x1, y1) in boxes
+        ]
+        document = {
+            "images": [{"id": number, "file_name": f"{number}.png"} for number in BOXES],
+            "annotations": annotations, "categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}],
+        }  # fmt: skip
+        (root / "annotations/instances_train2017.json").write_text(json.dumps(document))
+    else:
+        (root / "labels/train").mkdir(parents=True)
+        (root / "data.yaml").write_text("names:\n  0: cat\n  1: dog\n")
+        for number, boxes in BOXES.items():
+            lines = [
+                " ".join(map(str, (int(name == "dog"), *(each / SIDE for each in centred))))
+                for name, (x0, y0, x1, y1) in boxes
+                for centred in [((x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0)]
+            ]
+            (root / f"labels/train/{number}.txt").write_text("\n".join(lines))
+    return root
+
+
+@pytest.mark.parametrize("form", ["voc", "coco", "yolo"])
+def test_parts_are_the_pixels_in_their_boxes(tmp_path: Path, form: str) -> None:
+    counts = write_crops(write(tmp_path / "data", form), tmp_path / "parts")
+    assert counts == {"cat": 2, "dog": 1}
+    found = sorted((tmp_path / "parts/train").rglob("*.png"))
+    expected = [
+        (name, image(number).crop(box))
+        for number, boxes in BOXES.items()
+        for name, box in boxes
+        if min(box[2] - box[0], box[3] - box[1]) >= 8
+    ]
+    pixels = {(path.parent.name, Image.open(path).tobytes()) for path in found}
+    assert pixels == {(name, part.tobytes()) for name, part in expected}
+
+
+def test_the_command_makes_a_folder_that_can_be_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "parts"
+    assert main(["crops", str(write(tmp_path / "data", "voc")), "--out", str(target)]) == 0
+    assert "cat" in capsys.readouterr().out
+    assert dataset_info(target).splits == {"train": 3}
+    assert main(["crops", str(tmp_path / "data"), "--out", str(target)]) == 2
+    assert str(target) in capsys.readouterr().err
+
+
+def test_what_cannot_be_cut_out_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(MereoError, match="plain"):
+        write_crops(tmp_path / "plain", tmp_path / "parts")
+    with pytest.raises(UsageError, match="plain"):
+        (tmp_path / "plain/a.txt").write_text("")
+        write_crops(write(tmp_path / "data", "voc"), tmp_path / "plain")
+    (tmp_path / "data/Annotations/0.xml").write_text("<annotation><bndbox")
+    with pytest.raises(MereoError, match=r"Annotations/0\.xml"):
+        write_crops(tmp_path / "data", tmp_path / "parts")
