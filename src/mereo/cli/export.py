@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mereo.models import VisionModel
 
 
-ONE_FILE: dict[str, Literal["onnx", "torch", "page"]] = {".onnx": "onnx", ".pt2": "torch", ".html": "page"}
+ONE_FILE: dict[str, Literal["onnx", "torch"]] = {".onnx": "onnx", ".pt2": "torch"}
 """Forms that are one file, by its suffix."""
 
 

@@ -264,7 +264,7 @@ class ExportOptions:
     height, width, 3) in RGB of images of any size, turned by their EXIF tag, and gives the scores of mereo predict,
     and its probabilities where the weights are calibrated."""
     out: Path = Path("exported")
-    """Folder to write, or the file of one form: NAME.onnx, NAME.pt2 or NAME.html."""
+    """Folder to write, or the file of one form: NAME.onnx or NAME.pt2."""
     license: str | None = None
     """Licence of the weights for the model card, such as apache-2.0 or cc-by-4.0; by default the card names none."""
     precision: Literal["fp32", "bf16", "int8"] = "fp32"

@@ -253,15 +253,15 @@ def choose(
         raise UsageError(
             f"minutes is {config.minutes:g} with {processes} processes, which take one time; give --epochs."
         )
-    stated = "task" in given or "model" in given
+    fixed = "task" in given or "model" in given
     config = follow_task(config, given)
     module = get_model_entry(config.model).module
     task = task_for(module, config.task)
     if info is None:
-        options = config.layout._replace(task=task.name if stated else None)
+        options = config.layout._replace(task=task.name if fixed else None)
         inputs = module.input_kind
         info = dataset_info(config.data, config.data_root, inputs=inputs, unseen=task.unseen_classes, options=options)
-    if not stated and not {*task.requires} <= {*info.fields} and (fitting := task_with(info.fields)) is not None:
+    if not fixed and not {*task.requires} <= {*info.fields} and (fitting := task_with(info.fields)) is not None:
         config = follow_task(config.replace(task=fitting.name), given)
         task, module = fitting, get_model_entry(config.model).module
     facts = data_facts(info, training_images(config, info))
