@@ -90,7 +90,10 @@ def test_it_is_the_training_of_the_command_and_repeatable(digits):
     np.testing.assert_array_equal(first.predict_proba(images), restored.predict_proba(images))
     given = ImageClassifier(lr=0.5, optimizer="sgd", options={"clip_norm": 1})._given(4)
     assert (given["lr"], given["optimizer"], given["clip_norm"], given["seed"]) == (0.5, "sgd", 1.0, 4)
-    assert not {"model", "epochs", "batch_size"} & given.keys(), "these are chosen"
+    assert not {"model", "batch_size"} & given.keys(), "these are chosen"
+    assert given["epochs"] == 20  # a number that followed from a measured time would differ between fits
+    timed = ImageClassifier(options={"minutes": 0.5})._given(4)
+    assert timed["minutes"] == 0.5 and "epochs" not in timed
 
 
 @pytest.mark.parametrize("channels", [1, 3])
