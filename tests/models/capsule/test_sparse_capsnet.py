@@ -116,6 +116,9 @@ def test_record_shows_votes_and_weights_and_changes_nothing() -> None:
         scores = model(images)
     torch.testing.assert_close(scores, model(images), rtol=1e-4, atol=1e-6)
     assert trace["latent.routing.coupling"].shape == (2, 1, 5, model.latent.routing.weight.shape[1])
+    plain = model.forward_features(images)
+    with model.latent.routing.register_forward_hook(lambda module, inputs, poses: 2 * poses), mereo.record(model):
+        torch.testing.assert_close(model.forward_features(images), 2 * plain, rtol=1e-4, atol=1e-6)
     assert torch.equal(trace["latent.gates"], model.rebuild(images).mask)
 
 

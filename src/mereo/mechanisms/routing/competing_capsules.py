@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mereo.core import Signal, depends, lengths, mechanism
+from mereo.core.modes import hooked
 from mereo.core.squash import accumulation_type
 from mereo.errors import UsageError, check_choice, check_positive, check_steps
 from mereo.mechanisms.routing.dynamic import DynamicRouting
@@ -172,6 +173,8 @@ class CompetingCapsules(nn.Module):
             labels: of the images, for mask="label".
         """
         poses, couplings = self.routing.with_couplings(children)
+        if hooked(self.routing):
+            poses = self.routing(children)
         with torch.no_grad():
             wide = couplings.detach().to(accumulation_type(couplings))
             raw = routing_scores(wide, self.types, self.score)
