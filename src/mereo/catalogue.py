@@ -2,6 +2,7 @@
 
 import mereo.interventions
 import mereo.mechanisms.attention.dense
+import mereo.mechanisms.attention.higher_order
 import mereo.mechanisms.attention.local
 import mereo.mechanisms.attention.memory
 import mereo.mechanisms.attention.sparse

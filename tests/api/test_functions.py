@@ -266,7 +266,7 @@ def test_training_on_arrays_with_masks():
         with pytest.raises(mereo.UsageError, match=r"masks are .* \(30, 8, 8\)"):
             mereo.train(data=(images, wrong), task="segmentation", quiet=True, **small)
     with pytest.raises(mereo.UsageError, match="needs labels"):
-        mereo.train(data=(images, masks), quiet=True)
+        mereo.train(data=(images, masks), task="classification", quiet=True)
 
 
 WRONG = {

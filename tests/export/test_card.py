@@ -122,5 +122,6 @@ def test_the_command_leaves_out_what_follows_by_itself(run):
     assert command == "mereo train --recipe digits_demo --model mspcaps_tiny --data digits --epochs 6"
     assert read_record(run)["command"] == (
         "mereo train --model mspcaps_tiny --data digits --model-args 'channels=[4, 8, 8]' patch_size=2 --img-size 16"
-        " --epochs 3 --batch-size 32 --lr 0.005 --warmup-epochs 0.0 --augment none --limit 300 --seed 3"
+        " --epochs 3 --batch-size 32 --lr 0.005 --warmup-epochs 0.0 --augment none --sampler shuffle --limit 300"
+        " --seed 3"
     )

@@ -58,7 +58,7 @@ def test_each_of_these_would_run_if_it_were_opened(form):
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt", "pytorch_model.bin", "checkpoint"])
 def test_a_pickle_is_refused_by_its_content(form, name):
     FORMS[form](Path(name))
-    with pytest.raises(UsageError, match="Pickled checkpoints are not opened"):
+    with pytest.raises(UsageError, match=r"Pickled checkpoints .*are not opened"):
         mereo.load(name)
 
 
@@ -91,7 +91,7 @@ def test_an_exported_folder_with_one_is_refused(call, weights):
     with pytest.raises(UsageError, match=r"Pickled weights \(pytorch_model\.bin\) are not opened"):
         mereo.from_pretrained("network")
     by_torch(Path("network/model.safetensors"))
-    with pytest.raises(UsageError, match="Pickled checkpoints are not opened"):
+    with pytest.raises(UsageError, match=r"Pickled checkpoints .*are not opened"):
         mereo.from_pretrained("network")
 
 

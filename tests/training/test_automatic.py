@@ -178,7 +178,6 @@ def test_every_task_gets_settings(task):
     assert automatic.plan().task is kind
 
 
-@pytest.mark.parametrize("minutes", [0, -1, math.nan, math.inf, 1e9])
 @pytest.mark.parametrize(("sizes", "sampler"), [((40, 4), "balanced"), ((12, 9), "shuffle")])
 def test_classes_of_very_different_sizes_are_balanced_and_few_images_pointed_out(tmp_path, sizes, sampler):
     for name, count in zip(("crow", "wren"), sizes, strict=True):
@@ -205,6 +204,7 @@ def test_the_task_follows_from_images_with_masks_unless_it_is_given(tmp_path):
         choose(TrainConfig(**given), {**given, "task": "classification"})
 
 
+@pytest.mark.parametrize("minutes", [0, -1, math.nan, math.inf, 1e9])
 def test_minutes_must_be_a_time(minutes):
     with pytest.raises(UsageError, match="minutes is"):
         TrainConfig(minutes=minutes).check()

@@ -43,9 +43,9 @@ class ImageClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
     """A network that is fitted to images and labels in memory, with the interface of scikit-learn.
 
     It works in `cross_val_score`, `GridSearchCV` and pipelines, and `transform` gives features for another estimator.
-    Options that are None are chosen as in `mereo train`, by the same function, except for the number of epochs: one that
-    follows from the time of a step would differ between fits, so it is 20 unless `epochs` or options={"minutes": 1}
-    are given. scikit-learn reports errors of X, y and parameters.
+    Options that are None are chosen as in `mereo train`, by the same function, except for the number of epochs: one
+    that follows from the time of a step would differ between fits, so it is 20 unless `epochs` or
+    options={"minutes": 1} are given. scikit-learn reports errors of X, y and parameters.
 
     Args:
         model, epochs, batch_size, lr, weight_decay, optimizer, augment, img_size, model_args, weights, patience:

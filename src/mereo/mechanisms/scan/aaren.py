@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mereo.core import Causal, Coupling, mechanism
 from mereo.core.inputs import check_streamed
 from mereo.core.kernels.prefix_attention import BLOCK, METHODS, Prefixes, Summary, no_tokens, prefixes
+from mereo.core.modes import must_be_called
 from mereo.core.squash import bounded
 from mereo.errors import UsageError, check_choice, check_positive
 
@@ -123,7 +124,11 @@ class Aaren(nn.Module):
 
     def scores(self, tokens: Tensor) -> Tensor:
         """(batch, heads, tokens): the products of the query with the keys, without the keys."""
-        query = self.to_query(self.query).view(self.num_heads, 1, -1) * self.scale
+        # Not the parameter itself: counters of operations put hooks on what a layer reads.
+        query = self.to_query(self.query.unsqueeze(0)).view(self.num_heads, 1, -1) * self.scale
+        if must_be_called(self.key):
+            keys = self.key(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            return bounded((keys * query).sum(-1))
         vectors = query @ self.key.weight.unflatten(0, (self.num_heads, -1))  # (heads, 1, dim)
         scores = tokens @ vectors.squeeze(1).T
         if self.key.bias is not None:
