@@ -15,7 +15,6 @@ PAPER = Paper(
             smallest={
                 "data": "digits", "variants": ("rs_capsnet",), "seeds": 2, "epochs": 1, "limit": 64, "images": 16,
             },
-            constants={"RATES": (1e-3,)},
         ),
     },
 )  # fmt: skip
