@@ -102,7 +102,7 @@ def test_the_command_compares_a_family(tmp_path: Path, monkeypatch: pytest.Monke
         assert all(0 <= share <= 1 for share in shares) and values["familiar_viewpoints"] is None
     config = (folder / "efficient_capsnet_smallnorb-seed0" / "config.yaml").read_text()
     assert "- crop=2" in config and "rotate" not in config
-    for name in ("comparison", "measured", "curves"):
+    for name in ("comparison", "curves"):
         with Image.open(folder / f"{name}.png") as picture:
             assert picture.width < 1200, "about as wide as a page, so that its text is readable there"
     assert set(content["curves"]) == set(names) and len(content["curves"][names[0]]["rotation"]) > 2
